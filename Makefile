@@ -60,8 +60,8 @@ test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the
 
 KILLS ?= 300
 TREES ?= 10000
-FAULTS = run/test_resume run/test_update run/test_add run/test_ranks run/test_upload_interrupted \
-	ownership/test_runs_at_once ownership/test_random_trees
+FAULTS = run/test_resume run/test_update run/test_ranks run/test_upload_interrupted \
+	ownership/test_kills ownership/test_runs_at_once ownership/test_random_trees
 
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)
@@ -93,8 +93,7 @@ test-extras: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## tests against the re
 test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat template of models, trl and axolotl
 	$(EXTRAS)/bin/pytest tests/extras/test_real_templates.py tests/extras/test_unshown_templates.py $(SHARED) $(ARGS)
 
-KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py \
-	tests/packing/test_planning.py tests/packing/test_sequences.py
+KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py tests/packing/test_sequences.py
 
 build/%/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/$*

@@ -1,19 +1,17 @@
 """What does it cost to hold the fast engine to the reference while packing?
 
-The CPU seconds of all that the checks do with a batch, those of the reference's process included,
-over those of encoding it, for llama3_1: code and English, which are ASCII mostly, and a hundred
-languages. The steps are timed one by one, because encoding the same twice differs by more than all
-of them. That every character is compared once, when it is met first, is a cost per run, not per
+The CPU seconds of all that the checks do with a batch over those of encoding it, for llama3_1: code
+and English, which are ASCII mostly, and a hundred languages. The steps are timed one by one,
+because encoding the same twice differs by more than all of them. That every character is compared
+once, when it is met first, is a cost per run, not per
 byte: it has a row of its own. Loading is not counted. Half a minute.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import inputs
@@ -23,9 +21,9 @@ from settings import Settings, from_environment
 
 from packer_cli.inputs.byte_streams import BLOCK_BYTES
 from packer_cli.records import UInt32
-from packer_cli.tokenization.agreement import Samples, excerpt_of
 from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.tokenization.tokenizer import Tokenizer, load_tokenizer
+from packer_cli.tokenization.trust import Samples, TrustedEngine, excerpt_of
 
 MOST = 0.03
 MOST_BYTES = 150 << 20
@@ -48,32 +46,25 @@ def _batches(settings: Settings, sources: tuple[str, ...]) -> Iterator[list[str]
 def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> Counter[str]:
     """CPU seconds of each, the bytes encoded, and the characters compared."""
     found: Counter[str] = Counter()
-    reference, compared = tokenizer._reference, tokenizer._compared  # only to be measured
-    assert reference is not None
-    assert compared is not None
-    child = Path(f"/proc/{reference._child._process.pid}/task")
-    engine, samples = tokenizer.engine, Samples()
-
-    def cpu() -> float:
-        tasks = [(child / task / "schedstat").read_text() for task in os.listdir(child)]
-        return time.process_time() + sum(int(task.split()[0]) for task in tasks) / 1e9
+    assert isinstance(tokenizer.engine, TrustedEngine)
+    checks = tokenizer.engine  # its parts are timed one by one
+    fast, characters_of, samples = checks._fast, checks._characters, Samples()
 
     def check(batch: list[str], expected: UInt32) -> None:
-        compared.untrusted(batch)
+        characters_of.untrusted(batch)
         if sample := samples.of(batch):  # the engine encodes it in the batch's own call
-            reference.check(sample, expected)
-            reference.finish()
+            checks._compare(sample, expected)
 
     def timed(name: str, work: Callable[..., object], *arguments: Any) -> None:
-        begun = cpu()
+        begun = time.process_time()
         work(*arguments)
-        found[name] += cpu() - begun
+        found[name] += time.process_time() - begun
 
     characters: set[str] = set()
     for batch in batches:
-        timed(COMPARING, compared.untrusted, batch)
-        timed(ENCODING, engine.encode, batch)
-        expected = engine.encode([excerpt_of(batch)])[0]
+        timed(COMPARING, characters_of.untrusted, batch)
+        timed(ENCODING, fast.encode, batch)
+        expected = fast.encode([excerpt_of(batch)])[0]
         timed(CHECKS, check, batch, expected)
         found["bytes"] += sum(len(text.encode()) for text in batch)
         characters.update(*batch)
@@ -82,11 +73,7 @@ def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> Counter[str]
 
 
 def _report(name: str, files: TokenizerFiles, batches: Iterator[list[str]]) -> None:
-    tokenizer = load_tokenizer(files, backend="gigatoken")
-    try:
-        found = _measure(batches, tokenizer)
-    finally:
-        tokenizer.close()
+    found = _measure(batches, load_tokenizer(files, backend="gigatoken"))
     share = found[CHECKS] / found[ENCODING]
     report(
         f"checks of the fast engine, {name}, {found['bytes'] / 1e6:.0f} MB",

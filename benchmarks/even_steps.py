@@ -24,10 +24,9 @@ from runs import pack
 from settings import BENCHMARKS, Settings, from_environment
 
 from packer_cli import plan_packing
-from packer_cli.packing.attention_cost import squared_sums
+from packer_cli.packing.figures import squared_sums
 from packer_cli.records import Int64
-from packer_cli.steps.costs import Float64, row_costs
-from packer_cli.steps.schedule import Schedule
+from packer_cli.steps.schedule import Float64, Schedule, row_costs
 
 HIDDEN_SIZE, RANKS, STEPS = 4096, 64, 128
 LENGTHS, MICRO_BATCHES = (4096, 32_768, 131_072), (1, 4)

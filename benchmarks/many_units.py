@@ -17,15 +17,15 @@ from measuring import report, run, say, seconds_of
 from settings import CHECKOUT, Settings, from_environment
 
 from packer_cli.cli.pack import default_output
-from packer_cli.config.options import PackConfig
-from packer_cli.config.shapes import Shape
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shapes import Shape
 from packer_cli.ownership import Folder, claim
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import ROWS, WORK, named_by_digest, unnamed_shard
 from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.run import commits
-from packer_cli.run.identity import RUN, Run, sealed
-from packer_cli.run.ranks import finalize_now
+from packer_cli.run.identity import RUN, Chosen, Run, sealed
+from packer_cli.run.pipeline import finalize_now
 
 UNITS = 1_000_000
 MOST_GB = 8.0
@@ -47,12 +47,12 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
     config = PackConfig(max_length=4096, train_on="all", overlong="split", prompt_template="none")
     files = tuple(InputFile(i, f"data/{i:07d}.jsonl", "jsonl", None, size, 0) for i in range(count))
     units = tuple(WorkUnit(i, (Slice(i, 0, None, size),)) for i in range(count))
-    made = Run(config, Shape("text", {"text": "text"}), files, units, "bytes", {})
+    made = Run(config, Shape("text", {"text": "text"}), files, units, Chosen("bytes"))
     destination.mkdir()
     with Folder(destination) as folder:
         own = claim(folder, WORK)
-        work = own.inside.path
-        own.close()
+        work = own.path
+        os.close(own.descriptor)
     (work / RUN).write_bytes(made.to_bytes())
     counts = record.counts | {"files": []}
     costs = destination.parent / "costs"  # of as many rows, for all units one file

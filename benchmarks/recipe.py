@@ -18,9 +18,9 @@ from from_tokens import index_alone
 from measuring import report, run, say, skip
 from settings import Settings, from_environment
 
-from packer_cli.config.mixture import Amount, Mixture
-from packer_cli.config.options import PackConfig
 from packer_cli.mixing.choice import choose
+from packer_cli.options.mixture import Amount, Mixture
+from packer_cli.options.options import PackConfig
 from packer_cli.result.tokenized import open_tokenized
 
 MOST_AGAIN, RUNS = 0.1, 3

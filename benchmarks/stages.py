@@ -22,12 +22,12 @@ from runs import MAX_LENGTH
 from settings import Settings, from_environment
 
 from packer_cli import threads
-from packer_cli.config.options import PackConfig
-from packer_cli.config.run_options import RunOptions
 from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import RunOptions
 from packer_cli.packing.window import Window
 from packer_cli.result import shard_writer
-from packer_cli.run import chosen, pipeline, rows, source, worker
+from packer_cli.run import commits, pipeline, source, unit
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 READ, TOKENIZE, PLAN, FILL, WRITE, HASH = STAGES = (
@@ -87,20 +87,19 @@ class Clocks:
 
 def _clocked_pipeline() -> Clocks:
     clocks = Clocks()
-    for owner, name in ((chosen, "locate"), (source, "load_tokenizer")):
+    for owner, name in ((source, "locate"), (source, "load_tokenizer")):
         clocks.wrap(_LOAD, owner, name)
     clocks.wrap_iterator(READ, JsonlReader, "read")
     for name in ("encode_bare", "surrounded"):
         clocks.wrap(TOKENIZE, Tokenizer, name)
-    for owner, name in ((rows, "fit"), (Window, "add"), (Window, "rows")):
+    for owner, name in ((unit, "fit"), (Window, "add"), (Window, "rows")):
         clocks.wrap(PLAN, owner, name)
     clocks.wrap(FILL, filling, "fill_rows")
     for owner, name in (
         (shard_writer.ShardWriter, "write"), (shard_writer.ShardWriter, "close"), (os, "fsync"),
     ):  # fmt: skip
         clocks.wrap(WRITE, owner, name)
-    clocks.wrap(HASH, worker, "digest")
-    clocks.wrap(HASH, worker, "digest_of")
+    clocks.wrap(HASH, commits, "digest")
     return clocks
 
 
@@ -118,13 +117,13 @@ class _Inline(Executor):
 
 def _pin_workers() -> None:
     """The thread that packs keeps to one core; the process that checks it does not."""
-    make_unit = worker.make_unit
+    pack_unit = unit.pack_unit
 
     def pinned(*args: Any) -> Any:
         on_one_core()
-        return make_unit(*args)
+        return pack_unit(*args)
 
-    worker.make_unit = pinned
+    unit.pack_unit = pinned
 
 
 def _measure(settings: Settings, files: list[Path]) -> Counter[str]:

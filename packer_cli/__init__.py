@@ -12,10 +12,10 @@ TYPE_CHECKING = False  # typing takes as long to import as all else before Ctrl-
 if TYPE_CHECKING:
     from packer_cli.packing.plan import PackMetrics as PackMetrics
     from packer_cli.packing.plan import PackPlan as PackPlan
+    from packer_cli.packing.plan import StreamPacker as StreamPacker
     from packer_cli.packing.plan import plan_packing as plan_packing
     from packer_cli.packing.sequences import PackedRows as PackedRows
     from packer_cli.packing.sequences import pack_sequences as pack_sequences
-    from packer_cli.packing.stream_packer import StreamPacker as StreamPacker
     from packer_cli.result.opening import open_packed as open_packed
     from packer_cli.result.reader import PackedDirectory as PackedDirectory
 
@@ -27,7 +27,7 @@ _HOMES = {
     "plan_packing": "packing.plan",
     "PackedRows": "packing.sequences",
     "pack_sequences": "packing.sequences",
-    "StreamPacker": "packing.stream_packer",
+    "StreamPacker": "packing.plan",
     "PackedDirectory": "result.reader",
     "open_packed": "result.opening",
 }

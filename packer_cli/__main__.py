@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _end_at_once(number: int, frame: object) -> None:
-    """As `cli/app.py` does, whose own handlers come with a command."""
+    """End before `cli/app.py` has installed the handlers of a command."""
     progress = sys.modules.get("packer_cli.progress")
     below = b"\n" if getattr(progress, "bars", None) else b""
     os.write(2, below + b"stopped: interrupted\ntip: run the same command again\n")

@@ -1,9 +1,8 @@
 """A helper Python process that works beside this one, on another core.
 
     child = Child("module:make", ...)     make(...) is made in the child: an object
-    child.ask("method", *arguments)       its method's result
-    child.begin("method", *arguments)     the same without waiting: `answer` gives the result, and
-                                          `items` what a generator method gives, computed ahead
+    child.begin("method", *arguments)     calls its method without waiting: `answer` gives the
+                                          result, `items` what a generator gives, computed ahead
 
 Spawned, not forked, by ourselves: multiprocessing's `Process` would import the caller's script
 once more. Messages go over its `Connection`s, through pipes that nobody else has an end of: what is
@@ -70,7 +69,11 @@ class Child:
     def __init__(self, make: str, *arguments: Any) -> None:
         """`make`: "module:name". Errors of making come out of the first call."""
         self._name = make.partition(":")[2]
-        begin, self._noted = _beginning((make, arguments))
+        begin = os.memfd_create("packer")
+        with open(begin, "wb", closefd=False) as file:  # a pipe would hold us up if it is large
+            file.write(bytes(_NOTE_BYTES))
+            pickle.dump((make, arguments), file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._noted = mmap.mmap(begin, _NOTE_BYTES)
         requests, asking = _pipe()
         answering, answers = _pipe()
         lifeline, held = _pipe()
@@ -88,10 +91,6 @@ class Child:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        self.begin(method, *arguments)
-        return self.answer()
 
     def begin(self, method: str, *arguments: Any) -> None:
         """Ask without waiting; each `begin` needs one `answer` or one `items`."""
@@ -170,38 +169,19 @@ def spawn(begin: int, requests: int, answers: int, lifeline: int) -> subprocess.
     )
 
 
-def _beginning(what: Any) -> tuple[int, mmap.mmap]:
-    """A file in memory: room for a note, which is mapped, too, and what is to be made.
-
-    Arguments may be megabytes: a pipe would hold us up until the child reads.
-    """
-    begin = _high(os.memfd_create("packer"))
-    with open(begin, "wb", closefd=False) as file:
-        file.write(bytes(_NOTE_BYTES))
-        pickle.dump(what, file, protocol=pickle.HIGHEST_PROTOCOL)
-    return begin, mmap.mmap(begin, _NOTE_BYTES)
-
-
 def _pipe() -> tuple[int, int]:
     """(end to read from, end to write to) of a large pipe: each piece needs the GIL anew."""
-    reading, writing = map(_high, os.pipe())
+    reading, writing = os.pipe()
     with contextlib.suppress(OSError):  # not every user may have as much
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return reading, writing
-
-
-def _high(descriptor: int) -> int:
-    """The same above 2: those are the child's own, whatever of ours was closed."""
-    high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(descriptor)
-    return high
 
 
 _note: memoryview | None = None  # of a child
 
 
 def note(number: int) -> None:
-    """In a child: leave a number (int64) for the process that made it, should it be lost."""
+    """Leave a number (int64) for the process that made this child, should the child be lost."""
     if _note is not None:
         _note[0] = number
 

@@ -167,6 +167,12 @@ def one_line(text: str) -> str:
     return visible(text, also="\n\t")
 
 
+def cut(text: str, most: int = 1_000) -> str:
+    """At most so many characters of a text: a longer one loses its middle."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 1]} … {text[2 - half :]}"
+
+
 def _nearest(path: str) -> str:
     """A path, or the nearest folder above it that is there: what has no permissions is above."""
     while path and not os.path.lexists(path) and os.path.dirname(path) != path:

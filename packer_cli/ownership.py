@@ -1,41 +1,41 @@
-"""Which files packer made. All code that removes, replaces or truncates files is here.
+"""Which files packer made, and which process may change them.
 
-    claim(folder, ".packer")      a folder for packer alone, told by a marker that only packer makes
-    Listed, unchanged             whether a file is still what packer's own record says it wrote
+    own_folder(folder, ".packer", ...)   a folder for packer alone, locked
+    Listed, unchanged                    whether a file is what packer's own record says it wrote
 
-A folder of packer's is `NAME/owner.json`, with a random id, and `NAME/<id>/`, in which packer's
-files are. It is made elsewhere and renamed into its place, so it is there with its marker or not
-at all. A folder of that name without the marker is somebody else's, and so is everything in it but
-the two, and in `<id>` everything that is not a regular file of one of packer's names. Links are
-never followed, names never leave their directory: all calls are relative to descriptors.
+A run's files are in `NAME/ID`, and ID is a name that nobody else gives. A folder NAME that holds
+anything but ID is somebody else's, and so is all in `ID` that is not a regular file of one of the
+names that packer gives. Links are never followed, names never leave their directory: all calls are
+relative to descriptors. Locks end with the process that holds them (flock).
 """
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import hashlib
 import os
 import re
-import secrets
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
-import msgspec
+from packer_cli.errors import DataError, UsageError, named
 
-from packer_cli.errors import InternalError, UsageError, named
-
-MARKER = "owner.json"
-_KIND = "packer's own folder: put nothing in it"
-_ID = re.compile("[0-9a-f]{32}")
+ID = "dd4cbd969ee4cf0b968a8b865edeed7a"
+LOCK = "lock"
 _HASH_BYTES = 1 << 20
 _MOST_NAMED = 5
-_TRIES = 100
+_TRIES, _SECONDS = 100, 0.05
 _PUT_NS = 60_000_000_000  # from the writing of a record to its rename; after longer, files are read
+Times = tuple[int, int]  # mtime and ctime of a record, in ns
+
+
+class InUseError(DataError):
+    """Another run is writing to the directory."""
 
 
 class Folder:
@@ -55,19 +55,14 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self.descriptor)
 
     def names(self) -> list[str]:
         return os.listdir(self.descriptor)
 
     def status(self, name: str) -> os.stat_result | None:
-        """Of the name itself, link or not; None when there is none."""
+        """Status of the name itself, link or not; None when there is none."""
         try:
             return os.stat(_plain(name), dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -93,6 +88,11 @@ class Folder:
         except FileNotFoundError:
             return None
 
+    def digest(self, name: str) -> str:
+        """The sha256 of a regular file. Raises OSError."""
+        with open(self.open(name), "rb", buffering=0) as file:
+            return content_digest(file)
+
     def rename(self, name: str, to: Folder, new: str) -> None:
         os.rename(_plain(name), _plain(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
@@ -116,48 +116,6 @@ def _plain(name: str) -> str:
     return name
 
 
-class Listed(NamedTuple):
-    """A file as packer's record lists it. `size` None: not in the record."""
-
-    size: int | None
-    sha256: str
-
-
-def unchanged(
-    folder: Folder, name: str, listed: Listed, record: os.stat_result | None = None
-) -> bool:
-    """Whether a file is the one that the record lists: a regular file of that size and digest.
-
-    As git does, it is not read where its times, and those of the `record`, tell.
-    """
-    status = folder.status(name)
-    if status is None or not stat.S_ISREG(status.st_mode):
-        return False
-    if listed.size not in (None, status.st_size):
-        return False
-    return _tell_times(status, record) or file_digest(folder, name) == listed.sha256
-
-
-def _tell_times(file: os.stat_result, record: os.stat_result | None) -> bool:
-    """Whether nobody has changed a file since packer wrote the record, as the last of all, and then
-    renamed both to their places, which sets the time of change of status only.
-
-    They do not tell once somebody has touched, copied or moved the record.
-    """
-    return (
-        record is not None
-        and record.st_mtime_ns < record.st_ctime_ns < record.st_mtime_ns + _PUT_NS
-        and file.st_mtime_ns <= record.st_mtime_ns
-        and file.st_mtime_ns < file.st_ctime_ns < record.st_ctime_ns
-    )
-
-
-def file_digest(folder: Folder, name: str) -> str:
-    """The sha256 of a regular file. Raises OSError."""
-    with open(folder.open(name), "rb", buffering=0) as file:
-        return content_digest(file)
-
-
 def content_digest(file: FileIO) -> str:
     """The sha256 of what an open file holds from where it stands. Raises OSError."""
     sha, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BYTES))
@@ -166,73 +124,50 @@ def content_digest(file: FileIO) -> str:
     return sha.hexdigest()
 
 
-class OwnFolder:
-    """A folder that packer has made in another. `inside` is where packer's files are."""
+class Listed(NamedTuple):
+    """A file as packer's record lists it. `size` None: not in the record."""
 
-    def __init__(self, parent: Folder, name: str, identity: str) -> None:
-        self.parent, self.name, self.identity = parent, name, identity
-        with Folder(parent.path / name, parent) as outer:
-            with suppress(FileExistsError):  # it may be missing from a copy, or after a cleaner
-                outer.mkdir(identity)
-            self.inside = Folder(outer.path / identity, outer)
-
-    def close(self) -> None:
-        os.close(self.inside.descriptor)
-
-    def is_in_place(self) -> bool:
-        """Whether it still has its name: the end of a run takes it away."""
-        return _is_at(self.parent, f"{self.name}/{self.identity}", self.inside)
-
-    def strangers(self, own: re.Pattern[str]) -> list[str]:
-        """What is in `inside`, but is no regular file with a name of packer's.
-
-        A name that is gone by now is another rank's: `unit-00000.json.part` before its rename.
-        """
-        return [
-            name
-            for name in sorted(self.inside.names())
-            if (status := self.inside.status(name)) is not None
-            and not (own.fullmatch(name) and stat.S_ISREG(status.st_mode))
-        ]
-
-    def refuse_strangers(self, own: re.Pattern[str]) -> None:
-        if names := self.strangers(own):
-            raise in_the_way(self.inside.path, names)
-
-    def remove(self, own: re.Pattern[str]) -> None:
-        """Remove packer's files and the folder; the folder stays if it holds other files."""
-        if self.strangers(own):
-            for name in self.inside.names():
-                if own.fullmatch(name) and self.inside.is_file(name):
-                    self.inside.unlink(name)
-            return
-        aside = f"{self.name}-{self.identity}"  # nobody else gets at half of it
-        self.parent.rename(self.name, self.parent, aside)
-        with suppress(OSError):  # the next run does this, or has just done it
-            _remove(self.parent, aside, own)
-        self.parent.sync()  # or a power loss brings it back
+    size: int | None
+    sha256: str
 
 
-def claim(parent: Folder, name: str) -> OwnFolder:
-    """The folder of packer of that name, made now if there is none.
+def unchanged(folder: Folder, name: str, listed: Listed, record: Times | None = None) -> bool:
+    """Whether a file is the one that a record lists: a regular file of that size and digest.
 
-    Raises UsageError when it is somebody else's.
+    As git does, it is not read where its times, and those of the `record`, tell.
     """
-    for attempt in range(_TRIES):
-        try:
-            if (identity := identity_of(parent, name)) is not None:
-                return OwnFolder(parent, name, identity)
-            _make(parent, name, secrets.token_hex(16))
-        except FileNotFoundError:  # a run that ended just now took it away
-            if attempt == _TRIES - 1:
-                raise
-    raise InternalError(f"{parent.path / name} keeps disappearing")
+    status = folder.status(name)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    if listed.size not in (None, status.st_size):
+        return False
+    return _tell_times(status, record) or folder.digest(name) == listed.sha256
 
 
-def identity_of(parent: Folder, name: str) -> str | None:
-    """The id of packer's folder of that name; None when there is none.
+def times_of(status: os.stat_result) -> Times:
+    return status.st_mtime_ns, status.st_ctime_ns
 
-    Raises UsageError when it is somebody else's.
+
+def _tell_times(file: os.stat_result, record: Times | None) -> bool:
+    """Whether nobody has changed a file since packer wrote the record, as the last of all, and then
+    renamed both to their places, which sets the time of change of status only.
+
+    They do not tell once somebody has touched, copied or moved the record.
+    """
+    if record is None:
+        return False
+    written, renamed = record
+    return (
+        written < renamed < written + _PUT_NS
+        and file.st_mtime_ns <= written
+        and file.st_mtime_ns < file.st_ctime_ns < renamed
+    )
+
+
+def find_own(parent: Folder, name: str) -> Path | None:
+    """Where packer's files in its folder of that name are; None when there is none.
+
+    Raises UsageError when the folder is somebody else's. An empty one is nobody's.
     """
     status = parent.status(name)
     if status is None:
@@ -242,101 +177,142 @@ def identity_of(parent: Folder, name: str) -> str | None:
         raise _foreign(path, "is no directory")
     try:
         with Folder(path, parent) as outer:
-            identity, names = _identity(outer), outer.names()
-            if not _is_at(parent, name, outer):
-                return None  # a run that ended just now took it away, perhaps before we read it
-    except FileNotFoundError:
+            names, inside = outer.names(), outer.status(ID)
+    except FileNotFoundError:  # a run that ended just now took it away
         return None
-    if identity is None:
-        raise _foreign(path, f"has no {MARKER} of packer's")
-    if rest := set(names) - {MARKER, identity}:
+    if inside is None and ID not in names:
+        if names:
+            raise _foreign(path, "is not packer's own folder")
+        return None
+    if inside is not None and not stat.S_ISDIR(inside.st_mode):
+        raise _foreign(path / ID, "is no directory")
+    if rest := {*names} - {ID}:
         raise in_the_way(path, rest)
-    return identity
+    return path / ID
 
 
-def _is_at(parent: Folder, place: str, folder: Folder) -> bool:
-    """Whether a folder held open is at this path, links not followed."""
-    try:
-        status = os.stat(place, dir_fd=parent.descriptor, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return os.path.samestat(status, os.fstat(folder.descriptor))
+def claim(parent: Folder, name: str) -> Folder:
+    """Packer's folder in the one of that name, made now if there is none, to be closed.
 
-
-def _identity(outer: Folder) -> str | None:
-    try:
-        marker = msgspec.json.decode(outer.read(MARKER) or b"")
-        identity = str(marker["id"])
-        return identity if marker["made_as"] == _KIND and _ID.fullmatch(identity) else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-def _make(parent: Folder, name: str, identity: str) -> None:
-    """Make it under another name, then rename it: it never exists without its marker."""
-    new = f"{name}-{identity}"
-    parent.mkdir(new)
-    with Folder(parent.path / new, parent) as outer:
-        outer.mkdir(identity)
-        content = msgspec.json.encode({"made_as": _KIND, "id": identity})
-        with open(outer.open(MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        outer.sync()
-    try:
-        parent.rename(new, parent, name)  # replaces no directory with anything in it, nor a file
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        _remove(parent, new, re.compile(""))
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise  # else another run was faster; it may have ended by now, too
-
-
-def remove_leftovers(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove half-made or half-removed folders of packer, left by a kill or a power loss.
-
-    Another run may be bringing one in or out just now. So one with a marker gets another name
-    first, under which nobody puts it in place; of one without, only empty folders go.
+    Raises UsageError when it is somebody else's.
     """
-    for entry in parent.names():
-        if is_leftover(entry, name):
-            with suppress(OSError):
-                _remove_leftover(parent, entry, name, own)
-
-
-def _remove_leftover(parent: Folder, entry: str, name: str, own: re.Pattern[str]) -> None:
-    with Folder(parent.path / entry, parent) as outer:
-        if _identity(outer) is None:
-            for empty in filter(_ID.fullmatch, outer.names()):
-                outer.rmdir(empty)
-            parent.rmdir(entry)
-            return
-    ours = f"{name}-{secrets.token_hex(16)}"
-    parent.rename(entry, parent, ours)
-    _remove(parent, ours, own)
-
-
-def is_leftover(entry: str, name: str) -> bool:
-    """Whether the name is one that the folder `name` has on its way in or out."""
-    return entry.startswith(f"{name}-") and bool(_ID.fullmatch(entry.removeprefix(f"{name}-")))
-
-
-def _remove(parent: Folder, name: str, own: re.Pattern[str]) -> None:
-    """Remove a folder of packer. Files that are not packer's stay, and cause an OSError."""
+    find_own(parent, name)
+    with suppress(FileExistsError):
+        parent.mkdir(name)
     with Folder(parent.path / name, parent) as outer:
-        identity = _identity(outer)
-        if identity is not None and outer.status(identity) is not None:
-            with Folder(outer.path / identity, outer) as inside:
-                names = inside.names()
-                if all(own.fullmatch(file) and inside.is_file(file) for file in names):
-                    for file in names:
-                        inside.unlink(file)
-            outer.rmdir(identity)
-        if identity is not None and outer.names() == [MARKER]:
-            outer.unlink(MARKER)
-    parent.rmdir(name)
+        with suppress(FileExistsError):
+            outer.mkdir(ID)
+        return Folder(outer.path / ID, outer)
+
+
+@contextmanager
+def own_folder(
+    parent: Folder,
+    name: str,
+    place: Path,
+    *,
+    shared: bool = False,
+    tries: int = 1,
+    without: bool = False,
+) -> Iterator[Folder]:
+    """Packer's folder in the one of that name, claimed and locked; the options are those of
+    `locked`.
+
+    The process that holds the lock may remove it at the end, just when another is about to lock it.
+    """
+    for _ in range(_TRIES):
+        with ExitStack() as stack:
+            try:
+                inside = stack.enter_context(claim(parent, name))
+                stack.enter_context(
+                    locked(inside, LOCK, place, shared=shared, tries=tries, without=without)
+                )
+            except FileNotFoundError:  # it is gone
+                continue
+            yield inside
+            return
+    raise InUseError(
+        f"{place}: other runs keep starting and ending there", "choose another --output"
+    )
+
+
+@contextmanager
+def locked(
+    folder: Folder,
+    name: str,
+    place: Path,
+    *,
+    shared: bool = False,
+    wait: bool = False,
+    tries: int = 1,
+    without: bool = False,
+) -> Iterator[None]:
+    """Hold the lock file `name`, made if necessary. `place`: what errors say is in use.
+
+    `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
+    `tries` times, a twentieth of a second apart. `without`: go on where there are no locks: two
+    runs in one directory silently give wrong data. Raises InUseError when another process holds
+    it, DataError where there are no locks, FileNotFoundError when the folder is gone.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
+        try:
+            _lock(descriptor, how, tries, place, without)
+            status = folder.status(name)
+            if status is None or not os.path.samestat(status, os.fstat(descriptor)):
+                continue  # whoever held it has removed it
+            yield
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> None:
+    for attempt in range(tries):
+        try:
+            fcntl.flock(descriptor, how)
+            return
+        except BlockingIOError:
+            if attempt < tries - 1:
+                time.sleep(_SECONDS)
+        except OSError as error:
+            if without:
+                return
+            raise DataError(
+                f"{place}: cannot be locked: {error.strerror}",
+                "choose a file system with locks, or add --no-lock if you are sure that no "
+                "other run writes there",
+            ) from error
+    raise InUseError(
+        f"{place}: another run is writing there",
+        "wait until it ends, or choose another --output",
+    )
+
+
+def strangers(inside: Folder, own: re.Pattern[str]) -> list[str]:
+    """What is in packer's folder, but is no regular file with a name of packer's.
+
+    A name that is gone by now is another rank's: `unit-00000.json.part` before its rename.
+    """
+    return [
+        name
+        for name in sorted(inside.names())
+        if (status := inside.status(name)) is not None
+        and not (own.fullmatch(name) and stat.S_ISREG(status.st_mode))
+    ]
+
+
+def remove_own(parent: Folder, name: str, inside: Folder, own: re.Pattern[str]) -> None:
+    """Remove packer's files, the lock last, and both folders unless they hold anything else."""
+    foreign = {*strangers(inside, own)}
+    for file in sorted({*inside.names()} - foreign, key=LOCK.__eq__):
+        inside.unlink(file)
+    with suppress(OSError):
+        with Folder(parent.path / name, parent) as outer:
+            outer.rmdir(ID)
+        parent.rmdir(name)
+    parent.sync()  # or a power loss brings it back
 
 
 def _foreign(path: Path, why: str) -> UsageError:
@@ -346,7 +322,7 @@ def _foreign(path: Path, why: str) -> UsageError:
     )
 
 
-def in_the_way(folder: Path, names: Iterable[str]) -> UsageError:
+def in_the_way(folder: Path | str, names: Iterable[str]) -> UsageError:
     """The error for files that packer did not make, in places where it would write or remove."""
     return UsageError(
         f"{folder}: holds files that packer did not make, or that have changed: "

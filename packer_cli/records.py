@@ -230,7 +230,6 @@ class Records:
     fields     n dicts from the shape's own names to values, for all other shapes
     bad        records that could not be read; they are not among the n
     looked_at  what some of them hold beside what is used
-    notices    what the user is told of how they were made, said once
     consumed   bytes of the file (as stored on disk) read so far, for progress
     stretches  what was read of the file, at the end of a slice
     """
@@ -251,7 +250,6 @@ class Records:
     fields: list[dict[str, Any]] | None = None
     bad: list[BadRecord] = field(default_factory=list)
     looked_at: LookedAt = field(default_factory=LookedAt)
-    notices: tuple[str, ...] = ()
     consumed: int = 0
     stretches: list[Stretch] = field(default_factory=list)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from packer_cli.durable import sync
 from packer_cli.errors import DataError, PackerError, UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +81,13 @@ def identity(path: str) -> str:
     return os.path.realpath(_store(path)[1]) if path.partition("://")[0] in _LOCAL else path
 
 
+def place(output: str) -> Path | str:
+    """Where results go: a local path, also of a `file://` URL, or a URL of a store."""
+    if is_url(output) and output.partition("://")[0] not in _LOCAL:
+        return output
+    return Path(_store(output)[1] if is_url(output) else output)
+
+
 def local(path: str | os.PathLike[str], doing: str) -> Path:
     """The path, for what only works on local ones. UsageError for URLs, with what is not done, and
     for what Arrow cannot open.
@@ -135,6 +141,11 @@ def stat(path: str, *, again: bool = False) -> Stat:
         if again:
             store.invalidate_cache(name)
         info = store.info(name)
+    return _stat(path, info)
+
+
+def _stat(path: str, info: dict[str, Any]) -> Stat:
+    """The status of an object as its store tells it."""
     if info["size"] is None:
         raise UsageError(f"{path}: the server does not tell its size", "copy it to a local path")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
@@ -160,8 +171,8 @@ def is_file(path: str) -> bool:
     return kind(path) == "file" if is_url(path) else os.path.isfile(path)
 
 
-def sizes(url: str) -> dict[str, int | None]:
-    """What is in a folder at a URL now, by name: sizes of files, None for folders.
+def objects(url: str) -> dict[str, Stat | None]:
+    """What is in a folder at a URL now, by name; None for folders.
 
     {} when there is none. Raises PackerError.
     """
@@ -173,10 +184,15 @@ def sizes(url: str) -> dict[str, int | None]:
         except FileNotFoundError:
             return {}
         return {
-            base_name(info["name"]): None if info["type"] == "directory" else info["size"]
+            base_name(info["name"]): None if info["type"] == "directory" else _stat(url, info)
             for info in entries
             if info["name"].rstrip("/") != own.rstrip("/")
         }
+
+
+def sizes(url: str) -> dict[str, int | None]:
+    """The sizes of `objects`."""
+    return {name: found and found.size for name, found in objects(url).items()}
 
 
 def part_bytes(size: int) -> int:
@@ -184,29 +200,12 @@ def part_bytes(size: int) -> int:
     return max(_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
 
 
-def is_put_whole(url: str) -> bool:
-    """Whether `write` never leaves an object half-written."""
-    return url.partition("://")[0] in _LOCAL
-
-
-def write(url: str, blocks: Iterable[bytes], size: int, part: str) -> None:
+def write(url: str, blocks: Iterable[bytes], size: int) -> None:
     """Make an object of about `size` bytes. Raises PackerError, and what `blocks` raise.
 
     Then nothing is at the URL, or what was before; where stores have no such thing as a whole
-    object (sftp, memory in tests), perhaps its beginning. `part`: the URL at which local files are
-    written, to be renamed when they are whole.
+    object (sftp, memory in tests), perhaps its beginning.
     """
-    if url.partition("://")[0] in _LOCAL:
-        with _asking(url, "write"):
-            _write(part, blocks, size)
-            place = _store(url)[1]
-            os.replace(_store(part)[1], place)
-            sync(Path(place).parent)
-    else:
-        _write(url, blocks, size)
-
-
-def _write(url: str, blocks: Iterable[bytes], size: int) -> None:
     with _asking(url, "write"):
         store, name = _store(url)
         options = {"block_size": part_bytes(size)}
@@ -220,9 +219,6 @@ def _write(url: str, blocks: Iterable[bytes], size: int) -> None:
         try:
             for block in blocks:
                 file.write(block)
-            if url.partition("://")[0] in _LOCAL:
-                file.flush()
-                os.fsync(file.fileno())
             file.close()
         except BaseException:
             _take_back(file)
@@ -298,6 +294,17 @@ def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedRe
     return io.BufferedReader(_Remote(path), ahead)
 
 
+def open_regular(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
+    """As `open_bytes`; OSError for what is no file, too: reading a pipe may wait for ever."""
+    if is_url(path):
+        return open_bytes(path, ahead)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if local_stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError("not a regular file")
+
+
 def ranges(url: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes begin .. end of an object for each span, one request each, at the same time where
     the store's package can. Raises PackerError, also for an object that ends before.
@@ -315,7 +322,7 @@ def ranges(url: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def open_arrow(path: str) -> Any:
-    """The same as a file of Arrow's; not mapped, since who cuts short a mapped file kills us."""
+    """Open a file for Arrow; not mapped, since who cuts short a mapped file kills us."""
     import pyarrow as pa  # noqa: PLC0415
 
     return pa.PythonFile(open_bytes(path), mode="r") if is_url(path) else pa.OSFile(path)
@@ -343,7 +350,7 @@ class _Remote(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """As many bytes as there are: batches must not depend on how a server portions them."""
+        """Read as many bytes as there are: batches must not depend on a server's portions."""
         view, filled = memoryview(buffer), 0
         with _asking(self._url):
             file = self._opened()

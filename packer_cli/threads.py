@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,14 +32,18 @@ def run_all(
     workers: int,
     stop: threading.Event,
     end_waits: Callable[[], None] = lambda: None,
+    *,
+    wait_seconds: float | None = None,
 ) -> None:
     """Run the tasks on threads; on the first failure or Ctrl-C set `stop` and raise.
 
-    It waits for the tasks that still run then, so they must look at `stop`; `end_waits` is
-    called to end what they may be waiting for.
+    It waits for the tasks that still run then, at most `wait_seconds`, so they must look at `stop`;
+    `end_waits` is called to end what they may be waiting for.
     """
     queue = iter(tasks)
-    with as_flag() as interrupted, ThreadPoolExecutor(workers, "packer") as pool:
+    with as_flag() as interrupted, ExitStack() as stack:
+        pool = ThreadPoolExecutor(workers, "packer")
+        stack.callback(pool.shutdown, wait=wait_seconds is None)
         running: set[Future[Iterable[Future[Any]] | None]] = set()
         left: set[Future[Any]] = set()
         try:
@@ -60,6 +65,8 @@ def run_all(
         except BaseException as error:
             stop.set()  # before the pool waits for the tasks still running
             end_waits()
+            if wait_seconds is not None:
+                wait([*running, *left], wait_seconds)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted") from None
             raise

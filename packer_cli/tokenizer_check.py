@@ -12,17 +12,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from packer_cli.config.options import PackConfig
-from packer_cli.config.shape_rules import by_file_shape, for_shape
 from packer_cli.errors import UsageError
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.formats import reader_for
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shape_rules import by_file_shape, for_shape
 from packer_cli.records import Slice
-from packer_cli.run.supervised_source import composer_of
-from packer_cli.tokenization.agreement import BATTERY, assigned_characters, in_contexts
+from packer_cli.run.source import composer_of
 from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.locate import TokenizerFiles
+from packer_cli.tokenization.trust import BATTERY, assigned_characters, in_contexts
 
 _TEXTS = 1000  # of each file, at most
 _AT_A_TIME = 64
@@ -65,7 +65,7 @@ def _compared(name: str, texts: Iterator[str], theirs: Any, ours: ReferenceEngin
     for text in texts:
         comparison.texts += 1
         expected = theirs(text, add_special_tokens=False)["input_ids"]
-        if expected != ours.offsets(text)[0]:
+        if expected != ours.encode([text])[0].tolist():
             comparison.different.append(text)
     return comparison
 
@@ -81,7 +81,8 @@ def _auto_tokenizer(source: str) -> Any:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # whatever it raises, it says why
         raise UsageError(
-            f"tokenizer {source}: AutoTokenizer cannot load it: {str(error).splitlines()[0]}",
+            f"tokenizer {source}: AutoTokenizer cannot load it: "
+            f"{(str(error).splitlines() or [type(error).__name__])[0]}",
             "it may need a newer transformers, or files that are not there",
         ) from error
 

@@ -158,7 +158,12 @@ def marked(directory: str) -> list[str]:
 
 def marked_pieces(directory: str) -> list[str]:
     """Of the bytes tokenizer: pieces of documents, which may have lost tokens, in input order."""
-    packed, texts = open_packed(directory), {}
+    return [text for _, text in sorted(marked_by_place(directory).items())]
+
+
+def marked_by_place(directory: str) -> dict[tuple[int, int], str]:
+    """The same pieces, by their position and the token that they start with."""
+    packed, texts = open_packed(directory), dict[tuple[int, int], str]()
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
             ids, labels = rows_of(batch.column("input_ids")), rows_of(batch.column("labels"))
@@ -168,7 +173,7 @@ def marked_pieces(directory: str) -> list[str]:
                     place = slice(begins[k], begins[k] + lengths[k])
                     text = marked_text(ids[row, place], labels[row, place], None)
                     texts[source["position"], source["start"]] = text
-    return [text for _, text in sorted(texts.items())]
+    return texts
 
 
 def marked_text(tokens: Any, labels: Any, tokenizer: Tokenizer | None) -> str:

@@ -227,16 +227,16 @@ def _import_all() -> None:
     import rich.table  # noqa: F401 all are for the copies
     import typer.main
 
+    import packer_cli.chat.documents
     import packer_cli.cli.app
     import packer_cli.export
     import packer_cli.inputs.jsonl
     import packer_cli.plan.run
-    import packer_cli.plan.table
+    import packer_cli.reports.plan
+    import packer_cli.reports.show
+    import packer_cli.reports.stats
+    import packer_cli.reports.terminal
     import packer_cli.run.pipeline
-    import packer_cli.show.rows
-    import packer_cli.stats.table
-    import packer_cli.stats.tokenized
-    import packer_cli.supervised.limited_composer
     import packer_cli.tokenization.engines
     import packer_cli.verify
 

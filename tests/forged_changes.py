@@ -29,15 +29,6 @@ def set_tokenizer(name: str, value: object) -> Change:
     return change
 
 
-def add(name: str, more: int = 1) -> Change:
-    return lambda result: result.add(name, more)
-
-
-def add_loss(name: str) -> Change:
-    """To a total that the first input of the first unit has its part of."""
-    return lambda result: result.add_to_input(name, 1, result.record(0)["slices"][0][0])
-
-
 def table_of(result: Result, shard: str) -> Any:
     with pa.ipc.open_stream(result.read(shard)) as reader:
         return reader.read_all().combine_chunks()

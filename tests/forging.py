@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import asdict, astuple
 
-from packer_cli.packing.attention_cost import squared_sums
-from packer_cli.packing.lower_bound import lower_bound_rows
-from packer_cli.result.counts import Counts, FileCounts
-from packer_cli.result.layout import SQUARED_LENGTHS
-from packer_cli.result.manifest import TOTALS
-from packer_cli.result.manifest_bytes import to_bytes
-from packer_cli.result.manifest_check import why_incomplete
-from packer_cli.result.reader import segments_of
-from packer_cli.result.saved_dataset import saved_dataset
-from packer_cli.result.squared_lengths import header
+from packer_cli.packing.figures import squared_sums
+from packer_cli.result.counts import Counts, InputTotals
+from packer_cli.result.layout import SQUARED_LENGTHS, saved_dataset
+from packer_cli.result.manifest import Manifest, config_of, why_incomplete
+from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.reader import segments_of, squares_header
+from packer_cli.run.finalize import totals_of_rows
 
 UNITS = "units.jsonl"
 
@@ -75,34 +73,19 @@ class Result:
         self.manifest["inputs"][file][name] += more
         files = self.record(unit)["counts"]["files"]
         (place,) = (place for place, one in enumerate(files) if one[0] == file)
-        counts = FileCounts(*files[place][1:])
+        counts = InputTotals(*files[place][1:])
         setattr(counts, name, getattr(counts, name) + more)
-        files[place] = [file, *counts.as_json()]
+        files[place] = [file, *astuple(counts)]
 
     def sum_up(self) -> None:
         """Have the totals follow from the units' records."""
-        manifest, config = self.manifest, self.manifest["config"]
-        total = Counts(piece_length=np.zeros(config["max_length"] + 1, np.int64))
+        config = config_of(Manifest.of(self.manifest))
+        total = Counts(piece_length=np.zeros(config.max_length + 1, np.int64))
         for record in self.records:
             total.add(Counts.from_json(record["counts"]))
-        slots = total.rows * config["max_length"]
-        manifest |= {name: getattr(total, name) for name in TOTALS}
-        manifest |= {
-            "rows": total.rows,
-            "padding_tokens": slots - total.tokens,
-            "utilization": total.tokens / slots,
-            "lower_bound_rows": lower_bound_rows(
-                total.piece_length, config["max_length"],
-                max_segments=config["max_segments_per_row"],
-                segment_multiple=config["segment_multiple"],
-            ),
-        }  # fmt: skip
-        for name in manifest["histograms"]:
-            manifest["histograms"][name] = getattr(total, name).tolist()
-        for name in manifest.get("attention_cost", {}):
-            manifest["attention_cost"][name] = getattr(total, f"attention_{name}").as_json()
-        for index, one in enumerate(manifest["inputs"]):
-            one.update(vars(total.file(index)))
+        self.manifest |= totals_of_rows(config, total)
+        for index, one in enumerate(self.manifest["inputs"]):
+            one.update(asdict(total.file(index)))
 
     def save(self) -> None:
         """Write what was changed, with all that follows from it."""
@@ -115,7 +98,8 @@ class Result:
                 record["inputs"][index] = [one[0], source["size"], source["sha256"]]
         made = {UNITS: b"".join(json.dumps(record).encode() + b"\n" for record in self.records)}
         identity = "".join(shard["sha256"] for shard in shards)
-        made |= saved_dataset((shard["file"] for shard in shards), identity)
+        files = [shard["file"] for shard in shards if not shard["file"].startswith("index")]
+        made |= saved_dataset(files, identity)
         if SQUARED_LENGTHS in manifest["side_files"] and (sums := self._squared_lengths()):
             made[SQUARED_LENGTHS] = sums
         for name, data in made.items():
@@ -137,4 +121,4 @@ class Result:
                         sums.append(squared_sums(length, offsets))
         except (pa.ArrowException, KeyError, ValueError, IndexError, OSError):
             return b""
-        return header(sum(map(len, sums))) + b"".join(one.tobytes() for one in sums)
+        return squares_header(sum(map(len, sums))) + b"".join(one.tobytes() for one in sums)

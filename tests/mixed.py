@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.mixture import Amount, Mixture
-from packer_cli.config.options import PackConfig
-from packer_cli.config.recipe import Recipe, Source
-from packer_cli.config.run_options import RunOptions
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.mixture import Amount, Mixture
+from packer_cli.options.options import PackConfig
+from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.run_options import RunOptions
 from packer_cli.result.manifest import Manifest
 from packer_cli.run.recipe import pack_recipe
 

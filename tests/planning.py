@@ -15,7 +15,7 @@ import numpy as np
 from support import packer
 
 from packer_cli import open_packed
-from packer_cli.result.documents import segments_in
+from packer_cli.result.rules import segments_in
 
 # Of `packer stats`, what a result is made of rather than what is in it; and what it warns of.
 _ORIGIN = {"directory", "inputs", "tokenizer", "chat_template", "config", "warnings"}

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from support import packer
 
-from packer_cli.result.manifest_bytes import checksum
-from packer_cli.result.shards import digest
+from packer_cli.result.layout import digest
+from packer_cli.result.manifest_file import checksum
 
 
 def tokenize(*arguments: object) -> None:

@@ -35,11 +35,10 @@ from typer.testing import CliRunner, Result
 
 from packer_cli import open_packed
 from packer_cli.cli.app import app
-from packer_cli.result.documents import documents_of, segments_in
+from packer_cli.result.layout import digest
 from packer_cli.result.reader import rows_of, segments_of
 from packer_cli.result.recount import check_recount
-from packer_cli.result.rules import RowLimits, broken_rules
-from packer_cli.result.shards import digest
+from packer_cli.result.rules import RowLimits, broken_rules, documents_of, segments_in
 
 BYTES_EOS = 256
 # Typer makes its commands anew for each call, which takes longer than some of them do.

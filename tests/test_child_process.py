@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -15,16 +14,11 @@ from pathlib import Path
 
 import copies
 import pytest
-import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
 from support import contents, heavy, packer, packer_script, processor_seconds, started, wait_for
 
 from packer_cli import child_process
 from packer_cli.child_process import Child, LostChildError
-from packer_cli.errors import DataError
-from packer_cli.tokenization import reference_process
-from packer_cli.tokenization.engines import ReferenceEngine
-from packer_cli.tokenization.reference_process import ReferenceProcess
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
 
@@ -118,7 +112,8 @@ def test_a_child_outlives_the_thread_that_made_it() -> None:
     thread.start()
     thread.join()
     [child] = made
-    assert child.ask("__str__") == "a"
+    child.begin("__str__")
+    assert child.answer() == "a"
     child.close()
 
 
@@ -136,11 +131,19 @@ def test_a_child_whose_maker_is_gone_before_it_begins(folder: Path) -> None:
 
 def test_the_end_of_a_child_is_noticed() -> None:
     child = Child("packer_cli.errors:DataError", "a")
-    assert child.ask("__str__") == "a"
     child.kill()
+    child.begin("__str__")
     with pytest.raises(LostChildError, match="of DataError was ended from outside, by signal 9"):
-        child.ask("__str__")
+        child.answer()
     child.close()
+
+
+def test_modules_in_the_current_directory_are_not_imported(folder: Path) -> None:
+    write(many(3))
+    for name in ("numpy", "jinja2", "pickle", "packer_cli"):
+        Path(f"{name}.py").write_text("raise SystemExit('imported from here')")
+    ran = subprocess.run([*command(TAGS), "-o", "out"], capture_output=True, check=True)
+    assert ran.stderr == b""
 
 
 @pytest.mark.parametrize("lacking", ["queue", "numpy", "jinja2"])
@@ -150,7 +153,7 @@ def test_a_child_that_cannot_import_ends_the_run_with_one_line(folder: Path, lac
     Path("changed").mkdir()
     Path("changed", f"{lacking}.py").write_text("raise ImportError('replaced meanwhile')")
     program = (
-        "import sys, packer_cli.run.pipeline, packer_cli.supervised.documents\n"
+        "import sys, packer_cli.run.pipeline, packer_cli.chat.documents\n"
         "from packer_cli.cli import app\n"
         "sys.path.insert(0, 'changed')\n"
         "app.main()"
@@ -200,37 +203,3 @@ def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> 
         b"error: unit 0 (- from 0): the process of LimitedComposer was ended from"
     )
     assert not Path("out").exists()
-
-
-class Killed(Child):
-    """Ends as if memory had run out, the first `times` times that one is asked."""
-
-    times = 0
-
-    def begin(self, method: str, *arguments: object) -> None:
-        if Killed.times:
-            Killed.times -= 1
-            self.kill()
-        super().begin(method, *arguments)
-
-
-@pytest.mark.parametrize("times", [1, 2, 3])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_lost_reference_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, times: int, first: bool
-) -> None:
-    content = json.dumps(tiny.byte_level()).encode()
-    monkeypatch.setattr(reference_process, "Child", Killed)
-    process = ReferenceProcess(content)
-    expected = [part.tolist() for part in ReferenceEngine(content).encode(["some text"])]
-    if not first:
-        process.encode(["before"])
-    monkeypatch.setattr(Killed, "times", times)
-    try:
-        if times < 3:
-            assert [part.tolist() for part in process.encode(["some text"])] == expected
-        else:
-            with pytest.raises(DataError, match="ReferenceEngine was ended from outside"):
-                process.encode(["some text"])
-    finally:
-        process.close()

@@ -7,27 +7,24 @@ import importlib
 import json
 import re
 import shlex
-import shutil
-import textwrap
 from pathlib import Path
 
+import docs_runner
 import pytest
-import tiny_tokenizers as tiny
 from chats import marked_pieces, run
 from support import jsonl, packer, recover_texts
 from test_imports import LAYERS, MODULES, PACKAGE
 
-from packer_cli.config import recipe_keys
-from packer_cli.config.columns import COLUMNS, PADDED_BOUNDARIES
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.formats import COMPRESSIONS, DOCUMENT_SUFFIXES, SUFFIXES
-from packer_cli.config.formats import FORMATS as FILES
-from packer_cli.config.option import options_of
-from packer_cli.config.options import PackConfig
-from packer_cli.config.recipe_keys import keys_of
-from packer_cli.config.shapes import KINDS
-from packer_cli.config.strategies import ALIASES
 from packer_cli.export import FORMATS
+from packer_cli.options import recipe_schema
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import COMPRESSIONS, DOCUMENT_SUFFIXES, SUFFIXES
+from packer_cli.options.formats import FORMATS as FILES
+from packer_cli.options.mixture import Amount, Mixture
+from packer_cli.options.option import options_of
+from packer_cli.options.options import ALIASES, COLUMNS, PADDED_BOUNDARIES, PackConfig
+from packer_cli.options.recipe_schema import keys_of
+from packer_cli.options.shapes import KINDS
 from packer_cli.result.manifest import TOTALS
 
 ROOT = Path(__file__).parent.parent
@@ -46,154 +43,57 @@ EXAMPLES = [
 ]
 
 
+NEEDS_EXTRAS = ("import datasets", "from datasets", "torch", "packer_cli.hf")
+# (page, what it begins with, parts of what is not run here); tests/extras run what needs extras
+RUN = [
+    ("README.md", "## Install", ("DIR", "--check", "--engine ray", "--add", "s3://", "INPUT")),
+    ("docs/runs.md", "", ("--engine ray", "--add")),
+    ("docs/tokenized.md", "", ("--tokens moved",)),
+    ("docs/recipes.md", "", ()),
+    ("docs/plan.md", "", ()),
+    ("docs/export.md", "", ()),
+    ("docs/inspect.md", "What was in the step", ("DIR",)),
+    ("docs/preference.md", "", ()),
+    ("docs/supervised.md", "### Arguments", ()),
+    ("docs/python.md", "", ()),
+]
+
+
 @pytest.fixture
-def project(folder: Path) -> Path:
-    """The current directory of a reader of README, with sample_data."""
-    shutil.copytree(ROOT / "sample_data", folder / "sample_data")
-    return folder
+def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a reader of the pages is, with all that they name."""
+    docs_runner.prepare(monkeypatch)
 
 
-def prepare_recipes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the recipes name: data/, chats/, and my-model with a chat template."""
-    (folder / "data").mkdir()
-    (folder / "data" / "a.jsonl").write_bytes(jsonl(*(f"document {n} " * n for n in range(400))))
-    (folder / "chats").mkdir()
-    shutil.copy(ROOT / "sample_data" / "chat.jsonl", folder / "chats")
-    template = (ROOT / "sample_data" / "chat.jinja").read_text()
-    settings = {"eos_token": tiny.EOS, "chat_template": template}
-    tiny.save(folder / "my-model", tiny.byte_level(), tokenizer_config=settings)
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "1")
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize(("name", "begin", "skip"), RUN, ids=[name for name, *_ in RUN])
+def test_a_page_runs_as_written(name: str, begin: str, skip: tuple[str, ...]) -> None:
+    if name == "docs/inspect.md":
+        packer("pack", "sample_data/documents.jsonl", "--max-length", 1024)
+    docs_runner.run(docs_runner.page(name, begin), skip + NEEDS_EXTRAS, anew=("out", "mixed"))
 
 
-def test_the_commands_of_readme_run_as_written(project: Path) -> None:
-    commands = re.findall(
-        r"^    packer ((?:pack|stats) (?:sample_data|documents)\S*.*)$", README, re.M
-    )
-    assert len(commands) >= 3
-    for command in commands:
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
-        assert "utilization" in result.stdout
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("name", ["README.md", "docs/runs.md"])
+def test_the_command_of_every_night_keeps_the_others(name: str) -> None:
+    text = docs_runner.page(name)
+    (command,) = re.findall(r"^    packer (pack new/[^#\n]* --add[^#\n]*)", text, re.M)
+    Path("new").mkdir()
+    for date, content in (("2024-01-01", ["one", "two"]), ("2024-01-02", ["three"])):
+        file = Path("new", f"{date}.jsonl")
+        file.write_bytes(jsonl(*content))
+        night = command.replace("2024-01-02", date).split()
+        assert packer(*night, "-t", "bytes").exit_code == 0
+        file.unlink()
+    assert sorted(recover_texts("out")) == ["one", "three", "two"]
 
 
-def test_the_commands_on_long_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare_recipes(folder, monkeypatch)
-    page = (ROOT / "docs" / "runs.md").read_text()
-    for text in (page, README):
-        commands = re.findall(r"^    packer (pack data/ [^#\n]*)", text, re.M)
-        assert len(commands) > 3
-        for command in commands:
-            if "--engine ray" in command:  # in tests/extras
-                continue
-            if "--update" not in command:
-                shutil.rmtree("out", ignore_errors=True)
-            result = packer(*command.split())
-            assert result.exit_code == 0, (command, result.stderr)
-
-
-@pytest.mark.parametrize("recipe", ["### Chat", "### CI", "### Several lengths"])
-def test_the_recipes_of_readme(folder: Path, monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
-    prepare_recipes(folder, monkeypatch)
-    section = README.split(f"\n{recipe}\n")[1].split("\n### ")[0]
-    commands = re.findall(r"^    packer (.*)$", section, re.M)
-    assert len(commands) == 3
-    for command in commands:
-        if "--check" in command:  # needs transformers
-            continue
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
-
-
-def test_the_command_of_every_night_keeps_the_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare_recipes(folder, monkeypatch)
-    page = (ROOT / "docs" / "runs.md").read_text()
-    for text in (page, README):
-        (command,) = re.findall(r"^    packer (pack new/[^#\n]* --add[^#\n]*)", text, re.M)
-        shutil.rmtree("out", ignore_errors=True)
-        (folder / "new").mkdir(exist_ok=True)
-        for name, content in (("2024-01-01", ["one", "two"]), ("2024-01-02", ["three"])):
-            (folder / "new" / f"{name}.jsonl").write_bytes(jsonl(*content))
-            night = command.replace("2024-01-02", name).split()
-            assert packer(*night, "-t", "bytes").exit_code == 0
-            (folder / "new" / f"{name}.jsonl").unlink()
-        assert sorted(recover_texts("out")) == ["one", "three", "two"]
-
-
-def test_the_figures_that_readme_shows(project: Path) -> None:
-    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    printed = textwrap.indent(packer("stats", "documents-packed-1024").stdout, "    ")
-    shown = README.split("without them at its end:\n\n")[1].split("\n\n`packer show")[0]
-    assert printed.startswith(shown), printed
-
-
-def test_the_row_that_readme_shows(project: Path) -> None:
-    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    shown = README.split("`packer show documents-packed-1024 97` prints:\n\n")[1]
-    result = packer("show", "documents-packed-1024", 97)
-    printed = textwrap.indent(result.stdout, "    ")
-    assert shown.startswith(printed), printed
-
-
-def test_the_step_that_the_page_on_looking_shows(project: Path) -> None:
-    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    page = (ROOT / "docs" / "inspect.md").read_text()
-    command, shown = re.findall(r"^`packer (trace .*)` prints:\n\n(.*)", page, re.M | re.S)[0]
-    printed = textwrap.indent(packer(*command.split()).stdout, "    ")
-    assert shown.startswith(printed), printed
-    section = page.split("\n## packer trace\n")[1].split("\n## ")[0]
+def test_every_option_of_packer_trace_is_on_its_page() -> None:
+    section = docs_runner.page("docs/inspect.md", "\n## packer trace\n", "\n## packer verify")
     options = set(re.findall(r"--[a-z][a-z-]+", section))
     help_text = packer("trace", "--help").stdout
     assert len(options) > 15
     assert [option for option in options if f"  {option} " not in help_text] == []
-
-
-def test_the_conversation_that_readme_shows(project: Path) -> None:
-    pack, show = re.findall(
-        r"^    packer ((?:pack|show) \S*chat[.-]\S* .*(?:jinja|segment 1))$", README, re.M
-    )
-    assert packer(*pack.split()).exit_code == 0
-    shown = README.split("or, where there is no color, in brackets:\n\n")[1]
-    printed = textwrap.indent(packer(*show.split()).stdout, "    ")
-    assert shown.startswith(printed), printed
-
-
-def test_the_python_of_readme_prints_what_it_shows(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    section = README.split("## From Python")[1]
-    code = re.findall(r"```python\n(.*?)```", section, re.S)[0]
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
-    shown = re.findall(r"^print\(.*?\)  # (.*)$", code, re.M)
-    printed = capsys.readouterr().out.splitlines()
-    assert len(shown) == 4
-    assert printed == [*shown, "193 rows of 1024"]
-
-
-def test_the_page_on_python_prints_what_it_shows(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What needs no extra; tests/extras run the rest."""
-    assert packer("pack", "sample_data/documents.jsonl", "--max-length", "1024").exit_code == 0
-    assert packer("tokenize", "sample_data/documents.jsonl", "-o", "tokens").exit_code == 0
-    view = ("--max-length", "1024", "--view", "-o", "view")
-    assert packer("pack", "tokens", *view).exit_code == 0
-    Path("moved").mkdir()
-    shutil.move("tokens", "moved")
-    page = (ROOT / "docs" / "python.md").read_text().split("## PyTorch")[0]
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), names)  # noqa: S102
-    shown = [
-        line for block in blocks for line in re.findall(r"^print\(.*?\)  # (.*)$", block, re.M)
-    ]
-    assert len(shown) == 15
-    printed = capsys.readouterr().out.splitlines()
-    assert [line for line in printed if line in shown] == shown
 
 
 def _messages() -> str:
@@ -221,11 +121,7 @@ def test_the_messages_in_troubleshooting_are_those_of_packer() -> None:
             assert part.strip() in messages, heading
 
 
-def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> None:
-    commands = re.findall(r"^    packer (.*)$", EXPORT, re.M)
-    for command in commands:
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
+def test_every_export_format_has_a_row_and_a_command() -> None:
     trainers = (ROOT / "docs" / "trainers").glob("*.md")
     everywhere = EXPORT + "".join(page.read_text() for page in trainers)
     assert set(re.findall(r"^    packer export \S+ --to (\S+)", everywhere, re.M)) == set(FORMATS)
@@ -233,124 +129,23 @@ def test_the_commands_of_the_page_on_exports_run_as_written(project: Path) -> No
     assert rows == list(FORMATS)
 
 
-def shown_as_run(section: str, name: str) -> list[str]:
-    """What `packer pack` says of the section's NAME.jsonl and NAME.jinja, each time; what `packer
-    show` prints must be in the section.
-    """
-    for kind, ending in (("jinja", "jinja"), ("json", "jsonl")):
-        (content,) = re.findall(rf"```{kind}\n(.*?)```", section, re.S)
-        Path(f"{name}.{ending}").write_text(content)
-    commands = re.findall(r"^    packer (.*)$", section, re.M)
-    assert [command.split()[0] for command in commands] == ["pack", "show"] * 2
-    said = []
-    for command in commands:
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
-        if command.startswith("show"):
-            printed = textwrap.indent(result.stdout, "    ")
-            assert f"    packer {command}\n\n{printed}" in section, printed
-        else:
-            said.append(result.stderr)
-    return said
-
-
-def test_the_thoughts_that_the_page_on_supervised_data_shows(folder: Path) -> None:
-    section = SUPERVISED.split("### Arguments\n")[1].split("\n### ")[0]
-    for notes in shown_as_run(section, "thinking"):
-        assert "does not show: reasoning (1 turn, 9 tokens)" in notes
-
-
-def test_the_turns_that_the_page_on_supervised_data_shows(folder: Path) -> None:
-    section = SUPERVISED.split("## Every turn as it is asked for\n")[1].split("\n## ")[0]
-    shown_as_run(section, "turns")
-
-
-def test_the_pair_that_the_page_on_preference_shows(folder: Path) -> None:
-    page = (ROOT / "docs" / "preference.md").read_text().split("\n## ")[0]
-    Path("pairs.jsonl").write_text(re.findall(r"```json\n(.*?)```", page, re.S)[0])
-    pack, show = re.findall(r"^    packer (.*)$", page, re.M)
-    assert packer(*pack.split()).exit_code == 0
-    printed = textwrap.indent(packer(*show.split()).stdout, "    ")
-    assert f"    packer {show}\n\n{printed}" in page, printed
-
-
-def test_the_page_on_plans(project: Path) -> None:
-    page = (ROOT / "docs" / "plan.md").read_text()
-    shutil.copy("sample_data/documents.jsonl", "data.jsonl")
-    (recipe,) = re.findall(r"```toml\n(.*?)```", page, re.S)
-    Path("mix.toml").write_text(recipe)
-    commands = re.findall(r"^    packer (.*)$", page, re.M)
-    assert len(commands) > 8
-    for command in commands:
-        if "--html" in command and not (PACKAGE / "page").exists():
-            continue
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
-        if command.startswith("plan mix.toml") and "--json" not in command:
-            sources = "sources" + result.stdout.split("sources", 1)[1]
-            assert "--max-length" in command or textwrap.indent(sources, "    ") in page
-    first = textwrap.indent(packer(*commands[0].split()).stdout, "    ")
-    assert first in page, first
-
-
-def test_the_page_on_tokenized_directories(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order: later commands use what earlier ones have written, and print what is shown."""
-    prepare_recipes(project, monkeypatch)
-    page = (ROOT / "docs" / "tokenized.md").read_text()
-    commands = re.findall(r"^    packer ([^#\n]*)", page, re.M)
-    assert len(commands) > 20
-    printed = []
-    for command in commands:
-        if "--tokens" in command:
-            (project / "moved").mkdir()
-            shutil.move("tokens", "moved")
-        result = packer(*command.split())
-        assert result.exit_code == 0, (command, result.stderr)
-        printed.append(textwrap.indent(result.stdout, "    "))
-        if "--tokens" in command:
-            shutil.move("moved/tokens", ".")
-    outputs = re.findall(r"    [\w-]+\n    made from.*\n(?:    .*\n|\n(?=    ))+", page)
-    assert len(outputs) == 3
-    for output in outputs:
-        assert output in printed, output
-
-
-def test_the_page_on_recipes(project: Path) -> None:
-    """Its recipes are files by their first line; its commands run in order."""
-    page = (ROOT / "docs" / "recipes.md").read_text()
-    recipes = re.findall(r"^```toml\n# (\S+\.toml)\n(.*?)^```", page, re.M | re.S)
-    for name, text in recipes:
-        (project / name).write_text(text)
-    assert len(recipes) == page.count("```toml\n") == 4
-    commands = re.findall(r"^    packer (.*)$", page, re.M)
-    assert len(commands) > 10
-    for command in commands:
-        result = packer(*command.split(), *(["-q"] if command.startswith("pack ") else []))
-        assert result.exit_code == 0, (command, result.stderr)
-    shares = json.loads(Path("weights/manifest.json").read_text())
-    of_chat, all_tokens = (
-        sum(one["tokens"] for one in shares["inputs"] if part in one["path"])
-        for part in ("chat", "")
-    )
-    assert abs(of_chat / all_tokens - 0.25) < 0.001
-
-
 def test_every_key_of_recipes_is_on_their_page() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text().split("## All keys")[1]
     tables = [re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("\n\n| key |")[1:]]
-    top, source = keys_of(*recipe_keys.TOP), keys_of(*recipe_keys.SOURCE)
+    top, source = keys_of(*recipe_schema.TOP), keys_of(*recipe_schema.SOURCE)
     of_all, of_top = (
         re.findall(r"`(\w+)`", re.findall(rf"^\| {where} \| (.*) \|$", page, re.M)[0])
         for where in ("top and sources", "top only")
     )
-    own = keys_of(recipe_keys.Inputs, recipe_keys.MixtureKeys)
+    own = keys_of(recipe_schema.RecipeKeys, Mixture)
+    amounts = keys_of(recipe_schema.SourceKeys, Amount).keys() - {"text_field"}
     assert [set(table) for table in tables] == [
         own.keys(),
-        keys_of(recipe_keys.SourceKeys).keys(),
-        keys_of(*recipe_keys.VALIDATION).keys(),
-        keys_of(*recipe_keys.STAGE).keys(),
+        amounts,
+        keys_of(*recipe_schema.VALIDATION).keys(),
+        keys_of(*recipe_schema.STAGE).keys(),
     ]
-    assert set(of_all) == source.keys() - keys_of(recipe_keys.SourceKeys).keys()
+    assert set(of_all) == source.keys() - amounts
     assert set(of_top) == top.keys() - own.keys() - set(of_all)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from support import check_directory, heavy, packer
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
-from packer_cli.result.documents import documents_of, segments_in
 from packer_cli.result.reader import rows_of
-from packer_cli.tokenization.agreement import BATTERY
+from packer_cli.result.rules import documents_of, segments_in
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.tokenizer import load_tokenizer
+from packer_cli.tokenization.trust import BATTERY
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 pytestmark = pytest.mark.skipif(
@@ -161,9 +160,8 @@ def test_the_tokenizer_equals_its_reference(
     texts = [*BATTERY, ""]
     for file in excerpts:
         texts += [text[:3000] for _, text in list(records_of(file))[::7] if text is not None]
-    with closing(load_tokenizer(locate(str(SHARED / "tokenizers" / name)))) as tokenizer:
-        ids, offsets, _ = tokenizer.encode(texts)
-        tokenizer.finish()
+    tokenizer = load_tokenizer(locate(str(SHARED / "tokenizers" / name)))
+    ids, offsets, _ = tokenizer.encode(texts)
     assert tokenizer.engine.name == ("tokenizers" if name == "t5" else "gigatoken")
     expected_ids, expected_offsets = encode(texts)
     assert np.array_equal(offsets, expected_offsets)

@@ -51,7 +51,7 @@ cli.main()
 IN_A_DESTRUCTOR = """
 import os, signal, time
 from packer_cli.cli import app as cli
-from packer_cli.config.run_options import RunOptions
+from packer_cli.options.run_options import RunOptions
 check = RunOptions.__post_init__
 class Freed:
     def __del__(self):
@@ -97,7 +97,7 @@ def test_interrupted_with_locks_taken(folder: Path, workers: int) -> None:
     check_directory("out")
 
 
-@pytest.mark.parametrize("module", ["packer_cli.cli.app", "typer", "packer_cli.early", "numpy"])
+@pytest.mark.parametrize("module", ["packer_cli.cli.app", "typer", "packer_cli.errors", "numpy"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_before_it_has_begun(folder: Path, module: str, number: signal.Signals) -> None:
     Path("a.jsonl").write_bytes(jsonl("some text"))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from support import packer
 
-from packer_cli.result.shards import digest
+from packer_cli.result.layout import digest
 
 Json = dict[str, Any]
 Document = tuple[int, int, list[int], list[int] | None]

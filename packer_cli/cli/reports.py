@@ -1,36 +1,86 @@
-"""The report of a result, at the end of a run and in `packer stats`."""
+"""What commands print: notes, and reports as tables, as JSON, or as a page with `--html FILE`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
-from packer_cli.errors import ThresholdMissed
-from packer_cli.storage import base_name
+import typer
+
+from packer_cli.errors import ThresholdMissed, UsageError, one_line
+from packer_cli.options.option import Options, option
 
 if TYPE_CHECKING:
-    from packer_cli.result.manifest import Result, TokenizedManifest
-    from packer_cli.stats.waiting import Prediction
+    from packer_cli.reports.report import Report
+    from packer_cli.result.manifest import Result
+
+LOCAL_ONLY = "this command reads shards from local directories only"
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="A packed or tokenized directory.")]
+_STDOUT = "-"
 
 
-def print_packed(
-    directory: Path | str,
-    manifest: Result,
+@dataclass(frozen=True)
+class TokensOf(Options):
+    """Of commands that read rows, which those of views are made of."""
+
+    tokens: tuple[str, ...] = option(
+        (),
+        "Where a tokenized directory of a view is now. May be given several times.",
+        metavar="DIR",
+    )
+
+
+@dataclass(frozen=True)
+class Page(Options):
+    """Of commands whose report can be a page."""
+
+    html: str | None = option(
+        None,
+        "Write a page with charts, one file for any browser, and print no table; -: to stdout.",
+        metavar="FILE",
+    )
+
+
+def print_note(message: str) -> None:
+    """Print a note on stderr, above a progress bar if there is one."""
+    from packer_cli.progress import print_above
+
+    print_above(one_line(f"packer: {message}"))
+
+
+def notes(*, quiet: bool) -> Callable[[str], None]:
+    """What prints notes, which nobody needs to see."""
+    return (lambda message: None) if quiet else print_note
+
+
+def refuse_name(option: str, name: str | None) -> None:
+    """Raise UsageError for a name that nothing can have: an empty one, or one that is not UTF-8."""
+    if name == "":
+        raise UsageError(f"{option}: is empty", "is a variable of your script unset?")
+    from packer_cli.storage import refuse_other_than_utf8
+
+    refuse_other_than_utf8(f"{option}: ", name or "")
+
+
+def print_results(
+    results: Sequence[tuple[Path | str, Result]],
     *,
     as_json: bool,
     state: str = "kept, marked incomplete",
 ) -> None:
-    """Print the report of a run. Raises ThresholdMissed when its result is incomplete."""
-    print_results([(directory, manifest)], as_json=as_json, state=state)
-
-
-def print_results(
-    results: Sequence[tuple[Path | str, Result]], *, as_json: bool, state: str
-) -> None:
     """Print the reports of a run. Raises ThresholdMissed when one is incomplete."""
-    print_reports(results, as_json=as_json, detail=False)
+    from packer_cli.reports.stats import stats_report
+    from packer_cli.storage import base_name
+
+    show_reports(
+        {base_name(str(place)): stats_report(place, one, is_detailed=False)
+         for place, one in results},
+        as_json=as_json,
+    )  # fmt: skip
     for directory, one in results:
         if one.incomplete:
             raise ThresholdMissed(
@@ -39,62 +89,37 @@ def print_results(
             )
 
 
-def print_reports(
-    results: Sequence[tuple[Path | str, Result]],
-    *,
-    as_json: bool,
-    steps: Sequence[Prediction | None] = (),
-    **how: Any,
-) -> None:
-    """One after the other; as JSON, several as one object by the names of their directories.
-
-    `steps`: what those of each result would cost, if that was asked.
+def show_reports(reports: Mapping[str, Report], *, as_json: bool, html: str | None = None) -> None:
+    """Print reports one after the other; as JSON, several as one object by their names. With
+    `html`, the first becomes a page in the file of that name, or on stdout for `-`.
     """
-    steps = steps or [None] * len(results)
-    if as_json and len(results) > 1:
-        reports = {
-            base_name(str(directory)): json.loads(rendered(directory, one, how.get("by"), its))
-            for (directory, one), its in zip(results, steps, strict=True)
-        }
-        print(json.dumps(reports, indent=1))
-        return
-    for number, ((directory, one), its) in enumerate(zip(results, steps, strict=True)):
-        print(end="\n" if number else "")
-        print_report(directory, one, as_json=as_json, steps=its, **how)
+    if html is not None:
+        from packer_cli.reports.page import page, save
 
-
-def rendered(
-    directory: Path | str,
-    manifest: Result,
-    by: str | None = None,
-    steps: Prediction | None = None,
-) -> str:
-    """The report of a result as JSON."""
-    from packer_cli.result.manifest import Manifest
-    from packer_cli.stats import report, tokenized
-
-    if isinstance(manifest, Manifest):
-        return report.as_json(directory, manifest, by=by, steps=steps)
-    return tokenized.as_json(directory, cast("TokenizedManifest", manifest), by=by)
-
-
-def print_report(
-    directory: Path | str,
-    manifest: Result,
-    *,
-    as_json: bool,
-    steps: Prediction | None = None,
-    **how: Any,
-) -> None:
-    from packer_cli.result.manifest import Manifest, TokenizedManifest
-
+        content = page(next(iter(reports.values())))
+        if html == _STDOUT:
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        else:
+            save(html, content)
+            (print_note if as_json else print)(one_line(f"wrote {html}"))
     if as_json:
-        print(rendered(directory, manifest, how.get("by"), steps))
-    elif isinstance(manifest, TokenizedManifest):
-        from packer_cli.stats import tokenized
+        shown = {name: one.content for name, one in reports.items()}
+        print(json.dumps(shown if len(shown) > 1 else next(iter(shown.values())), indent=1))
+    elif html is None:
+        from packer_cli.reports.terminal import print_report
 
-        tokenized.print_documents(directory, manifest, **how)
-    elif isinstance(manifest, Manifest):
-        from packer_cli.stats import table
+        for number, one in enumerate(reports.values()):
+            print(end="\n" if number else "")
+            print_report(one)
 
-        table.print_report(directory, manifest, steps=steps, **how)
+
+def check_page(name: str | None, *, as_json: bool) -> None:
+    """UsageError where no page of that name can be written, before any work is done."""
+    refuse_name("--html", name)
+    if name == _STDOUT and as_json:
+        raise UsageError("--html - and --json both write to stdout", "name a file for the page")
+    if name not in (None, _STDOUT):
+        from packer_cli.reports.page import check_place
+
+        check_place(name)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from packer_cli.cli.shared import AsJson, Debug
-from packer_cli.config.option import Option
 from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.options.option import option
+from packer_cli.options.run_options import Reporting
+
+
+@dataclass(frozen=True)
+class TokenizerOptions(Reporting):
+    """Options of `packer tokenizer`."""
+
+    check: bool = option(False, "Compare with AutoTokenizer from transformers.")
 
 
 def tokenizer(
@@ -22,9 +30,8 @@ def tokenizer(
             metavar="INPUT", help="With --check: files whose texts are compared as well."
         ),
     ] = None,
-    check: Annotated[bool, Option("Compare with AutoTokenizer from transformers.")] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    *,
+    options: TokenizerOptions,
 ) -> None:
     """Describe a tokenizer; with --check, compare its tokens with those of AutoTokenizer.
 
@@ -33,10 +40,9 @@ def tokenizer(
 
     Example: packer tokenizer ./my-model --check data.jsonl
     """
-    from packer_cli.tokenization.locate import locate
-    from packer_cli.tokenization.rebuilt import rebuilt_otherwise
+    from packer_cli.tokenization.locate import locate, rebuilt_otherwise
 
-    if inputs and not check:
+    if inputs and not options.check:
         raise UsageError("inputs are for --check", "packer tokenizer NAME --check INPUT...")
     files = locate(name)
     about = {
@@ -45,11 +51,11 @@ def tokenizer(
         "special_tokens": len(files.specials), "warning": rebuilt_otherwise(files) or None,
     }  # fmt: skip
     comparisons = []
-    if check:
+    if options.check:
         from packer_cli.tokenizer_check import check as compare
 
         comparisons = compare(files, inputs or [])
-    if as_json:
+    if options.as_json:
         print(json.dumps(about | {"compared": [one.as_json() for one in comparisons]}, indent=1))
     else:
         for key, value in about.items():

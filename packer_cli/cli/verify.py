@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from packer_cli.cli.runs import notes
-from packer_cli.cli.shared import LOCAL_ONLY, AsJson, Debug, Quiet, TokensOf
-from packer_cli.config.option import Option
-from packer_cli.config.values import parse_count
+from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, notes
 from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.options.option import KINDS, Count, Values, option
+from packer_cli.options.run_options import Progress, RunOptions
+
+
+@dataclass(frozen=True)
+class VerifyOptions(TokensOf, Progress):
+    """Options of `packer verify`."""
+
+    against_inputs: bool = option(False, "Also pack units again from their inputs, and compare.")
+    sample: str = option(
+        "1000",
+        "How many documents the units have that are packed again; all: every unit is.",
+        metavar="N|all",
+    )
+    seed: Count = option(0, "Seed of the sample.", least=0)
 
 
 def verify(
-    name: Annotated[str, typer.Argument(metavar="DIR", help="A packed or tokenized directory.")],
-    against_inputs: Annotated[
-        bool, Option("Also compare with documents of the inputs, read and encoded again.")
-    ] = False,
-    sample: Annotated[
-        str,
-        Option(
-            "How many documents --against-inputs compares; all: every unit is packed again.",
-            metavar="N|all",
-        ),
-    ] = "1000",
-    seed: Annotated[int, Option("Seed of the sample.", value="count", least=0)] = 0,
-    workers: Annotated[
-        int, Option("Units checked at a time. Default: as many as cores.", value="count", least=0)
-    ] = 0,
-    tokens: TokensOf = (),
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    name: Directory, options: VerifyOptions, given: Annotated[Values, (RunOptions, "workers")]
 ) -> None:
     """Check a result: digests, rows or documents, figures, files. Exit 1 when anything is wrong.
 
@@ -42,39 +36,36 @@ def verify(
 
     Example: packer verify data-packed-4096 --against-inputs --sample all
     """
-    from packer_cli.config.run_options import RunOptions
     from packer_cli.result.manifest_file import splits_of
     from packer_cli.storage import local
     from packer_cli.verify import verify as check
 
-    directory = local(name, LOCAL_ONLY)
-    if sample != "all" and parse_count("--sample", sample) < 1:
+    directory, sample = local(name, LOCAL_ONLY), options.sample
+    count = None if sample == "all" else KINDS["count"].value("--sample", sample)
+    if count is not None and count < 1:
         raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
     found = {
         place: check(
             place,
-            workers=RunOptions(workers=workers).workers,
-            show_progress=not quiet,
-            against_inputs=against_inputs,
-            sample=None if sample == "all" else parse_count("--sample", sample),
-            seed=seed,
-            tokens=tokens,
-            notify=notes(quiet=quiet),
+            workers=RunOptions(**given).workers,
+            show_progress=not options.quiet,
+            against_inputs=options.against_inputs,
+            sample=count,
+            seed=options.seed,
+            tokens=options.tokens,
+            notify=notes(quiet=options.quiet),
         )
         for place in [Path(part) for part in splits_of(directory)] or [directory]
     }
-    if as_json:
-        import json
-
+    if options.as_json:
         content = {
             place.name: {"directory": str(place)} | findings.as_json()
             for place, findings in found.items()
         }
         print(json.dumps(content if len(content) > 1 else content.popitem()[1], indent=1))
-    else:
-        for place, findings in found.items():
-            for line in findings.lines(place):
-                print(one_line(line))
     for place, findings in found.items():
-        if count := len(findings.problems):
-            raise DataError(f"{place}: {count} problem{'s' * (count != 1)}", findings.tip())
+        for line in [] if options.as_json else findings.lines(place):
+            print(one_line(line))
+    for place, findings in found.items():
+        if problems := len(findings.problems):
+            raise DataError(f"{place}: {problems} problem{'s' * (problems != 1)}", findings.tip())

@@ -3,61 +3,81 @@
 Shards are mapped and written a batch at a time, so memory does not grow with the data. An output
 with its final name is complete: see `destination.py`. Token counts are checked against the
 manifest.
-
-A format is a `Writer`, in `datasets.py` or `files.py`; `writing.py` says what it must do.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packer_cli.config.columns import PAIR
+import numpy as np
+
 from packer_cli.errors import UsageError, one_of
-from packer_cli.export.datasets import Axolotl, AxolotlInOrder, LlamaFactory, Trl, Unpacked
+from packer_cli.export import formats
 from packer_cli.export.destination import new_directory
-from packer_cli.export.even import EvenSteps, even_order
-from packer_cli.export.files import Megatron, MegatronBridge, Nanotron, Numpy, Parquet
+from packer_cli.export.formats import Exported, Writer
 from packer_cli.export.packed import Packed
-from packer_cli.export.rows import Read, batches, documents, rows, shards, tokenized_documents
-from packer_cli.export.writing import Writer
+from packer_cli.export.rows import batches, documents, rows, tokenized_documents, units
+from packer_cli.options.options import PAIR
 from packer_cli.progress import Progress
+from packer_cli.records import Int64
 from packer_cli.result.manifest import TokenizedManifest
-from packer_cli.result.manifest_bytes import checksum
-from packer_cli.result.manifest_file import load_any
+from packer_cli.result.manifest_file import checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
-from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
+from packer_cli.result.tokenized import open_tokenized
+from packer_cli.result.wording import plural
+from packer_cli.steps.schedule import Schedule, row_costs
 
 FORMATS: dict[str, type[Writer]] = {
-    "trl": Trl,
-    "llamafactory": LlamaFactory,
-    "axolotl": Axolotl,
-    "megatron": Megatron,
-    "megatron-bridge": MegatronBridge,
-    "nanotron": Nanotron,
-    "numpy": Numpy,
-    "parquet": Parquet,
-    "unpacked": Unpacked,
+    "trl": formats.Trl,
+    "llamafactory": formats.LlamaFactory,
+    "axolotl": formats.Axolotl,
+    "megatron": formats.Megatron,
+    "megatron-bridge": formats.MegatronBridge,
+    "nanotron": formats.Nanotron,
+    "numpy": formats.Numpy,
+    "parquet": formats.Parquet,
+    "unpacked": formats.Unpacked,
     "packed": Packed,
 }
 # Those whose readers can be told to take rows as they lie, and the writers of such rows.
 IN_ORDER: dict[str, type[Writer]] = {
-    "trl": Trl,
-    "llamafactory": LlamaFactory,
-    "axolotl": AxolotlInOrder,
-    "numpy": Numpy,
-    "parquet": Parquet,
+    "trl": formats.Trl,
+    "llamafactory": formats.LlamaFactory,
+    "axolotl": formats.AxolotlInOrder,
+    "numpy": formats.Numpy,
+    "parquet": formats.Parquet,
 }
 _FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
     "batches": batches,
-    "shards": shards,
+    "units": units,
     "rows": rows,
     "documents": documents,
 }
+
+
+@dataclass(frozen=True)
+class EvenSteps:
+    """How a trainer reads rows one after another.
+
+    It fills batches of B rows in turn, and gives batch i to process i % W, as Accelerate's
+    `BatchSamplerShard` does. A step of M micro-batches is therefore W * B * M neighboring rows.
+
+    ranks          processes that share them
+    hidden_size    of the model, by which a row's cost is known
+    batch_size     rows of a micro-batch
+    micro_batches  of a step
+    """
+
+    ranks: int
+    hidden_size: int
+    batch_size: int = 1
+    micro_batches: int = 1
 
 
 def export(
@@ -70,7 +90,7 @@ def export(
     overwrite: bool = False,
     no_lock: bool = False,
     show_progress: bool = False,
-) -> PackedDirectory | TokenizedDirectory:
+) -> Exported:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
     `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
     as in `open_packed`. `even`: rows in an order that makes even steps of such a trainer, instead
@@ -83,22 +103,23 @@ def export(
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
-    exported, kind = _opened(directory, tokens), FORMATS[to]
+    kind, exported = FORMATS[to], _opened(directory, tokens)
     if even and to not in IN_ORDER:
         raise _unordered(to, kind)
-    parts: Callable[[Read], Iterable[Any]]
+    _refuse(exported, to, kind)
     if isinstance(exported, PackedDirectory):
-        _refuse(exported, to, kind)
-        parts, files = partial(_FEEDS[kind.takes], exported), exported.facts.shards
+        shards = exported.facts.shards
+        parts: Callable[..., Iterable[Any]] = partial(_FEEDS[kind.takes], exported)
         if even:
             kind = IN_ORDER[to]
-            parts = partial(parts, order=even_order(exported, kind.squared_lengths(exported), even))
+            parts = partial(
+                parts, order=_even_order(exported, kind.squared_lengths(exported), even)
+            )
     else:
-        _refuse_documents(exported, to, kind)
-        parts, files = partial(tokenized_documents, exported), exported.shards
+        shards, parts = exported.shards, partial(tokenized_documents, exported)
     details = {"format": to, "manifest_sha256": checksum(exported.facts.document)}
     marker = None if kind is Packed else details  # a result lists its files in its manifest
-    total = sum(shard.bytes for shard in files)
+    total = sum(shard.bytes for shard in shards)
     with (
         new_directory(
             Path(output), exported.path, marker, overwrite=overwrite, no_lock=no_lock
@@ -114,9 +135,7 @@ def export(
     return exported
 
 
-def _opened(
-    directory: str | os.PathLike[str], tokens: Paths | None
-) -> PackedDirectory | TokenizedDirectory:
+def _opened(directory: str | os.PathLike[str], tokens: Paths | None) -> Exported:
     if isinstance(load_any(directory), TokenizedManifest):
         return open_tokenized(directory)
     return open_packed(directory, tokens)
@@ -125,7 +144,7 @@ def _opened(
 def _unordered(to: str, kind: type[Writer]) -> UsageError:
     why = {
         "documents": "is a format of documents, of which its readers make rows of their own",
-        "shards": "is a result of packer, in the order of its work units",
+        "units": "is a result of packer, in the order of its work units",
     }
     return UsageError(
         f"--order even: --to {to} {why.get(kind.takes, 'is read by a trainer that shuffles rows')}",
@@ -133,52 +152,82 @@ def _unordered(to: str, kind: type[Writer]) -> UsageError:
     )
 
 
-def _refuse_documents(tokenized: TokenizedDirectory, to: str, kind: type[Writer]) -> None:
-    if kind.takes != "documents":
-        of_documents = [name for name, one in FORMATS.items() if one.takes == "documents"]
-        raise UsageError(
-            f"{tokenized.path}: holds documents, and --to {to} is a format of rows",
-            f"pack them first: packer pack {tokenized.path} --max-length 4096; or export the "
-            f"documents: --to {' or '.join(of_documents)}",
-        )
-    if tokenized.has_pairs and not kind.keeps_pairs:
-        raise _of_pairs(tokenized.path, to)
-    facts = tokenized.facts
-    untrained = facts.tokens - facts.documents - facts.trained_tokens
-    if untrained > 0 and not kind.keeps_mask:
-        raise _unmasked(tokenized.path, untrained, to)
-
-
-def _refuse(packed: PackedDirectory, to: str, kind: type[Writer]) -> None:
-    facts = packed.facts
-    columns = facts.config.columns
-    if PAIR in columns and not kind.keeps_pairs:
-        raise _of_pairs(packed.path, to)
-    for name in kind.needs:
-        if name not in columns:
+def _refuse(exported: Exported, to: str, kind: type[Writer]) -> None:
+    """UsageError for a directory that has not what a format needs, or what it cannot keep."""
+    place, facts = exported.path, exported.facts
+    of_documents = kind.takes == "documents"
+    if isinstance(exported, PackedDirectory):
+        columns = exported.facts.config.columns
+        if missing := [name for name in kind.needs if name not in columns]:
             raise UsageError(
-                f"{packed.path}: has no column {name}, which --to {to} needs",
-                f"pack the data again with {name} among the --columns",
+                f"{place}: has no column {missing[0]}, which --to {to} needs",
+                f"pack the data again with {missing[0]} among the --columns",
             )
-    # a segment's first token is never trained on, whatever the format
-    untrained = facts.tokens - facts.segments - facts.trained_tokens
-    keeps_mask = kind.keeps_mask and (kind.takes in ("batches", "shards") or "labels" in columns)
-    if untrained > 0 and not keeps_mask:
-        raise _unmasked(packed.path, untrained, to)
+        has_pairs, pieces = PAIR in columns, exported.facts.segments
+        keeps_mask = "labels" in columns or kind.takes in ("batches", "units")
+    else:
+        if not of_documents:
+            names = [name for name, one in FORMATS.items() if one.takes == "documents"]
+            raise UsageError(
+                f"{place}: holds documents, and --to {to} is a format of rows",
+                f"pack them first: packer pack {place} --max-length 4096; or export the "
+                f"documents: --to {' or '.join(names)}",
+            )
+        has_pairs, pieces, keeps_mask = exported.has_pairs, facts.documents, True
+    if has_pairs and not kind.keeps_pairs:
+        names = [name for name, one in FORMATS.items() if one.keeps_pairs]
+        raise UsageError(
+            f"{place}: holds records of preference, and --to {to} cannot say which answers are the "
+            "rejected ones: all of them would be trained on",
+            f"train with packer_cli.torch; or choose {' or '.join(names)}, which keep the columns "
+            "pair and side",
+        )
+    # the first token of a piece is never trained on, whatever the format
+    untrained = facts.tokens - pieces - facts.trained_tokens
+    if untrained > 0 and not (kind.keeps_mask and keeps_mask):
+        raise UsageError(
+            f"{place}: {untrained:,} of its tokens are not to be trained on, which --to {to} "
+            "cannot say",
+            "choose a format with labels or a loss mask, such as megatron-bridge or trl",
+        )
 
 
-def _of_pairs(path: Path, to: str) -> UsageError:
-    keeping = [name for name, one in FORMATS.items() if one.keeps_pairs]
-    return UsageError(
-        f"{path}: holds records of preference, and --to {to} cannot say which answers are the "
-        "rejected ones: all of them would be trained on",
-        f"train with packer_cli.torch; or choose {' or '.join(keeping)}, which keep the columns "
-        "pair and side",
+def _even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenSteps) -> Int64:
+    """int64[rows]: the rows of a directory in the order in which they are to be read, those that
+    meet in a step chosen as by `PackedSampler(balance="order")`. Stages stay apart; rows that are
+    left over, fewer than there are ranks, and those that the reader drops are the last ones.
+
+    squared_lengths  int64[rows], as `Writer.squared_lengths` gives them
+
+    Raises UsageError for sizes below 1 and for a step of more rows than there are.
+    """
+    read = np.flatnonzero(squared_lengths >= 0)
+    micro_step = steps.ranks * steps.batch_size
+    size = micro_step * steps.micro_batches
+    if size > len(read):
+        micro_batches = plural(steps.micro_batches, "micro-batch", "micro-batches")
+        raise UsageError(
+            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of {size:,}: "
+            f"{plural(steps.ranks, 'rank')} x {micro_batches} x {plural(steps.batch_size, 'row')}",
+            "give the sizes that the trainer is going to have, or pack more data",
+        )
+    ends = [stage.first_row + stage.rows for stage in packed.facts.stages]
+    stages = np.diff(np.searchsorted(read, [0, *ends]))
+    schedule = Schedule(
+        len(read),
+        stages=stages[stages > 0].tolist(),
+        world_size=steps.ranks,
+        batch_size=steps.batch_size,
+        micro_batches=steps.micro_batches,
+        balance="order",
+        costs=row_costs(squared_lengths[read], packed.max_length, steps.hidden_size),
     )
-
-
-def _unmasked(path: Path, untrained: int, to: str) -> UsageError:
-    return UsageError(
-        f"{path}: {untrained:,} of its tokens are not to be trained on, which --to {to} cannot say",
-        "choose a format with labels or a loss mask, such as megatron-bridge or trl",
-    )
+    order, place, end = list[Int64](), 0, schedule.epoch_at(0).end
+    while place < end:
+        begin, place = schedule.step_at(place)
+        step = schedule.rows_at(begin, place)
+        micro_steps = np.split(step, range(micro_step, len(step), micro_step))
+        # row i of rank r is at i * ranks + r there
+        order += [one.reshape(-1, steps.ranks).T.ravel() for one in micro_steps]
+    taken = read[np.concatenate(order)]
+    return np.concatenate([taken, np.setdiff1d(np.arange(len(packed)), taken)])

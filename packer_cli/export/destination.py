@@ -1,7 +1,7 @@
 """The output of an export: complete under its name, or not there.
 
-    OUT.packer-partial/<id>/new   what is being written, in a folder of packer's (ownership.py)
-    OUT.packer-partial/<id>/old   what --overwrite is replacing, where it cannot be exchanged
+    OUT.packer-partial/ID/new     what is being written, in a folder of packer's (ownership.py)
+    OUT.packer-partial/ID/old     what --overwrite is replacing, where it cannot be exchanged
     OUT                           gets its name by one rename, once everything is on the disk
 
 An earlier export and the new one change places in one step where the system can (RENAME_EXCHANGE:
@@ -22,22 +22,33 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from packer_cli.durable import make_folders, sync
+import msgspec
+
+from packer_cli.durable import make_folders, put_file, sync
 from packer_cli.errors import UsageError, from_os_error
-from packer_cli.locks import LOCK, locked_folder
 from packer_cli.ownership import (
+    LOCK,
     Folder,
     Listed,
-    OwnFolder,
-    file_digest,
     in_the_way,
-    remove_leftovers,
+    own_folder,
+    remove_own,
     unchanged,
 )
+from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, SHARD_NAME, SIDE_FILES
+from packer_cli.run.destination import holds_result
 
 MARKER = ".packer-export.json"
-_NEW, _OLD = "new", "old"
+_PARTIAL, _NEW, _OLD = ".packer-partial", "new", "old"
 _OWN_FILES = re.compile(LOCK)
+_OF_TRAIN = "train/state.json"  # in the only folder that an export has
+_ONLY_OURS = "--overwrite only replaces what packer made"
+_HALF_MADE = re.compile(
+    r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
+    r"|00000_tokens\.ds(\.index|\.metadata)?|[a-z_]+\.npy|packer\.json"
+    rf"|({SHARD_NAME}|{re.escape(MARKER)})(\.part)?"
+    rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES | {DATASET_DICT, MANIFEST, INCOMPLETE})))}"
+)  # what exports write
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 
 
@@ -53,82 +64,67 @@ def new_directory(
     """An empty folder that becomes `output` at the end; on failure nothing is left.
 
     `details`: what the marker records about the export; None: there is no marker, and no export
-    replaces it. Raises UsageError for an output that must
-    not be replaced, InUseError when another export is writing to it.
+    replaces it. Raises UsageError for an output that must not be replaced, InUseError when another
+    export is writing to it.
     """
-    real, own_source = Path(os.path.realpath(output)), Path(os.path.realpath(source))
-    if real.is_relative_to(own_source):
+    real = Path(os.path.realpath(output))
+    if real.is_relative_to(os.path.realpath(source)):
         raise UsageError(
             f"{output}: lies in the directory that is exported", "choose another --output"
         )
+    name = real.name + _PARTIAL
     try:
-        _refuse_taken(output, overwrite)
+        if not (real.parent / name).is_dir():  # else what a kill left goes first
+            _refuse_taken(output, overwrite)
         make_folders(real.parent)
         with ExitStack() as stack:
             parent = stack.enter_context(Folder(real.parent))
-            own = stack.enter_context(_claimed(parent, real, output, no_lock))
+            try:
+                inside = stack.enter_context(own_folder(parent, name, output, without=no_lock))
+            except PermissionError as error:
+                raise from_os_error(error, real.parent, "write") from error
+            stack.callback(remove_own, parent, name, inside, _OWN_FILES)
+            stack.callback(_settle, parent, inside, real)
+            _settle(parent, inside, real)
             _refuse_taken(output, overwrite)  # now that no other export can change it
-            work = own.inside.path / _NEW
+            work = inside.path / _NEW
             work.mkdir()
             yield work
             if details is not None:
                 _write_marker(work, details)
-            for path in work.rglob("*"):
+            for path in (*work.rglob("*"), work):
                 sync(path)
-            sync(work)
             _refuse_taken(output, overwrite, closely=True)  # the last check may have been hours ago
-            _put_in_place(parent, own, real, output)
+            _put_in_place(parent, inside, real, output)
             if os.access(real.parent, os.R_OK):
                 parent.sync()
     except OSError as error:
         raise from_os_error(error, output, "write") from error
 
 
-@contextmanager
-def _claimed(parent: Folder, real: Path, output: Path, no_lock: bool) -> Iterator[OwnFolder]:
-    """The folder to write in, empty but for its lock; it is gone afterwards."""
-    name = real.name + ".packer-partial"
-    with ExitStack() as stack:
-        try:
-            own = stack.enter_context(locked_folder(parent, name, output, without=no_lock))
-        except PermissionError as error:
-            raise from_os_error(error, real.parent, "write") from error
-        try:
-            _settle(parent, own, real)
-            yield own
-        finally:
-            _settle(parent, own, real)
-            own.remove(_OWN_FILES)
-            remove_leftovers(parent, name, _OWN_FILES)
-
-
-def _settle(parent: Folder, own: OwnFolder, real: Path) -> None:
+def _settle(parent: Folder, inside: Folder, real: Path) -> None:
     """Put an export that was being replaced back in its place, or remove it if it was replaced;
     remove what was not finished.
     """
-    if own.inside.status(_OLD) is not None:
-        taken = parent.status(real.name) is not None and os.listdir(real)
-        if not taken:
-            own.inside.rename(_OLD, parent, real.name)
-    for name in (_NEW, _OLD):
-        path = own.inside.path / name
-        if own.inside.status(name) is not None:
-            if (path / MARKER).exists() and (names := _strangers(path)):
+    taken = parent.status(real.name) is not None and os.listdir(real)
+    if inside.status(_OLD) is not None and not taken:
+        inside.rename(_OLD, parent, real.name)
+    for path in (inside.path / _NEW, inside.path / _OLD):
+        if path.exists():
+            if names := _strangers(path):
                 raise in_the_way(path, names)
             with suppress(OSError):  # the next export will do it
                 shutil.rmtree(path)
 
 
-def _put_in_place(parent: Folder, own: OwnFolder, real: Path, output: Path) -> None:
+def _put_in_place(parent: Folder, inside: Folder, real: Path, output: Path) -> None:
     if not (real.exists() and os.listdir(real)):
-        own.inside.rename(_NEW, parent, real.name)  # replaces an empty directory, and no other
-        return
-    if not _exchange(own.inside, _NEW, parent, real.name):
-        parent.rename(real.name, own.inside, _OLD)
-        own.inside.rename(_NEW, parent, real.name)
-        return
-    if names := _strangers(own.inside.path / _NEW):  # files that were added at this very moment
-        _exchange(own.inside, _NEW, parent, real.name)
+        inside.rename(_NEW, parent, real.name)  # replaces an empty directory, and no other
+    elif not _exchange(inside, _NEW, parent, real.name):
+        parent.rename(real.name, inside, _OLD)
+        inside.rename(_NEW, parent, real.name)
+    elif names := _strangers(inside.path / _NEW):  # files that were added at this very moment
+        _exchange(inside, _NEW, parent, real.name)
         raise in_the_way(output, names)
 
 
@@ -148,66 +144,66 @@ def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
 
 def _write_marker(work: Path, details: dict[str, str]) -> None:
     files = {}
-    for path in sorted(_files(work)):
-        with Folder(path.parent) as folder:
-            files[str(path.relative_to(work))] = path.stat().st_size, file_digest(folder, path.name)
-    (work / MARKER).write_text(json.dumps(details | {"files": files}, indent=1))
+    for path in sorted(work.rglob("*")):
+        if not path.is_dir():
+            with Folder(path.parent) as folder:
+                listed = path.stat().st_size, folder.digest(path.name)
+            files[str(path.relative_to(work))] = listed
+    put_file(work / MARKER, json.dumps(details | {"files": files}, indent=1).encode())
 
 
 def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:
     if not output.exists():
         return
+    tip = "choose another --output"
     if not output.is_dir():
-        raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
-    if os.path.ismount(os.path.realpath(output)):  # nothing can be renamed to it
-        raise UsageError(f"{output}: is a mount point", "choose a directory inside it")
-    if not os.listdir(output):
+        why = "exists and is not a directory"
+    elif os.path.ismount(os.path.realpath(output)):  # nothing can be renamed to it
+        why, tip = "is a mount point", "choose a directory inside it"
+    elif not os.listdir(output):
         return
-    if _listed(output) is None:
-        raise UsageError(
-            f"{output}: is not empty, and not an export of packer",
-            "choose another --output; --overwrite only replaces what packer made",
-        )
-    if not overwrite:
-        raise UsageError(
-            f"{output}: holds a finished export",
-            "choose another --output, or replace it with --overwrite",
-        )
-    if names := _strangers(output, closely=closely):
+    elif holds_result(output):
+        why = "holds a finished result, and --overwrite replaces exports only"
+    elif _listed(output) is None:
+        why, tip = "is not empty, and not an export of packer", f"{tip}; {_ONLY_OURS}"
+    elif not overwrite:
+        why, tip = "holds a finished export", f"{tip}, or replace it with --overwrite"
+    elif names := _strangers(output, closely=closely):
         raise in_the_way(output, names)
+    else:
+        return
+    raise UsageError(f"{output}: {why}", tip)
 
 
-def _listed(folder: Path) -> dict[str, Listed] | None:
+class _Marker(msgspec.Struct):
+    files: dict[str, Listed]
+
+
+def _listed(export: Path) -> dict[str, Listed] | None:
     """The files of an export as its marker lists them."""
     try:
-        with Folder(folder) as opened:
-            files = json.loads(opened.read(MARKER) or b"")["files"]
-        return {str(name): Listed(int(size), str(sha)) for name, (size, sha) in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with Folder(export) as folder:
+            return msgspec.json.decode(folder.read(MARKER) or b"", type=_Marker).files
+    except (ValueError, RecursionError):
         return None
 
 
 def _strangers(export: Path, *, closely: bool = False) -> list[str]:
     """The names in an export that are not what its marker lists: by name and kind and, if
-    `closely`, by size and content.
+    `closely`, by size and content. Without a marker: those that exports do not write.
     """
-    listed = _listed(export) or {}
-    folders = {str(parent) for name in listed for parent in Path(name).parents}
-    names = []
+    names, listed = [], _listed(export)
+    folders = {str(parent) for name in listed or [_OF_TRAIN] for parent in Path(name).parents}
     for path in sorted(export.rglob("*")):
         name = str(path.relative_to(export))
-        if path.is_dir() and not path.is_symlink():
-            own = name in folders
-        elif name == MARKER:
-            own = not path.is_symlink()
-        else:
-            with Folder(path.parent) as folder:
+        with Folder(path.parent) as folder:
+            if path.is_dir() and not path.is_symlink():
+                own = name in folders
+            elif listed is None or name == MARKER:
+                own = folder.is_file(path.name) and bool(_HALF_MADE.fullmatch(path.name))
+            else:
                 own = name in listed and folder.is_file(path.name)
                 own = own and (not closely or unchanged(folder, path.name, listed[name]))
         if not own:
             names.append(name)
     return names
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())

@@ -7,14 +7,14 @@ from __future__ import annotations
 import shutil
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from packer_cli.errors import DataError, UsageError
-from packer_cli.export.writing import Writer
-from packer_cli.packing.attention_cost import squared_sums
+from packer_cli.errors import UsageError
+from packer_cli.export.formats import Writer
+from packer_cli.export.rows import compare
+from packer_cli.packing.figures import squared_sums
 from packer_cli.result.layout import (
     INFO,
     INPUT_TIMES,
@@ -23,106 +23,82 @@ from packer_cli.result.layout import (
     SQUARED_LENGTHS,
     STATE,
     UNITS,
+    Shard,
+    digest,
+    name_by_content,
+    saved_dataset,
 )
-from packer_cli.result.manifest_bytes import to_bytes
-from packer_cli.result.manifest_check import config_of
-from packer_cli.result.parts import ShardParts
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, segments_of
-from packer_cli.result.saved_dataset import saved_dataset
-from packer_cli.result.shards import Shard, digest, name_by_content
-from packer_cli.result.squared_lengths import header
+from packer_cli.result.manifest import config_of
+from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.reader import PackedDirectory, segments_of, squares_header
+from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.view import View
-from packer_cli.run.commits import UnitRecord, as_line, read_units
-
-_COUNTED = ("segments", "tokens", "trained_tokens")
+from packer_cli.run.commits import as_line, read_units
 
 
 class Packed(Writer):
     """Shards of complete rows, cut as runs cut them, with a manifest of their own."""
 
-    takes = "shards"
+    takes = "units"
     keeps_pairs = True
 
     def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        super().__init__(folder, packed)
         if not isinstance(packed, View):
             raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
-        self._folder, self._view = folder, packed
-        self._shard_bytes = config_of(packed.facts).shard_bytes
-        self._parts: ShardParts | None = None  # of a unit
-        self._unit = -1
-        self._shards: list[Shard] = []
+        self._view, self._shards = packed, list[Shard]()
         self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
-        self._sums.write(header(packed.facts.rows))
+        self._sums.write(squares_header(packed.facts.rows))
 
-    def write(self, part: Shard) -> None:
+    def write(self, part: list[Shard]) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
-        view, counts = self._view, np.zeros(len(_COUNTED), np.int64)
-        if part.unit != self._unit:
-            self._finish()
-            self._unit = part.unit
-        for batch, trained in view.counted(part):
-            counts += self._append(batch, trained)
-        for name, count in zip(_COUNTED, counts.tolist(), strict=True):
-            if count != getattr(part, name):
-                raise DataError(
-                    f"{view.path / part.file}: holds {count} {name}, the manifest says "
-                    f"{getattr(part, name)}",
-                    PACK_AGAIN,
-                )
-
-    def _append(self, batch: Any, trained: int) -> tuple[int, int, int]:
-        """Write rows; gives how many segments, tokens and trained tokens they have."""
-        if self._parts is None:
-            unit, limit = self._unit, self._shard_bytes
-            self._parts = ShardParts(self._folder, unit, ROWS, batch.schema, limit)
-        _, lengths, offsets = segments_of(batch)
-        counts = len(lengths), int(lengths.sum()), trained
-        self._parts.write_rows(batch, *counts)
-        self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
-        return counts
-
-    def _finish(self) -> None:
-        """End the shards of a unit, and name them by their content."""
-        if self._parts is None:
-            return
-        parts, self._parts = self._parts, None
-        parts.close()
-        for shard in parts.shards:
-            name_by_content(self._folder, shard)
-        self._shards += parts.shards
+        view, parts = self._view, None
+        try:
+            for shard in part:
+                counts = np.zeros(3, np.int64)
+                for batch, trained in view.counted(shard):
+                    if parts is None:
+                        limit = config_of(view.facts).shard_bytes
+                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, limit)
+                    _, lengths, offsets = segments_of(batch)
+                    counted = len(lengths), int(lengths.sum()), trained
+                    parts.write_rows(batch, *counted)
+                    counts += counted
+                    self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
+                compare(view.path / shard.file, shard, *counts.tolist())
+            if parts is not None:
+                parts.close()
+                for shard in parts.shards:
+                    name_by_content(self.folder, shard)
+                self._shards += parts.shards
+        finally:
+            if parts is not None:
+                parts.abandon()
 
     def close(self) -> None:
-        try:
-            self._finish()
-        finally:
-            self._sums.close()
-        if sum(shard.rows for shard in self._shards) == self._view.facts.rows:
-            self._describe()
-
-    def _describe(self) -> None:
-        """Write the manifest and the side files."""
+        """Write the manifest and the side files, if nothing failed."""
+        self._sums.close()
         view, facts = self._view, self._view.facts
+        if sum(shard.rows for shard in self._shards) != facts.rows:
+            return
         files = [shard.file for shard in self._shards]
         made = saved_dataset(files, "".join(shard.sha256 for shard in self._shards))
-        made[UNITS] = b"".join(map(as_line, self._records()))
+        records = (
+            replace(one, shards=[shard for shard in self._shards if shard.unit == one.unit])
+            for one in read_units(view.path / UNITS)
+        )
+        made[UNITS] = b"".join(map(as_line, records))
         for name, content in made.items():
-            (self._folder / name).write_bytes(content)
+            (self.folder / name).write_bytes(content)
         others = facts.side_files.keys() - {STATE, INFO, UNITS, SQUARED_LENGTHS}
         for name in [*sorted(others), INPUT_TIMES]:
             if name != INPUT_TIMES or (view.path / name).exists():
-                shutil.copyfile(view.path / name, self._folder / name)
+                shutil.copyfile(view.path / name, self.folder / name)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
-        hashes[SQUARED_LENGTHS] = digest(self._folder / SQUARED_LENGTHS)[1]
+        hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {
             "config": view.manifest["config"] | {"view": False},
             "shards": [asdict(shard) for shard in self._shards],
             "side_files": facts.side_files | hashes,
         }
-        (self._folder / MANIFEST).write_bytes(to_bytes(document))
-
-    def _records(self) -> list[UnitRecord]:
-        """Those of the view's units, with the new shards."""
-        return [
-            replace(one, shards=[shard for shard in self._shards if shard.unit == one.unit])
-            for one in read_units(self._view.path / UNITS)
-        ]
+        (self.folder / MANIFEST).write_bytes(to_bytes(document))

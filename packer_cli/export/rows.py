@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,18 +13,17 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
-from packer_cli.result.document_rules import lists_of, sound_batches, trained_flags
-from packer_cli.result.documents import documents_of, segments_in
+from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
-from packer_cli.result.recount import damage
+from packer_cli.result.recount import damage, lists_of, sound_batches, trained_flags
+from packer_cli.result.rules import documents_of, segments_in
 from packer_cli.result.shard_writer import rows_per_batch
-from packer_cli.result.shards import Shard
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.view import View
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read
-_Picked = Callable[[Int64], tuple[Int32, Int32 | None]]
+_Pieces = Callable[[Int64], tuple[Int32, Int32 | None]]
 
 _CHUNK_TOKENS = 1 << 20
 
@@ -61,6 +60,24 @@ class Rows:
         return (np.arange(len(self.ids)) - begins).astype(np.int32)
 
 
+def compare(
+    place: Path, facts: Shard | Manifest, segments: int, tokens: int, trained: int | None = None
+) -> None:
+    """DataError where what was counted of a shard, or of all, is not what the manifest says."""
+    for name, count in (("segments", segments), ("tokens", tokens), ("trained_tokens", trained)):
+        if count not in (None, expected := getattr(facts, name)):
+            raise DataError(
+                f"{place}: holds {count} {name}, the manifest says {expected}", PACK_AGAIN
+            )
+
+
+def units(packed: PackedDirectory, read: Read) -> Iterator[list[Shard]]:
+    """The shards of each unit, to be read by the writer."""
+    for shards in packed.facts.shards_of_units():
+        yield shards
+        read(sum(shard.bytes for shard in shards))
+
+
 def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Any]:
     """The record batches of all shards, mapped and compared with the manifest; or, with an order of
     all rows, int64[rows], copies of rows in it.
@@ -68,62 +85,49 @@ def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> 
     Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
     the manifest says: that is how a lost token would show.
     """
-    if order is not None:
-        yield from _in_order(packed, order, read)
+    if order is None:
+        for shard in packed.facts.shards:
+            yield from _batches(packed, shard, read)
         return
-    for shard in packed.facts.shards:
-        yield from _batches(packed, shard, read)
-
-
-def _in_order(packed: PackedDirectory, order: Int64, read: Read) -> Iterator[Any]:
-    facts, step = packed.facts, rows_per_batch(packed.max_length)
-    size = sum(shard.bytes for shard in facts.shards)
-    segments = tokens = 0
-    for numbers in np.split(order, range(step, len(order), step)):
-        try:
-            batch = packed.take(numbers)
-        except ValueError as error:
-            raise DataError(f"{packed.path}: {error}", PACK_AGAIN) from error
-        if problem := damage(batch, packed):
-            raise DataError(f"{packed.path}: {problem}", PACK_AGAIN)
-        _, length, _ = segments_of(batch)
-        segments, tokens = segments + len(length), tokens + int(length.sum())
-        yield batch
-        read(size * len(numbers) // len(order))
-    _compare(packed.path, facts, segments, tokens)
-
-
-def shards(packed: PackedDirectory, read: Read) -> Iterator[Shard]:
-    """The shards themselves."""
-    for shard in packed.facts.shards:
-        yield shard
-        read(shard.bytes)
+    size = sum(shard.bytes for shard in packed.facts.shards)
+    yield from _sound(packed, packed.path, packed.facts, size, _taken(packed, order), read)
 
 
 def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]:
-    path, segments, tokens = packed.path / shard.file, 0, 0
-    for batch in packed.batches(shard):
+    place, found = packed.path / shard.file, packed.batches(shard)
+    return _sound(packed, place, shard, shard.bytes, found, read)
+
+
+def _taken(packed: PackedDirectory, order: Int64) -> Iterator[Any]:
+    """Rows in an order, as many at a time as runs write."""
+    step = rows_per_batch(packed.max_length)
+    for numbers in np.split(order, range(step, len(order), step)):
+        try:
+            yield packed.take(numbers)
+        except ValueError as error:
+            raise DataError(f"{packed.path}: {error}", PACK_AGAIN) from error
+
+
+def _sound(
+    packed: PackedDirectory,
+    place: Path,
+    facts: Shard | Manifest,
+    size: int,
+    found: Iterable[Any],
+    read: Read,
+) -> Iterator[Any]:
+    """Record batches of a place, compared with what the manifest says of it. `size`: in bytes."""
+    segments = tokens = 0
+    for batch in found:
         if problem := damage(batch, packed):
-            raise DataError(f"{path}: {problem}", PACK_AGAIN)
+            raise DataError(f"{place}: {problem}", PACK_AGAIN)
         _, length, _ = segments_of(batch)
-        segments += len(length)
-        tokens += int(length.sum())
-        if segments > shard.segments or tokens > shard.tokens:
+        segments, tokens = segments + len(length), tokens + int(length.sum())
+        if segments > facts.segments or tokens > facts.tokens:
             break
         yield batch
-        read(shard.bytes * batch.num_rows // shard.rows)
-    _compare(path, shard, segments, tokens)
-
-
-def _compare(path: Path, shard: Shard | Manifest, segments: int, tokens: int) -> None:
-    for name, count, expected in (
-        ("segments", segments, shard.segments),
-        ("tokens", tokens, shard.tokens),
-    ):
-        if count != expected:
-            raise DataError(
-                f"{path}: holds {count} {name}, the manifest says {expected}", PACK_AGAIN
-            )
+        read(size * batch.num_rows // facts.rows)
+    compare(place, facts, segments, tokens)
 
 
 def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Rows]:
@@ -131,12 +135,26 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
     time.
     """
     for batch in batches(packed, read, order):
-        begin, length, first = segments_of(batch)
-        row_of = np.repeat(np.arange(batch.num_rows), np.diff(first))
-        begin += row_of * packed.max_length
-        ids = _gathered(batch, "input_ids", begin, length)
-        labels = _gathered(batch, "labels", begin, length) if _has_labels(packed) else None
-        yield Rows(ids, _unshifted(labels, length, packed), length, first)
+        begin, length, first = _places(batch, packed)
+
+        def column(name: str, begin: Int64 = begin, length: Int64 = length, of: Any = batch) -> Any:
+            out = np.empty(int(length.sum()), np.uint32)
+            flat = rows_of(of.column(name)).reshape(-1).view(np.uint32)
+            filling.gather_pieces(flat, begin, length.astype(np.int32), out)
+            return out.view(np.int32)
+
+        labels = column("labels") if _has_labels(packed) else None
+        yield Rows(column("input_ids"), _unshifted(labels, length, packed), length, first)
+
+
+def _places(batch: Any, packed: PackedDirectory) -> tuple[Int64, Int64, Int64]:
+    """As `segments_of`, but `begin` counts over all rows of the batch."""
+    begin, length, first = segments_of(batch)
+    return (
+        begin + np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length,
+        length,
+        first,
+    )
 
 
 def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
@@ -145,20 +163,66 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
     A document's pieces lie in one unit, so memory holds the places of one unit's segments and about
     a million tokens. The first token of a piece has no label.
     """
-    count, expected = 0, packed.facts.documents
-    for some in packed.facts.shards_of_units():
-        segments, picked = (
-            _of_view(packed, some, read)
-            if isinstance(packed, View)
-            else _of_rows(packed, some, read)
-        )
-        for part in _documents_of(segments, picked, packed):
-            count += len(part.lengths)
-            yield part
+    count, expected, has_labels = 0, packed.facts.documents, _has_labels(packed)
+    for shards in packed.facts.shards_of_units():
+        if isinstance(packed, View):
+            segments, pieces = _of_view(packed, shards, read)
+        else:
+            segments, pieces = _of_rows(packed, shards, read)
+        order, (file, position, start, _), first = grouped = documents_of(segments)
+        wrong = start != grouped.expected_starts(whole=False)
+        if wrong.any():
+            at = np.argmax(wrong)
+            raise DataError(
+                f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
+                f"{packed.facts.inputs[file[at]].path} do not fit together",
+                PACK_AGAIN,
+            )
+        tokens = grouped.tokens
+        count += len(tokens)
+        cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
+        for some in np.split(np.arange(len(tokens)), cuts):
+            ids, labels = pieces(order[first[some[0]] : first[some[-1] + 1]])
+            labels = labels if has_labels else None
+            yield Rows(ids, labels, tokens[some], np.arange(len(some) + 1))
     if count != expected:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
         )
+
+
+def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
+    """The segments of a unit, and what gives (ids, labels) of some of them by their numbers."""
+    unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
+    places = []
+    for number, batch in enumerate(unit):
+        begin, length = _places(batch, packed)[:2]
+        places.append(np.stack([np.full(len(begin), number), begin, length]))
+    where = np.concatenate(places, axis=1)
+
+    def column(name: str, which: Int64) -> Int32:
+        """Its values in pieces that lie in several batches, end to end."""
+        numbers, begins, lengths = where[:, which].tolist()
+        flat = {one: rows_of(unit[one].column(name)).reshape(-1) for one in {*numbers}}
+        found = zip(numbers, begins, lengths, strict=True)
+        return np.concatenate([flat[one][begin : begin + length] for one, begin, length in found])
+
+    def pieces(which: Int64) -> tuple[Int32, Int32 | None]:
+        labels = column("labels", which) if _has_labels(packed) else None
+        return column("input_ids", which), _unshifted(labels, where[2, which], packed)
+
+    return np.concatenate([segments_in(batch) for batch in unit], axis=1), pieces
+
+
+def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
+    """As `_of_rows`: its rows need not be filled for it."""
+    parts = []
+    for shard in shards:
+        parts.append(view.segments(shard))
+        compare(view.path / shard.file, shard, parts[-1].shape[1], int(parts[-1][3].sum()))
+        read(shard.bytes)
+    segments = np.concatenate(parts, axis=1)
+    return segments, lambda which: view.taken(segments[:, which])
 
 
 def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[Rows]:
@@ -177,80 +241,8 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
             read(shard.bytes * len(batch) // shard.rows)
 
 
-def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Picked]:
-    """The segments of a unit, and what gives (ids, labels) of some of them by their numbers."""
-    unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
-    parts, places = [], []
-    for number, batch in enumerate(unit):
-        begin, length, first = segments_of(batch)
-        begin += np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length
-        places.append(np.stack([np.full(len(begin), number), begin, length]))
-        parts.append(segments_in(batch))
-    where = np.concatenate(places, axis=1)
-
-    def picked(which: Int64) -> tuple[Int32, Int32 | None]:
-        ids = _picked(unit, "input_ids", *where[:, which])
-        labels = _picked(unit, "labels", *where[:, which]) if _has_labels(packed) else None
-        return ids, _unshifted(labels, where[2, which], packed)
-
-    return np.concatenate(parts, axis=1), picked
-
-
-def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Picked]:
-    """The same of a view, whose rows need not be filled for it."""
-    parts = []
-    for shard in shards:
-        parts.append(view.segments(shard))
-        _compare(view.path / shard.file, shard, parts[-1].shape[1], int(parts[-1][3].sum()))
-        read(shard.bytes)
-    segments = np.concatenate(parts, axis=1)
-
-    def picked(which: Int64) -> tuple[Int32, Int32 | None]:
-        ids, labels = view.taken(segments[:, which])
-        return ids, labels if _has_labels(view) else None
-
-    return segments, picked
-
-
-def _documents_of(segments: Int64, picked: _Picked, packed: PackedDirectory) -> Iterator[Rows]:
-    order, (file, position, start, _), first = grouped = documents_of(segments)
-    wrong = start != grouped.expected_starts(whole=False)
-    if wrong.any():
-        at = np.argmax(wrong)
-        raise DataError(
-            f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
-            f"{packed.facts.inputs[file[at]].path} do not fit together",
-            PACK_AGAIN,
-        )
-    tokens = grouped.tokens
-    cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
-    for some in np.split(np.arange(len(tokens)), cuts):
-        ids, labels = picked(order[first[some[0]] : first[some[-1] + 1]])
-        yield Rows(ids, labels, tokens[some], np.arange(len(some) + 1))
-
-
 def _has_labels(packed: PackedDirectory) -> bool:
     return "labels" in packed.facts.config.columns
-
-
-def _gathered(batch: Any, column: str, begin: Int64, length: Int64) -> Int32:
-    """The values of pieces of a column, end to end."""
-    out = np.empty(int(length.sum()), np.uint32)
-    flat = rows_of(batch.column(column)).reshape(-1).view(np.uint32)
-    filling.gather_pieces(flat, begin, length.astype(np.int32), out)
-    return out.view(np.int32)
-
-
-def _picked(unit: list[Any], column: str, which: Int64, begin: Int64, length: Int64) -> Int32:
-    """The values of pieces that lie in several batches, end to end."""
-    out = np.empty(int(length.sum()), np.int32)
-    flat = {int(i): rows_of(unit[i].column(column)).reshape(-1) for i in np.unique(which)}
-    end = 0
-    pieces = zip(which.tolist(), begin.tolist(), length.tolist(), strict=True)
-    for number, place, count in pieces:
-        out[end : end + count] = flat[number][place : place + count]
-        end += count
-    return out
 
 
 def _unshifted(labels: Int32 | None, length: Int64, packed: PackedDirectory) -> Int32 | None:

@@ -1,65 +1,49 @@
-"""Parquet, both Arrow IPC forms, and Hugging Face dataset folders: positions are row numbers."""
+"""Columnar files, whose positions are row numbers: which columns are read, how a record batch
+becomes records, and both Arrow IPC forms. Parquet: `parquet.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
-import pyarrow.parquet as pq
 
 from packer_cli import storage
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, damaged_input, from_os_error
-from packer_cli.inputs.arrow_records import (
-    by_columns,
-    columns_to_read,
-    fields_at,
-    fields_of,
-    is_integer_list,
-    is_text_type,
-    texts_of,
-    tokens_of,
-)
+from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.byte_streams import HashedFile
-from packer_cli.inputs.looked_at import FIRST, Sample
-from packer_cli.inputs.parquet_pages import pages
-from packer_cli.records import BadRecord, Group, InputFile, Int64, LookedAt, Records, Slice
-from packer_cli.result.document_writer import kind_in
+from packer_cli.inputs.formats import FIRST, Reader, Sample
+from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, token_records
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import Shape
+from packer_cli.records import BadRecord, InputFile, Int64, LookedAt, Records, Slice
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.shard_writer import kind_in
 
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
-_BATCH_BYTES = 4 << 20
-# The memory that cells of a batch may take once each has its own copy of its dictionary entry.
-_DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
-_BUFFER_BYTES = 1 << 20
+BATCH_BYTES = 4 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
-# The memory that a page may take whatever --max-line-bytes is: other formats take as much.
-_LEAST_REFUSED = 64 << 20
+_BYTES = {"string": pa.binary(), "large_string": pa.large_binary()}
+if hasattr(pa, "binary_view"):
+    _BYTES["string_view"] = pa.binary_view()
+OVERLONG = "raise --max-line-bytes, or use --on-error skip"
+_SKIP = "mend the row, or use --on-error skip"
 
 
 @contextmanager
-def _reading(file: InputFile) -> Iterator[None]:
+def reading(file: InputFile) -> Iterator[None]:
+    """A context in which what Arrow raises becomes a DataError."""
     try:
         yield
-    except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise damaged_input(
-            f"{file.path}: not a readable {file.format} file: {reason}",
-            "fetch or write the file again",
-        ) from error
-    except OSError as error:
-        if error.errno is not None:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: of names
+        if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
         reason = str(error).splitlines()[0]
         raise damaged_input(
@@ -68,7 +52,90 @@ def _reading(file: InputFile) -> Iterator[None]:
         ) from error
 
 
-class _ColumnarReader:
+# --- which columns
+
+
+def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
+    """The columns to read, checked for presence and type."""
+    expected, tip = {
+        "text": ("a string", "name the right column with --text-field"),
+        "tokens": ("a list of integers", "cast it, for example with pyarrow or datasets"),
+    }.get(shape.kind, ("", ""))
+    is_right = _is_text if shape.kind == "text" else _is_integer_list
+    columns = (shape.columns[own] for own in shape.optional)
+    wanted = [shape.columns[own] for own in shape.required]
+    wanted += [name for name in columns if _fields_at(schema, name)]
+    for name in wanted:
+        fields = _fields_at(schema, name)
+        count = len(fields)
+        if count != 1:
+            raise DataError(
+                f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
+                f"columns found: {named(schema.names)}",
+                "write the file again"
+                if shape.kind == "tokens"
+                else "name the right one with --text-field, or with --field NAME=COLUMN",
+            )
+        kind = fields[0][-1].type
+        if expected and not is_right(kind):
+            raise DataError(
+                f"{file.path}: column '{name}' has type {kind}, expected {expected}", tip
+            )
+    return wanted
+
+
+def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
+    """The ways to a column, each as Arrow's fields from the outermost one on: those whose very name
+    it is, or else those that its dots lead to in structs.
+    """
+    fields = list(fields)
+    if own := [(one,) for one in fields if one.name == column]:
+        return own
+    return [
+        (outer, *way)
+        for outer in fields
+        if column.startswith(f"{outer.name}.") and pa.types.is_struct(outer.type)
+        for way in _fields_at(outer.type, column[len(outer.name) + 1 :])
+    ]
+
+
+def by_columns(batch: Any, columns: list[str]) -> Any:
+    """A batch of these columns, wherever they are in the structs of another."""
+    if all(column in batch.schema.names for column in columns):
+        return batch.select(columns)
+    arrays = []
+    for column in columns:
+        outer, *way = (one.name for one in _fields_at(batch.schema, column)[0])
+        array = batch.column(outer)
+        arrays.append(pc.struct_field(array, way) if way else array)
+    return pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return str(kind) in _BYTES
+
+
+def _is_integer_list(kind: Any) -> bool:
+    is_list = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    return bool(is_list and pa.types.is_integer(kind.value_type))
+
+
+def holds_text(kind: Any) -> bool:
+    if pa.types.is_struct(kind):
+        return any(holds_text(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
+        return holds_text(kind.value_type)
+    return _is_text(kind)
+
+
+# --- from record batches to records
+
+
+class ColumnarReader(Reader):
     """The parts of reading that Parquet and Arrow share, from record batches on."""
 
     holds_tokens = True
@@ -76,60 +143,29 @@ class _ColumnarReader:
     def describe(self, file: InputFile, position: int) -> str:
         return f"row {position}"
 
-    def groups(self, file: InputFile) -> list[Group]:
-        return []
-
-    def _records(
-        self,
-        file: InputFile,
-        batches: Iterator[Any],
-        first_row: int,
-        shape: Shape,
-        consumed: float,
-        longest: int,
+    def records(
+        self, batches: Iterator[Any], first_row: int, shape: Shape, consumed: float, longest: int
     ) -> Iterator[Records]:
         """`consumed`: bytes of the file per row, for progress. `longest`: bytes in a cell."""
         row = first_row
         for batch in batches:
-            for column in filter(lambda one: is_integer_list(one.type), batch.columns):
+            for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
                 column.validate(full=True)  # kernels write where its offsets say
             sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
-            for start, stop in _cuts(sizes, longest, _most_rows(shape)):
-                part = batch.slice(start, stop - start)
-                size = round(part.num_rows * consumed)
+            for start, stop in _cuts(sizes, longest, most_rows(shape)):
                 overlong = next((name for name in sizes if sizes[name][start] > longest), None)
                 if overlong is not None:
                     what = "the text" if shape.kind == "text" else overlong
                     reason = f"{what} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, _OVERLONG)]
-                    yield Records(np.empty(0, np.int64), bad=bad, consumed=size)
-                elif shape.kind == "text":
-                    yield texts_of(part.column(shape.columns["text"]), row, size)
-                elif shape.kind == "tokens":
-                    yield tokens_of(part, row, size)
+                    bad = [BadRecord(row, reason, OVERLONG)]
+                    made = Records(np.empty(0, np.int64), bad=bad)
                 else:
-                    yield fields_of(part, shape, row, size)
-                row += part.num_rows
+                    made = _records_of(batch.slice(start, stop - start), shape, row)
+                row += stop - start
+                yield replace(made, consumed=round((stop - start) * consumed))
 
 
-def _sizes(column: Any) -> Int64:
-    """Bytes of each cell, 0 for nulls; of nested values with their offsets."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
-    elif is_integer_list(kind):
-        sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        sizes = pc.binary_length(column)
-    elif is_text_type(kind):  # Arrow has no function for the lengths of views
-        sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
-    else:
-        sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
-    lengths: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return lengths
-
-
-def _most_rows(shape: Shape) -> int:
+def most_rows(shape: Shape) -> int:
     return _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
 
 
@@ -137,112 +173,103 @@ def _cuts(sizes: dict[str, Int64], longest: int, most_rows: int) -> Iterator[tup
     """(start, stop) of parts of few rows and bytes; a row with a cell above `longest` is alone."""
     columns = list(sizes.values())
     rows = len(columns[0])
-    filled = np.cumsum(np.sum(columns, axis=0)) // _BATCH_BYTES
+    filled = np.cumsum(np.sum(columns, axis=0)) // BATCH_BYTES
     alone = np.flatnonzero(np.max(columns, axis=0) > longest)
     full = np.flatnonzero(np.diff(filled)) + 1
     edges = np.concatenate([np.arange(0, rows, most_rows), full, alone, alone + 1, [rows]])
     return pairwise(np.unique(edges).tolist())
 
 
-def _footer(file: InputFile) -> tuple[Any, Int64]:
-    """The metadata of a Parquet file, and the first row of each row group."""
-    return _footer_of(replace(file, path=storage.identity(file.path)))
+def _sizes(column: Any) -> Int64:
+    """Bytes of each cell, 0 for nulls; of nested values with their offsets."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
+    elif _is_integer_list(kind):
+        sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        sizes = pc.binary_length(column)
+    elif _is_text(kind):  # Arrow has no function for the lengths of views
+        sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
+    else:
+        sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
+    lengths: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
-@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
-def _footer_of(file: InputFile) -> tuple[Any, Int64]:
-    with storage.open_arrow(file.path) as source, pq.ParquetFile(source) as parquet:
-        metadata = parquet.metadata
-    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+def _records_of(batch: Any, shape: Shape, first_row: int) -> Records:
+    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    named_so = {own: name for own, name in shape.columns.items() if name in batch.schema.names}
+    if shape.kind == "tokens":
+        columns = {own: batch.column(name) for own, name in named_so.items()}
+        if (tokens := _faultless_tokens(columns)) is not None:
+            return Records(positions, tokens=tokens)
+        lists = [columns[own].to_pylist() if own in columns else [None] * batch.num_rows
+                 for own in NAMES]  # fmt: skip
+        return token_records(list(zip(*lists, strict=True)), positions, _SKIP, 0)
+    bad = dict[int, str]()
+    what = "the text" if shape.kind == "text" else "a text"
+    values = {own: _values(batch.column(name), what, bad) for own, name in named_so.items()}
+    if shape.kind == "text":
+        for row, text in enumerate(values["text"]):
+            if text is None:
+                bad.setdefault(row, "the text is null")
+    good = [row for row in range(batch.num_rows) if row not in bad]
+    refused = [BadRecord(first_row + row, bad[row], _SKIP) for row in sorted(bad)]
+    if shape.kind == "text":
+        return Records(positions[good], texts=[values["text"][row] for row in good], bad=refused)
+    fields = [{own: _without_nulls(values[own][row]) for own in values} for row in good]
+    return Records(positions[good], fields=fields, bad=refused)
 
 
-class ParquetReader(_ColumnarReader):
-    """Split by row groups; decoded a few megabytes at a time."""
-
-    def groups(self, file: InputFile) -> list[Group]:
-        with _reading(file):
-            metadata, _ = _footer(file)
-            groups = map(metadata.row_group, range(metadata.num_row_groups))
-            return [Group(one.num_rows, one.total_byte_size) for one in groups]
-
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        with _reading(file):
-            names: list[str] = _footer(file)[0].schema.to_arrow_schema().names
-            return names
-
-    def read(
-        self,
-        file: InputFile,
-        part: Slice,
-        shape: Shape,
-        config: DocumentConfig,
-        *,
-        peek: bool = False,
-    ) -> Iterator[Records]:
-        with _reading(file):
-            metadata, first_rows = _footer(file)
-            # buffered, or a row group's column would be read in one piece
-            with (
-                HashedFile(file.path) as hashed,
-                pq.ParquetFile(
-                    hashed, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
-                ) as parquet,
-            ):
-                names = columns_to_read(file, parquet.schema_arrow, shape)
-                stop = metadata.num_row_groups if part.stop is None else part.stop
-                consumed = file.size / max(metadata.num_rows, 1)
-                for groups in _readable(file, metadata, range(part.start, stop), names, config):
-                    first_row = int(first_rows[groups.start])
-                    if isinstance(groups, _Overlong):
-                        bad = [BadRecord(first_row, groups.reason, _OVERLONG)]
-                        yield Records(np.empty(0, np.int64), texts=[], bad=bad)
-                        continue
-                    rows = max(int(first_rows[groups.stop]) - first_row, 1)
-                    size = sum(_stored_bytes(metadata.row_group(i), names) for i in groups)
-                    most = _most_rows(shape)
-                    at_once = min(max(_BATCH_BYTES * rows // max(size, 1), 1), most)
-                    for group in map(metadata.row_group, groups):
-                        at_once = min(at_once, _rows_of_dictionaries(file, group, names, most))
-                    batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
-                    own = (by_columns(batch, names) for batch in batches)
-                    yield from self._records(
-                        file, own, first_row, shape, consumed, config.max_line_bytes
-                    )
-                first = None if part.start or stop == 0 else _first_rows(file, metadata)
-                end = Records.end(hashed.stretches())
-                yield replace(end, looked_at=_looked_at(first, shape, config))
-
-    def describe(self, file: InputFile, position: int) -> str:
-        with _reading(file):
-            _, first_rows = _footer(file)
-        group = int(np.searchsorted(first_rows, position, side="right")) - 1
-        row = position - first_rows[group]
-        return f"row group {group}, row {row} (row {position} of the file)"
+def _values(column: Any, what: str, bad: dict[int, str]) -> list[Any]:
+    """The values of a column, None where one is not UTF-8. OUT bad: by row, what is wrong then."""
+    values: list[Any] = []
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        for row, cell in enumerate(column):
+            try:
+                values.append(cell.as_py())
+            except UnicodeDecodeError as error:
+                values.append(None)
+                bad.setdefault(row, f"invalid UTF-8 at byte {error.start} of {what}")
+    return values
 
 
-def _first_rows(file: InputFile, metadata: Any) -> Any:
-    """A batch of the first rows of a Parquet file: all columns of texts whose pages are small."""
-    schema, group = metadata.schema.to_arrow_schema(), metadata.row_group(0)
-    names = []
-    for one in schema:
-        own = [column for column in _chunks(group, [one.name])
-               if column.path_in_schema.split(".")[0] == one.name]  # fmt: skip
-        first = [next(pages(file.path, column), None) for column in own]
-        if _holds_text(one.type) and all(page and page.size < _DENSE_BYTES for page in first):
-            names.append(one.name)
-    # not through the file whose bytes are hashed as they are read
-    with (
-        storage.open_arrow(file.path) as source,
-        pq.ParquetFile(
-            source, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False
-        ) as parquet,
-    ):
-        return next(parquet.iter_batches(FIRST, row_groups=[0], columns=names), None)
+def _without_nulls(value: Any) -> Any:
+    """The value without nulls: Arrow gives each struct all fields that any in its column has."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
-    """What the first rows of a batch hold."""
+def _faultless_tokens(columns: dict[str, Any]) -> Tokens | None:
+    """The tokens, straight from Arrow's buffers; None where a row must be looked at by itself."""
+    flat = {own: column.flatten() for own, column in columns.items()}
+    if any(one.null_count for one in [*columns.values(), *flat.values()]):
+        return None
+    offsets = {own: _offsets(column) for own, column in columns.items()}
+    if any(not np.array_equal(own, offsets["input_ids"]) for own in offsets.values()):
+        return None
+    values = {own: one.to_numpy(zero_copy_only=True) for own, one in flat.items()}
+    return faultless(
+        values["input_ids"], offsets["input_ids"], values.get("labels"),
+        values.get("attention_mask"),
+    )  # fmt: skip
+
+
+def _offsets(column: Any) -> Int64:
+    """int64[n + 1], where each list begins in the column's own values; it has no nulls."""
+    if pa.types.is_fixed_size_list(column.type):
+        return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
+    offsets: Int64 = column.offsets.to_numpy().astype(np.int64)
+    offsets -= offsets[0]
+    return offsets
+
+
+def looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
+    """A look at the first rows of a batch."""
     if batch is None:
         return LookedAt()
 
@@ -256,125 +283,36 @@ def _looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
     return Sample(shape, config).of(min(batch.num_rows, FIRST), fields)
 
 
-def _holds_text(kind: Any) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
-    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
-        return _holds_text(kind.value_type)
-    return is_text_type(kind)
+# --- Arrow
 
 
-def _chunks(row_group: Any, names: list[str]) -> list[Any]:
-    """Of some columns, or of some more where names begin alike."""
-    columns = (row_group.column(i) for i in range(row_group.num_columns))
-    return [column for column in columns if column.path_in_schema.startswith(tuple(names))]
-
-
-def _stored_bytes(row_group: Any, names: list[str]) -> int:
-    """Decompressed bytes of some columns."""
-    return sum(column.total_uncompressed_size for column in _chunks(row_group, names))
-
-
-def _rows_of_dictionaries(file: InputFile, row_group: Any, names: list[str], most: int) -> int:
-    """How many rows, at `most`, may be read at once, though a cell that is stored once, in a
-    dictionary, may be in all of them.
-    """
-    rows: int = min(row_group.num_rows, most)
-    for chunk in _chunks(row_group, names):
-        if not chunk.has_dictionary_page or chunk.total_uncompressed_size * rows < _DENSE_BYTES:
-            continue
-        page = next(pages(file.path, chunk), None)
-        if page and page.is_dictionary:
-            cell = page.size // max(page.values, 1)  # of the usual length, and the longest
-            rows = min(rows, _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(page.size, 1))
-    return max(rows, 1)
-
-
-class _Overlong(NamedTuple):
-    """A row group whose only row has a cell that is too long to be read."""
-
-    start: int
-    reason: str
-
-
-def _readable(
-    file: InputFile, metadata: Any, groups: range, names: list[str], config: DocumentConfig
-) -> Iterator[range | _Overlong]:
-    """Row groups that follow each other, without those of one row that is overlong.
-
-    Raises DataError for an overlong cell among others: no reader passes over a part of a group.
-    """
-    begin = groups.start
-    for group in groups:
-        reason = _overlong(file, metadata.row_group(group), names, config.max_line_bytes)
-        if not reason:
-            continue
-        if metadata.row_group(group).num_rows > 1:
-            raise DataError(
-                f"{file.path}, row group {group}: {reason}; the rows "
-                "beside it cannot be read without it",
-                "raise --max-line-bytes, or write the file again without that row",
-            )
-        if begin < group:
-            yield range(begin, group)
-        yield _Overlong(group, reason)
-        begin = group + 1
-    if begin < groups.stop:
-        yield range(begin, groups.stop)
-
-
-def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -> str:
-    """Why a row group cannot be read in bounded memory, before any is taken; "" if it can."""
-    for chunk in _chunks(row_group, names):
-        if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
-            continue
-        for page in pages(file.path, chunk):
-            if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
-                name = chunk.path_in_schema.split(".")[0]
-                what = f"{page.values} cells" if page.values > 1 else "one cell"
-                return f"{name} is longer than {longest} bytes: {page.size} bytes in {what}"
-    return ""
-
-
-class ArrowReader(_ColumnarReader):
+class ArrowReader(ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         with (
-            _reading(file),
+            reading(file),
             storage.open_bytes(file.path) as stored,
-            _open_arrow(file, stored) as (
-                schema,
-                _,
-            ),
+            _open_arrow(file, stored) as (schema, _),
         ):
             names: list[str] = schema.names
             return names
 
     def read(
-        self,
-        file: InputFile,
-        part: Slice,
-        shape: Shape,
-        config: DocumentConfig,
-        *,
-        peek: bool = False,
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         with (
-            _reading(file),
+            reading(file),
             HashedFile(file.path) as hashed,
-            _open_arrow(file, hashed) as (
-                schema,
-                read_columns,
-            ),
+            _open_arrow(file, hashed) as (schema, read_columns),
         ):
             batches = read_columns(columns_to_read(file, schema, shape))
-            yield from self._records(file, batches, 0, shape, 0.0, config.max_line_bytes)
+            yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
             texts = [one.name for one in schema if schema.names.count(one.name) == 1
-                     and _holds_text(one.type)]  # fmt: skip
+                     and holds_text(one.type)]  # fmt: skip
             first = next(read_columns(texts), None)
             end = Records.end(hashed.stretches())
-            yield replace(end, looked_at=_looked_at(first, shape, config))
+            yield replace(end, looked_at=looked_at(first, shape, config))
 
 
 @contextmanager
@@ -408,12 +346,43 @@ def _open_arrow(
             )
 
         def read_columns(names: list[str]) -> Iterator[Any]:
-            outer = dict.fromkeys(fields_at(schema, name)[0][0].name for name in names)
+            outer = dict.fromkeys(_fields_at(schema, name)[0][0].name for name in names)
             with start([schema.get_field_index(name) for name in outer]) as reader:
                 if is_file:
                     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
                 else:
                     batches = iter(reader)
-                yield from (by_columns(batch, names) for batch in batches)
+                yield from (by_columns(_checked(batch), names) for batch in batches)
 
         yield schema, read_columns
+
+
+def _checked(batch: Any) -> Any:
+    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Whether texts
+    are UTF-8 is told later, of each record.
+    """
+    if batch.num_rows < 0:
+        raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
+    batch.validate()
+    for column in batch.columns:
+        column.view(_of_bytes(column.type)).validate(full=True)
+    return batch
+
+
+def _of_bytes(kind: Any) -> Any:
+    """The type with bytes in the place of texts, which Arrow does not look at."""
+
+    def own(field: Any) -> Any:
+        return field.with_type(_of_bytes(field.type))
+
+    if pa.types.is_struct(kind):
+        return pa.struct([own(kind.field(i)) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(own(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(own(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(own(kind.value_field), kind.list_size)
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), kind.ordered)
+    return _BYTES.get(str(kind), kind)

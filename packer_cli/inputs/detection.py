@@ -1,18 +1,23 @@
-"""What the records of inputs are, from the first one of each file."""
+"""The shapes of inputs' records, from the first one of each file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from packer_cli import storage
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.field_tips import options_for, role_options, written
-from packer_cli.config.pair_rules import refuse_labels_among_pairs
-from packer_cli.config.shapes import (
+from packer_cli.errors import DamagedInputError, DataError, PackerError
+from packer_cli.inputs.byte_streams import peeking
+from packer_cli.inputs.formats import DocumentReader, beginning, reader_for
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.field_tips import options_for, role_options, written
+from packer_cli.options.shape_rules import refuse_labels_among_pairs
+from packer_cli.options.shapes import (
     MESSAGE_KEYS,
     OPTIONAL,
     PREFERENCE,
@@ -21,17 +26,16 @@ from packer_cli.config.shapes import (
     joined,
     may_hold,
 )
-from packer_cli.errors import DamagedInputError, DataError, PackerError
-from packer_cli.inputs.formats import beginning, holds_documents, reader_for
 from packer_cli.records import InputFile
 
 _BEGINNING = 1 << 16
 _REQUESTS = 16  # at a time, to a store that answers each after a while
+_TWO_COMMANDS = "pack texts and token ids with two commands"
 
 
 @dataclass(frozen=True)
 class KnownShapes:
-    """What is known without a look at records, since an earlier run has read them.
+    """Shapes that are known without a look at records, since an earlier run has read them.
 
     files   by index: of inputs
     others  by `Shape.name`: of files that are no inputs now, but stay in the result
@@ -51,8 +55,8 @@ def detect_shape(
     unused: dict[str, list[str]] | None = None,
     lacking: dict[str, DataError] | None = None,
 ) -> tuple[list[InputFile], Shape]:
-    """What the records are, from the first one of each file whose shape is not `known`: the files,
-    which say which of several shapes they have, and their shape. DataError when the shape of a file
+    """The files, which say which of several shapes they have, and their shape, from the first
+    record of each whose shape is not `known`. DataError when the shape of a file
     is unknown, or where files cannot be packed together; UsageError for pairs beside answers with a
     label.
 
@@ -88,188 +92,171 @@ def shapes_of(
     """The shape of each file that has a record, by its index. DataError, `unused` and `lacking` as
     `detect_shape`. OUT damage: of files that are left out.
     """
-    find = partial(
-        _shape_of, config=config, known=known or {},
-        unused={} if unused is None else unused, lacking={} if lacking is None else lacking,
-        damage=[] if damage is None else damage,
+    look = _Look(
+        config, known or {}, {} if unused is None else unused, {} if lacking is None else lacking,
+        [] if damage is None else damage,
     )  # fmt: skip
-    left = iter(files)
-    for file in left:
-        if (shape := find(file)) is not None:
-            break
-    else:
-        return {}
-    (_refuse_text_formats if shape.kind == "tokens" else _refuse_token_formats)(files, file)
-    shapes, rest = {file.index: shape}, list(left)
-    if any(storage.is_url(file.path) for file in rest):
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            more = list(pool.map(find, rest))
-    else:
-        more = [find(file) for file in rest]
-    for other, one in zip(rest, more, strict=True):
-        if one is not None:
-            if "tokens" in (one.kind, shape.kind) and one.kind != shape.kind:
-                raise _tokens_and_texts(other, one, file, shape)
-            shapes[other.index] = one
-    return shapes
+    shapes = dict[int, Shape]()
+    with peeking():
+        left = iter(files)
+        first = next((file for file in left if look.into(file, shapes)), None)
+        if first is None:
+            return {}
+        kind = shapes[first.index].kind
+        for file in files:
+            _refuse_format(file, first, is_tokens=kind == "tokens")
+        rest = list(left)
+        if any(storage.is_url(file.path) for file in rest):
+            with ThreadPoolExecutor(_REQUESTS) as pool:
+                list(pool.map(look.into, rest, repeat(shapes)))
+        else:
+            for file in rest:
+                look.into(file, shapes)
+    for file in rest:
+        other = shapes[file.index].kind if file.index in shapes else kind
+        if "tokens" in (other, kind) and other != kind:
+            raise DataError(f"{file.path}: holds {other}, {first.path} holds {kind}", _TWO_COMMANDS)
+    return {file.index: shapes[file.index] for file in files if file.index in shapes}
 
 
-def _shape_of(
-    file: InputFile,
-    config: DocumentConfig,
-    unused: dict[str, list[str]],
-    known: Mapping[int, Shape],
-    lacking: dict[str, DataError],
-    damage: list[DamagedInputError],
-) -> Shape | None:
-    """The shape of a file's first record; None when it has none. OUT unused, lacking, damage."""
-    if file.index in known:
-        return known[file.index]
+def _refuse_format(file: InputFile, first: InputFile, *, is_tokens: bool) -> None:
+    """DataError for a format that cannot hold what the first file does."""
     reader = reader_for(file.format)
-    try:
-        fields = reader.fields(file, config)
-    except DamagedInputError as error:
-        if config.on_error == "fail":
-            raise
-        damage.append(error)
-        return None  # the unit that reads it leaves it out
-    if fields is None:
-        return None
-    fields = [*fields, *_held_later(file, fields, config)]
-    there = {own: name for own, name in config.renamed.items() if may_hold(fields, name)}
-    try:
-        shape = _found(file, fields, config, config.renamed)
-    except DataError as error:
-        if there == config.renamed:
-            raise
-        try:  # the others may be for other files
-            shape = _found(file, fields, config, there)
-        except DataError:
-            raise error from None
-        for own in config.renamed.keys() - there.keys():
-            lacking.setdefault(own, error)
-    if shape.is_supervised:
-        used = shape.columns.values()
-        unused[file.path] = [
-            name for name in fields if not any(may_hold((name,), column) for column in used)
-        ]
-    if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
-        return replace(shape, of_messages=_pairs_messages(file, shape, config))
-    return shape
+    if is_tokens and not reader.holds_tokens:
+        what = f"texts, {first.path} holds input_ids"
+    elif not is_tokens and isinstance(reader, DocumentReader):
+        what = f"token ids, {first.path} does not"
+    else:
+        return
+    raise DataError(f"{file.path}: {file.format} files hold {what}", _TWO_COMMANDS)
 
 
-def _held_later(file: InputFile, fields: list[str], config: DocumentConfig) -> list[str]:
-    """Columns of optional fields, as --field maps them, that only other records at the file's
-    beginning have.
-    """
-    columns = [name for own, name in config.renamed.items()
-               if own in OPTIONAL and not may_hold(fields, name)]  # fmt: skip
-    if not columns or not fields:
-        return []
-    own = {f"field_{number}": name for number, name in enumerate(columns)}
-    every = Shape("messages", {"messages": fields[0], **own})
-    found = set[str]()
-    with suppress(PackerError):
-        part = beginning(file, _BEGINNING)
-        for records in reader_for(file.format).read(file, part, every, config, peek=True):
-            for values in records.fields or []:
-                found.update(own[one] for one in own if values.get(one) is not None)
-    return sorted(found)
+class _Look(NamedTuple):
+    """A look at the first records of files. OUT unused, lacking, damage: as `shapes_of` says."""
 
+    config: DocumentConfig
+    known: Mapping[int, Shape]
+    unused: dict[str, list[str]]
+    lacking: dict[str, DataError]
+    damage: list[DamagedInputError]
 
-def _found(
-    file: InputFile, fields: list[str], config: DocumentConfig, renamed: dict[str, str]
-) -> Shape:
-    """The shape of records with these fields. DataError where there is none; the tip is what the
-    first record's values tell.
-    """
-    find = partial(
-        find_shape, fields, config.shape, where=file.path,
-        tokens=reader_for(file.format).holds_tokens,
-    )  # fmt: skip
-    try:
-        return find(renamed)
-    except DataError as error:
-        options = options_for(_first_record(file, fields, config), config.shape)
-        own = {n: c for n, c in options.get("--field", {}).items() if n not in MESSAGE_KEYS}
+    def into(self, file: InputFile, shapes: dict[int, Shape]) -> bool:
+        """True where the file has a record. OUT shapes: that of its first."""
+        shape = self.known.get(file.index) or self._shape_of(file)
+        if shape is not None:
+            shapes[file.index] = shape
+        return shape is not None
+
+    def _shape_of(self, file: InputFile) -> Shape | None:
+        config, reader = self.config, reader_for(file.format)
         try:
-            find(renamed | own)
-        except DataError:
-            raise error from None
-        raise DataError(error.message, f"add {written(options)}") from None
+            fields = reader.fields(file, config)
+        except DamagedInputError as error:
+            if config.on_error == "fail":
+                raise
+            self.damage.append(error)
+            return None  # the unit that reads it leaves it out
+        if fields is None:
+            return None
+        fields = [*fields, *self._held_later(file, fields)]
+        there = {own: name for own, name in config.renamed.items() if may_hold(fields, name)}
+        try:
+            shape = self._found(file, fields, config.renamed)
+        except DataError as error:
+            if there == config.renamed:
+                raise
+            try:  # the others may be for other files
+                shape = self._found(file, fields, there)
+            except DataError:
+                raise error from None
+            for own in config.renamed.keys() - there.keys():
+                self.lacking.setdefault(own, error)
+        if shape.is_supervised:
+            used = shape.columns.values()
+            self.unused[file.path] = [
+                name for name in fields if not any(may_hold((name,), column) for column in used)
+            ]
+        if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
+            of_messages = "messages" in shape.columns
+            if not of_messages:
+                with suppress(DamagedInputError):  # which the unit that reads it meets, too
+                    first = next(_first_fields(file, shape, config), {})
+                    of_messages = any(isinstance(first.get(own), list) for own in shape.required)
+            return replace(shape, of_messages=of_messages)
+        return shape
+
+    def _held_later(self, file: InputFile, fields: list[str]) -> list[str]:
+        """Columns of optional fields, as --field maps them, that only other records at the file's
+        beginning have.
+        """
+        columns = [name for own, name in self.config.renamed.items()
+                   if own in OPTIONAL and not may_hold(fields, name)]  # fmt: skip
+        found = set[str]()
+        if columns and fields:
+            with suppress(PackerError):
+                for values in _first_columns(file, [fields[0], *columns], self.config):
+                    found.update(name for name in columns if values.get(name) is not None)
+        return sorted(found)
+
+    def _found(self, file: InputFile, fields: list[str], renamed: dict[str, str]) -> Shape:
+        """The shape of records with these fields. DataError where there is none; the tip is what
+        the first record's values tell.
+        """
+        find = partial(
+            find_shape, fields, self.config.shape, where=file.path,
+            tokens=reader_for(file.format).holds_tokens,
+        )  # fmt: skip
+        try:
+            return find(renamed)
+        except DataError as error:
+            record = dict[str, object]()
+            with suppress(PackerError):  # such as for a name that cannot be read, or a long cell
+                record = next(_first_columns(file, fields, self.config), {})
+            options = options_for(record, self.config.shape)
+            own = {n: c for n, c in options.get("--field", {}).items() if n not in MESSAGE_KEYS}
+            try:
+                find(renamed | own)
+            except DataError:
+                raise error from None
+            raise DataError(error.message, f"add {written(options)}") from None
 
 
-def _first_record(file: InputFile, fields: list[str], config: DocumentConfig) -> dict[str, object]:
-    """All values of the first good record; {} where there is none at the beginning."""
-    first, *others = fields
-    columns = {f"field_{number}": name for number, name in enumerate(others) if name != first}
-    every = Shape("messages", {"messages": first, **columns})
-    try:
-        part = beginning(file, _BEGINNING)
-        for records in reader_for(file.format).read(file, part, every, config, peek=True):
-            for values in records.fields or []:
-                return {every.columns[own]: value for own, value in values.items()}
-    except PackerError:  # such as for a name that cannot be read, or a cell that is too long
-        pass
-    return {}
+def _first_fields(
+    file: InputFile, shape: Shape, config: DocumentConfig
+) -> Iterator[dict[str, Any]]:
+    """The fields of the records at a file's beginning. Raises PackerError as a reader does."""
+    part = beginning(file, _BEGINNING)
+    for records in reader_for(file.format).read(file, part, shape, config):
+        yield from records.fields or []
+
+
+def _first_columns(
+    file: InputFile, columns: list[str], config: DocumentConfig
+) -> Iterator[dict[str, Any]]:
+    """Values of some columns in the records at a file's beginning. Raises as `_first_fields`."""
+    if columns:
+        own = {f"field_{number}": name for number, name in enumerate(columns[1:])
+               if name != columns[0]}  # fmt: skip
+        every = Shape("messages", {"messages": columns[0], **own})
+        for values in _first_fields(file, every, config):
+            yield {every.columns[own]: value for own, value in values.items()}
 
 
 def speakers_tip(file: InputFile, shape: Shape, config: DocumentConfig) -> str:
-    """Which --role options the speakers of a file's first record need; "" where they are known."""
+    """A tip with the --role options that a file's first record needs; "" for known speakers."""
     if not shape.is_chat or config.roles:
         return ""
-    part, role = beginning(file, _BEGINNING), config.message_keys.get("role")
     with suppress(PackerError):
-        for records in reader_for(file.format).read(file, part, shape, config, peek=True):
-            for fields in records.fields or []:
-                options = role_options(fields[shape.required[0]], role)
-                return f"add {written(options)}" if options else ""
+        for fields in _first_fields(file, shape, config):
+            options = role_options(fields[shape.required[0]], config.message_keys.get("role"))
+            return f"add {written(options)}" if options else ""
     return ""
 
 
 def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
     where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
-    return DataError(
-        f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
-        + (" that can be read" if config.on_error == "skip" else ""),
-        "leave out --on-error skip to see what is wrong with the first record"
-        if config.on_error == "skip"
-        else "check the paths; the files are empty or hold only blank lines",
-    )
-
-
-def _tokens_and_texts(file: InputFile, shape: Shape, other: InputFile, its: Shape) -> DataError:
-    return DataError(
-        f"{file.path}: holds {shape.kind}, {other.path} holds {its.kind}",
-        "pack texts and token ids with two commands",
-    )
-
-
-def _pairs_messages(file: InputFile, shape: Shape, config: DocumentConfig) -> bool:
-    """Whether the prompt or an answer of the first good record is a list of messages."""
-    if "messages" in shape.columns:
-        return True
-    part = beginning(file, _BEGINNING)
-    with suppress(DamagedInputError):  # which the unit that reads it meets, too
-        for records in reader_for(file.format).read(file, part, shape, config, peek=True):
-            for fields in records.fields or []:
-                return any(isinstance(fields[own], list) for own in shape.required)
-    return False
-
-
-def _refuse_token_formats(files: list[InputFile], texts: InputFile) -> None:
-    for file in files:
-        if holds_documents(file):
-            raise DataError(
-                f"{file.path}: {file.format} files hold token ids, {texts.path} does not",
-                "pack texts and token ids with two commands",
-            )
-
-
-def _refuse_text_formats(files: list[InputFile], tokens: InputFile) -> None:
-    for file in files:
-        if not reader_for(file.format).holds_tokens:
-            raise DataError(
-                f"{file.path}: {file.format} files hold texts, {tokens.path} holds input_ids",
-                "pack texts and token ids with two commands",
-            )
+    problem = f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
+    if config.on_error == "skip":
+        tip = "leave out --on-error skip to see what is wrong with the first record"
+        return DataError(f"{problem} that can be read", tip)
+    return DataError(problem, "check the paths; the files are empty or hold only blank lines")

@@ -1,62 +1,88 @@
-"""Readers by format: each turns a slice of a file into `Records`. Adding one: CONTRIBUTING.md.
+"""A format of inputs is a `Reader`, which turns slices of a file into `Records`.
 
-read(file, slice, shape, config)       batches of records, in bounded memory
-describe(file, position)               a record's place, in words
+Adding one: CONTRIBUTING.md. The table of formats is `options/formats.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Protocol, cast
+from itertools import pairwise
+from typing import Any
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.formats import format_named
-from packer_cli.config.shapes import Shape
-from packer_cli.records import Documents, Group, InputFile, Records, Slice
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_named
+from packer_cli.options.shape_rules import known_texts, used_columns
+from packer_cli.options.shapes import INSIDE, Shape, value_at
+from packer_cli.records import Documents, Group, InputFile, LookedAt, Records, Slice
+
+_COMPRESSION_RATIO = 4  # of text, about
 
 
-class Reader(Protocol):
-    """What a format must offer.
+class Reader:
+    """A format. Whatever it opens may be a URL, and memory does not depend on the size of a file.
 
-    `holds_tokens`: records can be token ids. `fields` gives the names in the first record, None
-    when there is none. `read` yields Records in the file's order; with `peek`, what it takes
-    from stdin is read again by the run. `groups` gives the row groups of a file, where its slices
-    count these.
+    holds_tokens  records can be token ids
     """
 
-    holds_tokens: bool
+    holds_tokens = False
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None: ...
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+        """The names of fields in the first record; None when there is none."""
+        raise NotImplementedError
+
     def read(
-        self,
-        file: InputFile,
-        part: Slice,
-        shape: Shape,
-        config: DocumentConfig,
-        *,
-        peek: bool = False,
-    ) -> Iterator[Records]: ...
-    def describe(self, file: InputFile, position: int) -> str: ...
-    def groups(self, file: InputFile) -> list[Group]: ...
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[Records]:
+        """The records of a slice in the file's order, in batches, and the stretches that were
+        read.
+        """
+        raise NotImplementedError
+
+    def describe(self, file: InputFile, position: int) -> str:
+        """The place of a record, in words; it may read the file, so it is for errors only."""
+        raise NotImplementedError
+
+    def weight(self, file: InputFile) -> int:
+        """About how many bytes of text a file has."""
+        return file.size * (_COMPRESSION_RATIO if file.compression else 1)
+
+    def split(self, file: InputFile, parts: int) -> list[Slice]:
+        """A file as about so many slices of about one weight; none where it is read whole."""
+        return []
+
+    def groups(self, file: InputFile) -> list[Group] | None:
+        """The row groups that slices count; None where they count something else."""
+        return None
+
+    def documents(self, file: InputFile) -> Documents | None:
+        """The documents that slices count; None where they count something else."""
+        return None
 
 
-class DocumentReader(Reader, Protocol):
-    """A reader of a format that holds token ids, and whose slices count documents, from 0.
+class DocumentReader(Reader):
+    """A format of token ids, whose slices count documents from 0."""
 
-    `documents` is what a file has. `edges` gives at most `parts` + 1 ascending numbers of
-    documents, from 0 to their count, between which lie about as many bytes each.
-    """
+    holds_tokens = True
 
-    def documents(self, file: InputFile) -> Documents: ...
-    def edges(self, file: InputFile, parts: int) -> list[int]: ...
+    def documents(self, file: InputFile) -> Documents:
+        raise NotImplementedError
 
+    def edges(self, file: InputFile, parts: int) -> Sequence[int]:
+        """Documents, from 0 to their count, between which lie about as many bytes each."""
+        raise NotImplementedError
 
-class RecordReader(Reader, Protocol):
-    """A reader of a format whose slices begin where records do. `edges`: as `record_edges`."""
+    def describe(self, file: InputFile, position: int) -> str:
+        return f"document {position}"
 
-    def edges(self, file: InputFile, parts: int) -> list[int]: ...
+    def weight(self, file: InputFile) -> int:
+        return self.documents(file).bytes
+
+    def split(self, file: InputFile, parts: int) -> list[Slice]:
+        edges = self.edges(file, parts)
+        each = max(1, self.weight(file)) // max(len(edges) - 1, 1)
+        return [Slice(file.index, a, b, each) for a, b in pairwise(edges)]
 
 
 @cache
@@ -68,42 +94,13 @@ def reader_for(name: str) -> Reader:
 
 
 def groups_of(file: InputFile) -> list[Group] | None:
-    """The row groups that slices of a file count; None where they count something else."""
-    if format_named(file.format).cut_by != "row group":
-        return None
+    """Call `Reader.groups`."""
     return reader_for(file.format).groups(file)
 
 
 def documents_of(file: InputFile) -> Documents | None:
-    """The documents that slices of a file count; None where they count something else."""
-    reader = _document_reader(file)
-    return None if reader is None else reader.documents(file)
-
-
-def record_edges(file: InputFile, parts: int) -> list[int] | None:
-    """The bytes at which a file is cut into up to `parts`, from 0 on; None where any byte does, or
-    slices count something else. Reads the file.
-    """
-    if format_named(file.format).cut_by != "record":
-        return None
-    return cast("RecordReader", reader_for(file.format)).edges(file, parts)
-
-
-def document_edges(file: InputFile, parts: int) -> list[int] | None:
-    """The documents at which a file is cut into `parts`; None where slices count something else."""
-    reader = _document_reader(file)
-    return None if reader is None else reader.edges(file, parts)
-
-
-def _document_reader(file: InputFile) -> DocumentReader | None:
-    if format_named(file.format).cut_by != "document":
-        return None
-    return cast("DocumentReader", reader_for(file.format))
-
-
-def holds_documents(file: InputFile) -> bool:
-    """Whether slices of a file count documents, which are token ids."""
-    return _document_reader(file) is not None
+    """Call `Reader.documents`."""
+    return reader_for(file.format).documents(file)
 
 
 def beginning(file: InputFile, size: int) -> Slice:
@@ -112,3 +109,82 @@ def beginning(file: InputFile, size: int) -> Slice:
     """
     cut = format_named(file.format).counts_bytes
     return Slice(file.index, 0, size if cut else None, 0)
+
+
+FIRST = 64  # records of a slice that are all looked at
+_EACH = 64  # one of so many of the others
+_LONG = 100  # characters of a text: names, dates, languages and the like are shorter
+_TELLING = 20  # characters that no other text has by chance
+
+
+class Sample:
+    """Some records of a slice, for what they hold beside what is used: the first ones, and a few of
+    all others, so that it costs next to nothing.
+    """
+
+    def __init__(self, shape: Shape, config: DocumentConfig) -> None:
+        texts = {shape.columns[own] for own in known_texts(shape, config)}
+        # by column, whether its value counts only where it is text
+        self._used = {name: name in texts for name in used_columns(shape, config)}
+        self._passed = 0
+        self._is_none = shape.kind == "tokens"
+
+    def of(self, count: int, fields: Callable[[int], Mapping[str, Any] | None]) -> LookedAt:
+        """The content of the next `count` records. `fields` gives all fields of one, by its index;
+        None where it cannot be read.
+        """
+        first, self._passed = self._passed, self._passed + count
+        if self._is_none:
+            return LookedAt()
+        wanted = [*range(min(max(FIRST - first, 0), count))]
+        wanted += range(max(-first % _EACH, FIRST - first), count, _EACH)
+        number = characters = 0
+        unused = dict[str, int]()
+        for index in wanted:
+            if (record := fields(index)) is not None:
+                number += 1
+                characters += self._look_at(record, unused)
+        return LookedAt(number, characters, unused)
+
+    def _look_at(self, record: Mapping[str, Any], unused: dict[str, int]) -> int:
+        """The number of a record's characters; those of long texts that nothing uses join `unused`.
+
+        Words count rather than a URL, a digest or a picture; not all languages have spaces. A text
+        that says what is used once more, or is a rendering of it, is no loss.
+        """
+        own, whole = list[str](), set[str]()
+        for column, is_text in self._used.items():
+            value = value_at(record, column)
+            if isinstance(value, str) or not is_text:
+                own += _texts(value)
+                whole.add(column)
+        characters = sum(map(len, own))
+        longest = max(own, key=len, default="").strip()
+        joined = "\n".join(own)
+        for name in record.keys() - whole:
+            value = record[name]
+            is_plain = isinstance(value, str)
+            if is_plain and value.lstrip()[:1] + value.rstrip()[-1:] in ("{}", "[]"):  # it is JSON
+                is_plain = False
+            for text in _texts(value):
+                characters += len(text)
+                if len(text) < _LONG or (" " not in text and text.isascii()):
+                    continue
+                if text.strip() in joined or (len(longest) >= _TELLING and longest in text):
+                    continue
+                key = name if is_plain else name + INSIDE
+                unused[key] = unused.get(key, 0) + len(text)
+        return characters
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list):
+            left += one

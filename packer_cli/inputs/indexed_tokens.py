@@ -1,14 +1,28 @@
-"""Files of token ids end to end, with an index of where documents end: what such formats share.
+"""Files of token ids end to end, with an index of where documents end: Megatron-LM's, datatrove's.
 
 Positions are numbers of documents, and so are the starts and stops of slices. The index is read
 once and held, 8 bytes a document; of the tokens a few megabytes at a time.
+
+Megatron-LM: `X.bin` of token ids, `X.idx` of sequences and documents. `_IndexWriter` in
+megatron/core/datasets/indexed_dataset.py defines the index: a header of 9 bytes, version uint64 1,
+the code of the token type uint8, the counts of sequences and of document boundaries uint64, then
+lengths int32 in tokens, begins int64 in bytes, and boundaries int64 in sequences, the first of
+which is 0. A document may be several sequences. What follows, a mode int8 for each sequence, tells
+text from other things; here all must be text, 0.
+
+datatrove: `X.ds` of token ids, `X.ds.index` of where documents end. `TokenizedFile` in
+datatrove/pipeline/tokens/tokenizer.py defines them: tokens of 2 or 4 bytes, unsigned; ends uint64,
+in tokens. `X.ds.loss`, if it is there, has a byte for each token, 1 where it is trained on. The
+first line of `X.ds.metadata`, if it is there, ends with `|` and the bytes of a token (older ones do
+not); otherwise the sizes of the file and of its last end tell them.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -19,16 +33,17 @@ import numpy.typing as npt
 
 from packer_cli import storage
 from packer_cli._kernels import inputs as kernels
-from packer_cli.config.options import PackConfig
-from packer_cli.config.shapes import Shape
-from packer_cli.errors import DataError, from_os_error
-from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source
-from packer_cli.inputs.token_columns import check_tokens, clipped, faultless
+from packer_cli.errors import DataError
+from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, refusals
+from packer_cli.inputs.formats import DocumentReader
+from packer_cli.inputs.token_columns import faultless, token_records
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import companions
+from packer_cli.options.shapes import Shape
 from packer_cli.records import (
     IGNORED,
     BadRecord,
     Documents,
-    Group,
     InputFile,
     Int64,
     Records,
@@ -39,12 +54,12 @@ _BATCH_BYTES = 4 << 20
 _BYTES_PER_TOKEN = 4
 _SKIP = "mend the document, or use --on-error skip"
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
-COPY_AGAIN = "they are not of one dataset, or one was cut short: copy or write both again"
+_COPY_AGAIN = "they are not of one dataset, or one was cut short: copy or write both again"
 
 
 @dataclass(frozen=True)
 class TokenIndex:
-    """Where the documents of a file are.
+    """The places of a file's documents.
 
     kind     the integers that the tokens are stored as
     offsets  int64[documents + 1], in tokens: document i is offsets[i]..offsets[i + 1]
@@ -56,10 +71,8 @@ class TokenIndex:
     loss: str | None = None
 
 
-class IndexedReader:
-    """What such formats share; each says what its index is."""
-
-    holds_tokens = True
+class IndexedReader(DocumentReader):
+    """A format with an index, which each reads its own way."""
 
     def read_index(self, file: InputFile) -> TokenIndex:
         """Read and checked; raises DataError where it is not that of the file."""
@@ -69,15 +82,9 @@ class IndexedReader:
         where = file.path if storage.is_url(file.path) else os.path.abspath(file.path)
         return _index(self, where, file)
 
-    def fields(self, file: InputFile, config: PackConfig) -> list[str] | None:
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         is_empty = len(self.index(file).offsets) == 1
         return None if is_empty else [config.renamed.get("input_ids", "input_ids")]
-
-    def describe(self, file: InputFile, position: int) -> str:
-        return f"document {position}"
-
-    def groups(self, file: InputFile) -> list[Group]:
-        return []
 
     def documents(self, file: InputFile) -> Documents:
         offsets = self.index(file).offsets
@@ -90,28 +97,34 @@ class IndexedReader:
         return sorted({0, *inner, len(offsets) - 1})
 
     def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: PackConfig, *, peek: bool = False
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         index = self.index(file)
         stop = len(index.offsets) - 1 if part.stop is None else part.stop
         offsets = index.offsets[part.start : stop + 1]
-        size, longest = index.kind.itemsize, config.max_line_bytes
+        begin, size, longest = int(offsets[0]), index.kind.itemsize, config.max_line_bytes
         with (
-            open_source(file, int(offsets[0]) * size) as source,
-            _loss_from(index, int(offsets[0])) as loss,
+            open_source(file, begin * size) as source,
+            _opened(index.loss, begin) if index.loss else nullcontext() as loss,
         ):
             for first, last in _batches(offsets, size, longest):
                 tokens = int(offsets[last] - offsets[first])
                 position = part.start + first
                 if tokens * size > longest:
-                    _pass_over(file, source, loss, tokens, size)
+                    for at in range(0, tokens * size, BLOCK_BYTES):  # so that all is hashed
+                        _exactly(file.path, source, min(tokens * size - at, BLOCK_BYTES))
+                    if loss is not None:
+                        loss.seek(tokens, os.SEEK_CUR)
                     reason = f"the document is longer than {longest} bytes"
                     bad = [BadRecord(position, reason, _OVERLONG)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=source.consumed())
                     continue
                 ids = np.frombuffer(_exactly(file.path, source, tokens * size), index.kind)
                 own = offsets[first : last + 1] - offsets[first]
-                flags = None if loss is None else _flags(index, loss, own, position)
+                flags = None
+                if loss is not None:
+                    flags = np.frombuffer(_exactly(str(index.loss), loss, tokens), np.uint8)
+                    _check_flags(str(index.loss), flags, own, position)
                 yield _records(ids, own, flags, position, source.consumed())
             yield source.end()
 
@@ -122,25 +135,22 @@ def _index(reader: IndexedReader, where: str, file: InputFile) -> TokenIndex:
 
 
 @contextmanager
-def open_index(path: str) -> Iterator[tuple[IO[bytes], int]]:
-    """An index opened, and its size. I/O errors become DataErrors."""
-    try:
-        size = storage.stat(path).size
-        with storage.open_bytes(path, BLOCK_BYTES) as opened:
-            yield opened, size
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
+def _opened(path: str, begin: int = 0) -> Iterator[IO[bytes]]:
+    """A file beside one of tokens. I/O errors become DataErrors."""
+    with refusals(path), storage.open_bytes(path, BLOCK_BYTES) as opened:
+        opened.seek(begin)
+        yield opened
 
 
-def numbers(opened: IO[bytes], kind: str, count: int) -> Iterator[npt.NDArray[Any]]:
-    """The next `count` numbers of an index, some at a time."""
-    size = np.dtype(kind).itemsize
-    while count:
-        some = np.frombuffer(opened.read(min(count * size, BLOCK_BYTES)), kind)
+def _numbers(opened: IO[bytes], kind: str, count: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The next `count` numbers of an index, some at a time, each with the number of the first."""
+    size, at = np.dtype(kind).itemsize, 0
+    while at < count:
+        some = np.frombuffer(opened.read(min((count - at) * size, BLOCK_BYTES)), kind)
         if not len(some):
             raise OSError("the file was cut short while it was read")
-        count -= len(some)
-        yield some
+        yield at, some
+        at += len(some)
 
 
 def _batches(offsets: Int64, size: int, longest: int) -> Iterator[tuple[int, int]]:
@@ -166,59 +176,221 @@ def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:
     return data
 
 
-def _pass_over(
-    file: InputFile, source: Source, loss: IO[bytes] | None, tokens: int, size: int
-) -> None:
-    """Read, so that the digest is of all bytes, but hold no more than a block."""
-    left = tokens * size
-    while left:
-        left -= len(_exactly(file.path, source, min(left, BLOCK_BYTES)))
-    if loss is not None:
-        loss.seek(tokens, os.SEEK_CUR)
-
-
-@contextmanager
-def _loss_from(index: TokenIndex, token: int) -> Iterator[IO[bytes] | None]:
-    if index.loss is None:
-        yield None
-        return
-    try:
-        with storage.open_bytes(index.loss) as opened:
-            opened.seek(token)
-            yield opened
-    except OSError as error:
-        raise from_os_error(error, index.loss, "read") from error
-
-
-def _flags(
-    index: TokenIndex, loss: IO[bytes], offsets: Int64, position: int
-) -> npt.NDArray[np.uint8]:
-    path = str(index.loss)
-    flags = np.frombuffer(_exactly(path, loss, int(offsets[-1])), np.uint8)
+def _check_flags(path: str, flags: npt.NDArray[np.uint8], offsets: Int64, first: int) -> None:
+    """DataError for what is no flag of a token. `first`: the number of the first document."""
     if kernels.count_real(flags) < 0:
         wrong = int(np.flatnonzero(flags > 1)[0])
         document = int(np.searchsorted(offsets, wrong, side="right")) - 1
         raise DataError(
-            f"{path}, document {position + document}: byte {wrong - int(offsets[document])} is "
+            f"{path}, document {first + document}: byte {wrong - int(offsets[document])} is "
             f"{flags[wrong]}, expected 0 or 1",
             "write it again, or remove it to train on everything",
         )
-    return flags
 
 
 def _records(
-    ids: npt.NDArray[Any],
-    offsets: Int64,
-    flags: npt.NDArray[np.uint8] | None,
-    first: int,
+    ids: npt.NDArray[Any], offsets: Int64, flags: npt.NDArray[np.uint8] | None, first: int,
     consumed: int,
-) -> Records:
+) -> Records:  # fmt: skip
     positions = np.arange(first, first + len(offsets) - 1, dtype=np.int64)
-    tokens = faultless(ids, offsets, None, None)
-    if tokens is not None:
+    if (tokens := faultless(ids, offsets, None, None)) is not None:
         return Records(positions, tokens=(*tokens[:2], flags), consumed=consumed)
-    values = clipped(ids)
-    labels = None if flags is None else np.where(flags, values, IGNORED)
-    tokens, reasons = check_tokens(values, offsets, labels, None)
-    bad = [BadRecord(first + i, reasons[i], _SKIP) for i in sorted(reasons)]
-    return Records(np.delete(positions, list(reasons)), tokens=tokens, bad=bad, consumed=consumed)
+    labels = None if flags is None else np.where(flags, ids.astype(np.int64), IGNORED)
+    rows = [(ids[a:b].tolist(), None if labels is None else labels[a:b].tolist(), None)
+            for a, b in pairwise(offsets.tolist())]  # fmt: skip
+    return token_records(rows, positions, _SKIP, consumed)
+
+
+# --- Megatron-LM
+
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
+_HEADER = struct.Struct("<9sQBQQ")
+# The codes of integers; 6 and 7 are floating point.
+TOKEN_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_CODES = {kind: code for code, kind in TOKEN_TYPES.items()}
+_ANEW = "write the dataset again, for example with Megatron-LM's tools/preprocess_data.py"
+
+
+def header(kind: str, sequences: int, boundaries: int) -> bytes:
+    """The beginning of an index. `kind`: of the tokens, one of TOKEN_TYPES."""
+    return _HEADER.pack(MAGIC, VERSION, _CODES[kind], sequences, boundaries)
+
+
+def sections(sequences: int, boundaries: int) -> tuple[int, int, int]:
+    """Bytes of what follows the header: lengths, begins, boundaries."""
+    return 4 * sequences, 8 * sequences, 8 * boundaries
+
+
+class MegatronReader(IndexedReader):
+    """A document is one of the index's, all its sequences end to end."""
+
+    def read_index(self, file: InputFile) -> TokenIndex:
+        path = companions(file.path, file.format)[0]
+        with _opened(path) as opened:
+            size = storage.stat(path).size
+            kind, sequences, boundaries = _read_header(path, opened.read(_HEADER.size), size)
+            ends = _sequence_ends(path, opened, kind.itemsize, sequences)
+            if int(ends[-1]) * kind.itemsize != file.size:
+                raise DataError(
+                    f"{file.path}: {file.size} bytes, expected {int(ends[-1]) * kind.itemsize} by "
+                    f"{path}",
+                    _COPY_AGAIN,
+                )
+            offsets = _document_ends(path, opened, ends, boundaries)
+            if any(modes.any() for _, modes in _numbers(opened, "<i1", size - opened.tell())):
+                raise DataError(
+                    f"{path}: has sequences of a mode other than 0, which are no text",
+                    "only datasets of text can be packed",
+                )
+        return TokenIndex(kind, offsets)
+
+
+def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int, int]:
+    """The type of tokens, and the counts of sequences and boundaries. `size`: of the file."""
+    if len(data) < _HEADER.size or not data.startswith(MAGIC):
+        raise DataError(
+            f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes of a header, "
+            f"expected {MAGIC!r} and {_HEADER.size}",
+            f"only datasets of Megatron-LM are read; {_ANEW}",
+        )
+    _, version, code, sequences, boundaries = _HEADER.unpack(data)
+    if version != VERSION:
+        raise DataError(f"{path}: version {version}, expected {VERSION}", _ANEW)
+    if code not in TOKEN_TYPES:
+        known = ", ".join(f"{code} ({np.dtype(kind)})" for code, kind in TOKEN_TYPES.items())
+        raise DataError(f"{path}: tokens of type code {code}, expected one of {known}", _ANEW)
+    expected = _HEADER.size + sum(sections(sequences, boundaries))
+    if size not in (expected, expected + sequences):
+        raise DataError(
+            f"{path}: {size} bytes, expected {expected} for {sequences} sequences and "
+            f"{boundaries} boundaries of documents",
+            f"it was cut short or is damaged: copy it again; {_ANEW}",
+        )
+    return np.dtype(TOKEN_TYPES[code]), sequences, boundaries
+
+
+def _sequence_ends(path: str, opened: IO[bytes], token_size: int, sequences: int) -> Int64:
+    """int64[sequences + 1] in tokens, from 0: where each sequence begins, and the last one ends."""
+    ends = np.zeros(sequences + 1, np.int64)
+    for at, lengths in _numbers(opened, "<i4", sequences):
+        if (wrong := lengths < 0).any():
+            first = int(np.argmax(wrong))
+            raise DataError(
+                f"{path}, sequence {at + first}: tokens: {lengths[first]}, expected 0 or more",
+                _ANEW,
+            )
+        np.cumsum(lengths, out=ends[at + 1 : at + 1 + len(lengths)])
+        ends[at + 1 : at + 1 + len(lengths)] += ends[at]
+    for at, begins in _numbers(opened, "<i8", sequences):
+        expected = ends[at : at + len(begins)] * token_size
+        if (wrong := begins != expected).any():
+            first = int(np.argmax(wrong))
+            raise DataError(
+                f"{path}, sequence {at + first}: begins at byte {begins[first]}, expected "
+                f"{expected[first]}, the end of the one before",
+                _ANEW,
+            )
+    return ends
+
+
+def _document_ends(path: str, opened: IO[bytes], ends: Int64, boundaries: int) -> Int64:
+    """int64[boundaries] in tokens."""
+    sequences, before = len(ends) - 1, 0
+    offsets = np.empty(max(boundaries, 1), np.int64)
+    for at, edges in _numbers(opened, "<i8", boundaries):
+        wrong = (edges < np.append(before, edges[:-1])) | (edges > sequences)
+        wrong[0] |= at == 0 and edges[0] != 0
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            raise DataError(
+                f"{path}, boundary {at + first}: is at sequence {edges[first]}, expected 0 first, "
+                f"and no less than before up to {sequences}",
+                _ANEW,
+            )
+        offsets[at : at + len(edges)] = ends[edges]
+        before = int(edges[-1])
+    if not boundaries or before != sequences:
+        raise DataError(
+            f"{path}: the last of {boundaries} boundaries of documents is at sequence {before}, "
+            f"expected {sequences}, the number of sequences",
+            _ANEW,
+        )
+    return offsets
+
+
+# --- datatrove
+
+_TOKEN_SIZES = (2, 4)
+_END_BYTES = 8
+_METADATA_BYTES = 1 << 16
+_CUT_SHORT = "it was cut short or is damaged: copy or write it again"
+
+
+class DatatroveReader(IndexedReader):
+    """Tokens uint16 or uint32."""
+
+    def read_index(self, file: InputFile) -> TokenIndex:
+        path, loss, metadata = companions(file.path, file.format)
+        offsets = _datatrove_offsets(path)
+        tokens = int(offsets[-1])
+        kind = np.dtype(f"<u{_token_size(file, path, metadata, tokens)}")
+        if not storage.is_file(loss):
+            return TokenIndex(kind, offsets)
+        if (found := storage.stat(loss).size) != tokens:
+            raise DataError(
+                f"{loss}: {found} bytes, expected {tokens}, one for each token of {file.path}",
+                f"{_COPY_AGAIN}; or remove it, to train on everything",
+            )
+        return TokenIndex(kind, offsets, loss)
+
+
+def _datatrove_offsets(path: str) -> Int64:
+    with _opened(path) as opened:
+        size = storage.stat(path).size
+        if size % _END_BYTES:
+            raise DataError(
+                f"{path}: {size} bytes, expected a multiple of {_END_BYTES}, as many for each "
+                "document",
+                _CUT_SHORT,
+            )
+        offsets = np.zeros(size // _END_BYTES + 1, np.int64)
+        for at, ends in _numbers(opened, "<u8", size // _END_BYTES):
+            wrong = (ends >> 62 > 0) | (ends < np.append(offsets[at], ends[:-1]))
+            if wrong.any():
+                place = int(np.argmax(wrong))
+                raise DataError(
+                    f"{path}, document {at + place}: ends at token {ends[place]}, before it begins "
+                    "or far beyond any file; expected ascending ends",
+                    _CUT_SHORT,
+                )
+            offsets[at + 1 : at + 1 + len(ends)] = ends
+    return offsets
+
+
+def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:
+    """Bytes of a token: as the metadata says, or whichever makes file and index agree."""
+    possible: tuple[int, ...] = _TOKEN_SIZES
+    if storage.is_file(metadata):
+        with _opened(metadata) as opened:
+            line = opened.read(_METADATA_BYTES).split(b"\n")[0]
+        with suppress(ValueError):
+            possible = (int(line.rpartition(b"|")[2]),) if b"|" in line else possible
+    if not set(possible) <= set(_TOKEN_SIZES):
+        raise DataError(
+            f"{metadata}: tokens of {possible[0]} bytes, expected 2 or 4",
+            "write it again, or remove it, and the sizes of the files tell",
+        )
+    for size in possible:
+        if tokens * size == file.size:
+            return size
+    if file.size % possible[0]:
+        raise DataError(
+            f"{file.path}: {file.size} bytes, expected a multiple of {possible[0]}, the bytes of a "
+            "token",
+            _CUT_SHORT,
+        )
+    expected = " or ".join(str(tokens * size) for size in possible)
+    raise DataError(
+        f"{file.path}: {file.size} bytes, expected {expected} for the {tokens} tokens of {index}",
+        _COPY_AGAIN,
+    )

@@ -1,41 +1,96 @@
-"""JSON lines: one object per line, split at "\\n" only (U+2028 lives inside strings)."""
+"""JSON: one object per line, or a file that is one array of records.
+
+    {"text": "..."}             [{"text": "..."},
+    {"text": "..."}              {"text": "..."}]
+
+Lines are split at "\\n" only: U+2028 lives inside strings. Of an array, a kernel finds where each
+record ends, in blocks: never more than a block and a record are held. A record that is closed but
+wrong is bad like any other; where strings or brackets do not match, where the next record begins is
+unknown, so that the run ends, whatever becomes of bad records.
+
+Records are decoded by a typed msgspec decoder, which reads nothing but the fields wanted; only
+when a block holds a blank or bad record is it read one by one to find the place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.inputs.byte_streams import Source
-from packer_cli.inputs.encodings import BYTE_ORDER_MARK, refuse_other_than_utf8
-from packer_cli.inputs.json_records import Found, JsonReader
-from packer_cli.inputs.lines import Lines, read_lines, too_long
-from packer_cli.records import InputFile, Slice
+from packer_cli._kernels.inputs import find_elements
+from packer_cli.errors import UsageError, named
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.byte_streams import Source, next_size, open_source, peeking
+from packer_cli.inputs.formats import Sample
+from packer_cli.inputs.lines import (
+    BYTE_ORDER_MARK,
+    LineReader,
+    Lines,
+    invalid_utf8,
+    read_lines,
+    refuse_other_than_utf8,
+    taken,
+    too_long,
+)
+from packer_cli.inputs.token_columns import NAMES, token_records
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.field_tips import options_for, written
+from packer_cli.options.shapes import ABSENT, Shape, fits_a_shape, may_hold, value_at
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
+_MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
+_Decode = Callable[[bytes | memoryview], Any]
+_LOOKED_AT = 1 << 10  # of a value, to see what it is
+_MOST_DECODED = 1 << 20  # bytes of a list, to see whether it is of messages
+_MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 _LINE_END = ord("\n")
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class JsonlReader(JsonReader):
-    """`.jsonl` and `.ndjson` files, and `.json` files that hold no array."""
+class Found(NamedTuple):
+    """Records that are found, not decoded yet. Those that are blank do not count.
 
+    positions  int64[n]
+    pieces     n stretches of bytes, each of one record
+    bad        those that are not among the n
+    """
+
+    positions: Int64
+    pieces: Sequence[bytes | memoryview]
+    bad: list[BadRecord]
+
+
+class JsonlReader(LineReader):
+    """`.jsonl` and `.ndjson` files, and `.json` that hold no array. `what`: that a record fills."""
+
+    holds_tokens = True
     what = "line"
 
     def begins_at(self, start: int) -> int:
-        """At the byte before, which tells whether a line begins at `start`."""
+        """The place to read from for the slice that begins at `start`: the byte before, which tells
+        whether a line begins there.
+        """
         return max(start - 1, 0)
 
     def found(
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
     ) -> Iterator[Found]:
-        """The lines that begin in the slice, blank ones too."""
+        """The lines that begin in the slice, blank ones too; `source` stands at `begins_at`."""
         limit = config.max_line_bytes
 
         def lines_of(block: Lines) -> Found:
             refuse_other_than_utf8(file, block)
             if block.data is None:
-                bad = [too_long(block.offset, limit)]
-                return Found(np.empty(0, np.int64), [], bad)
+                return Found(np.empty(0, np.int64), [], [too_long(block.offset, limit)])
             ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == _LINE_END)
             if not block.data.endswith(b"\n"):
                 ends = np.append(ends, len(block.data))
@@ -48,3 +103,493 @@ class JsonlReader(JsonReader):
             return Found(positions, [view[begin:end] for begin, end in places], [])
 
         return map(lines_of, read_lines(source, part.start, part.stop, limit))
+
+    def split(self, file: InputFile, parts: int) -> list[Slice]:
+        """Slices may end at any byte."""
+        edges = [file.size * i // parts for i in range(parts + 1)]
+        return [Slice(file.index, a, b, b - a) for a, b in pairwise(edges)]
+
+    def is_open(self, piece: bytes) -> bool:
+        """True where a bad record hides where the next one begins."""
+        return False
+
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+        """The field names of the first record, or None when there is none.
+
+        Where bad records are skipped: of the first record that can be packed, if any can, and
+        there is one in the file's beginning.
+        """
+        skip, first = config.on_error == "skip", None
+        whole = Slice(file.index, 0, None, 0)
+        with open_source(file) as source:
+            for positions, stretches, bad in self.found(file, source, whole, config):
+                pieces = zip(positions.tolist(), map(bytes, stretches), strict=True)
+                filled = [(position, piece) for position, piece in pieces if piece.strip()]
+                if bad and not skip and not filled:
+                    raise self.refused(file, bad[0])
+                for position, piece in filled:
+                    try:
+                        values = _names_in(piece)
+                    except _DECODE_ERRORS:
+                        if skip and not self.is_open(piece):
+                            continue
+                        why = self._explained(file, piece, piece, position, _any_decoder)
+                        raise self.refused(file, why) from None
+                    names = list(values)
+                    fits = fits_a_shape(names, config.shape, config.renamed)
+                    if len(filled) == 1 and not (fits or fits_a_shape(names, None, {})):
+                        self._refuse_object_of_records(file, position, values)
+                    if not skip or fits:
+                        return names
+                    first = first or names
+                reached = int(positions[-1]) if len(positions) else 0
+                if first is not None or (skip and reached > _MOST_SEARCHED):
+                    return first
+        return None
+
+    def _refuse_object_of_records(
+        self, file: InputFile, position: int, values: dict[str, msgspec.Raw]
+    ) -> None:
+        """Raises DataError for the only line of a file, where that holds the records in a list."""
+        for name, value in values.items() if self.what == "line" else ():
+            beginning = bytes(memoryview(value)[:_LOOKED_AT])
+            if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
+                options = {"--field": {"messages": name}}
+                if len(value) <= _MOST_DECODED:
+                    with suppress(*_DECODE_ERRORS):
+                        options = options_for({name: _value_decoder(value)}, "messages") or options
+                bad = BadRecord(
+                    position,
+                    f"one object, with a list of objects in '{name}'; expected a record on each "
+                    "line, or an array of records",
+                    f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
+                    f"is one conversation: {written(options)}",
+                )
+                raise self.refused(file, bad)
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[Records]:
+        decode, sample = _decoder(shape), Sample(shape, config)
+
+        def records_of(found: Found) -> Records:
+            positions, decoded, bad = self._decoded(file, found, decode, shape, config)
+            consumed = source.consumed()
+            if shape.kind == "tokens":
+                rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
+                        for r in decoded]  # fmt: skip
+                records = token_records(rows, positions, _mend(self.what), consumed)
+                bad = sorted([*bad, *records.bad], key=lambda record: record.position)
+                return replace(records, bad=bad)
+            looked_at = sample.of(len(found.pieces), partial(_all_of, found))
+            if shape.kind == "text":
+                texts = [record.text for record in decoded]
+                return Records(
+                    positions, texts=texts, bad=bad, consumed=consumed, looked_at=looked_at
+                )
+            fields = [msgspec.structs.asdict(record) for record in decoded]
+            return Records(
+                positions, fields=fields, bad=bad, consumed=consumed, looked_at=looked_at
+            )
+
+        with open_source(file, self.begins_at(part.start)) as source:
+            # holds no bytes and no records while they are worked on, which a loop would
+            yield from map(records_of, self.found(file, source, part, config))
+            yield source.end()
+
+    def _decoded(
+        self, file: InputFile, found: Found, decode: _Decode, shape: Shape, config: DocumentConfig
+    ) -> tuple[Int64, list[Any], list[BadRecord]]:
+        positions, pieces, refused = found
+        if max(map(len, pieces), default=0) <= config.max_line_bytes:
+            with suppress(*_DECODE_ERRORS):
+                return positions, [decode(piece) for piece in pieces], refused
+        good, decoded, bad = list[int](), [], list(refused)
+        for position, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
+            if not piece.strip():
+                continue
+            if len(piece) > config.max_line_bytes:
+                bad.append(too_long(position, config.max_line_bytes, self.what))
+                continue
+            record = _without_idle_constants(piece, shape.columns.values())
+            try:
+                decoded.append(decode(record))
+                good.append(position)
+            except _DECODE_ERRORS:
+                bad.append(self._explained(file, piece, record, position, decode))
+        bad.sort(key=lambda record: record.position)
+        return np.array(good, np.int64), decoded, bad
+
+    def _explained(
+        self, file: InputFile, piece: bytes, record: bytes, position: int, decode: _Decode
+    ) -> BadRecord:
+        """A bad record, of which `piece` is in the file. DataError where it hides
+        where the next one begins.
+        """
+        bad = explain(record, position, decode, self.what)
+        if self.is_open(piece):
+            tip = "mend it: where the next record begins is unknown, so that none can be skipped"
+            raise self.refused(file, replace(bad, tip=tip))
+        return bad
+
+
+def holds_array(file: InputFile) -> bool:
+    """True where the first byte of a file that is not blank opens an array. Raises DataError."""
+    beginning = b""
+    with peeking(), open_source(file) as source:
+        while not beginning and (data := source.read(byte_streams.OVERRUN_BYTES)):
+            beginning = data.removeprefix(BYTE_ORDER_MARK).lstrip()
+    return beginning[:1] == b"["
+
+
+class JsonArrayReader(JsonlReader):
+    """`.json` files that begin with "[". Slices begin after a comma between records."""
+
+    what = "record"
+
+    def begins_at(self, start: int) -> int:
+        return start
+
+    def found(
+        self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
+    ) -> Iterator[Found]:
+        """The records that begin in the slice."""
+        elements = _Elements(part.start, part.stop, config.max_line_bytes)
+        while data := source.read(next_size(part.stop, elements.reached)):
+            offset = elements.reached
+            yield from elements.records(data)
+            if elements.ended:
+                return
+            if elements.closed_at is not None:
+                self._refuse_more(file, source, data[elements.closed_at - offset :], elements)
+                return
+        bad = BadRecord(
+            elements.reached,
+            "the file ends before its array does, expected a record or ]",
+            "fetch or write the file again: it was cut short, or a quote or bracket is missing",
+        )
+        if elements.begin >= 0:
+            what = (
+                "the record that begins here, or the array, is not closed where the file ends, "
+                f"byte {elements.reached}"
+            )
+            bad = replace(bad, position=elements.begin, reason=what)
+        raise self.refused(file, bad)
+
+    def split(self, file: InputFile, parts: int) -> list[Slice]:
+        """Slices begin where records do: reads the file; damage is left to `read`."""
+        wanted, edges = [file.size * i // parts for i in range(1, parts)], [0]
+        elements = _Elements(0)
+        with open_source(file) as source:
+            while len(edges) <= len(wanted) and (data := source.read(byte_streams.BLOCK_BYTES)):
+                for places in elements.places(data):
+                    after = places[:, 1] + 1
+                    for target in wanted[len(edges) - 1 :]:
+                        at = int(np.searchsorted(after, target))
+                        if at == len(after):
+                            break
+                        edges.append(int(after[at]))
+        last = elements.closed_at
+        begins = sorted({edge for edge in edges if last is None or edge <= last})
+        return [
+            Slice(file.index, a, b, (b or file.size) - a)
+            for a, b in zip(begins, [*begins[1:], None], strict=True)
+        ]
+
+    def is_open(self, piece: bytes) -> bool:
+        """True where strings or brackets do not end within it."""
+        try:
+            json.loads(piece.decode(errors="replace"), strict=False)
+        except json.JSONDecodeError:
+            return True
+        except (ValueError, RecursionError):  # a number of thousands of digits
+            return False
+        return False
+
+    def _refuse_more(
+        self, file: InputFile, source: Source, rest: bytes, elements: _Elements
+    ) -> None:
+        """Read to the end. Raises DataError for what is no end of an array, and for what follows.
+
+        `rest`: from the closing bracket on.
+        """
+        at = elements.closed_at or 0
+        if rest[:1] != b"]":
+            wrong = "a closing brace, expected a comma or the end of the array"
+            raise self.refused(file, BadRecord(at, wrong, "mend the record before it"))
+        at, rest = at + 1, rest[1:]
+        while rest or (rest := source.read(byte_streams.BLOCK_BYTES)):
+            if more := rest.lstrip():
+                bad = BadRecord(
+                    at + len(rest) - len(more),
+                    "more after the end of the array, expected one array of records in the file",
+                    "make one of several: jq -c '.[]' FILE > FILE.jsonl, and pack that",
+                )
+                raise self.refused(file, bad)
+            at, rest = at + len(rest), b""
+
+
+class _Elements:
+    """The elements of an array, block by block from byte `start` to the one that reaches `stop`.
+
+    reached    the byte after those that were looked at
+    begin      where the element begins that has not ended yet; -1: it has not begun
+    closed_at  where the array ends, once it has
+    ended      the last element of the slice was found
+    """
+
+    _AT_ONCE = 1 << 15  # that are found together, so that batches of short ones are bounded
+
+    def __init__(self, start: int, stop: int | None = None, limit: int = 0) -> None:
+        # the kernel says what these are; a slice that begins later begins after a comma
+        self._state = np.array([0, start > 0, 0, 0, -1, start > 0], np.int64)
+        self._room = np.empty((self._AT_ONCE, 2), np.int64)
+        self._stop, self._limit = stop, limit
+        self._held, self._overlong = bytearray(), False  # of the element that has not ended yet
+        self.reached = start
+        self.closed_at: int | None = None
+        self.ended = False
+
+    @property
+    def begin(self) -> int:
+        return int(self._state[4])
+
+    def places(self, data: bytes) -> Iterator[Int64]:
+        """int64[n, 2] of the elements that end in the next block, as `find_elements` gives them."""
+        view, offset = np.frombuffer(data, np.uint8), self.reached
+        self.reached += len(data)
+        self._state[0] = 0
+        while self._state[0] < len(data) and self.closed_at is None:
+            count = find_elements(view, offset, self._state, self._room)
+            if self._state[1] < 0:
+                self.closed_at = offset + int(self._state[0]) - 1
+            if count:
+                yield self._room[:count]
+
+    def records(self, data: bytes) -> Iterator[Found]:
+        """The elements that end in the next block, up to the slice's last."""
+        offset = self.reached
+        for places in self.places(data):
+            if self._stop is not None:
+                last = int(np.searchsorted(places[:, 1] + 1, self._stop))
+                self.ended = last < len(places)
+                places = places[: last + 1]  # noqa: PLW2901
+            yield self._cut(data, offset, places)
+            if self.ended:
+                return
+        if self.begin >= 0 and not self._overlong:
+            self._held += memoryview(data)[max(self.begin - offset, 0) :]
+            self._overlong = len(self._held) > self._limit
+            if self._overlong:
+                self._held.clear()
+
+    def _cut(self, data: bytes, offset: int, places: Int64) -> Found:
+        """The elements that end at these places in the block, which begins at `offset`."""
+        bad, kept, pieces = list[BadRecord](), list[int](), list[bytes]()
+        for begin, end in places.tolist():
+            if begin < 0:
+                comma = data[end - offset : end - offset + 1] == b","
+                before = "this comma" if comma else "the end of the array, after a comma"
+                tip = "remove the comma, or use --on-error skip"
+                bad.append(BadRecord(end, f"no record before {before}", tip))
+            elif self._overlong:  # only the first of a block began before it
+                bad.append(too_long(begin, self._limit, "record"))
+                self._overlong = False
+            else:
+                kept.append(begin)
+                pieces.append(taken(self._held, data[max(begin - offset, 0) : end - offset]))
+        return Found(np.array(kept, np.int64), pieces, bad)
+
+
+@lru_cache  # a class takes longer to make than a small file to read
+def _decoder_of(
+    required: tuple[str, ...], optional: tuple[str, ...], columns: tuple[tuple[str, str], ...],
+    gc: bool,
+) -> _Decode:  # fmt: skip
+    numbers = list[int] | None
+    kinds: dict[str, Any] = {
+        "text": str, "input_ids": list[int], "labels": numbers, "attention_mask": numbers,
+    }  # fmt: skip
+    always = [(own, kinds.get(own, Any)) for own in required]
+    perhaps = [(own, kinds.get(own, Any), None) for own in optional]
+    try:
+        record = msgspec.defstruct("Record", [*always, *perhaps], rename=dict(columns), gc=gc)
+    except ValueError as error:
+        raise UsageError(
+            f"a field among {', '.join(repr(name) for _, name in columns)} cannot be read from "
+            "JSON: its name holds a quote, a backslash or a control character",
+            "rename the field",
+        ) from error
+    names = tuple(name for _, name in columns)
+    if not any("." in name for name in names):
+        return msgspec.json.Decoder(record).decode
+
+    def decode_by_dots(piece: bytes | memoryview) -> Any:
+        """A record of columns that may be within objects; no others are decoded."""
+        top = {
+            name: _value_decoder(raw)
+            for name, raw in _names_decoder(piece).items()
+            if any(may_hold((name,), column) for column in names)
+        }
+        there = {column: value_at(top, column) for column in names}
+        there = {column: value for column, value in there.items() if value is not ABSENT}
+        return msgspec.convert(there, record)
+
+    return decode_by_dots
+
+
+def _decoder(shape: Shape) -> _Decode:
+    """A decoder of records to structs with the shape's own names."""
+    # values of other fields contain each other, as in messages, so the garbage collector
+    # may track them
+    gc = shape.kind != "text"
+    return _decoder_of((*shape.required,), (*shape.optional,), (*shape.columns.items(),), gc)
+
+
+_any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
+_any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
+# a document of nested values is ten times its size once they are objects
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_value_decoder = msgspec.json.Decoder().decode
+
+
+def _all_of(found: Found, index: int) -> dict[str, Any] | None:
+    """All fields of a record; None of one that is bad, or large once it is objects."""
+    if len(found.pieces[index]) <= _MOST_LOOKED_AT:
+        with suppress(*_DECODE_ERRORS):
+            return _any_decoder(found.pieces[index])
+    return None
+
+
+def _names_in(piece: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _names_decoder(piece)
+    except _DECODE_ERRORS:
+        if (record := _without_constants(piece)) is piece:
+            raise
+        return _names_decoder(record)
+
+
+# --- what is wrong with a line or a record, in words for the person who must mend it
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
+# a string comes first, so that what it holds stays; JSON has no other words that begin so
+_CONSTANT = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|-?Infinity|NaN', re.DOTALL)
+_NO_NUMBER = object()
+_KINDS = {
+    "str": "a string", "int": "an integer", "float": "a number", "bool": "true or false",
+    "array": "an array", "list": "an array", "object": "an object", "null": "null",
+    "NoneType": "null",
+}  # fmt: skip
+
+
+def _mend(what: str) -> str:
+    return f"mend the {what}, or use --on-error skip"
+
+
+def explain(
+    text: bytes, position: int, decode: Callable[[bytes], Any], what: str = "line"
+) -> BadRecord:
+    """The reason for which `decode` refuses the line or record that begins at `position`."""
+    other = _other_format(text) if what == "line" else None
+    return BadRecord(position, *(other or _mistake(text, decode, what)))
+
+
+def _without_constants(record: bytes) -> bytes:
+    """The record with 0 for NaN and Infinity, which Python writes and JSON has not; no longer."""
+    if b"NaN" not in record and b"Infinity" not in record:
+        return record
+    return _CONSTANT.sub(lambda match: match[1] or b"0".ljust(len(match[0])), record)
+
+
+def _without_idle_constants(record: bytes, columns: Iterable[str]) -> bytes:
+    """The record without constants if none of these columns holds one; else as it is."""
+    without = _without_constants(record)
+    if without != record:
+        try:
+            parsed = json.loads(record, parse_constant=lambda constant: _NO_NUMBER)
+            if any(_holds_constant(value_at(parsed, column)) for column in columns):
+                return record
+        except (ValueError, RecursionError):
+            return record
+    return without
+
+
+def _holds_constant(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_constant, value.values()))
+    return any(map(_holds_constant, value)) if isinstance(value, list) else value is _NO_NUMBER
+
+
+def _other_format(line: bytes) -> tuple[str, str] | None:
+    """Another format that the file has instead of JSON lines, and a tip."""
+    begin = line.strip()
+    if line.startswith(BYTE_ORDER_MARK):
+        return (
+            "a UTF-8 byte order mark, which only the beginning of a file may have",
+            "remove it: sed -i 's/\\xEF\\xBB\\xBF//' FILE",
+        )
+    if begin[:1] == b"[":
+        return "a JSON array, expected one object per line", (
+            "if the whole file is one array of records, name it FILE.json or give --input-format "
+            "json; otherwise convert it: jq -c '.[]' FILE > FILE.jsonl"
+        )
+    if begin[:1] == b"{" and begin[-1:] in (b"{", b"[", b","):
+        return "an object over several lines, expected one object per line", (
+            "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
+            "jq -c '.NAME[]' FILE > FILE.jsonl"
+        )
+    if line.startswith(_COMPRESSED):
+        return "compressed data, not JSON", (
+            "name the file by its compression, as FILE.jsonl.gz or FILE.jsonl.zst; stdin must not "
+            "be compressed"
+        )
+    if b"\0" in line:
+        return "a NUL byte, which no text has: other data than JSON, or in another encoding", (
+            "convert it, for example from UTF-16: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
+        )
+    return None
+
+
+def _mistake(line: bytes, decode: Callable[[bytes], Any], where: str) -> tuple[str, str]:
+    """The mistake in a line or record that should be JSON, and a tip."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not a JSON value")
+
+    tip = _mend(where)
+    try:
+        parsed = json.loads(line.decode(), parse_constant=refuse)
+        surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
+    except UnicodeDecodeError as error:
+        return invalid_utf8(error, line, where)
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        return f"not valid JSON: {what} at character {error.pos + 1} of the {where}", tip
+    except ValueError as error:  # NaN, or a number of thousands of digits
+        return f"not valid JSON: {error}", tip
+    except RecursionError:
+        return "JSON nested too deeply", tip
+    if surrogate:
+        code = ord(surrogate.group())
+        return f"the lone surrogate \\u{code:04x} in a string is not valid Unicode", tip
+    try:
+        decode(line)
+    except _DECODE_ERRORS as error:
+        return _in_words(str(error), parsed, where), tip
+    # It failed and now does not: how deep is too deep depends on the calls above.
+    return "JSON nested too deeply", tip
+
+
+def _in_words(error: str, parsed: Any, where: str) -> str:
+    """The reason for an error of msgspec, such as "Expected `str`, got `int` - at `$.text`"."""
+    if not isinstance(parsed, dict):
+        expected = "one object per line" if where == "line" else "an object"
+        return f"{_KINDS.get(type(parsed).__name__, 'a value')}, expected {expected}"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", error):
+        return f"no field '{missing[1]}'; fields found: {named(parsed)}"
+    if wrong := re.fullmatch(r"Expected `(.*)`, got `(.*)` - at `\$\.(.*)`", error):
+        expected = " or ".join(_KINDS.get(kind, kind) for kind in wrong[1].split(" | "))
+        return f"field '{wrong[3]}' is {_KINDS.get(wrong[2], wrong[2])}, expected {expected}"
+    return error

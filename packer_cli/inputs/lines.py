@@ -1,13 +1,47 @@
-"""Cutting the bytes of a file into whole lines, in bounded memory."""
+"""Files of lines: cutting them out in bounded memory, how they begin, and where a record is.
+
+A byte order mark of UTF-8 is no text. Marks of other encodings end the run: no byte of such a file
+means what it would in UTF-8.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from packer_cli.errors import DataError
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import Source
-from packer_cli.records import BadRecord
+from packer_cli.inputs.byte_streams import STDIN, Source, next_size, open_source
+from packer_cli.inputs.formats import Reader
+from packer_cli.records import BadRecord, InputFile
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+_MARKS = {  # the longer ones first, of which others are the beginning
+    b"\xff\xfe\0\0": "UTF-32LE",
+    b"\0\0\xfe\xff": "UTF-32BE",
+    b"\xff\xfe": "UTF-16LE",
+    b"\xfe\xff": "UTF-16BE",
+}
+
+
+class LineReader(Reader):
+    """A format of lines: positions are byte offsets in the uncompressed file."""
+
+    def describe(self, file: InputFile, position: int) -> str:
+        """Such as "line 17 (byte 1234)": people want line numbers, so the lines before count."""
+        if file.path == STDIN:
+            return f"byte {position}"
+        line, left = 1, position
+        with open_source(file) as source:
+            while left and (chunk := source.read(min(left, byte_streams.BLOCK_BYTES))):
+                line += chunk.count(b"\n")
+                left -= len(chunk)
+        return f"line {line} (byte {position})"
+
+    def refused(self, file: InputFile, bad: BadRecord) -> DataError:
+        """The error that ends a run at a bad record."""
+        place = self.describe(file, bad.position)
+        return DataError(f"{file.path}, {place}: {bad.reason}", bad.tip)
 
 
 class Lines(NamedTuple):
@@ -37,27 +71,35 @@ def read_lines(
     begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
     lines up to a block may exceed `max_line_bytes`, which the caller checks line by line.
     """
-    offset, held, skipping = start, bytearray(), False  # which grows without a copy of itself
-    for position, chunk in _own_bytes(source, start, stop):
-        if skipping:
-            newline = chunk.find(b"\n") + 1
-            if not newline or newline == len(chunk):
-                skipping = not newline
+    position = offset = max(start - 1, 0)
+    held = bytearray()  # the beginning of a line, which grows without a copy of itself
+    seeking, is_last = start > 0, False  # the line that goes on is another slice's, or overlong
+    while not is_last and (chunk := source.read(next_size(stop, position))):
+        base, begin, end = position, 0, len(chunk)
+        position += end
+        if seeking:
+            begin = chunk.find(b"\n") + 1
+            seeking = not begin
+            begin = begin or end
+            if stop is not None and base + begin >= stop:
+                return  # no line begins in the slice
+            if begin == end:
                 continue
-            position, chunk, skipping = position + newline, chunk[newline:], False  # noqa: PLW2901
+        if stop is not None and position >= stop:
+            newline = chunk.find(b"\n", max(begin, stop - 1 - base)) + 1
+            end, is_last = newline or end, newline > 0
         if not held:
-            offset = position
-        newline = chunk.rfind(b"\n") + 1
-        if newline:
-            rest = chunk[newline:]
-            yield Lines(offset, taken(held, memoryview(chunk)[:newline]))
-            offset = position + newline
-            held += rest
+            offset = base + begin
+        view = memoryview(chunk)
+        if newline := chunk.rfind(b"\n", begin, end) + 1:
+            yield Lines(offset, taken(held, view[begin:newline]))
+            offset = base + newline
+            held += view[newline:end]
         else:
-            held += chunk
+            held += view[begin:end]
         if len(held) > max_line_bytes:
             yield Lines(offset, None)
-            skipping = True
+            seeking = True
             held.clear()
     if held:
         yield Lines(offset, taken(held))
@@ -70,32 +112,27 @@ def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:
     return whole
 
 
-def _own_bytes(source: Source, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
-    """(position, chunk) from the first line that begins at or after `start` to the end of the
-    last line that begins before `stop`.
-    """
-    position = max(start - 1, 0)
-    seeking = start > 0
+def invalid_utf8(error: UnicodeDecodeError, data: bytes, what: str) -> tuple[str, str]:
+    """The reason and tip for bytes of a line, or whatever it is, that are no text."""
+    return (
+        f"invalid UTF-8 at byte {error.start} of the {what}: 0x{data[error.start]:02x}",
+        "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
+    )
 
-    def size() -> int:
-        """Up to the slice's end, then in small steps to the end of its last line."""
-        left = byte_streams.BLOCK_BYTES if stop is None else stop - position
-        return min(left if left > 0 else byte_streams.OVERRUN_BYTES, byte_streams.BLOCK_BYTES)
 
-    while chunk := source.read(size()):
-        begin = 0
-        if seeking:
-            begin = chunk.find(b"\n") + 1
-            seeking = not begin
-            after = position + (len(chunk) if seeking else begin)
-            if stop is not None and after >= stop:
-                return  # no line begins in the slice
-        if not seeking:
-            if stop is not None and position + len(chunk) >= stop:
-                newline = chunk.find(b"\n", max(begin, stop - 1 - position))
-                if newline >= 0:
-                    yield position + begin, chunk[begin : newline + 1]
-                    return
-            if begin < len(chunk):
-                yield position + begin, chunk[begin:]
-        position += len(chunk)
+def other_encoding(beginning: bytes) -> tuple[str, str] | None:
+    """The encoding of a file that is not in UTF-8, by its first bytes, and a tip."""
+    for mark, name in _MARKS.items():
+        if beginning.startswith(mark):
+            what = f"the byte order mark of {name}, expected UTF-8"
+            return what, f"convert it: iconv -f {name[:6]} -t UTF-8 FILE > NEW_FILE"
+    return None
+
+
+def refuse_other_than_utf8(file: InputFile, block: Lines) -> None:
+    """Raises DataError where the block is the beginning of a file in another encoding."""
+    if block.offset or block.data is None:
+        return
+    if found := other_encoding(block.data[: max(map(len, _MARKS))]):
+        what, tip = found
+        raise DataError(f"{file.path}: begins with {what}", tip)

@@ -1,46 +1,50 @@
-"""Plain text: a document per line (as `datasets` reads it), per paragraph, or per file."""
+"""Text: plain, a document per line (as `datasets` reads it), per paragraph or per file; and CSV and
+TSV with a header line, read by Python's csv module.
+"""
 
 from __future__ import annotations
 
+import csv
+import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape
-from packer_cli.inputs.byte_streams import open_source
-from packer_cli.inputs.encodings import (
+from packer_cli.errors import DataError, named
+from packer_cli.inputs.byte_streams import Source, open_source
+from packer_cli.inputs.formats import Sample
+from packer_cli.inputs.lines import (
     BYTE_ORDER_MARK,
+    LineReader,
+    Lines,
+    invalid_utf8,
     other_encoding,
+    read_lines,
     refuse_other_than_utf8,
+    taken,
+    too_long,
 )
-from packer_cli.inputs.line_positions import LinePositions
-from packer_cli.inputs.lines import Lines, read_lines, taken, too_long
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import Shape
+from packer_cli.records import BadRecord, InputFile, Records, Slice
 
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
 
 
-class TextReader(LinePositions):
+class TextReader(LineReader):
     """`.txt` and `.text` files; sources and the like as documents. Lines and paragraphs lose their
     line end, documents do not.
     """
-
-    holds_tokens = False
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         return [config.renamed.get("text", "text")]
 
     def read(
-        self,
-        file: InputFile,
-        part: Slice,
-        shape: Shape,
-        config: DocumentConfig,
-        *,
-        peek: bool = False,
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         limit, what = config.max_line_bytes, config.sample_by
+        documents_of = {"paragraph": _paragraphs, "document": _whole}.get(what)
 
         def checked(block: Lines) -> Lines:
             if what != "document":  # a file that is one document is a bad record instead
@@ -48,55 +52,38 @@ class TextReader(LinePositions):
             return block
 
         def records_of(documents: list[_Document]) -> Records:
-            positions, texts, bad = _decoded(documents, limit, what)
-            return Records(positions, texts=texts, bad=bad, consumed=source.consumed())
+            positions, texts, bad = list[int](), list[str](), list[BadRecord]()
+            for position, data in documents:
+                if data is None or len(data) > limit:
+                    bad.append(too_long(position, limit, what))
+                elif what == "document" and (found := _no_text(data)):
+                    bad.append(BadRecord(position, *found))
+                else:
+                    try:
+                        texts.append(data.decode())
+                        positions.append(position)
+                    except UnicodeDecodeError as error:
+                        bad.append(BadRecord(position, *invalid_utf8(error, data, what)))
+            return Records(
+                np.array(positions, np.int64), texts=texts, bad=bad, consumed=source.consumed()
+            )
 
-        with open_source(file, peek=peek) as source:
+        with open_source(file) as source:
             # holds no bytes and no texts while they are worked on, which a loop would
             blocks = map(checked, read_lines(source, 0, None, limit))
-            yield from map(records_of, _documents(blocks, limit, what))
+            documents = documents_of(blocks, limit) if documents_of else map(_lines, blocks)
+            yield from map(records_of, documents)
             yield source.end()
 
 
-def _decoded(
-    documents: list[_Document], limit: int, what: str
-) -> tuple[Int64, list[str], list[BadRecord]]:
-    positions, texts, bad = list[int](), list[str](), list[BadRecord]()
-    for position, data in documents:
-        if data is None or len(data) > limit:
-            bad.append(too_long(position, limit, what))
-            continue
-        if what == "document" and (found := _no_text(data)):
-            bad.append(BadRecord(position, *found))
-            continue
-        try:
-            texts.append(data.decode())
-            positions.append(position)
-        except UnicodeDecodeError as error:
-            bad.append(
-                BadRecord(
-                    position,
-                    f"invalid UTF-8 at byte {error.start} of the {what}: 0x{data[error.start]:02x}",
-                    "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
-                )
-            )
-    return np.array(positions, np.int64), texts, bad
-
-
 def _no_text(data: bytes) -> tuple[str, str] | None:
-    """What a file is instead of text, as far as bytes tell that UTF-8 allows, and a tip."""
+    """Another kind of file, as far as bytes tell that UTF-8 allows, and a tip."""
     if found := other_encoding(data):
         return found
     if (at := data.find(b"\0")) >= 0:
         tip = "name only texts, or leave other files out with --on-error skip"
         return f"not text: a NUL byte at byte {at} of the document", tip
     return None
-
-
-def _documents(blocks: Iterator[Lines], limit: int, what: str) -> Iterator[list[_Document]]:
-    if what == "line":
-        return map(_lines, blocks)
-    return _paragraphs(blocks, limit) if what == "paragraph" else _whole(blocks, limit)
 
 
 def _lines(block: Lines) -> list[_Document]:
@@ -115,19 +102,20 @@ def _lines(block: Lines) -> list[_Document]:
 
 
 def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
-    """Ended by blank lines, never held beyond `limit` bytes."""
+    """Documents that blank lines end, never held beyond `limit` bytes."""
     held: list[bytes] = []
     size, begin, overlong = 0, 0, False
 
-    def document() -> _Document:
-        return begin, None if overlong else b"\n".join(held)
+    def document() -> list[_Document]:
+        if not held and not overlong:
+            return []
+        return [(begin, None if overlong else b"\n".join(held))]
 
     for block in blocks:
         finished: list[_Document] = []
         for position, line in _lines(block):
             if line is not None and not line.strip():
-                if held or overlong:
-                    finished.append(document())
+                finished += document()
                 held, size, overlong = [], 0, False
                 continue
             if not held and not overlong:
@@ -138,8 +126,7 @@ def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]
             elif not overlong:
                 held.append(line)
         yield finished
-    if held or overlong:
-        yield [document()]
+    yield document()
 
 
 def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
@@ -153,3 +140,159 @@ def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
         del block
     if held:
         yield [(0, taken(held).removeprefix(BYTE_ORDER_MARK))]
+
+
+_BATCH_CHARACTERS = 4 << 20
+_PER_RECORD = 64  # so that batches of short or bad records are bounded too
+_CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
+_MEND = "mend the line, or use --on-error skip"
+
+
+class _Rows:
+    """Rows of the csv module, and where in the file they are: iterated, the decoded lines.
+
+    header    the first row that is not blank; None where there is none
+    position  the bytes given out so far
+    """
+
+    def __init__(
+        self, source: Source, config: DocumentConfig, file: InputFile, delimiter: str
+    ) -> None:
+        """Raises DataError for a header that is not valid."""
+        self.position = 0
+        self._ended = False
+        self._file, self._limit = file, config.max_line_bytes
+        self._blocks = read_lines(source, 0, None, self._limit)
+        self._lines: Iterator[bytes] = iter(())
+        longest = min(self._limit, sys.maxsize)  # which a C long holds
+        csv.field_size_limit(max(longest, csv.field_size_limit()))
+        self._rows: Iterator[list[str]] = csv.reader(self, delimiter=delimiter, strict=True)
+        begin = 0
+        self.header: list[str] | None = []
+        try:
+            while self.header == []:  # blank lines before it
+                begin, self.header = self.position, next(self._rows, None)
+        except csv.Error as error:
+            raise self._refused(_invalid(begin, error, "mend the header")) from error
+
+    def __iter__(self) -> _Rows:
+        return self
+
+    def __next__(self) -> str:
+        while (line := next(self._lines, None)) is None:
+            block = next(self._blocks, None)
+            if block is None:
+                self._ended = True
+                raise StopIteration
+            refuse_other_than_utf8(self._file, block)
+            if block.data is None:
+                raise self._refused(too_long(block.offset, self._limit))
+            self._lines = iter(block.data.splitlines(keepends=True))
+        begin = self.position
+        self.position += len(line)
+        if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+            raise self._refused(too_long(begin, self._limit))
+        try:
+            # Excel begins its files with a byte order mark.
+            return line.decode("utf-8" if begin else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise self._refused(BadRecord(begin, *invalid_utf8(error, line, "line"))) from None
+
+    def _refused(self, bad: BadRecord) -> DataError:
+        """The error that ends the run: where the record ends is unknown, so no run can skip it."""
+        return LineReader().refused(self._file, bad)
+
+    def batches(self) -> Iterator[_Batch]:
+        """All rows after the header, in batches."""
+        # The reader refers to this object: held here, too, its buffer would wait for the collector.
+        rows, self._rows = self._rows, iter(())
+        width = len(self.header or ())
+        batch, size = _Batch([], []), 0
+        while True:
+            begin = self.position
+            try:
+                row = next(rows, None)
+            except csv.Error as error:  # after which the csv module goes on
+                if self._ended or "field limit" in str(error):
+                    # an open quote has taken in all that follows, good records too
+                    raise self._refused(_invalid(begin, error, _CLOSE)) from error
+                batch.bad.append(_invalid(begin, error, _MEND))
+                size += _PER_RECORD
+                continue
+            if row is None:
+                yield batch
+                return
+            if len(row) == width:
+                batch.rows.append((begin, row))
+            elif row:
+                reason = f"{len(row)} field{'s' * (len(row) != 1)}, the header has {width}"
+                batch.bad.append(BadRecord(begin, reason, _MEND))
+            size += sum(map(len, row)) + _PER_RECORD
+            del row
+            if size > _BATCH_CHARACTERS:
+                yield batch
+                batch, size = _Batch([], []), 0
+
+
+def _invalid(position: int, error: csv.Error, tip: str) -> BadRecord:
+    return BadRecord(position, f"not valid CSV: {error}", tip)
+
+
+class _Batch(NamedTuple):
+    """Rows that are read and not yet given out, each with its position."""
+
+    rows: list[tuple[int, list[str]]]
+    bad: list[BadRecord]
+
+
+class CsvReader(LineReader):
+    """`.csv` files. A record may span lines inside quotes, so a file is one slice."""
+
+    delimiter = ","
+
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+        with open_source(file) as source:
+            return _Rows(source, config, file, self.delimiter).header
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[Records]:
+        with open_source(file) as source:
+            rows = _Rows(source, config, file, self.delimiter)
+            header = rows.header or []
+            for own in shape.required:
+                if shape.columns[own] not in header:
+                    raise DataError(
+                        f"{file.path}: no column '{shape.columns[own]}'; "
+                        f"columns found: {named(header)}",
+                        "name the right one with --text-field, or with --field NAME=COLUMN",
+                    )
+            # the shape's own names of fields -> their places in a row
+            places = {own: header.index(name) for own, name in shape.columns.items()
+                      if name in header}  # fmt: skip
+            sample = Sample(shape, config)
+
+            def records_of(batch: _Batch) -> Records:
+                texts = fields = None
+                if shape.kind == "text":
+                    texts = [row[places["text"]] for _, row in batch.rows]
+                else:
+                    fields = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
+                looked_at = sample.of(
+                    len(batch.rows), lambda i: dict(zip(header, batch.rows[i][1], strict=True))
+                )
+                positions = np.array([position for position, _ in batch.rows], np.int64)
+                batch.rows.clear()  # not held while records are worked on
+                return Records(
+                    positions, texts=texts, fields=fields, bad=batch.bad, looked_at=looked_at,
+                    consumed=source.consumed(),
+                )  # fmt: skip
+
+            yield from map(records_of, rows.batches())
+            yield source.end()
+
+
+class TsvReader(CsvReader):
+    """`.tsv` files."""
+
+    delimiter = "\t"

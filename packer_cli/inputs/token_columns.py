@@ -1,30 +1,32 @@
-"""Records that are token ids already: checking them, and the flat arrays they become."""
+"""Records that are token ids already: whether they can be packed, and the arrays they become."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import inputs as kernels
-from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, UInt32, wrong_ids
+from packer_cli.records import (
+    HIGHEST_ID,
+    IGNORED,
+    BadRecord,
+    Int64,
+    Records,
+    UInt8,
+    UInt32,
+    wrong_ids,
+)
 
 # A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
-BEYOND = 1 << 62
+_BEYOND = 1 << 62
+NAMES = ("input_ids", "labels", "attention_mask")
 Tokens = tuple[UInt32, Int64, UInt8 | None]
-
-
-def clipped(values: npt.NDArray[Any]) -> Int64:
-    """Integers of any type as int64, those beyond `BEYOND` as that."""
-    if values.dtype == np.uint64:
-        values = np.minimum(values, BEYOND)
-    return values.astype(np.int64)
-
-
-def _shown(value: Any) -> str:
-    return "a number of 63 bits or more" if abs(int(value)) >= BEYOND else str(value)
+# The token ids of a record, and its labels and mask, or None: lists of whatever may be there.
+Row = tuple[list[Any] | None, list[Any] | None, list[Any] | None]
 
 
 def faultless(
@@ -33,10 +35,12 @@ def faultless(
     labels: npt.NDArray[Any] | None,
     mask: npt.NDArray[Any] | None,
 ) -> Tokens | None:
-    """What `check_tokens` gives if no record is bad, in one pass over each array; None otherwise.
+    """Flat ids, labels and masks of n records -> their tokens, in one pass over each array; None
+    where a record may be bad: see `one_by_one`.
 
-    The arrays are of integers of any type. Labels of tokens that the mask leaves out count here,
-    too, so None does not say that a record is bad.
+    The arrays are of integers of any type. offsets int64[n + 1] is common to all three. Tokens with
+    attention_mask 0 are padding and are left out. Labels must be -100 or the token itself
+    (unshifted): they say what is trained on.
     """
     if labels is not None and labels.dtype == np.uint64:
         return None  # as int64 they could seem to be -100
@@ -47,74 +51,114 @@ def faultless(
         trained = np.empty(len(ids), np.uint8)
         if not kernels.copy_trained(labels, made, trained):
             return None
-    if mask is None:
-        return made, offsets, trained
-    real = kernels.count_real(mask)
+    real = len(made) if mask is None else kernels.count_real(mask)
     if real < 0:
         return None
-    if real == len(made):
+    if mask is None or real == len(made):
         return made, offsets, trained
     kept_offsets = np.empty_like(offsets)
     kernels.keep_real(mask, offsets, made, trained, kept_offsets)
     return made[:real].copy(), kept_offsets, None if trained is None else trained[:real].copy()
 
 
-def check_tokens(
-    ids: Int64, offsets: Int64, labels: Int64 | None, mask: Int64 | None
-) -> tuple[Tokens, dict[int, str]]:
-    """Flat ids, labels and masks of n records -> (tokens without the bad records, reasons).
+def token_records(rows: Sequence[Row], positions: Int64, tip: str, consumed: int) -> Records:
+    """Records of n rows, whose `positions` are int64[n]. `tip`: for bad ones."""
+    tokens, bad = _together(rows), dict[int, str]()
+    if tokens is None:
+        tokens, bad = one_by_one(rows)
+    refused = [BadRecord(int(positions[i]), reason, tip) for i, reason in bad.items()]
+    return Records(np.delete(positions, list(bad)), tokens=tokens, bad=refused, consumed=consumed)
 
-    offsets int64[n + 1] is common to all three. Tokens with attention_mask 0 are padding and
-    are left out. Labels must be -100 or the token itself (unshifted): they say what is trained
-    on. The second result maps the index of each bad record to its reason.
-    """
-    bad: dict[int, str] = {}
 
-    def mark(wrong: npt.NDArray[np.bool_], describe: Callable[[int, int], str]) -> None:
-        places = np.flatnonzero(wrong)
-        records, first = np.unique(
-            np.searchsorted(offsets, places, side="right") - 1, return_index=True
+def _together(rows: Sequence[Row]) -> Tokens | None:
+    """The tokens of rows that are all as they should be, else None."""
+    if any(row[0] is None or any(x is not None and len(x) != len(row[0]) for x in row)
+           for row in rows):  # fmt: skip
+        return None
+    ids = [row[0] or [] for row in rows]
+    labels = [own if row[1] is None else row[1] for own, row in zip(ids, rows, strict=True)]
+    mask = [
+        [1] * len(own) if row[2] is None else row[2] for own, row in zip(ids, rows, strict=True)
+    ]
+    try:
+        return faultless(
+            _flat(ids),
+            offsets_of([len(own) for own in ids]),
+            _flat(labels) if any(row[1] is not None for row in rows) else None,
+            _flat(mask) if any(row[2] is not None for row in rows) else None,
         )
-        for record, at in zip(records.tolist(), places[first].tolist(), strict=True):
-            if record not in bad:
-                bad[record] = describe(at, at - int(offsets[record]))
-
-    mark(
-        wrong_ids(ids),
-        lambda at, i: f"input_ids[{i}] is {_shown(ids[at])}, not between 0 and {HIGHEST_ID}",
-    )
-    if mask is not None:
-        mark(
-            (mask != 0) & (mask != 1),
-            lambda at, i: f"attention_mask[{i}] is {_shown(mask[at])}, not 0 or 1",
-        )
-    if labels is not None:
-        real = (labels != IGNORED) & (True if mask is None else mask == 1)
-        mark(
-            real & (labels != ids),
-            lambda at, i: (
-                f"labels[{i}] is {_shown(labels[at])}, neither -100 nor "
-                f"input_ids[{i}] = {ids[at]}; labels must be unshifted"
-            ),
-        )
-    trained = None if labels is None else (labels != IGNORED).astype(np.uint8)
-    if not bad and mask is None:
-        return (ids.astype(np.uint32), offsets, trained), bad
-    return _kept(ids, offsets, trained, mask, list(bad)), bad
+    except (OverflowError, TypeError):  # numbers that are too large, or nulls
+        return None
 
 
-def _kept(
-    ids: Int64, offsets: Int64, trained: UInt8 | None, mask: Int64 | None, bad: list[int]
-) -> Tokens:
-    """Without the bad records, and without padding."""
-    keep = np.ones(len(ids), bool) if mask is None else mask == 1
-    lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[offsets])
-    good = np.ones(len(lengths), bool)
-    good[bad] = False
-    keep &= np.repeat(good, np.diff(offsets))
-    kept_offsets = np.concatenate([[0], np.cumsum(lengths[good])])
-    return (
-        ids[keep].astype(np.uint32),
-        kept_offsets.astype(np.int64),
-        None if trained is None else trained[keep],
-    )
+def _flat(rows: list[list[int]]) -> Int64:
+    return np.fromiter(chain.from_iterable(rows), np.int64, count=sum(map(len, rows)))
+
+
+def offsets_of(lengths: Sequence[int] | Int64) -> Int64:
+    """int64[n + 1], where each of n records begins, and the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
+    """The tokens of the good rows, and what is wrong with each of the others, by its index."""
+    bad = dict[int, str]()
+    ids, flags, lengths = [np.empty(0, np.int64)], [np.empty(0, bool)], list[int]()
+    for number, row in enumerate(rows):
+        if reason := _misfit(row):
+            bad[number] = reason
+            continue
+        own, labels, mask = (None if values is None else _clipped(values) for values in row)
+        if own is None or (reason := _fault(own, labels, mask)):
+            bad[number] = reason
+            continue
+        real = np.ones(len(own), bool) if mask is None else mask == 1
+        ids.append(own[real])
+        flags.append((own if labels is None else labels)[real] != IGNORED)
+        lengths.append(len(ids[-1]))
+    trained = None
+    if any(row[1] is not None for row in rows):
+        trained = np.concatenate(flags).astype(np.uint8)
+    return (np.concatenate(ids).astype(np.uint32), offsets_of(lengths), trained), bad
+
+
+def _misfit(row: Row) -> str:
+    """The reason why the lists of a row do not belong together, or ""."""
+    ids = row[0]
+    if ids is None:
+        return "input_ids is null"
+    for name, values in zip(NAMES, row, strict=True):
+        if values is not None and len(values) != len(ids):
+            return f"{name} has {len(values)} values, input_ids {len(ids)}"
+        if values is not None and None in values:
+            return f"{name} holds a null"
+    return ""
+
+
+def _clipped(values: list[int]) -> Int64:
+    try:
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([min(max(value, -_BEYOND), _BEYOND) for value in values], np.int64)
+
+
+def _fault(ids: Int64, labels: Int64 | None, mask: Int64 | None) -> str:
+    """The first number that is wrong in a record; "" where none is."""
+    ones = np.ones_like(ids) if mask is None else mask
+    labels = ids if labels is None else labels
+    checks = (
+        ("input_ids", ids, wrong_ids(ids), "not between 0 and {highest}"),
+        ("attention_mask", ones, (ones != 0) & (ones != 1), "not 0 or 1"),
+        ("labels", labels, (ones == 1) & (labels != IGNORED) & (labels != ids),
+         "neither -100 nor input_ids[{at}] = {token}; labels must be unshifted"),
+    )  # fmt: skip
+    for name, values, wrong, expected in checks:
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            is_huge = abs(int(values[at])) >= _BEYOND
+            shown = "a number of 63 bits or more" if is_huge else values[at]
+            how = expected.format(highest=HIGHEST_ID, at=at, token=ids[at])
+            return f"{name}[{at}] is {shown}, {how}"
+    return ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.pair_rules import refuse_labels_among_pairs, refuse_pairs_among
-from packer_cli.config.shapes import Shape
 from packer_cli.errors import DataError, UsageError
+from packer_cli.inputs.formats import DocumentReader
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
+from packer_cli.options.shapes import Shape
 from packer_cli.records import (
     HIGHEST_ID,
     Documents,
-    Group,
     InputFile,
     Int32,
     Int64,
@@ -38,13 +38,11 @@ from packer_cli.records import (
     UInt32,
     WorkUnit,
 )
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
-from packer_cli.result.manifest_check import shape_of as shape_of_result
+from packer_cli.result.manifest import shape_of as shape_of_result
 from packer_cli.result.manifest_file import as_named
-from packer_cli.result.shards import digest
-from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, open_tokenized
-from packer_cli.result.tokenized_tokens import Tokens
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
 Float64 = npt.NDArray[np.float64]
 
@@ -55,7 +53,7 @@ _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 @dataclass(frozen=True)
 class Pool:
-    """What is taken of an input.
+    """The documents that are taken of an input.
 
     numbers  int64[n], documents in their order
     amounts  int32[n], at least 1: what each counts for in its source's share
@@ -93,10 +91,8 @@ def _manifest_read(file: InputFile) -> Stretch:
     return Stretch(0, *digest(file.path))
 
 
-class TokenizedReader:
-    """Documents in the order in which they were tokenized, as `Records` of tokens."""
-
-    holds_tokens = True
+class TokenizedReader(DocumentReader):
+    """Directories as files: their documents are numbered as they were tokenized."""
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         return ["input_ids"] if len(opened(file)) else None
@@ -109,22 +105,11 @@ class TokenizedReader:
         count = len(opened(file))
         return sorted({count * part // parts for part in range(parts + 1)})
 
-    def groups(self, file: InputFile) -> list[Group]:
-        return []
-
     def read(
-        self,
-        file: InputFile,
-        part: Slice,
-        shape: Shape,
-        config: DocumentConfig,
-        *,
-        peek: bool = False,
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        inputs = TokenizedInputs([file], None)
-        for batch in inputs.read(WorkUnit(0, (part,))):
-            ids = inputs.with_tokens(batch).ids
-            yield Records(batch.position, tokens=(ids, batch.offsets, batch.trained))
+        """None: these are documents already, which `TokenizedInputs` gives."""
+        return iter(())
 
     def describe(self, file: InputFile, position: int) -> str:
         tokenized = opened(file)
@@ -150,116 +135,88 @@ class TokenizedInputs:
         last document of one begins again at the first.
         """
         self._files = {file.index: file for file in files}
-        self._place = {file.index: place for place, file in enumerate(files)}
-        self._directories = [opened(file) for file in files]
+        self._directories = {file.index: opened(file) for file in files}
         self._seed = seed
         self._orders: dict[int, Int64] = {}
-        self._pools = pools
+        self._pools = dict(zip(self._files, pools or (), strict=False))
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
-        self.tokens = _Tokens(self._directories, self._place, highest)
+        self.tokens = _Tokens(self._directories, highest)
 
     @property
     def facts(self) -> list[TokenizedManifest]:
-        return [one.facts for one in self._directories]
+        return [one.facts for one in self._directories.values()]
 
     def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
         """The unit's documents, without tokens."""
-        parts = [self.numbers(part) for part in unit.slices]
-        file = np.concatenate([np.full(len(p), s.file, np.int32)
-                               for p, s in zip(parts, unit.slices, strict=True)])  # fmt: skip
-        number = np.concatenate(parts)
-        lengths = np.concatenate(
-            [self.directory(s.file).lengths[p]
-             for p, s in zip(parts, unit.slices, strict=True)]
-        )  # fmt: skip
+        parts = [(part.file, self._numbers(part)) for part in unit.slices]
+        file = np.concatenate([np.full(len(numbers), one, np.int32) for one, numbers in parts])
+        number = np.concatenate([numbers for _, numbers in parts])
+        lengths = np.concatenate([self._directories[one].lengths[numbers]
+                                  for one, numbers in parts])  # fmt: skip
         if (self._seed is not None or self._pools) and len(parts) > 1:
-            order = _interleaved([self._places(part) for part in unit.slices])
+            # every stretch has all parts in their shares
+            places = [self._places(part, len(own))
+                      for part, (_, own) in zip(unit.slices, parts, strict=True)]  # fmt: skip
+            order = np.argsort(np.concatenate(places), kind="stable")
             file, number, lengths = file[order], number[order], lengths[order]
-        for begin, end in _cuts(lengths):
+        filled = np.flatnonzero(np.diff(np.cumsum(lengths, dtype=np.int64) // _BATCH_TOKENS)) + 1
+        edges = [*filled, *range(0, len(lengths), _BATCH_DOCUMENTS), len(lengths)]
+        for begin, end in pairwise(np.unique(edges).tolist()):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
     def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
-        """What of its inputs a unit depends on."""
+        """The parts of its inputs that a unit depends on."""
         files = {part.file: self._files[part.file] for part in unit.slices}
         return {index: [_manifest_read(file)] for index, file in files.items() if file not in _held}
 
-    def documents(self, file: int, numbers: Int64) -> Iterator[TokenBatch]:
-        """Documents of one input by their numbers, with their tokens."""
-        lengths = self.directory(file).lengths[numbers]
-        for begin, end in _cuts(lengths):
-            some = slice(begin, end)
-            files = np.full(end - begin, file, np.int32)
-            yield self.with_tokens(self._batch(files, numbers[some], lengths[some]))
-
-    def with_tokens(self, batch: TokenBatch) -> TokenBatch:
-        """A batch of `read` with its tokens."""
-        lengths = np.diff(batch.offsets).astype(np.int32)
-        start = np.zeros_like(lengths)
-        ids = self.tokens.gather(batch.file, batch.position, start, lengths)
-        return replace(batch, ids=ids, tokens_elsewhere=False)
-
-    def numbers(self, part: Slice) -> Int64:
+    def _numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
-        if self._pools and part.stop is not None:
-            pool = self._pools[self._place[part.file]].numbers
+        if part.file in self._pools and part.stop is not None:
+            pool = self._pools[part.file].numbers
             return pool[np.arange(part.start, part.stop) % len(pool)]
+        directory = self._directories[part.file]
         if self._seed is None:
-            stop = len(self.directory(part.file)) if part.stop is None else part.stop
-            return np.arange(part.start, stop)
+            return np.arange(part.start, len(directory) if part.stop is None else part.stop)
         with self._ordering:
             if part.file not in self._orders:
                 # equal documents of two directories do not come at the same place in both
                 seed = (self._seed + part.file * _OF_INPUT) % (1 << 64)
-                self._orders[part.file] = self.directory(part.file).order(seed)
+                self._orders[part.file] = directory.order(seed)
         return self._orders[part.file][part.start : part.stop]
 
-    def _places(self, part: Slice) -> Float64:
-        """Where in the unit each document of a slice belongs, 0 to 1: evenly by what they count
-        for, or by their number where they are not chosen by amounts.
+    def _places(self, part: Slice, count: int) -> Float64:
+        """The place in the unit where each document of a slice belongs, 0 to 1: evenly by what they
+        count for, or by their number where they are not chosen by amounts.
         """
-        count = len(self.numbers(part))
-        if not self._pools:
+        if part.file not in self._pools:
             return (np.arange(count) + 0.5) / count
-        pool = self._pools[self._place[part.file]]
-        amounts = pool.amounts[np.arange(part.start, part.start + count) % len(pool.amounts)]
+        amounts = self._pools[part.file].amounts
+        amounts = amounts[np.arange(part.start, part.start + count) % len(amounts)]
         before = np.cumsum(amounts, dtype=np.int64)
         places: Float64 = (before - amounts / 2) / before[-1]
         return places
-
-    def directory(self, file: int) -> TokenizedDirectory:
-        """The directory of an input."""
-        return self._directories[self._place[file]]
 
     def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         trained = self.tokens.gather_trained(file, number, np.zeros_like(lengths), lengths)
+        chosen = None
+        if next(iter(self._directories.values())).has_pairs:
+            chosen = np.empty(len(number), np.int32)
+            for one in np.unique(file).tolist():
+                chosen[file == one] = self._directories[one].chosen[number[file == one]]
         nothing = np.empty(0, np.uint32)
-        chosen = self._chosen(file, number)
         return TokenBatch(nothing, offsets, trained, file, number, chosen, tokens_elsewhere=True)
-
-    def _chosen(self, file: Int32, number: Int64) -> Int32 | None:
-        """As in `TokenBatch`."""
-        if not self._directories[0].has_pairs:
-            return None
-        chosen = np.empty(len(number), np.int32)
-        for one in np.unique(file).tolist():
-            its = file == one
-            chosen[its] = self.directory(one).chosen[number[its]]
-        return chosen
 
 
 class _Tokens(Tokens):
-    """By the run's numbers of inputs. Ids are looked at, since Arrow sees nothing wrong in them."""
+    """Tokens by the run's numbers of inputs. Ids are looked at, as Arrow does not."""
 
-    def __init__(
-        self, directories: list[TokenizedDirectory], place: dict[int, int], highest: int
-    ) -> None:
-        super().__init__(directories)
+    def __init__(self, directories: dict[int, TokenizedDirectory], highest: int) -> None:
+        super().__init__([*directories.values()])
         self._highest = highest
-        self._place = np.full(max(place, default=0) + 1, -1, np.int64)
-        for file, number in place.items():
-            self._place[file] = number
+        self._place = np.full(max(directories, default=0) + 1, -1, np.int64)
+        self._place[[*directories]] = np.arange(len(directories))
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         return super().numbered(self._place[directory], document)
@@ -278,24 +235,8 @@ class _Tokens(Tokens):
         return ids
 
 
-def _interleaved(places: list[Float64]) -> Int64:
-    """An order of documents end to end in which every stretch has all parts in their shares."""
-    return np.argsort(np.concatenate(places), kind="stable")
-
-
-def _cuts(lengths: Int32) -> Iterator[tuple[int, int]]:
-    """(begin, end) of batches of documents."""
-    tokens = np.cumsum(lengths, dtype=np.int64) // _BATCH_TOKENS
-    edges = np.flatnonzero(np.diff(tokens)) + 1
-    edges = np.union1d(edges, np.arange(0, len(lengths), _BATCH_DOCUMENTS))
-    bounds = [0, *edges[edges > 0].tolist(), len(lengths)]
-    for begin, end in pairwise(bounds):
-        if end > begin:
-            yield begin, end
-
-
 def is_tokenized(files: Sequence[InputFile]) -> bool:
-    """Whether the inputs are tokenized directories. UsageError for some that are, and others."""
+    """True where the inputs are tokenized directories. UsageError for some that are, and others."""
     tokenized = [file for file in files if file.format == TOKENIZED]
     if not tokenized:
         return False
@@ -305,24 +246,19 @@ def is_tokenized(files: Sequence[InputFile]) -> bool:
             f"{as_named(tokenized[0].path)} is tokenized, {others[0].path} is not",
             "tokenize the others, too: packer tokenize",
         )
-    _refuse_other_tokenizers(tokenized)
-    return True
-
-
-def _refuse_other_tokenizers(files: Sequence[InputFile]) -> None:
-    first = opened(files[0]).facts.tokenizer
-    for file in files[1:]:
-        other = opened(file).facts.tokenizer
+    first, *rest = (opened(file).facts.tokenizer for file in tokenized)
+    for file, other in zip(tokenized[1:], rest, strict=True):
         if _same(first) != _same(other):
             raise UsageError(
-                f"{as_named(files[0].path)} was tokenized with {_named(first)}, "
+                f"{as_named(tokenized[0].path)} was tokenized with {_named(first)}, "
                 f"{as_named(file.path)} with {_named(other)}",
                 "tokenize all of them with one tokenizer",
             )
+    return True
 
 
 def _same(tokenizer: Any) -> Any:
-    """What tells tokenizers apart."""
+    """Properties that tell tokenizers apart."""
     return tokenizer and (tokenizer.sha256, tokenizer.vocab_size, tokenizer.pad_token_id)
 
 
@@ -333,7 +269,7 @@ def _named(tokenizer: Any) -> str:
 
 
 def shape_of(files: Sequence[InputFile]) -> Shape:
-    """What the records of tokenized directories are."""
+    """The shape of the records of tokenized directories."""
     shapes = [shape_of_result(opened(file).facts) for file in files]
     kinds = [one for shape in shapes for one in shape.members.values() or [shape]]
     refuse_pairs_among(kinds)

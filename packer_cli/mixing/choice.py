@@ -1,4 +1,4 @@
-"""Choosing documents: how often each source is taken, what is held out, and what is a duplicate.
+"""Choosing documents: how much of each source is taken, what is held out, and what is a duplicate.
 
     choose(directories, config) -> Choice      from the indexes of tokenized directories alone
 
@@ -10,6 +10,7 @@ out depends on content only, so equal documents are on one side, whatever file t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,19 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels.documents import order_keys
-from packer_cli.config.mixture import TRAIN, Amount, Mixture
-from packer_cli.config.options import PackConfig
-from packer_cli.errors import InternalError, UsageError
+from packer_cli.errors import InternalError, ThresholdMissed, UsageError
 from packer_cli.inputs.tokenized import Pool
-from packer_cli.mixing.shares import Reached, amounts_of, reached, refuse_none
+from packer_cli.options.mixture import TRAIN, Amount, Mixture
+from packer_cli.options.options import PackConfig
 from packer_cli.packing.pairs import rooms
 from packer_cli.records import Int32, Int64, UInt64
-from packer_cli.result.content_order import among, repeated
-from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
 
 Bool = npt.NDArray[np.bool_]
 Stretches = dict[int, tuple[int, int]]
 
+_CLOSE = 0.001  # shares of the whole that are farther off are told
+_ROUNDING = 1e-9
 _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two directories
 _OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
 
@@ -54,6 +55,29 @@ class Chosen:
     duplicates: int
     asked: float = 0.0
     taken: int = 0
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How near whole documents come to what is asked of a source, in a stage if there are any.
+
+    asked, taken  as a manifest's `Source` has them
+    off           by how much its share of the whole is off
+    document      what the document at the end of what is taken counts for: with it, or without it,
+                  the source would be farther off; 0 where others make its share what it is
+    """
+
+    source: str
+    stage: int | None
+    asked: float
+    taken: int
+    off: float
+    document: int
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the share is so far off that it is told."""
+        return self.off > _CLOSE
 
 
 @dataclass(frozen=True)
@@ -157,7 +181,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
 
 
 def _places(mixture: Mixture, count: int) -> Iterator[range]:
-    """Of every source: which directories are its own."""
+    """Which directories are its own, for every source."""
     at = 0
     for one in mixture.sources:
         yield range(at, at + one.inputs)
@@ -169,7 +193,7 @@ def _places(mixture: Mixture, count: int) -> Iterator[range]:
 def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Choice:
     """The choice, by the amounts of every stage."""
     if mixture.part == TRAIN:
-        wanted = amounts_of(mixture, [one.available for one in sources])
+        wanted = _amounts_of(mixture, [one.available for one in sources])
     else:
         wanted = [[float(one.available) for one in sources]]
     stages: list[Stretches] = []
@@ -191,14 +215,21 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
                     stretches[place] = start, pool.at
         stages.append(stretches)
         if mixture.part == TRAIN:
-            shares += reached(mixture, stage, amounts, taken[stage], edges)
+            shares += _reached(mixture, stage, amounts, taken[stage], edges)
     done = [
         replace(source, asked=sum(one[number] for one in wanted),
                 taken=sum(one[number] for one in taken))
         for number, source in enumerate(sources)
     ]  # fmt: skip
-    if mixture.part == TRAIN:
-        refuse_none(mixture, [one.asked for one in done], [one.taken for one in done])
+    for one in done:
+        if mixture.part == TRAIN and one.asked and not one.taken:
+            # the result would lack it altogether, and a word in the recipe mends that
+            raise UsageError(
+                f"source {one.amount.name!r}: {one.asked:,.2f} {mixture.counted} are asked of it, "
+                "and every document of it has more than twice as many: nothing of it would be "
+                "taken",
+                "ask for more, or leave the source out",
+            )
     return Choice([one.pool for one in pools], stages, done, shares)
 
 
@@ -293,3 +324,117 @@ def _duplicates(hashes: Sequence[UInt64], sides: list[Bool]) -> list[Bool]:
     for same, side, its in zip(found, sides, np.split(of_side, edges), strict=True):
         same[side] = its
     return found
+
+
+def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
+    """For every stage, what is taken of each source, in tokens as `mixture.count` counts them.
+
+    `available`: of each source, in one epoch. Raises UsageError for a source that is too small.
+    """
+    for one, has in zip(mixture.sources, available, strict=True):
+        if not has and mixture.takes(one):
+            raise UsageError(
+                f"source {one.name!r}: has no {mixture.counted} to take",
+                "its documents are held out, dropped, duplicates, or there are none",
+            )
+    stages = list[list[float]]()
+    for number, stage in enumerate(mixture.stages):
+        shares = _shares([stage.weight_of(one) for one in mixture.sources])
+        if not any(shares):
+            which = f"stage {stage.name or number + 1}"
+            raise UsageError(f"{which}: all weights are 0", "give one source more than 0")
+        stages.append([stage.tokens * share for share in shares])
+    stages = stages or [_without_stages(mixture, available)]
+    amounts = [sum(column) for column in zip(*stages, strict=True)]
+    for one, has, amount in zip(mixture.sources, available, amounts, strict=True):
+        if one.epochs is None and amount > one.max_epochs * has * (1 + _ROUNDING):
+            epochs = "1 epoch has" if one.max_epochs == 1 else f"{one.max_epochs:g} epochs have"
+            raise UsageError(
+                f"source {one.name!r}: too small: {amount:,.0f} {mixture.counted} are asked of "
+                f"it, {epochs} {one.max_epochs * has:,.0f}",
+                f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
+            )
+    return stages
+
+
+def _reached(
+    mixture: Mixture,
+    stage: int,
+    asked: Sequence[float],
+    taken: Sequence[int],
+    documents: Sequence[int],
+) -> list[Reached]:
+    """What every source reaches. `documents`: what those at the ends of what is taken count for."""
+    whole, got = sum(asked), max(sum(taken), 1)
+    found = []
+    for one, wanted, has, document in zip(mixture.sources, asked, taken, documents, strict=True):
+        off = abs(has / got - wanted / whole) if whole else 0.0
+        is_own = abs(has - wanted) >= off * whole / 2
+        number = stage if mixture.stages else None
+        found.append(Reached(one.name, number, wanted, has, off, document if is_own else 0))
+    return found
+
+
+def refuse_missed(mixture: Mixture, shares: Sequence[Reached], most: float) -> None:
+    """Raise ThresholdMissed for a share that is more than `most` off. It names the worst."""
+    worst = max(shares, key=lambda one: one.off)
+    if worst.off > most:
+        raise ThresholdMissed(
+            f"{told(mixture, worst)}, --max-share-error is {most:.2%}",
+            "take more in all, choose other weights, or allow more: --max-share-error "
+            f"{math.ceil(worst.off * 1000) / 10:g}%",
+        )
+
+
+def told(mixture: Mixture, share: Reached) -> str:
+    """A share that is off, in a line: asked, got, and why."""
+    where = "" if share.stage is None else f"stage {stage_name(mixture, share.stage)}, "
+    why = "since the documents of others are whole"
+    if share.document:
+        why = f"since documents are whole and the one at its end has {share.document:,}"
+    return (
+        f"{where}source {share.source!r}: {share.asked:,.0f} {mixture.counted} are asked of it, "
+        f"{share.taken:,} are taken, {why}: its share is {share.off:.2%} off"
+    )
+
+
+def stage_name(mixture: Mixture, number: int) -> str:
+    """What a stage is called in reports."""
+    return mixture.stages[number].name or str(number + 1)
+
+
+def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:
+    """Epochs and tokens as they are given; what they leave is shared by weight."""
+    fixed = list[float]()
+    for one, has in zip(mixture.sources, available, strict=True):
+        whole = (1.0 if one.epochs is None else one.epochs) * has
+        amount = whole if one.tokens is None else float(one.tokens)
+        fixed.append(amount if one.weight is None else 0.0)
+    shares = _shares([one.weight or 0.0 for one in mixture.sources])
+    if not any(shares):
+        return fixed
+    if mixture.tokens is not None:
+        left = mixture.tokens - sum(fixed)
+        if left <= 0:
+            raise UsageError(
+                f"tokens: {mixture.tokens:,} in all, and sources with epochs or tokens of their "
+                f"own have {sum(fixed):,.0f}: nothing is left for the weights",
+                "raise tokens, or give those sources less",
+            )
+    else:  # the most that needs no source more often than it may be taken
+        left = min(
+            one.max_epochs * has / share
+            for one, has, share in zip(mixture.sources, available, shares, strict=True)
+            if share
+        )
+    return [known + left * share for known, share in zip(fixed, shares, strict=True)]
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    """Shares of the whole by weight, all 0 where these are. However large weights are, their sum
+    is a number.
+    """
+    largest = max(weights) or 1.0
+    scaled = [weight / largest for weight in weights]
+    total = sum(scaled) or 1.0
+    return [weight / total for weight in scaled]

@@ -1,29 +1,36 @@
-"""Work units of a run: of a mixture each has the same share of every source, stage after stage.
+"""From input files to work units: of a mixture each has the same share of every source, stage after
+stage.
 
-A unit has no document twice, however often sources are taken, so its pieces still tell documents
-apart.
+The units depend on the inputs and options only, never on the machine, so that the same command
+makes the same shards everywhere. A unit of a mixture has no document twice, however often sources
+are taken, so its pieces still tell documents apart.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.options import PackConfig
-from packer_cli.inputs.tokenized import opened
-from packer_cli.inputs.work_units import plan_units, unit_bytes_of
+from packer_cli.errors import DamagedInputError
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.tokenized import opened, shuffled_units
 from packer_cli.mixing.choice import Choice, choose
+from packer_cli.options.documents import GIB, MIB, DocumentConfig
+from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.result.manifest import TOKENIZED
 
+_COMPRESSION_RATIO = 4  # about; only the sizes of work units depend on it
 _BYTES_PER_TOKEN = 4
 
 
 def work_units(
     files: Sequence[InputFile], config: DocumentConfig, standing: int = 0
 ) -> list[WorkUnit]:
-    """What `files` are cut into: see `inputs.work_units.plan_units`."""
+    """What `files` are cut into. `standing`: the weight of inputs that are packed already."""
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
@@ -83,3 +90,64 @@ def _units_of_stages(
         stages.append((first, units))
         first += len(units)
     return stages
+
+
+def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0) -> list[WorkUnit]:
+    """Cut the inputs into work units of about equal weight, in input order.
+
+    Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
+    unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
+    most about a thousand shards.
+    """
+    weights = {file.index: _weight(file, config) for file in files}
+    total = sum(weights.values())
+    count = max(1, -(-total // unit_bytes_of(config, total + standing)))
+    if config.documents_shuffled and files[0].format == TOKENIZED:
+        return shuffled_units(files, count)
+    target = max(1, -(-total // count))
+    units: list[WorkUnit] = []
+    current: list[Slice] = []
+    room = target
+    for part in (
+        part for file in files for part in _slices(file, weights[file.index], target, config)
+    ):
+        if current and part.weight > room + target // 8:
+            units.append(WorkUnit(len(units), tuple(current)))
+            current, room = [], target
+        room -= part.weight
+        if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
+            before = current.pop()  # row groups side by side are opened once
+            part = replace(part, start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
+        current.append(part)
+    units.append(WorkUnit(len(units), tuple(current)))
+    return units
+
+
+def unit_bytes_of(config: DocumentConfig, total: int) -> int:
+    """About how much a work unit reads of inputs of `total` bytes."""
+    if config.unit_bytes is not None:
+        return config.unit_bytes
+    rows = max(16 * MIB, _BYTES_PER_TOKEN * config.least_unit_tokens)
+    few = 1 << max(0, (total // 1024 - 1).bit_length())
+    return min(max(rows, few), GIB)
+
+
+def _weight(file: InputFile, config: DocumentConfig) -> int:
+    try:
+        return max(1, reader_for(file.format).weight(file))
+    except DamagedInputError:
+        if config.on_error == "fail":
+            raise
+        return max(1, file.size)  # the unit that reads it leaves it out
+
+
+def _slices(file: InputFile, weight: int, target: int, config: DocumentConfig) -> list[Slice]:
+    whole = [Slice(file.index, 0, None, weight)]
+    if file.path == STDIN or file.compression or weight <= target + target // 8:
+        return whole
+    try:
+        return reader_for(file.format).split(file, -(-weight // target)) or whole
+    except DamagedInputError:
+        if config.on_error == "fail":
+            raise
+        return whole

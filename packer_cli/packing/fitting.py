@@ -53,7 +53,7 @@ class Untrained:
 
     @property
     def loss(self) -> Loss:
-        """Of untrained documents and their tokens only."""
+        """Loss of untrained documents and their tokens only."""
         return Loss(
             untrained_documents=len(self.documents), untrained_tokens=int(self.tokens.sum())
         )
@@ -96,9 +96,15 @@ class FittedPieces(Pieces):
             more = tokens // max_length if most == _ALL_PIECES else 0  # or fewer
             length = np.empty(len(lengths) + more, np.int32)
             length = length[: filling.cut_lengths(own, max_length, most, length)]
+        loss = Loss()
+        if overlong == "truncate":
+            tokens -= documents * max_length
+            loss = Loss(documents, tokens, tokens)
+        elif overlong == "drop":
+            loss = Loss(0, 0, 0, documents, tokens, tokens)
         self.__dict__.update(
-            length=length, loss=_loss(overlong, documents, tokens, max_length), _lengths=own,
-            _cut=(max_length, most), _at_end=truncate_side == "left", _first=first,
+            length=length, loss=loss, _lengths=own, _cut=(max_length, most),
+            _at_end=truncate_side == "left", _first=first,
         )  # fmt: skip
 
     @cached_property
@@ -159,8 +165,7 @@ def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length:
     throughout: a part of one would be trained on without what it answers.
     """
     lengths = np.diff(offsets)
-    after_first = np.minimum(offsets[:-1] + 1, offsets[1:])
-    throughout = trained_between(trained, after_first, offsets[1:]) == offsets[1:] - after_first
+    throughout = _predicted(offsets, trained) == np.maximum(lengths - 1, 0)
     dropped = (lengths > max_length) & ~throughout
     return pieces.take(~dropped[pieces.document]) if dropped.any() else pieces
 
@@ -188,30 +193,6 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
     )
 
 
-def trained_between(trained: UInt8, begin: Int64, end: Int64) -> Int64:
-    """int64[n], how many tokens of [begin, end) are trained on, for n of these int64[n]."""
-    counts = np.empty(len(begin), np.int64)
-    filling.count_trained(trained, begin, end, counts)
-    return counts
-
-
-def _loss(overlong: str, documents: int, tokens: int, max_length: int) -> Loss:
-    """Of so many overlong documents with so many tokens."""
-    if overlong == "truncate":
-        tokens -= documents * max_length
-        return Loss(documents, tokens, tokens)
-    return Loss(0, 0, 0, documents, tokens, tokens) if overlong == "drop" else Loss()
-
-
-def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
-    return np.bincount(pieces.document, weights=values, minlength=count).astype(np.int64)
-
-
-def padded(lengths: _Lengths, multiple: int) -> _Lengths:
-    """Lengths rounded up to multiples: the places that segments take in their rows."""
-    return lengths if multiple == 1 else lengths + (-lengths % multiple)
-
-
 def cut_stream(
     offsets: Int64,
     max_length: int,
@@ -227,27 +208,9 @@ def cut_stream(
     """
     if documents is None:
         documents = np.arange(len(offsets) - 1)
-    taken = padded(np.diff(offsets)[documents], multiple)
-    begins = stream_position + np.cumsum(taken) - taken
-    return _cut(offsets, documents, max_length, begins % max_length)
-
-
-def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Untrained]:
-    """The indices of the documents that have a trained token, and the others.
-
-    The first token is none: nothing predicts it.
-    """
-    lengths = np.diff(offsets)
-    total = np.concatenate([[0], np.cumsum(trained, dtype=np.int64)])
-    predicted = total[offsets[1:]] - total[np.minimum(offsets[:-1] + 1, offsets[1:])]
-    untrained = (predicted == 0) & (lengths > 0)
-    documents = np.flatnonzero(untrained)
-    return np.flatnonzero(~untrained), Untrained(documents, lengths[documents])
-
-
-def _cut(offsets: Int64, documents: Int64, max_length: int, phase: Int64) -> Pieces:
-    """Cut each of the documents at the multiples of max_length, counted from -phase[i]."""
     lengths = np.diff(offsets)[documents]
+    taken = padded(lengths, multiple)
+    phase = (stream_position + np.cumsum(taken) - taken) % max_length  # of each, in its row
     counts = np.where(lengths > 0, (phase + lengths + max_length - 1) // max_length, 0)
     which = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -258,3 +221,35 @@ def _cut(offsets: Int64, documents: Int64, max_length: int, phase: Int64) -> Pie
     return Pieces(
         document, offsets[document] + start, length.astype(np.int32), start.astype(np.int32)
     )
+
+
+def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Untrained]:
+    """The indices of the documents that have a trained token, and the others.
+
+    The first token is none: nothing predicts it.
+    """
+    lengths = np.diff(offsets)
+    untrained = (_predicted(offsets, trained) == 0) & (lengths > 0)
+    documents = np.flatnonzero(untrained)
+    return np.flatnonzero(~untrained), Untrained(documents, lengths[documents])
+
+
+def trained_between(trained: UInt8, begin: Int64, end: Int64) -> Int64:
+    """int64[n], how many tokens of [begin, end) are trained on, for n of these int64[n]."""
+    counts = np.empty(len(begin), np.int64)
+    filling.count_trained(trained, begin, end, counts)
+    return counts
+
+
+def _predicted(offsets: Int64, trained: UInt8) -> Int64:
+    """int64[n], how many tokens of documents are trained on, but for the first of each."""
+    return trained_between(trained, np.minimum(offsets[:-1] + 1, offsets[1:]), offsets[1:])
+
+
+def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
+    return np.bincount(pieces.document, weights=values, minlength=count).astype(np.int64)
+
+
+def padded(lengths: _Lengths, multiple: int) -> _Lengths:
+    """Lengths rounded up to multiples: the places that segments take in their rows."""
+    return lengths if multiple == 1 else lengths + (-lengths % multiple)

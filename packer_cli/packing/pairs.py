@@ -3,15 +3,12 @@ filled.
 
     pieces_of_pairs   the sides of the pairs that fit into a row
     items_of          what is planned: the pieces of a pair together
-    spread_out        planned items back to their pieces
     numbered          the columns `pair` and `side`
 
 A single answer with a label is an item of one piece.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,39 +23,30 @@ def pieces_of_pairs(
     """The sides of all documents that fit into a row whole; and the documents that fit and are
     left out since nothing of one of their sides is trained on.
     """
-    pieces, offsets = _sides(batch), batch.offsets
-    fits = rooms(np.diff(offsets), _chosen(batch), segment_multiple) <= max_length
-    pieces = pieces.take(fits[pieces.document])
-    if batch.trained is None or keep_untrained:
-        return pieces, Untrained()
-    nothing = trained_between(batch.trained, pieces.begin + 1, pieces.begin + pieces.length) == 0
-    if not nothing.any():
-        return pieces, Untrained()
-    documents = np.unique(pieces.document[nothing])
-    kept = ~np.isin(pieces.document, documents)
-    return pieces.take(kept), Untrained(documents, np.diff(offsets)[documents])
-
-
-def rooms(lengths: Int32 | Int64, chosen: Int32, segment_multiple: int) -> Int64:
-    """int64[n], the places that documents take in a row: each side in its own segment."""
-    first = padded(chosen.astype(np.int64), segment_multiple)
-    return first + padded(lengths.astype(np.int64) - chosen, segment_multiple)
-
-
-def _chosen(batch: TokenBatch) -> Int32:
-    return np.empty(0, np.int32) if batch.chosen is None else batch.chosen
-
-
-def _sides(batch: TokenBatch) -> Pieces:
-    """One piece or two of each document that is not empty."""
-    lengths, chosen = np.diff(batch.offsets), _chosen(batch).astype(np.int64)
+    lengths = np.diff(batch.offsets)
+    chosen = np.empty(0, np.int64) if batch.chosen is None else batch.chosen.astype(np.int64)
+    # one piece or two of each document that is not empty
     length = np.stack([chosen, lengths - chosen], axis=1).ravel()
     start = np.stack([np.zeros_like(chosen), chosen], axis=1).ravel()
     document = np.repeat(np.arange(len(lengths)), 2)
-    there = length > 0
+    fits = rooms(lengths, chosen, segment_multiple) <= max_length
+    there = (length > 0) & fits[document]
     document, start, length = document[there], start[there], length[there]
     begin = batch.offsets[document] + start
-    return Pieces(document, begin, length.astype(np.int32), start.astype(np.int32))
+    pieces = Pieces(document, begin, length.astype(np.int32), start.astype(np.int32))
+    if batch.trained is None or keep_untrained:
+        return pieces, Untrained()
+    nothing = trained_between(batch.trained, begin + 1, begin + length) == 0
+    if not nothing.any():
+        return pieces, Untrained()
+    documents = np.unique(document[nothing])
+    return pieces.take(~np.isin(document, documents)), Untrained(documents, lengths[documents])
+
+
+def rooms(lengths: Int32 | Int64, chosen: Int32 | Int64, segment_multiple: int) -> Int64:
+    """int64[n], the places that documents take in a row: each side in its own segment."""
+    first = padded(chosen.astype(np.int64), segment_multiple)
+    return first + padded(lengths.astype(np.int64) - chosen, segment_multiple)
 
 
 def sides_of(batch: TokenBatch, pieces: Pieces) -> Int8 | None:
@@ -68,27 +56,16 @@ def sides_of(batch: TokenBatch, pieces: Pieces) -> Int8 | None:
     return (pieces.start < batch.chosen[pieces.document]).astype(np.int8)
 
 
-@dataclass(frozen=True)
-class Items:
-    """What is planned of pieces.
+def items_of(stock: Stock, segment_multiple: int) -> tuple[Int64, Int32]:
+    """The pieces of pairs together, which are planned as one.
 
     first  int64[items + 1], item i is the pieces first[i]..first[i + 1]
     room   int32[items], the places that it takes
     """
-
-    first: Int64
-    room: Int32
-
-    @property
-    def most_pieces(self) -> int:
-        return int(np.diff(self.first).max(initial=1))
-
-
-def items_of(stock: Stock, segment_multiple: int) -> Items:
     first = np.flatnonzero(stock.start == 0)
     taken = padded(stock.length.astype(np.int64), segment_multiple)
     room = np.add.reduceat(taken, first).astype(np.int32) if len(first) else np.empty(0, np.int32)
-    return Items(np.append(first, len(stock.start)), room)
+    return np.append(first, len(stock.start)), room
 
 
 def item_lengths(lengths: Int32 | Int64, begins: npt.NDArray[np.bool_]) -> Int64:
@@ -96,15 +73,6 @@ def item_lengths(lengths: Int32 | Int64, begins: npt.NDArray[np.bool_]) -> Int64
     first, lengths = np.flatnonzero(begins), lengths.astype(np.int64)
     of_items: Int64 = np.add.reduceat(lengths, first) if len(first) else lengths
     return of_items
-
-
-def spread_out(items: Items, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-    """Planned items as planned pieces: (order, row_offsets) of these."""
-    sizes = np.diff(items.first)[order]
-    ends = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    within = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)
-    return np.repeat(items.first[order], sizes) + within, ends[row_offsets]
 
 
 def numbered(start: Int32, row_offsets: Int64) -> Int32:

@@ -1,6 +1,7 @@
-"""`plan_packing`: rows planned from lengths alone, with overlong policies and metrics.
+"""`plan_packing`: rows planned from lengths alone, with overlong policies and metrics; and
+`StreamPacker`: lengths one at a time, every row as soon as it is closed.
 
-Costs about half as much again as `plan_rows` (see `benchmarks/`).
+A plan costs about half as much again as `plan_rows` (see `benchmarks/`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from operator import index
 
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels import sorting
-from packer_cli.config.row_rules import check_row_options
-from packer_cli.config.strategies import canonical_name, keeps_order
-from packer_cli.errors import DataError, UsageError
+from packer_cli._kernels import plans
+from packer_cli.errors import DataError, UsageError, one_of
+from packer_cli.options.options import canonical_name, check_row_options, keeps_order
+from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     OVERLONG_POLICIES,
@@ -24,8 +26,13 @@ from packer_cli.packing.fitting import (
     Loss,
     cut_stream,
 )
-from packer_cli.packing.lower_bound import lower_bound_rows
-from packer_cli.packing.planning import balanced, check_max_length, planned_rows, shuffled
+from packer_cli.packing.planning import (
+    HARMONIC_CLASSES,
+    balanced,
+    check_max_length,
+    planned_rows,
+    shuffled,
+)
 from packer_cli.records import Int32, Int64, Pieces
 
 
@@ -74,9 +81,8 @@ class PackPlan:
     documents: int
     max_segments_per_row: int | None = None
     segment_multiple: int = 1
-    _known_row_tokens: Int32 | None = field(
-        default=None, repr=False
-    )  # where the strategy knows them
+    # where the strategy knows them
+    _known_row_tokens: Int32 | None = field(default=None, repr=False)
     _known_counts: Int32 | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -85,8 +91,7 @@ class PackPlan:
     def rows(self) -> list[list[int]]:
         """Document numbers, one list per row; a document that was cut appears once per piece."""
         flat = self.pieces.document[self.order].tolist()
-        edges = self.row_offsets.tolist()
-        return [flat[a:b] for a, b in pairwise(edges)]
+        return [flat[a:b] for a, b in pairwise(self.row_offsets.tolist())]
 
     @cached_property
     def row_tokens(self) -> Int64:
@@ -98,21 +103,17 @@ class PackPlan:
         if self._known_row_tokens is not None:
             return self._known_row_tokens
         tokens = np.empty(len(self), np.int32)
-        sorting.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
+        plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
         return tokens
 
     @cached_property
-    def _length_counts(self) -> Int32 | Int64:
-        """[max_length + 1], how many pieces have each length."""
-        if self._known_counts is not None:
-            return self._known_counts
-        counts: Int64 = np.bincount(self.pieces.length, minlength=self.max_length + 1)
-        return counts
-
-    @cached_property
     def metrics(self) -> PackMetrics:
+        """Figures of the plan, counted when they are first looked at."""
         rows, tokens = len(self), int(self._row_tokens.sum(dtype=np.int64))
         share = self._row_tokens / self.max_length if rows else np.zeros(1)
+        counts: Int32 | Int64 | None = self._known_counts
+        if counts is None:
+            counts = np.bincount(self.pieces.length, minlength=self.max_length + 1)
         return PackMetrics(
             rows=rows,
             documents=self.documents,
@@ -126,15 +127,13 @@ class PackPlan:
             row_utilization_std=float(share.std()),
             segments_per_row_mean=len(self.order) / rows if rows else 0.0,
             lower_bound_rows=lower_bound_rows(
-                self._length_counts,
-                self.max_length,
-                max_segments=self.max_segments_per_row,
+                counts, self.max_length, max_segments=self.max_segments_per_row,
                 segment_multiple=self.segment_multiple,
             ),
             truncated_tokens=self.loss.truncated_tokens,
             dropped_documents=self.loss.dropped_documents,
             dropped_tokens=self.loss.dropped_tokens,
-        )
+        )  # fmt: skip
 
 
 def plan_packing(
@@ -151,7 +150,7 @@ def plan_packing(
     """Plan rows of `max_length` tokens for documents of the given lengths.
 
     lengths    n integers >= 0; an empty document is placed nowhere
-    strategy   see `packer_cli.config.strategies`; short aliases such as "bfd" are accepted
+    strategy   see `packer_cli.options.options`; short aliases such as "bfd" are accepted
     seed       None: rows as the strategy makes them. A number shuffles the rows, and the
                documents in each row, reproducibly; strategies that keep the order ignore it.
     overlong   for lengths above max_length: "error", "split", "truncate" or "drop".
@@ -172,57 +171,34 @@ def plan_packing(
         raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
-    check_row_options(name, max_length, max_segments_per_row, segment_multiple, balance, str)
-    checked, longest = _checked(lengths)
-    multiple = segment_multiple
-    if overlong == "error" and name != "wrap" and longest > max_length:
-        raise _overlong(checked, max_length)
-    pieces, loss = _fitted(checked, max_length, name, overlong, multiple)
-    planned = planned_rows(
-        pieces.length, max_length, name, seed or 0, max_segments_per_row, multiple
+    check_row_options(
+        strategy=name, max_length=max_length, max_segments_per_row=max_segments_per_row,
+        segment_multiple=segment_multiple, balance=balance,
+    )  # fmt: skip
+    checked = _checked(lengths)
+    pieces, loss = _fitted(checked, max_length, name, overlong, segment_multiple)
+    order, row_offsets, row_tokens, counts = planned_rows(
+        pieces.length, max_length, name, seed or 0, max_segments_per_row, segment_multiple
     )
-    order, row_offsets, row_tokens, counts = planned
-    shuffle = seed is not None and not keeps_order(name)
-    if shuffle:
-        order, row_offsets = shuffled(order, row_offsets, seed or 0)
+    shuffle = None if keeps_order(name) else seed
+    if shuffle is not None:
+        order, row_offsets = shuffled(order, row_offsets, shuffle)
     if balance == "attention":
         order, row_offsets = balanced(
             pieces.length, order, row_offsets, max_length,
-            max_segments=max_segments_per_row, segment_multiple=multiple,
+            max_segments=max_segments_per_row, segment_multiple=segment_multiple,
         )  # fmt: skip
-        if shuffle:
-            order, row_offsets = shuffled(order, row_offsets, seed or 0)
-    if shuffle or balance != "none":
-        row_tokens = None  # they were of other rows
+        if shuffle is not None:
+            order, row_offsets = shuffled(order, row_offsets, shuffle)
+    as_planned = shuffle is None and balance == "none"
     return PackPlan(
         max_length, name, pieces, order, row_offsets, loss, len(checked), max_segments_per_row,
-        multiple, row_tokens, counts,
+        segment_multiple, row_tokens if as_planned else None, counts,
     )  # fmt: skip
 
 
-def _fitted(
-    lengths: Int32 | Int64, max_length: int, strategy: str, overlong: str, multiple: int
-) -> tuple[Pieces, Loss]:
-    """Under "error" nothing is overlong."""
-    if strategy == "wrap":
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cut_stream(offsets, max_length, 0, multiple), Loss()
-    pieces = FittedPieces(lengths, max_length, overlong)
-    return pieces, pieces.loss
-
-
-def _overlong(lengths: Int32 | Int64, max_length: int) -> DataError:
-    """Names the first document that is longer than a row."""
-    document = int((lengths > max_length).argmax())
-    return DataError(
-        f"document {document} has {lengths[document]} tokens, max_length is {max_length}",
-        'choose overlong="split", "truncate" or "drop", or a larger max_length',
-    )
-
-
-def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> tuple[Int32 | Int64, int]:
-    """The lengths as int32 or int64, not copied where they are that already, and the longest."""
+def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
+    """The lengths as int32 or int64, not copied where they are that already."""
     array = np.asarray(lengths)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -230,14 +206,103 @@ def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> tuple[Int32 | 
         raise UsageError(
             f"lengths: expected a flat sequence of integers, got shape {array.shape}, {array.dtype}"
         )
-    shortest, longest = (int(array.min()), int(array.max())) if len(array) else (0, 0)
-    if shortest < 0:
+    if array.min(initial=0) < 0:
         first = int((array < 0).argmax())
         raise DataError(f"document {first} has the negative length {array[first]}")
-    if longest > MAX_DOCUMENT_TOKENS:
+    if array.max(initial=0) > MAX_DOCUMENT_TOKENS:
         first = int((array > MAX_DOCUMENT_TOKENS).argmax())
         raise DataError(
             f"document {first} has {array[first]} tokens, the most is {MAX_DOCUMENT_TOKENS}"
         )
-    kind = np.int64 if array.dtype.itemsize == 8 else np.int32
-    return np.ascontiguousarray(array, kind), longest
+    return np.ascontiguousarray(array, np.int64 if array.dtype.itemsize == 8 else np.int32)
+
+
+def _fitted(
+    lengths: Int32 | Int64, max_length: int, strategy: str, overlong: str, multiple: int
+) -> tuple[Pieces, Loss]:
+    """The pieces that rows hold, and what is not in them. Raises DataError under "error"."""
+    if strategy == "wrap":
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return cut_stream(offsets, max_length, 0, multiple), Loss()
+    if overlong == "error" and lengths.max(initial=0) > max_length:
+        document = int((lengths > max_length).argmax())
+        raise DataError(
+            f"document {document} has {lengths[document]} tokens, max_length is {max_length}",
+            'choose overlong="split", "truncate" or "drop", or a larger max_length',
+        )
+    pieces = FittedPieces(lengths, max_length, overlong)
+    return pieces, pieces.loss
+
+
+# Classes of lengths, each with an open row: next-fit is harmonic (Lee and Lee 1985) with one.
+_CLASSES = {"next-fit": 1, "harmonic": HARMONIC_CLASSES}
+
+
+class StreamPacker:
+    """The rows that `plan_packing` makes of the same lengths, in the order in which they close.
+
+        packer = StreamPacker(4096)
+        for document in documents:
+            for row in packer.add(len(document)):
+                ...  # a list of document numbers, counted from 0 in the order of `add`
+        for row in packer.finish():
+            ...
+
+    max_length  tokens in a row
+    strategy    "next-fit" or "harmonic", or an alias of these: the others have many open rows, and
+                pack better a buffer at a time: `plan_packing`, or for the tokens
+                `packer_cli.torch.PackingIterableDataset`
+    documents   how many were added, empty ones included, which are in no row
+
+    Raises UsageError for another strategy, a max_length outside 1..2**24, or documents after
+    the end.
+    """
+
+    def __init__(self, max_length: int, strategy: str = "next-fit") -> None:
+        name = canonical_name(strategy)
+        if name not in _CLASSES:
+            raise one_of("strategy of a StreamPacker", strategy, _CLASSES)
+        check_max_length(max_length)
+        self.max_length, self.strategy, self.documents = max_length, name, 0
+        self._classes = _CLASSES[name]
+        # class -> documents in its open row, and how many more tokens fit
+        self._rows: dict[int, list[int]] = {}
+        self._space: dict[int, int] = {}
+        self._finished = False
+
+    def add(self, length: int) -> list[list[int]]:
+        """Place the next document; the rows that this closes, two at most.
+
+        Raises DataError for a length outside 0..max_length: cut or leave out such a document.
+        """
+        if self._finished:
+            raise UsageError("add() after finish()", "make a new StreamPacker")
+        length = index(length)
+        if not 0 <= length <= self.max_length:
+            raise DataError(
+                f"document {self.documents} has {length} tokens, max_length is {self.max_length}",
+                "cut it or leave it out, or choose a larger max_length",
+            )
+        self.documents += 1
+        if not length:
+            return []
+        # class j < classes: lengths in (max_length / (j + 1), max_length / j], exactly j to a row
+        kind = min(self.max_length // length, self._classes)
+        closed = self._close(kind) if length > self._space.get(kind, 0) else []
+        row = self._rows.setdefault(kind, [])
+        row.append(self.documents - 1)
+        self._space[kind] = self._space.get(kind, self.max_length) - length
+        if not self._space[kind] or len(row) == kind < self._classes:
+            closed += self._close(kind)
+        return closed
+
+    def finish(self) -> list[list[int]]:
+        """The rows that are still open, the oldest first; no more documents can be added."""
+        self._finished = True
+        return sorted(row for kind in list(self._rows) for row in self._close(kind))
+
+    def _close(self, kind: int) -> list[list[int]]:
+        self._space.pop(kind, None)
+        row = self._rows.pop(kind, None)
+        return [row] if row else []

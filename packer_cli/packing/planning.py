@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packer_cli._kernels import balancing, best_fit, mffd, one_by_one, row_by_row, sorting
-from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.config.strategies import takes_input_order
+from packer_cli._kernels import best_fit, one_by_one, plans
 from packer_cli.errors import UsageError
+from packer_cli.options.options import MAX_LENGTH_LIMIT, takes_input_order
 from packer_cli.packing.fitting import padded
 from packer_cli.records import Int32, Int64
 
@@ -35,29 +34,8 @@ class Planned(NamedTuple):
     counts: Int32 | None = None
 
 
-_Decide = Callable[[Int32, int, Int32, int], int]
+# of lengths, max_length, and how many segments close a row; 0: any number
 _Plan = Callable[[Int32, int, int], Planned]
-
-
-def _by_decisions(
-    decide: _Decide, lengths: Int32, max_length: int, visit: Int64 | None, most: int
-) -> Planned:
-    """Plan with a kernel of `one_by_one`, visiting documents in the order `visit`.
-
-    `most` segments close a row; 0: any number.
-    """
-    row_of = np.empty(len(lengths), np.int32)
-    seen = lengths if visit is None else lengths[visit]
-    rows = decide(seen, max_length, row_of, most)
-    order, row_offsets = np.empty(len(lengths), np.int64), np.empty(rows + 1, np.int64)
-    sorting.group_by_row(row_of, visit, rows, order, row_offsets)
-    return Planned(order, row_offsets)
-
-
-def _longest_first(lengths: Int32, max_length: int) -> Int64:
-    visit = np.empty(len(lengths), np.int64)
-    sorting.longest_first(lengths, max_length, visit)
-    return visit
 
 
 def _best_fit(kernel: Callable[..., int]) -> _Plan:
@@ -71,65 +49,71 @@ def _best_fit(kernel: Callable[..., int]) -> _Plan:
 
 
 _decreasing = _best_fit(best_fit.best_fit_decreasing)
-_mixed = _best_fit(row_by_row.mixed_best_fit)
+_mixed = _best_fit(best_fit.mixed_best_fit)
 
 
 def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> Planned:
     """Mixed rows, unless best-fit decreasing needs over 0.3% and one row fewer: lengths that fill
     rows in a few ways only leave mixed ones emptier.
     """
+
+    def nearly(rows: int) -> int:
+        return rows + 1 + rows * 3 // 1000
+
     mixed = _mixed(lengths, max_length, most)
     rows = len(mixed.row_offsets) - 1
-    if rows <= _nearly(-(-int(lengths.sum(dtype=np.int64)) // max_length)):
+    if rows <= nearly(-(-int(lengths.sum(dtype=np.int64)) // max_length)):
         return mixed
     exact = _decreasing(lengths, max_length, most)
-    return mixed if rows <= _nearly(len(exact.row_offsets) - 1) else exact
+    return mixed if rows <= nearly(len(exact.row_offsets) - 1) else exact
 
 
-def _nearly(rows: int) -> int:
-    return rows + 1 + rows * 3 // 1000
+def _in_order(decide: Callable[..., int], *more: int, longest_first: bool = False) -> _Plan:
+    """Plan with a kernel of `one_by_one`, which takes lengths, max_length and `more`."""
 
+    def plan(lengths: Int32, max_length: int, most: int) -> Planned:
+        visit = _longest_first(lengths, max_length) if longest_first else None
+        row_of = np.empty(len(lengths), np.int32)
+        seen = lengths if visit is None else lengths[visit]
+        return _by_row(row_of, visit, decide(seen, max_length, *more, row_of, most))
 
-def _first_fit(lengths: Int32, max_length: int, most: int) -> Planned:
-    visit = _longest_first(lengths, max_length)
-    return _by_decisions(one_by_one.first_fit, lengths, max_length, visit, most)
+    return plan
 
 
 def _mffd(lengths: Int32, max_length: int, most: int) -> Planned:
     visit, row_of = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int32)
     longest_first = _longest_first(lengths, max_length)
-    placed, rows = mffd.mffd_large_rows(lengths, max_length, longest_first, visit, row_of)
+    placed, rows = one_by_one.mffd_large_rows(lengths, max_length, longest_first, visit, row_of)
     rest = row_of[placed:]
     rest_rows = one_by_one.first_fit(lengths[visit[placed:]], max_length, rest)
     rest += rows
-    order, row_offsets = np.empty(len(lengths), np.int64), np.empty(rows + rest_rows + 1, np.int64)
-    sorting.group_by_row(row_of, visit, rows + rest_rows, order, row_offsets)
+    return _by_row(row_of, visit, rows + rest_rows)
+
+
+def _longest_first(lengths: Int32, max_length: int) -> Int64:
+    visit = np.empty(len(lengths), np.int64)
+    plans.longest_first(lengths, max_length, visit)
+    return visit
+
+
+def _by_row(row_of: Int32, visit: Int64 | None, rows: int) -> Planned:
+    """A plan of the rows that documents got in the order `visit`."""
+    order, row_offsets = np.empty(len(row_of), np.int64), np.empty(rows + 1, np.int64)
+    plans.group_by_row(row_of, visit, rows, order, row_offsets)
     return Planned(order, row_offsets)
-
-
-def _harmonic(lengths: Int32, capacity: int, row_of: Int32, most: int) -> int:
-    rows: int = one_by_one.harmonic(lengths, capacity, HARMONIC_CLASSES, row_of, most)
-    return rows
-
-
-def _in_order(decide: _Decide) -> _Plan:
-    def plan(lengths: Int32, max_length: int, most: int) -> Planned:
-        return _by_decisions(decide, lengths, max_length, None, most)
-
-    return plan
 
 
 # "wrap" is next fit over pieces that `fitting.cut_stream` cut at the rows' edges.
 _PLANNERS: dict[str, _Plan] = {
     "best-fit": _mixed_if_full,
     "best-fit-decreasing": _decreasing,
-    "first-fit": _first_fit,
+    "first-fit": _in_order(one_by_one.first_fit, longest_first=True),
     "online-best-fit": _in_order(one_by_one.best_fit),
     "online-first-fit": _in_order(one_by_one.first_fit),
     "worst-fit": _in_order(one_by_one.worst_fit),
     "first-fit-shuffle": _in_order(one_by_one.first_fit),
     "next-fit": _in_order(one_by_one.next_fit),
-    "harmonic": _in_order(_harmonic),
+    "harmonic": _in_order(one_by_one.harmonic, HARMONIC_CLASSES),
     "mffd": _mffd,
     "wrap": _in_order(one_by_one.next_fit),
 }
@@ -170,28 +154,23 @@ def planned_rows(
         raise UsageError(
             f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
         )
+    visit = None
     if not takes_input_order(strategy):
         visit = np.empty(len(lengths), np.int64)
-        sorting.permutation(visit, seed)
-        planned = _planned(lengths[visit], max_length, strategy, most or 0, multiple)
-        return planned._replace(order=visit[planned.order])
-    return _planned(lengths, max_length, strategy, most or 0, multiple)
-
-
-def _planned(lengths: Int32, max_length: int, strategy: str, most: int, multiple: int) -> Planned:
-    """Rows of documents that are taken in the order of `lengths`, as far as the strategy does."""
-    if multiple == 1:
-        return _PLANNERS[strategy](lengths, max_length, most)
-    # everything in units: the strategies need not know
-    units = padded(lengths, multiple) // multiple
-    planned = _PLANNERS[strategy](units, max_length // multiple, most)
-    return Planned(planned.order, planned.row_offsets)
+        plans.permutation(visit, seed)
+        lengths = lengths[visit]
+    if multiple > 1:  # everything in units: the strategies need not know
+        lengths, max_length = padded(lengths, multiple) // multiple, max_length // multiple
+    planned = _PLANNERS[strategy](lengths, max_length, most or 0)
+    if multiple > 1:
+        planned = Planned(planned.order, planned.row_offsets)
+    return planned if visit is None else planned._replace(order=visit[planned.order])
 
 
 def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]:
-    """The same rows in another order, and the pieces in each."""
+    """Put rows into another order, and the pieces in each."""
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
-    sorting.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
+    plans.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
 
 
@@ -209,7 +188,7 @@ def balanced(
     Segments that were exchanged come first in their rows. Arguments as in `plan_rows`.
     """
     moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
-    balancing.balance_rows(
+    plans.balance_rows(
         lengths[order], row_offsets, max_length, segment_multiple, max_segments or 0,
         moved, new_row_offsets,
     )  # fmt: skip

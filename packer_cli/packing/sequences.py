@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError, UsageError
 from packer_cli.packing.plan import PackPlan, plan_packing
-from packer_cli.records import HIGHEST_ID, IGNORED, Int32, Int64, UInt8, UInt32, wrong_ids
+from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, wrong_ids
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,9 @@ class PackedRows:
     def all_spans(self) -> list[list[tuple[int, int, int]]]:
         """For each sequence the (row, start, end) of all its pieces, in the sequence's order."""
         spans: list[list[tuple[int, int, int]]] = [[] for _ in range(self.plan.documents)]
-        plan, place = self.plan, _places(self.plan)
-        row, start = place[0].tolist(), place[1].tolist()
-        lengths, documents = plan.pieces.length.tolist(), plan.pieces.document.tolist()
-        for piece, document in enumerate(documents):
-            spans[document].append((row[piece], start[piece], start[piece] + lengths[piece]))
+        pieces = zip(*_placed(self.plan).tolist(), strict=True)
+        for document, span in zip(self.plan.pieces.document.tolist(), pieces, strict=True):
+            spans[document].append(span)
         return spans
 
 
@@ -80,24 +78,17 @@ def pack_sequences(
     Raises UsageError for unknown options and DataError, naming the sequence, for ids out of
     range, labels or masks of another length, and (under "error") overlong sequences.
     """
-    as_torch = _is_torch(sequences)
-    ids, lengths = _flat(sequences, "sequence")
-    _check_ids(ids, lengths, "sequence")
-    given = None if labels is None else _flat_labels(labels, lengths)
+    given = _Given.of(sequences, labels)
     if attention_masks is not None:
-        keep = _flat_like(attention_masks, lengths, "attention_mask") != 0
-        edges = np.concatenate([[0], np.cumsum(lengths)])
-        lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[edges])
-        ids = ids[keep]
-        given = None if given is None else given[keep]
+        given = given.without_masked(attention_masks)
     for name, token in (("eos", eos_token_id), ("separator", separator_id), ("pad", pad_token_id)):
         if token is not None:
             _check_token(token, name)
     for token, always in ((eos_token_id, False), (separator_id, True)):
         if token is not None:
-            ids, given, lengths = _append(ids, given, lengths, token, always)
-    plan = plan_packing(lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
-    return _fill(plan, ids.astype(np.uint32), given, pad_token_id, return_spans, as_torch)
+            given = given.ended(token, always)
+    plan = plan_packing(given.lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
+    return _filled(plan, given, pad_token_id, _first_spans(plan) if return_spans else None)
 
 
 def fill_plan(
@@ -112,38 +103,78 @@ def fill_plan(
     Arguments and errors as in `pack_sequences`; DataError, too, when the plan is not of these
     lengths.
     """
-    as_torch = _is_torch(sequences)
-    ids, lengths = _flat(sequences, "sequence")
-    _check_ids(ids, lengths, "sequence")
-    given = None if labels is None else _flat_labels(labels, lengths)
-    _check_plan(plan, lengths)
-    _check_token(pad_token_id, "pad")
-    return _fill(plan, ids.astype(np.uint32), given, pad_token_id, False, as_torch)
-
-
-def _check_plan(plan: PackPlan, lengths: Int64) -> None:
+    given = _Given.of(sequences, labels)
     if plan.segment_multiple > 1:
         raise UsageError(
             f"a plan with a segment multiple of {plan.segment_multiple}: rows in memory have none",
             "plan without segment_multiple, or use packer pack --segment-multiple",
         )
-    ends, pieces = np.cumsum(lengths), plan.pieces
+    ends, pieces = np.cumsum(given.lengths), plan.pieces
     # a last document that grew would otherwise be cut silently
     tokens = pieces.length.sum() + plan.loss.truncated_tokens + plan.loss.dropped_tokens
     if (
-        plan.documents != len(lengths)
-        or tokens != lengths.sum()
-        or ((pieces.begin - pieces.start) != (ends - lengths)[pieces.document]).any()
+        plan.documents != len(ends)
+        or tokens != len(given.ids)
+        or ((pieces.begin - pieces.start) != (ends - given.lengths)[pieces.document]).any()
         or (pieces.begin + pieces.length > ends[pieces.document]).any()
     ):
         raise DataError(
             "the plan was made for other lengths than these sequences have", "plan them again"
         )
+    _check_token(pad_token_id, "pad")
+    return _filled(plan, given, pad_token_id, None)
 
 
-def _is_torch(sequences: Sequence[Any]) -> bool:
-    torch: Any = sys.modules.get("torch")
-    return torch is not None and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)
+@dataclass(frozen=True)
+class _Given:
+    """Sequences end to end.
+
+    ids       int64[T]
+    labels    int64[T]; None: every token is trained on
+    lengths   int64[n]
+    as_torch  whether they came as tensors
+    """
+
+    ids: Int64
+    labels: Int64 | None
+    lengths: Int64
+    as_torch: bool
+
+    @classmethod
+    def of(cls, sequences: Sequence[Any], labels: Sequence[Any] | None) -> _Given:
+        torch: Any = sys.modules.get("torch")
+        as_torch = torch and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)
+        ids, lengths = _flat(sequences, "sequence")
+        _check_ids(ids, lengths, "sequence")
+        given = None
+        if labels is not None:
+            given = _flat_like(labels, lengths, "labels")
+            _check_ids(np.where(given == IGNORED, 0, given), lengths, "labels")
+        return cls(ids, given, lengths, bool(as_torch))
+
+    def without_masked(self, masks: Sequence[Any]) -> _Given:
+        """Leave out the tokens whose mask is 0."""
+        keep = _flat_like(masks, self.lengths, "attention_mask") != 0
+        edges = np.concatenate([[0], np.cumsum(self.lengths)])
+        lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[edges])
+        labels = None if self.labels is None else self.labels[keep]
+        return replace(self, ids=self.ids[keep], labels=labels, lengths=lengths)
+
+    def ended(self, token: int, always: bool) -> _Given:
+        """Put `token` at the end of the non-empty sequences that do not end with it; a separator
+        (`always`) at that of all, not trained on.
+        """
+        ids, labels, ends, wanted = self.ids, self.labels, np.cumsum(self.lengths), self.lengths > 0
+        if not always and len(ids):
+            wanted &= ids[np.maximum(ends - 1, 0)] != token
+        places = ends[wanted]
+        if always and labels is None:
+            labels = ids
+        if labels is not None:
+            labels = np.insert(labels, places, IGNORED if always else token)
+        return replace(
+            self, ids=np.insert(ids, places, token), labels=labels, lengths=self.lengths + wanted
+        )
 
 
 def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
@@ -179,12 +210,6 @@ def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
     return flat
 
 
-def _flat_labels(labels: Sequence[Any], lengths: Int64) -> Int64:
-    flat = _flat_like(labels, lengths, "labels")
-    _check_ids(np.where(flat == IGNORED, 0, flat), lengths, "labels")
-    return flat
-
-
 def _check_token(token: int, name: str) -> None:
     if not 0 <= token <= HIGHEST_ID:
         raise UsageError(f"the {name} id {token} is not in 0..{HIGHEST_ID}")
@@ -198,85 +223,55 @@ def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:
         raise DataError(f"{what} {sequence}: {ids[at]} is not in 0..{HIGHEST_ID}")
 
 
-def _append(
-    ids: Int64, labels: Int64 | None, lengths: Int64, token: int, always: bool
-) -> tuple[Int64, Int64 | None, Int64]:
-    """Put `token` at the end of the non-empty sequences; a separator (always) is not trained on."""
-    ends = np.cumsum(lengths)
-    wanted = lengths > 0
-    if not always and len(ids):
-        wanted &= ids[np.maximum(ends - 1, 0)] != token
-    places = ends[wanted]
-    if always and labels is None:
-        labels = ids
-    if labels is not None:
-        labels = np.insert(labels, places, IGNORED if always else token)
-    return np.insert(ids, places, token), labels, lengths + wanted
-
-
-def _fill(
-    plan: PackPlan, ids: UInt32, labels: Int64 | None, pad: int, spans: bool, as_torch: bool
-) -> PackedRows:
-    shape = (len(plan), plan.max_length)
-    out_ids, out_labels, positions = (np.empty(shape, np.int32) for _ in range(3))
+def _filled(plan: PackPlan, given: _Given, pad: int, spans: Any) -> PackedRows:
+    """The rows of a plan of these sequences."""
+    shape, row_count = (len(plan), plan.max_length), len(plan)
+    ids, labels, positions = (np.empty(shape, np.int32) for _ in range(3))
     mask: UInt8 = np.empty(shape, np.uint8)
-    boundaries = np.empty(len(plan.order) + len(plan), np.int32)
-    edges = np.empty(len(plan) + 1, np.int32)
-    filling.fill_rows(
-        ids, None, plan.pieces.begin, plan.pieces.length, plan.order, plan.row_offsets,
-        plan.max_length, pad, out_ids, out_labels, mask, positions, boundaries, edges,
-    )  # fmt: skip
-    if labels is not None:
-        _given_labels(plan, labels, out_labels, positions, pad)
-    cu_seqlens: list[Any] = np.split(boundaries, edges[1:-1]) if len(plan) else []
-    wrap: Callable[[Any], Any] = sys.modules["torch"].from_numpy if as_torch else _as_is
+    boundaries = np.empty(len(plan.order) + row_count, np.int32)
+    edges = np.empty(row_count + 1, np.int32)
+
+    def fill(values: Int64, pad: int, *out: Any) -> None:
+        filling.fill_rows(
+            values.astype(np.int32).view(np.uint32), None, plan.pieces.begin, plan.pieces.length,
+            plan.order, plan.row_offsets, plan.max_length, pad, *out, boundaries, edges,
+        )  # fmt: skip
+
+    fill(given.ids, pad, ids, labels, mask, positions)
+    if given.labels is not None:  # by the same fill, as if they were the ids
+        fill(given.labels, IGNORED, labels, None, None, None)
+        labels[positions == 0] = IGNORED  # a segment's first token; in the padding it is so already
+
+    def wrapped(array: Any) -> Any:
+        return sys.modules["torch"].from_numpy(array) if given.as_torch else array
+
+    cu_seqlens: list[Any] = np.split(boundaries, edges[1:-1]) if row_count else []
     return PackedRows(
-        wrap(out_ids),
-        wrap(out_labels),
-        wrap(mask),
-        wrap(positions),
-        [wrap(row) for row in cu_seqlens],
-        _first_spans(plan) if spans else None,
+        wrapped(ids),
+        wrapped(labels),
+        wrapped(mask),
+        wrapped(positions),
+        [wrapped(row) for row in cu_seqlens],
+        spans,
         plan,
     )
 
 
-def _as_is(array: Any) -> Any:
-    return array
-
-
-def _given_labels(plan: PackPlan, labels: Int64, out: Int32, positions: Int32, pad: int) -> None:
-    """Put the caller's labels in place by the same fill, as if they were the ids."""
-    as_ids = labels.astype(np.int32).view(np.uint32)
-    boundaries = np.empty(len(plan.order) + len(plan), np.int32)
-    edges = np.empty(len(plan) + 1, np.int32)
-    filling.fill_rows(
-        as_ids, None, plan.pieces.begin, plan.pieces.length, plan.order, plan.row_offsets,
-        plan.max_length, IGNORED, out, None, None, None, boundaries, edges,
-    )  # fmt: skip
-    out[positions == 0] = IGNORED  # a segment's first token; in the padding it is so already
-
-
-def _places(plan: PackPlan) -> tuple[Int64, Int64]:
-    """(row int64[p], first token in the row int64[p]) of each piece."""
+def _placed(plan: PackPlan) -> Int64:
+    """int64[3, pieces], (row, start, end) of each piece."""
     rows = np.repeat(np.arange(len(plan)), np.diff(plan.row_offsets))
     lengths = plan.pieces.length[plan.order].astype(np.int64)
     ends = np.cumsum(lengths)
-    row_begin = np.concatenate([[0], ends])[plan.row_offsets[:-1]]
-    row_of, start_of = np.empty_like(plan.order), np.empty_like(plan.order)
-    row_of[plan.order] = rows
-    start_of[plan.order] = ends - lengths - row_begin[rows]
-    return row_of, start_of
+    ends -= np.concatenate([[0], ends])[plan.row_offsets[:-1]][rows]  # in each row
+    placed = np.empty((3, len(plan.order)), np.int64)
+    placed[:, plan.order] = rows, ends - lengths, ends
+    return placed
 
 
 def _first_spans(plan: PackPlan) -> list[tuple[int, int, int] | None]:
     spans: list[tuple[int, int, int] | None] = [None] * plan.documents
-    row, start = _places(plan)
-    documents, pieces = np.unique(plan.pieces.document, return_index=True)
-    ends = start[pieces] + plan.pieces.length[pieces]
-    pieces_in_rows = zip(
-        documents.tolist(), row[pieces].tolist(), start[pieces].tolist(), ends.tolist(), strict=True
-    )
-    for document, at_row, begin, end in pieces_in_rows:
-        spans[document] = (at_row, begin, end)
+    documents, firsts = np.unique(plan.pieces.document, return_index=True)
+    pieces = zip(*_placed(plan)[:, firsts].tolist(), strict=True)
+    for document, span in zip(documents.tolist(), pieces, strict=True):
+        spans[document] = span
     return spans

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import filling
-from packer_cli.config.mixture import Mixture
-from packer_cli.config.options import PackConfig
-from packer_cli.config.strategies import keeps_order
-from packer_cli.packing.attention_cost import AttentionCost
+from packer_cli.options.mixture import Mixture
+from packer_cli.options.options import PackConfig, keeps_order
+from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
-from packer_cli.packing.pairs import items_of, sides_of, spread_out
+from packer_cli.packing.pairs import items_of, sides_of
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
-from packer_cli.packing.source_order import evened_out, rows_taken, sources_of
-from packer_cli.records import Int8, Int64, Pieces, Stock, TokenBatch, UInt8, UInt32
+from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents do not fit together, waiting does not help.
 _BAD_SPACE = 64
 _MOST_CARRIED = 4
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
 @dataclass(frozen=True)
@@ -105,27 +105,26 @@ class Window:
 
     def _planned(self, stock: Stock, seed: int) -> tuple[Int64, Int64]:
         """(order, row_offsets) of all pieces."""
-        config, most = self._config, self._config.max_segments_per_row
-        items = None if stock.side is None else items_of(stock, config.segment_multiple)
-        if items is not None and most:
-            most //= items.most_pieces
+        config, most, room = self._config, self._config.max_segments_per_row, stock.length
+        if stock.side is not None:
+            first, room = items_of(stock, config.segment_multiple)
+            most = most and most // int(np.diff(first).max(initial=1))
         order, row_offsets = plan_rows(
-            stock.length if items is None else items.room, config.max_length, config.strategy,
-            seed, bool(config.shuffle), max_segments=most,
-            segment_multiple=config.segment_multiple,
+            room, config.max_length, config.strategy, seed, bool(config.shuffle),
+            max_segments=most, segment_multiple=config.segment_multiple,
         )  # fmt: skip
-        return (order, row_offsets) if items is None else spread_out(items, order, row_offsets)
+        if stock.side is None:
+            return order, row_offsets
+        order, ends = _members(first, order)
+        return order, ends[row_offsets]
 
     def _keep_back(self, stock: Stock, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
         """Carry the badly filled rows; (order, row_offsets) of the others."""
         carried = self._carried(stock, order, row_offsets)
-        sizes = np.diff(row_offsets)
-        of_carried = np.repeat(carried, sizes)
-        self._parts = [gathered(stock, order[of_carried])]
+        waiting, _ = rows_taken(order, row_offsets, np.flatnonzero(carried))
+        self._parts = [gathered(stock, waiting)]
         self.tokens = int(self._parts[0].length.sum())
-        kept_offsets = np.zeros(int((~carried).sum()) + 1, np.int64)
-        np.cumsum(sizes[~carried], out=kept_offsets[1:])
-        return order[~of_carried], kept_offsets
+        return rows_taken(order, row_offsets, np.flatnonzero(~carried))
 
     def _seed(self) -> int:
         """A seed that differs between windows, and depends only on the options and the place."""
@@ -187,24 +186,67 @@ class SourceWindows:
         )
 
 
+def sources_of(mixture: Mixture, file: Int32) -> Int64:
+    """The number of the source of each input."""
+    ends = np.cumsum([one.inputs for one in mixture.sources])
+    return np.searchsorted(ends, file, side="right")
+
+
+def evened_out(
+    lengths: Int32, source: Int64, order: Int64, row_offsets: Int64, seed: int
+) -> tuple[Int64, Int64]:
+    """Rows of a mixture, one of every kind in turn: at random, stretches of few rows would have too
+    much of one source. `lengths` and `source`: of the pieces.
+
+    1. Rows are sorted by the source that has most of them, and by how much that is.
+    2. Multiples of the golden ratio, without their whole part, say where each comes: those of any
+       few neighbours lie evenly between 0 and 1.
+    """
+    rows, sources = len(row_offsets) - 1, int(source.max(initial=0)) + 1
+    row = np.repeat(np.arange(rows), np.diff(row_offsets))
+    tokens = np.bincount(row * sources + source[order], lengths[order], rows * sources)
+    tokens = tokens.reshape(rows, sources)
+    most = tokens.argmax(axis=1)
+    alike = np.lexsort((tokens.max(axis=1) / tokens.sum(axis=1), most))
+    place = np.arange(rows, dtype=np.uint64) * _GOLDEN + np.uint64(seed)
+    return rows_taken(order, row_offsets, alike[np.argsort(place)])
+
+
+def rows_taken(order: Int64, row_offsets: Int64, rows: Int64) -> tuple[Int64, Int64]:
+    """(order, row_offsets) of these rows."""
+    places, new_offsets = _members(row_offsets, rows)
+    return order[places], new_offsets
+
+
+def _members(offsets: Int64, lists: Int64) -> tuple[Int64, Int64]:
+    """(the places of the members of some lists, end to end, and where each list ends there): list i
+    has the places offsets[i]..offsets[i + 1].
+    """
+    size = np.diff(offsets)[lists]
+    ends = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(size, out=ends[1:])
+    return np.arange(ends[-1]) + np.repeat(offsets[lists] - ends[:-1], size), ends
+
+
 def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
     """Some pieces of a stock with a copy of their tokens, and no others.
 
     `ids`: their tokens, end to end, for a stock that has none itself.
     """
     begin, length = stock.begin[pieces], stock.length[pieces]
-    tokens = int(length.sum(dtype=np.int64))
-    trained = None
-    if stock.ids is not None:
-        ids = np.empty(tokens, np.uint32)
-        filling.gather_pieces(stock.ids, begin, length, ids)
-    if stock.trained is not None:
-        trained = np.empty(tokens, np.uint8)
-        filling.gather_pieces(stock.trained, begin, length, trained)
+    ends = np.cumsum(length, dtype=np.int64)
+
+    def of_tokens(values: Any) -> Any:
+        if values is None:
+            return None
+        copied = np.empty(ends[-1] if len(ends) else 0, values.dtype)
+        filling.gather_pieces(values, begin, length, copied)
+        return copied
+
     return Stock(
-        ids,
-        trained,
-        np.cumsum(length, dtype=np.int64) - length,
+        of_tokens(stock.ids) if ids is None else ids,
+        of_tokens(stock.trained),
+        ends - length,
         length,
         stock.start[pieces],
         stock.file[pieces],
@@ -230,37 +272,22 @@ def trained_of(stock: Stock, order: Int64) -> Int64:
 def _joined(parts: list[Stock]) -> Stock:
     if len(parts) == 1:
         return parts[0]
-    sizes = [_held(part) for part in parts]
-    shift = np.repeat(
-        np.cumsum(sizes, dtype=np.int64) - np.array(sizes, np.int64),
-        [len(part.begin) for part in parts],
-    )
-    ids = [part.ids for part in parts if part.ids is not None]
-    return Stock(
-        np.concatenate(ids) if ids else None,
-        _trained(parts),
-        np.concatenate([part.begin for part in parts]) + shift,
-        np.concatenate([part.length for part in parts]),
-        np.concatenate([part.start for part in parts]),
-        np.concatenate([part.file for part in parts]),
-        np.concatenate([part.position for part in parts]),
-        _sides(parts),
-    )
+    held = [  # how many tokens `begin` counts
+        0 if (own := part.trained if part.ids is None else part.ids) is None else len(own)
+        for part in parts
+    ]
+    firsts = np.cumsum([0, *held[:-1]], dtype=np.int64)
 
+    def column(name: str) -> Any:
+        own = [values for part in parts if (values := getattr(part, name)) is not None]
+        return np.concatenate(own) if own else None
 
-def _sides(parts: list[Stock]) -> Int8 | None:
-    sides = [part.side for part in parts if part.side is not None]
-    return np.concatenate(sides) if sides else None
-
-
-def _held(stock: Stock) -> int:
-    """How many tokens `begin` counts."""
-    held = stock.trained if stock.ids is None else stock.ids
-    return 0 if held is None else len(held)
-
-
-def _trained(parts: list[Stock]) -> UInt8 | None:
-    if all(part.trained is None for part in parts):
-        return None
-    flags = [np.ones(_held(p), np.uint8) if p.trained is None else p.trained for p in parts]
-    return np.concatenate(flags)
+    trained = None
+    if any(part.trained is not None for part in parts):
+        trained = np.concatenate([
+            np.ones(count, np.uint8) if part.trained is None else part.trained
+            for part, count in zip(parts, held, strict=True)
+        ])  # fmt: skip
+    begin = column("begin") + np.repeat(firsts, [len(part.begin) for part in parts])
+    others = map(column, ("length", "start", "file", "position", "side"))
+    return Stock(column("ids"), trained, begin, *others)

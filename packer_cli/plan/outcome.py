@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from packer_cli.config.options import PackConfig
-from packer_cli.mixing.choice import Choice
-from packer_cli.mixing.shares import Reached
+from packer_cli.mixing.choice import Choice, Reached
+from packer_cli.options.options import PackConfig
 from packer_cli.plan.sample import weight_of
-from packer_cli.plan.unit import Documents, Planned, UnitPlan, scaled
+from packer_cli.plan.unit import Planned, UnitPlan
 from packer_cli.records import WorkUnit
 from packer_cli.result.counts import Counts, mixedness
-from packer_cli.result.manifest import Source
-from packer_cli.result.sources import shares
-from packer_cli.result.wording import count
+from packer_cli.result.manifest import Source, shares
 from packer_cli.run.finalize import sources_of, totals_of_rows
 
 HIDDEN_SIZE = 4096
@@ -83,7 +80,7 @@ class Outcome:
 
     @property
     def mixedness(self) -> dict[str, Any]:
-        """As `packer stats` has it."""
+        """How mixed rows are, as `packer stats` says it."""
         return mixedness(self.totals, self.totals["histograms"])
 
     @property
@@ -92,12 +89,12 @@ class Outcome:
         return self.planned.attention / max(self.planned.counts.tokens, 1)
 
     def attention_share(self, hidden_size: int = HIDDEN_SIZE) -> float:
-        """Of attention in what a step costs, in a model of this hidden size."""
+        """Share of attention in what a step costs, in a model of this hidden size."""
         rest = _PER_HIDDEN * hidden_size * self.rows * self.config.max_length
         return self.planned.attention / max(rest + self.planned.attention, 1)
 
     def steps(self, batch_tokens: int) -> int:
-        """Of an epoch, the last one maybe with fewer rows."""
+        """Steps of an epoch; the last one may have fewer rows."""
         return -(-self.rows // (batch_tokens // self.config.max_length))
 
 
@@ -105,20 +102,22 @@ def outcome_of(
     config: PackConfig, plans: Sequence[UnitPlan], place: int, units: Sequence[WorkUnit],
     share: float,
 ) -> Outcome:  # fmt: skip
-    """Of all `units`, from the plans of some, or of parts of some, that are a `share` of their
+    """Outcome of all `units`, from plans of some, or of parts of some, that are a `share` of their
     bytes. `place`: of the configuration in the plans.
     """
-    planned = [plan.planned[place] for plan in plans]
-    counted = len({plan.unit for plan in plans}), len(units)
+    planned, of = [plan.planned[place] for plan in plans], [plan.unit for plan in plans]
+    counted = len({*of}), len(units)
     if share == 1:
         total = _sum(config, planned)
         return Outcome(config, totals_of_rows(config, total.counts), total, counted)
-    factors = _factors_of(plans, units)
-    # in thousandths: none of many small counts is rounded off
-    fine = _sum(config, [_scaled(one, f * 1000) for one, f in zip(planned, factors, strict=True)])
-    bound = round(totals_of_rows(config, fine.counts)["lower_bound_rows"] / 1000)
-    estimated = _scaled(fine, 1 / 1000)
-    rows, tokens, weights = (
+    # figures of a unit together stand for it, however many they are, and the units that were read
+    # for those that were not
+    weights, read = {unit.index: weight_of([unit]) for unit in units}, dict.fromkeys(of, 0.0)
+    for plan in plans:
+        read[plan.unit] += plan.weight
+    more = sum(weights.values()) / (sum(weights[unit] for unit in read) or 1)
+    factors = [more * weights[unit] / (read[unit] or 1) for unit in of]
+    rows, tokens, sizes = (
         [factor * figure for factor, figure in zip(factors, figures, strict=True)]
         for figures in (
             [one.counts.rows for one in planned],
@@ -126,26 +125,22 @@ def outcome_of(
             [plan.weight for plan in plans],
         )
     )
-    of = [plan.unit for plan in plans]
     errors = {
-        "rows": _error_of_ratio(rows, weights, of, share) * sum(weights),
+        "rows": _error_of_ratio(rows, sizes, of, share) * sum(sizes),
         "utilization": _error_of_ratio(tokens, rows, of, share) / config.max_length,
     }
-    totals = totals_of_rows(config, estimated.counts) | {"lower_bound_rows": bound}
-    return Outcome(config, totals, estimated, counted, share, errors)
+    return Outcome(config, *_estimate(config, planned, factors), counted, share, errors)
 
 
-def _factors_of(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> list[float]:
-    """What makes of the figures of each plan a part of those of all `units`. Those of a unit
-    together stand for it, however many they are, and the units for those that were not read.
-    """
-    weights = {unit.index: weight_of(unit.slices) for unit in units}
-    of_plans = dict.fromkeys((plan.unit for plan in plans), 0.0)
-    for plan in plans:
-        of_plans[plan.unit] += plan.weight
-    more = sum(weights.values()) / (sum(weights[unit] for unit in of_plans) or 1)
-    of_each = {unit: more * weights[unit] / (weight or 1) for unit, weight in of_plans.items()}
-    return [of_each[plan.unit] for plan in plans]
+def _estimate(
+    config: PackConfig, planned: Sequence[Planned], factors: Sequence[float]
+) -> tuple[dict[str, Any], Planned]:
+    """(totals, planned) of what each stands for, so many times."""
+    # in thousandths: none of many small counts is rounded off
+    fine = _sum(config, [one.times(f * 1000) for one, f in zip(planned, factors, strict=True)])
+    bound = round(totals_of_rows(config, fine.counts)["lower_bound_rows"] / 1000)
+    total = fine.times(1 / 1000)
+    return totals_of_rows(config, total.counts) | {"lower_bound_rows": bound}, total
 
 
 def _sum(config: PackConfig, planned: Sequence[Planned]) -> Planned:
@@ -155,50 +150,29 @@ def _sum(config: PackConfig, planned: Sequence[Planned]) -> Planned:
     return total
 
 
-def with_sources(outcome: Outcome, choice: Choice) -> Outcome:
-    """With what its rows have of each source."""
-    planned = outcome.planned
-    found = []
-    for one in sources_of(choice):
-        counts = [planned.counts.file(index) for index in range(*one.inputs)]
-        names = ("documents", "tokens", "trained_tokens")
-        found.append(
-            PlannedSource(one, *(sum(getattr(own, name) for own in counts) for name in names))
-        )
-    return replace(outcome, sources=found, shares=choice.shares)
-
-
-def estimated(outcome: Outcome, share: float, units: tuple[int, int]) -> Outcome:
-    """Of all there is, from the outcome of a `share` of it. `units`: as in `Outcome`."""
+def of_mixture(
+    outcome: Outcome, choice: Choice, share: float, units: tuple[int, int] | None
+) -> Outcome:
+    """With what its rows have of each source. It is of a recipe for a `share` of all there is, and
+    becomes an estimate of that, where `units` are given: as in `Outcome`.
+    """
     factor = 1 / share
-    scaled = _scaled(outcome.planned, factor)
-    bound = round(outcome.lower_bound_rows * factor)
-    return replace(
-        outcome,
-        totals=totals_of_rows(outcome.config, scaled.counts) | {"lower_bound_rows": bound},
-        planned=scaled,
-        units=units,
-        share=share,
-        sources=[_grown(one, factor) for one in outcome.sources],
-        shares=[
-            replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
-            for one in outcome.shares
-        ],
-    )
-
-
-def _grown(one: PlannedSource, factor: float) -> PlannedSource:
-    names = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
-    counts = {name: round(getattr(one.facts, name) * factor) for name in names}
-    facts = structs.replace(one.facts, asked=one.facts.asked * factor, **counts)
-    figures = (round(part * factor) for part in (one.documents, one.tokens, one.trained_tokens))
-    return PlannedSource(facts, *figures)
-
-
-def grown_documents(documents: Documents, factor: float) -> Documents:
-    """Figures of `factor` times as many documents."""
-    counts = round(documents.count * factor), round(documents.tokens * factor)
-    return Documents(*counts, np.rint(documents.length * factor).astype(np.int64))
+    if units is not None:
+        totals, planned = _estimate(outcome.config, [outcome.planned], [factor])
+        outcome = replace(outcome, totals=totals, planned=planned, units=units, share=share)
+    found, names = [], ("documents", "tokens", "trained_tokens")
+    counted = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
+    for one in sources_of(choice):
+        grown = {name: round(getattr(one, name) * factor) for name in counted}
+        counts = [outcome.planned.counts.file(index) for index in range(*one.inputs)]
+        figures = (sum(getattr(own, name) for own in counts) for name in names)
+        facts = structs.replace(one, asked=one.asked * factor, **grown)
+        found.append(PlannedSource(facts, *figures))
+    reached = [
+        replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
+        for one in choice.shares
+    ]
+    return replace(outcome, sources=found, shares=reached)
 
 
 def by_sources(
@@ -218,31 +192,6 @@ def by_sources(
             sources, shares([source.facts for source in sources]), strict=True)])
         for sources, group in groups.items()
     ]  # fmt: skip
-
-
-def lengths_of(outcomes: Sequence[Outcome]) -> str:
-    """512, 1,024."""
-    return ", ".join(dict.fromkeys(count(one.config.max_length) for one in outcomes))
-
-
-def documents_in(plans: Sequence[UnitPlan], units: Sequence[WorkUnit]) -> Documents:
-    """Those of all `units`, from the plans of some, or of parts of some."""
-    of_all = [
-        plan.documents.times(factor)
-        for plan, factor in zip(plans, _factors_of(plans, units), strict=True)
-    ]
-    return Documents(
-        sum(one.count for one in of_all),
-        sum(one.tokens for one in of_all),
-        np.sum([one.length for one in of_all], axis=0),
-    )
-
-
-def _scaled(planned: Planned, factor: float) -> Planned:
-    """As of `factor` times as many units."""
-    names = ("shards", "bytes", "attention", "cut_documents")
-    others = {name: round(getattr(planned, name) * factor) for name in names}
-    return replace(planned, counts=scaled(planned.counts, factor), **others)
 
 
 def _error_of_ratio(

@@ -1,43 +1,44 @@
 """Planning a whole run: inputs to documents to rows, of which only the figures are kept.
 
-Lengths whose work units are cut in the same way are planned from one pass over the inputs.
+Lengths whose work units are cut in the same way are planned from one pass over the inputs. A recipe
+is planned from the indexes of its tokenized sources, each side of its split; sources that were
+never tokenized are, as a sample in memory.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from packer_cli.config.options import PackConfig
-from packer_cli.config.run_options import EncodingOptions
-from packer_cli.config.shape_rules import for_shape
-from packer_cli.config.shapes import Shape
-from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, InternalError, Interrupted, UsageError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.interrupts import as_flag
+from packer_cli.inputs.tokenized import is_tokenized, opened, shape_of
 from packer_cli.mixing.units import choice_of, work_units
-from packer_cli.plan.outcome import Outcome, documents_in, outcome_of, with_sources
-from packer_cli.plan.sample import Part, begun_in_the_middle, sampled, weight_of
-from packer_cli.plan.unit import Documents, UnitPlan, plan_unit
+from packer_cli.options.options import PackConfig
+from packer_cli.options.recipe import Recipe
+from packer_cli.options.run_options import EncodingOptions, RunOptions
+from packer_cli.options.shape_rules import for_shape
+from packer_cli.options.shapes import Shape
+from packer_cli.plan.outcome import Outcome, of_mixture, outcome_of
+from packer_cli.plan.sample import Part, begun_in_the_middle, sampled, some_of, weight_of
+from packer_cli.plan.unit import held, made_of, plan_unit
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, LookedAt, Notify, WorkUnit
 from packer_cli.result.counts import Counts
+from packer_cli.result.manifest_file import load_tokenized
 from packer_cli.result.warnings import why_too_much_unused
-from packer_cli.run.chosen import Chosen
-from packer_cli.run.identity import Run
-from packer_cli.run.pipeline import settled
-from packer_cli.run.worker import Worker
-from packer_cli.threads import run_all
+from packer_cli.run.finalize import check_conserved
+from packer_cli.run.identity import Chosen, Run
+from packer_cli.run.pipeline import settle
+from packer_cli.run.recipe import Tokens, naming, once, rows_of, tokens_of, tokens_root
+from packer_cli.run.update import plan_update
 
-NOWHERE = Path(os.devnull)  # in which no file can be created
+_READ_BYTES = 64 << 20  # of raw text, where nobody says how much
+_MOST_BYTES = 256 << 20  # of raw text that is read whole into memory
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Plan:
 
     config     of the outcomes, which differ in max_length and strategy
     tokenizer  as it was named; None where none is needed
-    documents  before any is cut, truncated or dropped
     outcomes   in the order of the configurations
     sample     the share of the inputs that was asked for; None: all
     """
@@ -54,13 +54,12 @@ class Plan:
     files: Sequence[InputFile]
     shape: Shape
     tokenizer: str | None
-    documents: Documents
     outcomes: list[Outcome]
     sample: float | None = None
 
     @property
     def config(self) -> PackConfig:
-        """Of the first outcome."""
+        """Options of the first outcome."""
         return self.outcomes[0].config
 
 
@@ -72,7 +71,6 @@ def plan(
     sample: float | None = None,
     notify: Notify = lambda message: None,
     warn: Notify = lambda message: None,
-    early: EarlyReference | None = None,
     *,
     show_progress: bool = False,
 ) -> Plan:
@@ -85,29 +83,163 @@ def plan(
     stop = threading.Event()
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, configs[0], notify)
-    files, first, shape, chosen = settled(files, configs[0], tokenizer_name, notify, warn)
-    return plan_files(
-        files, first, configs, shape, chosen, options, sample, notify, stop, early,
-        show_progress=show_progress,
-    )  # fmt: skip
+    run = settle(files, configs[0], tokenizer_name, notify, warn)
+    return plan_files(run, configs, options, sample, notify, stop, show_progress=show_progress)
+
+
+def plan_recipe(
+    recipe: Recipe,
+    destinations: Sequence[Path | str],
+    configs: Sequence[PackConfig],
+    options: EncodingOptions,
+    sample: float | None = None,
+    notify: Notify = lambda message: None,
+    warn: Notify = lambda message: None,
+    *,
+    show_progress: bool = False,
+) -> list[tuple[str | None, Plan]]:
+    """(side, plan) of what `pack_recipe` would make with each of `configs`; without a split there
+    is one, of no side. Sources that a run into one of `destinations` has tokenized are read as they
+    are. If one is not tokenized, a sample of all of them is, in memory: nothing is written.
+    """
+    # what it has to say of the inputs was said when they were tokenized
+    silent, warn = (lambda message: None), once(warn)
+    tokens = tokens_of(recipe, tokens_root(recipe, *destinations), silent)
+    raw = [one for one in tokens if one.files]
+    if not all(one.is_there for one in raw):
+        return _estimated(recipe, tokens, raw, configs, options, sample, notify, warn)
+    for one in raw:
+        with naming(recipe, one.source):
+            _refuse_stale(one, settle(one.files, one.config, recipe.tokenizer, silent, warn))
+    return [
+        (part, plan(inputs, of_part, options, None, sample, notify, warn,
+                    show_progress=show_progress))
+        for part, inputs, of_part in rows_of(recipe, tokens, configs)
+    ]  # fmt: skip
+
+
+def _refuse_stale(tokens: Tokens, run: Run) -> None:
+    """UsageError where a tokenized directory is not what `run`, of its source, would make now."""
+    to, again = Path(tokens.directories[0]), f"packer pack {tokens.recipe.path}"
+    try:
+        update = plan_update(to, load_tokenized(to), run, RunOptions(update=True))
+    except UsageError as error:
+        tip = f"to tokenize it again, run {again} --overwrite"
+        raise UsageError(f"was tokenized otherwise: {error.message}", tip) from error
+    if update.changed:
+        raise UsageError(
+            f"{to}: its inputs have changed, or its files or limits, since they were tokenized",
+            f"run {again} --update, which tokenizes what is new, has changed or is lost",
+        )
+
+
+def _estimated(
+    recipe: Recipe,
+    tokens: list[Tokens],
+    raw: list[Tokens],
+    configs: Sequence[PackConfig],
+    options: EncodingOptions,
+    sample: float | None,
+    notify: Notify,
+    warn: Notify,
+) -> list[tuple[str | None, Plan]]:
+    """Plans of a recipe, from a sample of its sources: of each the same share is kept, so the
+    recipe with that share of its amounts makes that share of the rows. Where the sample is
+    everything, nothing is estimated.
+    """
+    paths = [path for one in tokens for path in one.directories]
+    runs = [settle(one.files, one.config, recipe.tokenizer, notify, warn).cut() for one in raw]
+    read = _read_of(recipe, runs, sample, warn, is_mixed=len(paths) > len(raw))
+    share = min(
+        weight_of(some) / weight_of(run.units) for some, run in zip(read, runs, strict=True)
+    )
+    whole = "everything, and is exact" if share == 1 else f"{share:.1%}, and is an estimate"
+    notify(f"the sources are not tokenized yet: the plan is made from {whole}")
+    stop, files = threading.Event(), list[InputFile]()
+    made = {one.directories[0]: place for place, one in enumerate(raw)}
+    for path in paths:
+        if path in made:
+            run, some, one = runs[made[path]], read[made[path]], raw[made[path]]
+            with naming(recipe, one.source):
+                file = held(run, some, share, Path(path), len(files), options, notify, stop)
+            files.append(file)
+        else:
+            (file,) = find_inputs([path], configs[0], notify)
+            files.append(replace(file, index=len(files)))
+    is_tokenized(files)  # with one tokenizer, or UsageError
+    facts, shape = opened(files[0]).facts, shape_of(files)
+    chosen = Chosen(facts.tokenizer.source if facts.tokenizer else None)
+    units = (sum(map(len, read)), sum(len(run.units) for run in runs)) if share < 1 else None
+    plans = []
+    for part, _, of_part in rows_of(recipe, tokens, configs):
+        lesser = [_lessened(one, share) for one in of_part]
+        try:
+            run = Run(for_shape(lesser[0], shape), shape, tuple(files), (), chosen)
+            made_plan = plan_files(
+                run, lesser, options, None, notify, stop, share=share, units=units
+            )
+        except UsageError as error:
+            if share == 1:
+                raise
+            where = f"in a sample of {share:.1%}: "
+            raise UsageError(where + error.message, error.tip) from error
+        plans.append((part, replace(made_plan, sample=share) if share < 1 else made_plan))
+    return plans
+
+
+def _read_of(
+    recipe: Recipe, runs: list[Run], sample: float | None, warn: Notify, *, is_mixed: bool
+) -> list[list[WorkUnit]]:
+    """The units that are read of each source. `is_mixed`: some are tokenized directories, of which
+    no sample can be taken. UsageError for more raw text than is then to be held in memory.
+    """
+    size = sum(weight_of(run.units) for run in runs)
+    if is_mixed and size > _MOST_BYTES:
+        raise UsageError(
+            f"{runs[0].files[0].path}: not tokenized yet, beside a source that is a "
+            f"tokenized directory: {size >> 20:,} MB of raw text would be read into memory, "
+            f"expected at most {_MOST_BYTES >> 20} MB",
+            "run packer tokenize first, and name its output directories in the recipe",
+        )
+    if is_mixed and sample is not None and sample < 1:
+        warn("warning: --sample is not followed: a source is a tokenized directory, so all is read")
+    share = min(1.0, _READ_BYTES / size) if sample is None else sample
+    return [some_of(run.units, 1.0 if is_mixed else share, recipe.config.seed) for run in runs]
+
+
+def _lessened(config: PackConfig, share: float) -> PackConfig:
+    """Options of rows for a share of all documents of a recipe."""
+
+    def part(tokens: int | None) -> int | None:
+        return None if tokens is None else max(1, round(tokens * share))
+
+    mixture = config.mixture
+    return config if mixture is None else replace(config, mixture=replace(
+        mixture,
+        tokens=part(mixture.tokens),
+        validation_documents=part(mixture.validation_documents),
+        sources=tuple(replace(one, tokens=part(one.tokens)) for one in mixture.sources),
+        stages=tuple(replace(one, tokens=part(one.tokens) or 1) for one in mixture.stages),
+    ))  # fmt: skip
 
 
 def plan_files(
-    files: list[InputFile],
-    first: PackConfig,
+    run: Run,
     configs: Sequence[PackConfig],
-    shape: Shape,
-    chosen: Chosen,
     options: EncodingOptions,
     sample: float | None,
     notify: Notify,
     stop: threading.Event,
-    early: EarlyReference | None = None,
     *,
+    share: float = 1.0,
+    units: tuple[int, int] | None = None,
     show_progress: bool = False,
 ) -> Plan:
-    """The plan of inputs that are found. `first`: the first of `configs`, settled."""
-    configs = [first, *(for_shape(config, shape) for config in configs[1:])]
+    """The plan of a run's inputs. Its options are the first of `configs`, settled; `share` and
+    `units`: as in `of_mixture`.
+    """
+    first, files = run.row_config, [*run.files]
+    configs = [first, *(for_shape(config, run.shape) for config in configs[1:])]
     passes = _passes(files, configs, sample)
     if len(passes) > 1 and any(file.path == STDIN for file in files):
         raise UsageError(
@@ -122,36 +254,33 @@ def plan_files(
         )
         notify(f"reads the inputs {len(passes)} times: {why}")
     _note_beginnings(files, passes, notify)
-    notify = _once(notify)  # what the tokenizer has to say, each pass would
+    notify = once(notify)  # what the tokenizer has to say, each pass would
     size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
     outcomes: dict[PackConfig, Outcome] = {}
-    documents = None
     with Progress(size, show=show_progress, doing="planning") as progress:
         for one in passes:
-            run = Run(one.configs[0], shape, tuple(files), one.units, chosen.name, chosen.hashes)
-            plans = _planned(run, one, chosen, options, notify, stop, progress, early)
-            documents = documents or documents_in(plans, one.units)
+            own = replace(run, config=one.configs[0], units=one.units)
+            tasks = [(part.unit, partial(plan_unit, configs=one.configs, part=part))
+                     for part in one.parts]  # fmt: skip
+            plans = made_of(own, tasks, options, notify, stop, progress)
             for place, config in enumerate(one.configs):
                 _check(config, [(plan.planned[place].counts, plan.copies) for plan in plans])
                 outcome = outcome_of(config, plans, place, one.units, one.share)
                 choice = choice_of(files, config)
-                outcomes[config] = with_sources(outcome, choice) if choice else outcome
+                if choice:
+                    outcome = of_mixture(outcome, choice, share, units)
+                outcomes[config] = outcome
     result = Plan(
-        files, shape, chosen.name, documents or Documents(), [outcomes[c] for c in configs], sample
+        files, run.shape, run.chosen.name, [outcomes[config] for config in configs], sample
     )
-    _refuse_nothing(result)
+    if not any(outcome.rows for outcome in result.outcomes):
+        counts = result.outcomes[0].planned.counts
+        raise DataError(
+            f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped "
+            f"and {counts.rejected_records} rejected records, no tokens",
+            "check --shape, --field, --overlong and the input",
+        )
     return result
-
-
-def _once(notify: Notify) -> Notify:
-    said = set[str]()
-
-    def say(message: str) -> None:
-        if message not in said:
-            said.add(message)
-            notify(message)
-
-    return say
 
 
 @dataclass(frozen=True)
@@ -164,62 +293,28 @@ class _Pass:
 
     @property
     def share(self) -> float:
-        """Of the inputs' bytes that are read, about."""
+        """About the share of the inputs' bytes that is read."""
         if all(part.is_whole for part in self.parts) and len(self.parts) == len(self.units):
             return 1.0
-        read = sum(part.weight for part in self.parts)
-        return min(read / sum(weight_of(unit.slices) for unit in self.units), 1.0)
+        read = sum(part.weight_of() for part in self.parts)
+        return min(read / weight_of(self.units), 1.0)
 
 
 def _passes(
     files: list[InputFile], configs: Sequence[PackConfig], sample: float | None
 ) -> list[_Pass]:
-    by_cut: dict[tuple[tuple[WorkUnit, ...], Hashable], _Pass] = {}
+    by_cut: dict[Hashable, _Pass] = {}
     for config in configs:
         units = tuple(work_units(files, config))
-        key = units, _documents_by(config, files)
-        if key not in by_cut:
-            by_cut[key] = _Pass(units, sampled(files, units, sample, config), [])
-        by_cut[key].configs.append(config)
+        length = config.max_length if config.shortens_conversations else None
+        # besides, what decides which documents a unit has, and their order; a mixture chooses them
+        # by what rows take of each
+        ordered = config.documents_shuffled and is_tokenized(files)
+        by = config if config.mixture else (length, ordered)
+        if (units, by) not in by_cut:
+            by_cut[units, by] = _Pass(units, sampled(files, units, sample, config), [])
+        by_cut[units, by].configs.append(config)
     return list(by_cut.values())
-
-
-def _documents_by(config: PackConfig, files: list[InputFile]) -> Hashable:
-    """What else decides which documents a unit has, and their order."""
-    if config.mixture:  # which documents are chosen depends on what rows take of each
-        return config
-    length = config.max_length if config.shortens_conversations else None
-    return length, config.documents_shuffled and is_tokenized(files)
-
-
-def _planned(
-    run: Run,
-    one: _Pass,
-    chosen: Chosen,
-    options: EncodingOptions,
-    notify: Notify,
-    stop: threading.Event,
-    progress: Progress,
-    early: EarlyReference | None,
-) -> list[UnitPlan]:
-    """The plans of the parts of a pass that are read, in their order."""
-    units, plans = [part.unit for part in one.parts], dict[int, UnitPlan]()
-    with ExitStack() as stack:
-        worker = Worker(run, chosen, units, NOWHERE, options, notify, stop, progress, early)
-        stack.enter_context(closing(worker))
-        stack.enter_context(as_flag())
-
-        def task(place: int, part: Part) -> None:
-            make = partial(plan_unit, configs=one.configs, part=part)
-            plans[place] = worker.make(part.unit, make)
-
-        tasks = [partial(task, place, part) for place, part in enumerate(one.parts)]
-        try:
-            run_all(tasks, options.workers, stop, worker.stop)
-        except Interrupted as error:
-            again = "nothing was written; run the same command again"
-            raise Interrupted(error.message, again) from error
-    return [plans[place] for place in range(len(units))]
 
 
 def _note_beginnings(files: Sequence[InputFile], passes: Sequence[_Pass], notify: Notify) -> None:
@@ -244,11 +339,7 @@ def _check(config: PackConfig, counts: Sequence[tuple[Counts, int]]) -> None:
     bad, records, total = 0, 0, Counts()
     for one, copies in counts:
         total.add_looked_at(LookedAt(one.looked_at_records, one.looked_at_characters, one.unused))
-        if not one.conserved():
-            raise InternalError(
-                f"{one.encoded_tokens} tokens were encoded, but {one.tokens} placed, "
-                f"{one.truncated_tokens} truncated and {one.dropped_tokens} dropped"
-            )
+        check_conserved(one)
         bad += -(-one.rejected_records // copies)  # files that are left out count once
         records += (one.documents + one.empty_documents + one.dropped_documents) // copies
     unused = total.looked_at_characters, total.unused
@@ -260,14 +351,3 @@ def _check(config: PackConfig, counts: Sequence[tuple[Counts, int]]) -> None:
             f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
             "packer pack writes them to rejected.jsonl; raise --max-errors, or mend the input",
         )
-
-
-def _refuse_nothing(plan: Plan) -> None:
-    if any(outcome.rows for outcome in plan.outcomes):
-        return
-    counts = plan.outcomes[0].planned.counts
-    raise DataError(
-        f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped and "
-        f"{counts.rejected_records} rejected records, no tokens",
-        "check --shape, --field, --overlong and the input",
-    )

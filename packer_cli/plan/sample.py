@@ -1,12 +1,9 @@
-"""What a sample reads: parts of work units, of which each stands for its unit.
+"""A sample: parts of work units, of which each stands for its unit.
 
 Of many units, some are read whole. Of few, pieces are read of each, spread over all of it by the
 seed: bytes, or row groups. A record belongs to the piece that it begins in, so any is as likely to
 be read as any other. Files that cannot be entered in the middle, such as compressed ones, are read
 from their beginning, as far as needed.
-
-A part is planned as often as makes up about a unit: rows that are not full, and whatever else
-depends on how many documents there are, are then as they are in the unit.
 """
 
 from __future__ import annotations
@@ -14,20 +11,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
-import numpy as np
-
 from packer_cli import storage
-from packer_cli.config.documents import MIB
-from packer_cli.config.formats import format_named
-from packer_cli.config.options import PackConfig
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import documents_of, groups_of
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.records import InputFile, Records, Slice, TokenBatch, WorkUnit
+from packer_cli.options.documents import MIB
+from packer_cli.options.formats import format_named
+from packer_cli.options.options import PackConfig
+from packer_cli.records import InputFile, Records, Slice, WorkUnit
 from packer_cli.tokenization.encoding import Read
 
 _PART_BYTES = MIB // 2  # so that a part has documents of many lengths
@@ -36,78 +31,35 @@ _LEAST_PART_BYTES = MIB // 4
 _PIECE_BYTES = MIB // 32
 _LINE_BYTES = 4 << 10  # read at a time, and ever more, to find where a line begins
 _BEGINNING_BYTES = 4 * MIB  # of a file that is read from its beginning: in blocks
-LEAST_UNITS = 2  # of tokenized directories: fewer have no standard error
-_BATCH_TOKENS = 1 << 20
+_LEAST_UNITS = 2  # of those read whole: fewer have no standard error
 _BYTES_PER_TOKEN = 4
 _One = TypeVar("_One")
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is read of a work unit at once.
+    """The slices of a work unit that are read at once.
 
-    unit         with the slices that are read
+    unit         with these slices alone
     unit_weight  bytes of text of the whole unit
-    stored       bytes of each slice in its file, and
-    share        what is read of them, from the beginning; () for a unit that is read whole
+    limits       for each slice its bytes in the file, and the share of these that is read from the
+                 beginning; () for a unit that is read whole
     """
 
     unit: WorkUnit
     unit_weight: int
-    stored: tuple[float, ...] = ()
-    share: tuple[float, ...] = ()
+    limits: tuple[tuple[float, float], ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        return not self.share
+        return not self.limits
 
-    @property
-    def weight(self) -> float:
-        """Bytes of text that are read, about."""
-        return self.weight_of({one.file for one in self.unit.slices})
-
-    def weight_of(self, files: Container[int]) -> float:
-        """Bytes of text that are read of some inputs, about."""
-        each = zip(self.unit.slices, self.share or [1.0] * len(self.unit.slices), strict=True)
-        return sum(one.weight * min(share, 1.0) for one, share in each if one.file in files)
-
-
-def weight_of(slices: Sequence[Slice]) -> int:
-    """About how many bytes of text they have."""
-    return sum(one.weight for one in slices)
-
-
-def sampled(
-    files: Sequence[InputFile],
-    units: Sequence[WorkUnit],
-    share: float | None,
-    config: PackConfig,
-) -> list[Part]:
-    """The parts of `units` that are read, in their order: all units whole where there is no sample,
-    and where the inputs are too small for one.
-    """
-    if share is None or any(file.path == STDIN for file in files):
-        return _whole(units)
-    if is_tokenized(files):  # of these, only the index is read
-        return _whole(spread(units, max(LEAST_UNITS, math.ceil(share * len(units))), config.seed))
-    whole = sum(weight_of(unit.slices) for unit in units)
-    wanted = max(share, _FEWEST * _LEAST_PART_BYTES / whole)  # of all
-    if wanted >= 1:
-        return _whole(units)
-    count = int(min(max(wanted * whole / _PART_BYTES, _FEWEST), _MOST))
-    if wanted * len(units) >= count:
-        return _whole(spread(units, math.ceil(wanted * len(units)), config.seed))
-    chosen = spread(units, count, config.seed)
-    of_each = max(count // len(chosen), 1)
-    own = min(wanted * len(units) / len(chosen), 1)
-    parts = [part for unit in chosen for part in _parts(files, unit, own, of_each, config)]
-    return parts or _whole(units)  # for one long line
-
-
-def begun_in_the_middle(file: InputFile) -> bool:
-    """Whether records are read from the middle of a file without what comes before them."""
-    cut_by = format_named(file.format).cut_by
-    return not file.compression and cut_by in ("byte", "row group", "document")
+    def weight_of(self, files: Container[int] | None = None) -> float:
+        """Bytes of text that are read of some inputs, about. None: of all."""
+        limits = self.limits or [(0.0, 1.0)] * len(self.unit.slices)
+        each = zip(self.unit.slices, limits, strict=True)
+        return sum(one.weight * min(share, 1.0) for one, (_, share) in each
+                   if files is None or one.file in files)  # fmt: skip
 
 
 class PartReader:
@@ -115,8 +67,7 @@ class PartReader:
 
     def __init__(self, read: Read, part: Part) -> None:
         self._read = read
-        limits = zip(part.stored, part.share, strict=True)
-        self._limits = {} if part.is_whole else dict(zip(part.unit.slices, limits, strict=True))
+        self._limits = dict(zip(part.unit.slices, part.limits, strict=False))
         self.weight = 0.0
 
     def __call__(self, file: InputFile, one: Slice) -> Iterator[Records]:
@@ -131,29 +82,54 @@ class PartReader:
         self.weight += one.weight
 
 
-def repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch]:
-    """All batches so many times, in batches of no more tokens than a run has. They have no ids."""
-    tokens = sum(int(batch.offsets[-1] - batch.offsets[0]) for batch in batches)
-    most = max(_BATCH_TOKENS // max(tokens, 1), 1)
-    for first in range(0, copies, most):
-        times = min(most, copies - first)
-        for batch in batches:
-            lengths = np.tile(np.diff(batch.offsets), times)
-            yield replace(
-                batch,
-                offsets=np.concatenate([[0], np.cumsum(lengths)]),
-                trained=None if batch.trained is None else np.tile(batch.trained, times),
-                file=np.tile(batch.file, times),
-                position=np.tile(batch.position, times),
-                chosen=None if batch.chosen is None else np.tile(batch.chosen, times),
-            )
+def weight_of(units: Sequence[WorkUnit]) -> int:
+    """About how many bytes of text they have."""
+    return sum(part.weight for unit in units for part in unit.slices)
+
+
+def some_of(units: Sequence[WorkUnit], share: float, seed: int) -> list[WorkUnit]:
+    """A share of the units, at least two."""
+    return _spread(units, max(_LEAST_UNITS, math.ceil(share * len(units))), seed)
+
+
+def sampled(
+    files: Sequence[InputFile],
+    units: Sequence[WorkUnit],
+    share: float | None,
+    config: PackConfig,
+) -> list[Part]:
+    """The parts of `units` that are read, in their order: all units whole where there is no sample,
+    and where the inputs are too small for one.
+    """
+    if share is None or any(file.path == STDIN for file in files):
+        return _whole(units)
+    if is_tokenized(files):  # of these, only the index is read
+        return _whole(some_of(units, share, config.seed))
+    whole = weight_of(units)
+    wanted = max(share, _FEWEST * _LEAST_PART_BYTES / whole)  # of all
+    if wanted >= 1:
+        return _whole(units)
+    count = int(min(max(wanted * whole / _PART_BYTES, _FEWEST), _MOST))
+    if wanted * len(units) >= count:
+        return _whole(some_of(units, wanted, config.seed))
+    chosen = _spread(units, count, config.seed)
+    of_each = max(count // len(chosen), 1)
+    own = min(wanted * len(units) / len(chosen), 1)
+    parts = [part for unit in chosen for part in _parts(files, unit, own, of_each, config)]
+    return parts or _whole(units)  # for one long line
+
+
+def begun_in_the_middle(file: InputFile) -> bool:
+    """Whether records are read from the middle of a file without what comes before them."""
+    cut_by = format_named(file.format).cut_by
+    return not file.compression and cut_by in ("byte", "row group", "document")
 
 
 def _whole(units: Sequence[WorkUnit]) -> list[Part]:
-    return [Part(unit, weight_of(unit.slices)) for unit in units]
+    return [Part(unit, weight_of([unit])) for unit in units]
 
 
-def spread(ones: Sequence[_One], count: int, *seed: object) -> list[_One]:
+def _spread(ones: Sequence[_One], count: int, *seed: object) -> list[_One]:
     """`count` of these, as far from each other as can be."""
     count, first = min(count, len(ones)), _drawn(*seed)
     return [ones[int((place + first) * len(ones) / count)] for place in range(count)]
@@ -168,12 +144,21 @@ def _drawn(*seed: object) -> float:
 def _parts(
     files: Sequence[InputFile], unit: WorkUnit, share: float, count: int, config: PackConfig
 ) -> list[Part]:
-    """Of a unit, `count` parts that together are a share of it; one where it is not entered."""
-    weight = weight_of(unit.slices)
+    """Cut `count` parts from a unit, together a share of it. One where it is not entered: some of
+    its files, and of each as much as makes up the share together.
+    """
+    weight = weight_of([unit])
     if not all(begun_in_the_middle(files[one.file]) for one in unit.slices):
-        return [_beginnings(files, unit, share, config.seed)]
+        some = _spread(unit.slices, math.ceil(share * len(unit.slices)), config.seed, unit.index)
+        begun = WorkUnit(unit.index, tuple(some))
+        each = share * weight / max(weight_of([begun]), 1)
+        sizes = [_stored(files, one) for one in some]
+        limits = ((size, max(each, _BEGINNING_BYTES / max(size, 1))) for size in sizes)
+        return [Part(begun, weight, tuple(limits))]
     most = share * weight / _PIECE_BYTES
-    if groups := _groups(files, unit):  # of which no less than a few megabytes are decoded
+    groups = sum(len((groups_of(files[one.file]) or [])[one.start : one.stop])
+                 for one in unit.slices)  # fmt: skip
+    if groups:  # of which no less than a few megabytes are decoded
         most = min(max(math.ceil(share * groups), 2), groups)
     count = max(1, min(count, int(most)))
     pieces = max(1, int(most / count))  # of each part
@@ -182,49 +167,23 @@ def _parts(
     step = max(min(weight, _BYTES_PER_TOKEN * (config.window_tokens or 0)) / pieces, size)
     parts: list[Part] = []
     for number in range(count):
-        found = list[tuple[Slice, float, float]]()
+        found = list[tuple[Slice, tuple[float, float]]]()
         first = (number + _drawn(config.seed, unit.index, number)) / count * weight
         for place in range(pieces):
             drawn = _drawn(config.seed, unit.index, number, place)
             begin = (first + place * step + drawn * (step - size)) % weight
             found += _between(files, unit, begin, begin + size)
         if found:
-            slices, stored, shares = zip(*found, strict=True)
-            parts.append(Part(WorkUnit(unit.index, slices), weight, stored, shares))
+            slices, cut = zip(*found, strict=True)
+            parts.append(Part(WorkUnit(unit.index, slices), weight, cut))
     return parts
-
-
-def _beginnings(files: Sequence[InputFile], unit: WorkUnit, share: float, seed: int) -> Part:
-    """Some of the files of a unit, and of each as much as makes up the share together."""
-    slices = spread(unit.slices, math.ceil(share * len(unit.slices)), seed, unit.index)
-    weight = weight_of(unit.slices)
-    each = share * weight / max(weight_of(slices), 1)
-    stored = [_stored(files, one) for one in slices]
-    shares = tuple(max(each, _BEGINNING_BYTES / max(size, 1)) for size in stored)
-    return Part(WorkUnit(unit.index, tuple(slices)), weight, tuple(stored), shares)
-
-
-def _groups(files: Sequence[InputFile], unit: WorkUnit) -> int:
-    """How many row groups a unit has; 0 where it has bytes or documents."""
-    slices = ((groups_of(files[one.file]) or [], one) for one in unit.slices)
-    return sum(len(groups[one.start : one.stop]) for groups, one in slices)
-
-
-def _stored(files: Sequence[InputFile], one: Slice) -> float:
-    """Bytes of a slice in its file."""
-    file = files[one.file]
-    if (groups := groups_of(file)) is not None:
-        rows = [group.rows for group in groups]
-        return file.size * sum(rows[one.start : one.stop]) / max(sum(rows), 1)
-    share = file.size / documents.count if (documents := documents_of(file)) else 1.0
-    return share * (_stop(file, one) - one.start)
 
 
 def _between(
     files: Sequence[InputFile], unit: WorkUnit, begin: float, end: float
-) -> Iterator[tuple[Slice, float, float]]:
-    """(slice, its bytes in the file, the share to be read) of what lies from `begin` to `end` in
-    the unit, counted in weight.
+) -> Iterator[tuple[Slice, tuple[float, float]]]:
+    """Slices of what lies from `begin` to `end` in the unit, counted in weight, each with its limit
+    as `Part` has it.
     """
     for one in unit.slices:
         low, high = max(begin, 0.0), min(end, float(one.weight))
@@ -241,11 +200,10 @@ def _between(
                 start, stop = _line_from(file, start), _line_from(file, stop)
                 weight = stop - start
             if start < stop:
-                yield Slice(one.file, start, stop, max(round(weight), 1)), 0.0, 1.0
+                yield Slice(one.file, start, stop, max(round(weight), 1)), (0.0, 1.0)
             continue
-        begins = list(
-            accumulate((group.bytes for group in groups[one.start : one.stop]), initial=0)
-        )
+        own = groups[one.start : one.stop]
+        begins = list(accumulate((group.bytes for group in own), initial=0))
         inside = [place for place, at in enumerate(begins[:-1]) if low <= at < high]
         if inside:
             first, last, share = inside[0], inside[-1] + 1, 1.0
@@ -254,7 +212,25 @@ def _between(
             first = last - 1
             share = (high - low) / max(begins[last] - begins[first], 1)
         piece = Slice(one.file, one.start + first, one.start + last, begins[last] - begins[first])
-        yield piece, _stored(files, piece), share
+        yield piece, (_stored(files, piece), share)
+
+
+def _stored(files: Sequence[InputFile], one: Slice) -> float:
+    """Bytes of a slice in its file."""
+    file = files[one.file]
+    if (groups := groups_of(file)) is not None:
+        rows = [group.rows for group in groups]
+        return file.size * sum(rows[one.start : one.stop]) / max(sum(rows), 1)
+    share = file.size / documents.count if (documents := documents_of(file)) else 1.0
+    return share * (_stop(file, one) - one.start)
+
+
+def _stop(file: InputFile, one: Slice) -> int:
+    """Where a slice of bytes or documents ends."""
+    if one.stop is not None:
+        return one.stop
+    documents = documents_of(file)
+    return file.size if documents is None else documents.count
 
 
 def _line_from(file: InputFile, start: int) -> int:
@@ -268,11 +244,3 @@ def _line_from(file: InputFile, start: int) -> int:
                 return at + newline
             at, size = at + len(data), min(2 * size, MIB)
     return at
-
-
-def _stop(file: InputFile, one: Slice) -> int:
-    """Where a slice of bytes or documents ends."""
-    if one.stop is not None:
-        return one.stop
-    documents = documents_of(file)
-    return file.size if documents is None else documents.count

@@ -1,26 +1,58 @@
-"""One work unit, planned for several configurations: its documents, or some, are read once."""
+"""One work unit, planned for several configurations: its documents, or some, are read once. And
+what a source of a recipe would be, tokenized in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+from msgspec import structs
 
-from packer_cli.config.options import PackConfig
-from packer_cli.inputs.work_units import unit_bytes_of
+from packer_cli.errors import DataError, Interrupted
+from packer_cli.inputs.tokenized import hold
+from packer_cli.interrupts import as_flag
+from packer_cli.mixing.units import unit_bytes_of
+from packer_cli.options.options import OF_SEGMENTS, PackConfig
+from packer_cli.options.run_options import EncodingOptions
 from packer_cli.packing.window import trained_in
-from packer_cli.plan.sample import Part, PartReader, repeated
-from packer_cli.plan.sizes import ShardSizes
+from packer_cli.plan.sample import Part, PartReader, weight_of
 from packer_cli.progress import Progress
-from packer_cli.records import BadRecord, InputFile, Int64, Stock, Stretch, TokenBatch, WorkUnit
-from packer_cli.result.counts import Counts, FileCounts, powers_histogram
-from packer_cli.result.shard_writer import rows_per_batch, schema
-from packer_cli.result.shards import Shard
-from packer_cli.result.view_writer import ROWS_PER_BATCH, view_schema
-from packer_cli.run.rows import UnitRows
-from packer_cli.run.unit import Job, Rejections, documents_of
+from packer_cli.records import InputFile, Int64, Notify, Stock, TokenBatch, WorkUnit
+from packer_cli.result.counts import Counts, InputTotals, powers_histogram
+from packer_cli.result.layout import MANIFEST, PART, Shard, named_by_digest
+from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.shard_writer import (
+    DocumentWriter,
+    LazyFile,
+    stored_batch_rows,
+    stored_schema,
+)
+from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.run.finalize import manifest_of
+from packer_cli.run.identity import Run
+from packer_cli.run.unit import (
+    NOWHERE,
+    Job,
+    UnitDocuments,
+    UnitRows,
+    Worker,
+    documents_schema_of,
+    pack_unit,
+)
+from packer_cli.threads import run_all
+
+_END = 8  # bytes of a shard after its last batch
+_BATCH_TOKENS = 1 << 20
+_Made = TypeVar("_Made")
 
 
 @dataclass
@@ -30,6 +62,8 @@ class Planned:
     shards, bytes  files, and their sizes
     attention      the sum of the squared segment lengths
     cut_documents  those in several segments
+    documents      those with tokens before any is cut, truncated or dropped, and their `tokens`;
+                   `lengths` int64[32] is a histogram of them by powers of two
     """
 
     counts: Counts
@@ -37,41 +71,43 @@ class Planned:
     bytes: int = 0
     attention: int = 0
     cut_documents: int = 0
+    documents: int = 0
+    tokens: int = 0
+    lengths: Int64 = field(default_factory=lambda: powers_histogram(np.empty(0, np.int64)))
 
     def add(self, other: Planned) -> None:
-        self.counts.add(other.counts)
-        self.shards += other.shards
-        self.bytes += other.bytes
-        self.attention += other.attention
-        self.cut_documents += other.cut_documents
+        for name, value in vars(other).items():
+            if name == "counts":
+                self.counts.add(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def times(self, factor: float) -> Planned:
+        """Figures of `factor` times as many records; attention costs between rows stay."""
+        return Planned(**_multiplied(vars(self), factor))
 
 
-@dataclass
-class Documents:
-    """The documents of a unit before any is cut, truncated or dropped; `length` int64[32] is a
-    histogram by powers of two.
-    """
+def _multiplied(figures: Any, factor: float) -> dict[str, Any]:
+    """Multiply figures that are numbers, histograms, or others' figures; the rest stays."""
 
-    count: int = 0
-    tokens: int = 0
-    length: Int64 = field(default_factory=lambda: powers_histogram(np.empty(0, np.int64)))
+    def times(value: Any) -> Any:
+        if isinstance(value, int):
+            return round(value * factor)
+        if isinstance(value, np.ndarray):
+            return np.rint(value * factor).astype(np.int64)
+        if isinstance(value, Counts):
+            files = {index: times(one) for index, one in value.files.items()}
+            return Counts(**_multiplied(structs.asdict(value), factor) | {"files": files})
+        if isinstance(value, InputTotals):
+            return InputTotals(*map(times, structs.astuple(value)))
+        return value
 
-    def add(self, lengths: Int64) -> None:
-        """Empty documents do not count."""
-        lengths = lengths[lengths > 0]
-        self.count += len(lengths)
-        self.tokens += int(lengths.sum())
-        self.length += powers_histogram(lengths)
-
-    def times(self, factor: float) -> Documents:
-        """As many times as many."""
-        length = np.rint(self.length * factor).astype(np.int64)
-        return Documents(round(self.count * factor), round(self.tokens * factor), length)
+    return {name: times(value) for name, value in figures.items()}
 
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """What is planned of a unit: an outcome for each configuration.
+    """Plan of a unit, for each configuration.
 
     unit    its index
     weight  bytes of text that the figures are of
@@ -81,98 +117,138 @@ class UnitPlan:
     unit: int
     weight: float
     copies: int
-    documents: Documents
     planned: list[Planned]
 
 
-def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Part) -> UnitPlan:
-    """The same rows as `pack_unit` writes with each of the configurations, which differ in nothing
-    that concerns documents. Raises what that does.
+def made_of(
+    run: Run,
+    tasks: Sequence[tuple[WorkUnit, Callable[[WorkUnit, Job], _Made]]],
+    options: EncodingOptions,
+    notify: Notify,
+    stop: threading.Event,
+    progress: Progress,
+) -> list[_Made]:
+    """What is made of units, in their order. Nothing is written."""
+    made, units = dict[int, _Made](), [unit for unit, _ in tasks]
+    with closing(Worker(run, units, NOWHERE, options, notify, stop, progress)) as worker, as_flag():
 
-    `part`: what is read of the unit. It is planned as often as makes up the unit, or a small one.
+        def task(place: int) -> None:
+            made[place] = worker.make(*tasks[place])
+
+        try:
+            every = [partial(task, place) for place in range(len(tasks))]
+            run_all(every, options.workers, stop, worker.stop)
+        except Interrupted as error:
+            again = "nothing was written; run the same command again"
+            raise Interrupted(error.message, again) from error
+    return [made[place] for place in range(len(tasks))]
+
+
+def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Part) -> UnitPlan:
+    """Plan the rows that `pack_unit` writes with each of the configurations, which differ in
+    nothing that concerns documents. Raises what that does.
+
+    `part`: what is read of the unit.
     """
-    reader = PartReader(job.read, part)
-    job = replace(job, read=reader, is_sample=not part.is_whole)
-    rejections, read, documents = Unkept(unit, job), Counts(), Documents()
-    silent = replace(job, progress=Progress(0, show=False))
-    # the tokens of all configurations together would be counted as progress
-    jobs = [job, *[silent] * (len(configs) - 1)]
-    writers = [_Unwritten(config, job) for config in configs]
-    rows = [
-        UnitRows(unit, job, config, writer)
-        for config, job, writer in zip(configs, jobs, writers, strict=True)
-    ]
-    stretches: dict[int, list[Stretch]] = {one.file: [] for one in unit.slices}
-    kept = list[TokenBatch]()
-    for batch in documents_of(unit, job, rejections, read, stretches):
-        documents.add(np.diff(batch.offsets))
+    reader = PartReader(job.source.read, part)
+    source = replace(job.source, read=reader)
+    job = replace(job, source=source, is_sample=not part.is_whole)
+    planning = _Planning(job, configs, part, reader)
+    pack_unit(unit, job, planning)
+    job.source.confirm()
+    return planning.plan()
+
+
+class _Planning:
+    """Takes the documents of a part, and plans their rows with each of the configurations.
+
+    A part is planned as often as makes up its unit, or a small one: rows that are not full, and
+    whatever else depends on how many documents there are, are then as they are in the unit.
+    """
+
+    sums: LazyFile | None = None
+
+    def __init__(
+        self, job: Job, configs: Sequence[PackConfig], part: Part, reader: PartReader
+    ) -> None:
+        self._job, self._configs, self._part, self._reader = job, configs, part, reader
+        # the tokens of all configurations together would be counted as progress
+        silent = replace(job, progress=Progress(0, show=False))
+        self._writers = [_Unwritten(config, job) for config in configs]
+        self._rows = [
+            UnitRows(part.unit, silent if place else job, *one)
+            for place, one in enumerate(zip(configs, self._writers, strict=True))
+        ]
+        self._kept = list[TokenBatch]()
+        self._seen = Planned(Counts())
+        self._copies, self._weight = 1, float(part.unit_weight)
+        self.counts = Counts()
+
+    def add(self, batch: TokenBatch) -> None:
+        own = np.diff(batch.offsets)
+        own = own[own > 0]
+        figures = {"documents": len(own), "tokens": int(own.sum())}
+        self._seen.add(Planned(Counts(), **figures, lengths=powers_histogram(own)))
         # rows are planned from lengths, and a window without tokens is small
-        trained = batch.trained
-        if trained is None and job.tokenized is None and job.shape.kind != "text":
+        trained, job = batch.trained, self._job
+        if trained is None and job.source.tokenized is None and job.shape.kind != "text":
             # other batches may say what of them is trained on
             trained = np.ones(len(batch.ids), np.uint8)
         lengths = replace(batch, ids=np.empty(0, np.uint32), trained=trained, tokens_elsewhere=True)
-        if not part.is_whole:
-            kept.append(lengths)
-            continue
-        for one in rows:
+        if not self._part.is_whole:
+            self._kept.append(lengths)
+            return
+        for one in self._rows:
             one.add(lengths)
-    if job.tokenizer is not None:
-        job.tokenizer.finish()  # the fast engine's tokens are confirmed
-    weight, copies = float(part.unit_weight), 1
-    if not part.is_whole and reader.weight:  # none where all is damaged
-        enough = min(weight, max(unit_bytes_of(config, 0) for config in configs))
-        weight = reader.weight + part.weight_of(job.damaged)
-        copies = max(round(enough / weight), 1)
-    for batch in repeated(kept, copies):
-        for one in rows:
-            one.add(batch)
-    planned = [
-        _closed(one, writer, _times(read, copies))
-        for one, writer in zip(rows, writers, strict=True)
-    ]
-    return UnitPlan(unit.index, weight * copies, copies, documents.times(copies), planned)
+
+    def close(self) -> list[Shard]:
+        if not self._part.is_whole and self._reader.weight:  # none where all is damaged
+            least = max(unit_bytes_of(config, 0) for config in self._configs)
+            weight = self._reader.weight + self._part.weight_of(self._job.damaged)
+            self._copies = max(round(min(self._weight, least) / weight), 1)
+            self._weight = weight
+        for batch in _repeated(self._kept, self._copies):
+            for one in self._rows:
+                one.add(batch)
+        return [shard for one in self._rows for shard in one.close()]
+
+    def abandon(self) -> None:
+        """Nothing is open."""
+
+    def plan(self) -> UnitPlan:
+        """The plan, once all is closed."""
+        copies, read = self._copies, Planned(self.counts).times(self._copies).counts
+        again = read.rejected_files - read.rejected_files // copies  # those left out are so once
+        read.rejected_records -= again
+        read.rejected_files -= again
+        planned = []
+        for made, writer in zip(self._rows, self._writers, strict=True):
+            made.counts.add(read)
+            its = replace(
+                self._seen.times(copies), counts=made.counts, cut_documents=made.cut_documents,
+                shards=len(writer.shards), bytes=sum(shard.bytes for shard in writer.shards),
+                attention=writer.attention,
+            )  # fmt: skip
+            planned.append(its)
+        return UnitPlan(self._part.unit.index, self._weight * copies, copies, planned)
 
 
-def scaled(counts: Counts, factor: float) -> Counts:
-    """Counts of `factor` times as many records; attention costs between rows are not scaled."""
-    figures: dict[str, Any] = {}
-    for item in fields(Counts):
-        value = getattr(counts, item.name)
-        if isinstance(value, int):
-            figures[item.name] = round(value * factor)
-        elif isinstance(value, np.ndarray):
-            figures[item.name] = np.rint(value * factor).astype(np.int64)
-    figures["files"] = {
-        index: FileCounts(**{name: round(figure * factor) for name, figure in vars(one).items()})
-        for index, one in counts.files.items()
-    }
-    return replace(counts, **figures)
-
-
-def _times(read: Counts, copies: int) -> Counts:
-    """What was read so many times; files that are left out are so once."""
-    again = read.rejected_files * (copies - 1)
-    more = scaled(read, copies)
-    return replace(
-        more,
-        rejected_records=more.rejected_records - again,
-        rejected_files=more.rejected_files - again,
-    )
-
-
-def _closed(rows: UnitRows, writer: _Unwritten, read: Counts) -> Planned:
-    shards = rows.close()
-    rows.counts.add(read)
-    sizes = sum(shard.bytes for shard in shards)
-    return Planned(rows.counts, len(shards), sizes, writer.attention, rows.cut_documents)
-
-
-class Unkept(Rejections):
-    """Bad records are counted, or end the run, and are not kept."""
-
-    def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:
-        pass
+def _repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch]:
+    """All batches so many times, in batches of no more tokens than a run has. They have no ids."""
+    tokens = sum(int(batch.offsets[-1] - batch.offsets[0]) for batch in batches)
+    most = max(_BATCH_TOKENS // max(tokens, 1), 1)
+    for first in range(0, copies, most):
+        times = min(most, copies - first)
+        for batch in batches:
+            lengths = np.tile(np.diff(batch.offsets), times)
+            yield replace(
+                batch,
+                offsets=np.concatenate([[0], np.cumsum(lengths)]),
+                trained=None if batch.trained is None else np.tile(batch.trained, times),
+                file=np.tile(batch.file, times),
+                position=np.tile(batch.position, times),
+                chosen=None if batch.chosen is None else np.tile(batch.chosen, times),
+            )
 
 
 class _Unwritten:
@@ -181,14 +257,12 @@ class _Unwritten:
     rows_at_once = 0  # it needs no tokens
 
     def __init__(self, config: PackConfig, job: Job) -> None:
+        self._batch, self._most = stored_batch_rows(config), config.shard_bytes
         if config.view:
-            self._batch, self._most = ROWS_PER_BATCH, None
-            kind = view_schema(config, job.tokenizer_sha256)
-        else:
-            self._batch, self._most = rows_per_batch(config.max_length), config.shard_bytes
-            kind = schema(config, job.pad_token_id, job.tokenizer_sha256)
-        self._sizes = ShardSizes(kind)
-        self._shards: list[Shard] = []
+            self._most = sys.maxsize
+        self._schema = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
+        self._size = lru_cache(1 << 16)(partial(_batch_bytes, self._schema))
+        self.shards: list[Shard] = []
         self.attention = 0
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
@@ -197,20 +271,134 @@ class _Unwritten:
             return
         self.attention += int(np.square(stock.length[order], dtype=np.int64).sum())
         edges = np.append(np.arange(0, rows, self._batch), rows)
-        sizes = self._sizes.batches(np.diff(edges), np.diff(row_offsets[edges]))
-        for size in sizes.tolist():
-            if not self._shards or self._is_full(self._shards[-1]):
-                self._shards.append(Shard.begun("", 0))
-                self._shards[-1].bytes = self._sizes.around
-            self._shards[-1].bytes += size
-        self._shards[-1].trained_tokens += trained_in(stock, order)
-
-    def _is_full(self, shard: Shard) -> bool:
-        """Whether a writer continues in a new file; it has not written the end of this one yet."""
-        return self._most is not None and shard.bytes - self._sizes.end >= self._most
+        batches = np.diff(edges).tolist(), np.diff(row_offsets[edges]).tolist()
+        for size in map(self._size, *batches):
+            # a writer continues in a new file before it has written the end of a full one
+            if not self.shards or self.shards[-1].bytes - _END >= self._most:
+                self.shards.append(Shard.begun("", 0))
+                self.shards[-1].bytes = self._schema.serialize().size + _END
+            self.shards[-1].bytes += size
+        self.shards[-1].trained_tokens += trained_in(stock, order)
 
     def close(self) -> list[Shard]:
-        return self._shards
+        return self.shards
 
     def abandon(self) -> None:
         """Nothing is open."""
+
+
+def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
+    """How many bytes a record batch of so many rows has in a shard."""
+    columns = [
+        _zeros(field.type, rows, segments + (0 if field.name in OF_SEGMENTS else rows))
+        for field in schema
+    ]
+    return int(pa.ipc.get_record_batch_size(pa.record_batch(columns, schema=schema)))
+
+
+def _zeros(kind: Any, count: int, inside: int = 0) -> Any:
+    """An Arrow array of zeros, in pages that are never touched; lists hold `inside` values."""
+    if pa.types.is_struct(kind):
+        fields = [_zeros(kind.field(i).type, count) for i in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, count, [None], children=fields)
+    if pa.types.is_fixed_size_list(kind):
+        values = _zeros(kind.value_type, count * kind.list_size)
+        return pa.Array.from_buffers(kind, count, [None], children=[values])
+    if pa.types.is_list(kind):
+        ends = np.zeros(count + 1, np.int32)
+        ends[-1] = inside
+        values = _zeros(kind.value_type, inside)
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends)], children=[values])
+    zeros = np.zeros(count * (kind.bit_width // 8), np.uint8)
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(zeros)])
+
+
+def held(
+    run: Run, units: Sequence[WorkUnit], share: float, to: Path, index: int,
+    options: EncodingOptions, notify: Notify, stop: threading.Event,
+) -> InputFile:  # fmt: skip
+    """The input number `index` of the rows: what a run into `to` would tokenize, in memory. Of the
+    documents of `units`, so many are kept that they are a `share` of all.
+    """
+    keep = min(1.0, share * weight_of(run.units) / weight_of(units))
+
+    def tokenize(unit: WorkUnit, job: Job) -> tuple[_Kept, Counts, Any]:
+        writer = _Kept(unit, job, keep)
+        result = pack_unit(unit, job, UnitDocuments(unit, job, writer))
+        job.source.confirm()
+        return writer, result.counts, job.source.info
+
+    tasks = [(unit, tokenize) for unit in units]
+    done = made_of(run, tasks, options, notify, stop, Progress(0, show=False))
+    total, shards, content = Counts(), list[Shard](), dict[str, Any]()
+    for writer, counts, _ in done:
+        total.add(counts)
+        shards += writer.shards
+        content |= writer.content
+    if not shards:
+        raise DataError("no documents in what was read of it", "read more: --sample 100%")
+    digests = {file.index: (file.size, "") for file in run.files}
+    info = done[-1][2]
+    facts = manifest_of(run, info.as_json() if info else None, digests, shards, total, {})
+    kept = facts.document | {"tokens": sum(one.tokens for one in shards[::2])}
+    size = sum(len(one) for one in content.values())
+    file = InputFile(index, str(to / MANIFEST), TOKENIZED, None, size, 0)
+    hold(file, _InMemory(to, TokenizedManifest.of(kept), content))
+    return file
+
+
+class _Kept(DocumentWriter):
+    """Keeps a share of a unit's documents, in memory. `content`: by the names of files."""
+
+    def __init__(self, unit: WorkUnit, job: Job, share: float) -> None:
+        schema, most = documents_schema_of(job), job.config.shard_bytes
+        super().__init__(NOWHERE, unit.index, most, schema, self._opened)
+        self._share, self._drawn = share, np.random.default_rng(unit.index)
+        self._sinks: dict[str, Any] = {}
+        self.content: dict[str, Any] = {}
+        self.shards: list[Shard] = []
+
+    def _opened(self, name: str) -> Any:
+        self._sinks[name] = pa.BufferOutputStream()
+        return self._sinks[name]
+
+    def write(self, batch: TokenBatch) -> None:
+        if self._share < 1:
+            kept = self._drawn.random(len(batch.position)) < self._share
+            lengths = np.diff(batch.offsets)
+            tokens = np.repeat(kept, lengths)
+            batch = replace(
+                batch,
+                ids=batch.ids[batch.offsets[0] : batch.offsets[-1]][tokens],
+                offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
+                trained=None if batch.trained is None else batch.trained[tokens],
+                file=batch.file[kept],
+                position=batch.position[kept],
+                chosen=None if batch.chosen is None else batch.chosen[kept],
+            )
+        super().write(batch)
+
+    def close(self) -> list[Shard]:
+        shards = super().close()
+        self.content = {
+            name.removesuffix(PART): sink.getvalue() for name, sink in self._sinks.items()
+        }
+        for shard in shards:
+            content = self.content.pop(shard.file.removesuffix(PART))
+            shard.file = named_by_digest(shard.file.removesuffix(PART), "0" * 16)
+            shard.bytes = max(1, len(content))
+            self.content[shard.file] = content
+        self.shards = shards
+        return shards
+
+
+class _InMemory(TokenizedDirectory):
+    """A tokenized directory whose files lie in memory."""
+
+    def __init__(self, path: Path, facts: TokenizedManifest, content: dict[str, Any]) -> None:
+        super().__init__(path, facts)
+        self._content = content
+
+    def _mapped(self, shard: Shard, expected: Any, maps: Any = None) -> Any:
+        with pa.ipc.open_stream(self._content[shard.file]) as stream:
+            yield from stream

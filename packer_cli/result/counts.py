@@ -1,5 +1,7 @@
 """The counts of what a unit, and by addition a run, read, packed and lost.
 
+A total is declared here once: in `DocumentTotals` or `Totals`, or for what each input has its part
+of in `InputTotals`. Units' records, manifests, their checks and `packer stats --json` go by these.
 Histograms have fixed buckets, so that those of units add up and those of a recount compare.
 """
 
@@ -9,23 +11,26 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
-from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.packing.attention_cost import AttentionCost
-from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.packing.mixedness import (
+from packer_cli.options.options import MAX_LENGTH_LIMIT
+from packer_cli.packing.figures import (
     ONE_INPUT,
     ONE_LENGTH,
+    AttentionCost,
     deviations,
     from_one_input,
+    length_spread,
     near_median,
-    spread,
 )
+from packer_cli.packing.fitting import Loss, Untrained
 from packer_cli.records import Int32, Int64, LeftOut, LookedAt
+from packer_cli.result.layout import Count
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
 _MOST_UNREAD, OTHERS = 50, "…"
@@ -61,7 +66,7 @@ def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]
     if not totals["length_squares"]:
         return {}
     names = ("length_squares", "length_squares_in_rows", "tokens", "segments", "rows")
-    of_data = spread(*(totals[name] for name in names))
+    of_data = length_spread(*(totals[name] for name in names))
     shares = {"one_length": ONE_LENGTH, "one_input": ONE_INPUT}
     return {"spread": None if math.isnan(of_data) else of_data} | {
         name: share_from(histograms[name], least) for name, least in shares.items()
@@ -69,7 +74,7 @@ def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]
 
 
 def _packed(counts: Int64) -> str:
-    """As text: the counts are mostly zeros; only the others are kept, in a byte or two each."""
+    """Pack counts as text: most are zeros; only the others are kept, in a byte or two each."""
     where = np.flatnonzero(counts)
     pairs = np.stack([np.diff(where, prepend=0), counts[where]]).astype("<i8")
     return base64.b64encode(zlib.compress(pairs.tobytes())).decode() if len(where) else ""
@@ -94,6 +99,15 @@ def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
         totals[one] = totals.get(one, 0) + number
 
 
+# Of a unit's record, whose bytes do not change with the order of totals in manifests.
+_RECORDED_FIRST = (
+    *(item.name for item in fields(Loss)),
+    *("documents", "empty_documents", "rejected_records", "rejected_files", "segments"),
+    *("unpacked_rows", "rows", "encoded_tokens", "tokens", "trained_tokens", "trained_turns"),
+    *("turns_without_end", "double_bos_documents", "empty_turns"),
+)
+
+
 def _powers() -> Int64:
     return np.zeros(_POWER_BUCKETS, np.int64)
 
@@ -102,108 +116,121 @@ def _shares() -> Int64:
     return np.zeros(ROW_FILL_BUCKETS, np.int64)
 
 
-@dataclass
-class FileCounts:
-    """What was packed of one input file, and what was not.
-
-    New figures go to the end, where records of earlier packers lack them.
+class InputTotals(Struct):
+    """What was packed of one input file, and what was not. New figures go to the end, where records
+    of earlier packers lack them.
     """
 
-    documents: int = 0
-    tokens: int = 0
-    empty_documents: int = 0
-    rejected_records: int = 0
-    trained_tokens: int = 0
-    truncated_documents: int = 0
-    truncated_tokens: int = 0
-    dropped_documents: int = 0
-    dropped_tokens: int = 0
-    untrained_documents: int = 0
-    untrained_tokens: int = 0
-    unshown_documents: int = 0
-    unshown_tokens: int = 0
-    rejected_files: int = 0
-
-    def as_json(self) -> list[int]:
-        """The figures in their order, without zeros at the end."""
-        figures = list(vars(self).values())
-        while figures and not figures[-1]:
-            figures.pop()
-        return figures
+    documents: Count = 0
+    tokens: Count = 0
+    empty_documents: Count = 0
+    rejected_records: Count = 0
+    trained_tokens: Count = 0
+    truncated_documents: Count = 0
+    truncated_tokens: Count = 0
+    dropped_documents: Count = 0
+    dropped_tokens: Count = 0
+    untrained_documents: Count = 0
+    untrained_tokens: Count = 0
+    unshown_documents: Count = 0
+    unshown_tokens: Count = 0
+    rejected_files: Count = 0
 
 
-@dataclass
-class Counts(Loss):
-    """Sums over documents and rows. `tokens` are those placed in rows; with the truncated and
-    dropped ones they make `encoded_tokens`. `documents` have at least one token in a row.
-    `rejected_files` of the rejected records are whole files that cannot be decoded.
-    The attention costs are counted where rows are balanced, before and after.
+class DocumentTotals(Struct):
+    """Sums over documents. `documents` have at least one token in a row. `rejected_files` of the
+    rejected records are whole files that cannot be decoded.
 
     edge_tokens     hold the end of a prompt and the beginning of its answer
     looked_at_...   records of which all fields were read, and the characters in them
-    unused          characters of these that nothing uses, by field
+    """
+
+    documents: Count = 0
+    tokens: Count = 0
+    trained_tokens: Count = 0
+    rejected_records: Count = 0
+    empty_documents: Count = 0
+    trained_turns: Count = 0
+    turns_without_end: Count = 0
+    empty_turns: Count = 0
+    double_bos_documents: Count = 0
+    unshown_documents: Count = 0
+    unshown_tokens: Count = 0
+    unshown_reasoning: Count = 0
+    unshown_reasoning_turns: Count = 0
+    unshown_reasoning_tokens: Count = 0
+    unshown_content: Count = 0
+    unshown_content_turns: Count = 0
+    unshown_content_tokens: Count = 0
+    unshown_tool_calls: Count = 0
+    unshown_tool_calls_turns: Count = 0
+    unshown_tool_calls_tokens: Count = 0
+    unshown_tool_results: Count = 0
+    unshown_tool_results_turns: Count = 0
+    unshown_tool_results_tokens: Count = 0
+    unshown_tools: Count = 0
+    unshown_tools_tokens: Count = 0
+    unshown_system: Count = 0
+    unshown_system_turns: Count = 0
+    unshown_system_tokens: Count = 0
+    special_tokens_in_text: Count = 0
+    fim_documents: Count = 0
+    masked_documents: Count = 0
+    masked_tokens: Count = 0
+    repeated_tokens: Count = 0
+    rejected_files: Count = 0
+    edge_tokens: Count = 0
+    looked_at_records: Count = 0
+    looked_at_characters: Count = 0
+
+
+class Totals(DocumentTotals):
+    """Sums over documents and rows: `tokens` are those placed in rows. Those of `Loss` are among
+    them.
+    """
+
+    segments: Count = 0
+    unpacked_rows: Count = 0
+    truncated_documents: Count = 0
+    truncated_tokens: Count = 0
+    truncated_trained_tokens: Count = 0
+    dropped_documents: Count = 0
+    dropped_tokens: Count = 0
+    dropped_trained_tokens: Count = 0
+    untrained_documents: Count = 0
+    untrained_tokens: Count = 0
+    length_squares: int = 0  # beyond 64 bits for long rows
+    length_squares_in_rows: int = 0
+
+
+class Counts(Totals):
+    """Totals, histograms, and what each input has its part of. The truncated and the dropped tokens
+    make `encoded_tokens` together with those in rows. Attention costs are counted where rows are
+    balanced, before and after.
+
+    unread          fields that nobody reads
+    unused          characters that nothing uses, by field, of those looked at
     dropped_length  the tokens of documents that are dropped since they are longer than a row; of
                     those with 2**i <= length < 2**(i+1) in dropped_length[i]
     """
 
-    documents: int = 0
-    empty_documents: int = 0
-    rejected_records: int = 0
-    rejected_files: int = 0
-    segments: int = 0
-    unpacked_rows: int = 0
     rows: int = 0
     encoded_tokens: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    trained_turns: int = 0
-    turns_without_end: int = 0
-    double_bos_documents: int = 0
-    empty_turns: int = 0
-    unshown_documents: int = 0
-    unshown_tokens: int = 0
-    unshown_reasoning: int = 0
-    unshown_reasoning_turns: int = 0
-    unshown_reasoning_tokens: int = 0
-    unshown_content: int = 0
-    unshown_content_turns: int = 0
-    unshown_content_tokens: int = 0
-    unshown_tool_calls: int = 0
-    unshown_tool_calls_turns: int = 0
-    unshown_tool_calls_tokens: int = 0
-    unshown_tool_results: int = 0
-    unshown_tool_results_turns: int = 0
-    unshown_tool_results_tokens: int = 0
-    unshown_tools: int = 0
-    unshown_tools_tokens: int = 0
-    unshown_system: int = 0
-    unshown_system_turns: int = 0
-    unshown_system_tokens: int = 0
-    special_tokens_in_text: int = 0
-    fim_documents: int = 0
-    masked_documents: int = 0
-    masked_tokens: int = 0
-    repeated_tokens: int = 0
-    edge_tokens: int = 0
-    looked_at_records: int = 0
-    looked_at_characters: int = 0
-    length_squares: int = 0
-    length_squares_in_rows: int = 0
     document_length: Int64 = field(default_factory=_powers)
     row_fill: Int64 = field(default_factory=_shares)
     segments_per_row: Int64 = field(default_factory=_powers)
     one_length: Int64 = field(default_factory=_shares)
     one_input: Int64 = field(default_factory=_shares)
     piece_length: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
-    attention_before: AttentionCost = field(default_factory=AttentionCost)
-    attention_after: AttentionCost = field(default_factory=AttentionCost)
-    files: dict[int, FileCounts] = field(default_factory=dict)
-    unread: dict[str, int] = field(default_factory=dict)
-    unused: dict[str, int] = field(default_factory=dict)
+    attention_before: AttentionCost = AttentionCost()
+    attention_after: AttentionCost = AttentionCost()
+    files: dict[int, InputTotals] = {}
+    unread: dict[str, int] = {}
+    unused: dict[str, int] = {}
     dropped_length: Int64 = field(default_factory=_powers)
 
-    def file(self, index: int) -> FileCounts:
-        return self.files.setdefault(index, FileCounts())
+    def file(self, index: int) -> InputTotals:
+        return self.files.setdefault(index, InputTotals())
 
     def add_files(self, file: Int32, lengths: Int64, placed: Int64) -> None:
         """Count n documents of inputs: `file` int32[n], `lengths` int64[n] in tokens, and how many
@@ -252,15 +279,14 @@ class Counts(Loss):
         first = int(file.min())  # of 100,000 inputs a batch has few that follow one another
         sums = np.bincount(file - first, weights=each)
         for place in np.flatnonzero(sums).tolist():
-            of_file = self.file(first + place)
-            setattr(of_file, name, getattr(of_file, name) + int(sums[place]))
+            _add(self.file(first + place), {name: int(sums[place])})
 
     def add_truncated(self, file: int, loss: Loss) -> None:
         """Count documents of one input that were cut before they got here."""
         self.add_loss(loss)
         self.encoded_tokens += loss.truncated_tokens
-        self.file(file).truncated_documents += loss.truncated_documents
-        self.file(file).truncated_tokens += loss.truncated_tokens
+        names = ("truncated_documents", "truncated_tokens")
+        _add(self.file(file), {name: getattr(loss, name) for name in names})
 
     def add_unshown(self, file: int, parts: Sequence[LeftOut], tokens: Sequence[int]) -> None:
         """Count what a chat template left out of records of one input; `tokens` of each part."""
@@ -272,16 +298,11 @@ class Counts(Loss):
             if part.what != "tools":
                 counted[f"{name}_turns"] = part.turns
             counted_already.add(own)
-            for total, more in counted.items():
-                setattr(self, total, getattr(self, total) + more)
+            _add(self, counted)
         documents = len({part.record for part in parts})
         self.unshown_documents += documents
         self.file(file).unshown_documents += documents
         self.file(file).unshown_tokens += sum(tokens)
-
-    def add_unread(self, names: Mapping[str, int]) -> None:
-        """Count fields that nobody reads."""
-        _add_named(self.unread, names)
 
     def add_looked_at(self, sample: LookedAt) -> None:
         """Count what of some records nothing uses."""
@@ -297,68 +318,39 @@ class Counts(Loss):
             self.dropped_length += sums.astype(np.int64)
 
     def add_loss(self, loss: Loss) -> None:
-        for item in fields(loss):
-            setattr(self, item.name, getattr(self, item.name) + getattr(loss, item.name))
+        _add(self, vars(loss))
 
     def add(self, other: Counts) -> None:
-        for item in fields(self):
-            mine, theirs = getattr(self, item.name), getattr(other, item.name)
-            if item.name == "files":
-                for index, counts in theirs.items():
-                    total = self.file(index)
-                    for name, value in vars(counts).items():
-                        setattr(total, name, getattr(total, name) + value)
+        """Add those of another unit, or of a part of this one."""
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if name == "files":
+                for index, totals in theirs.items():
+                    _add(self.file(index), asdict(totals))
             elif isinstance(theirs, dict):
                 _add_named(mine, theirs)
             elif isinstance(theirs, np.ndarray):
                 if len(mine) < len(theirs):
                     mine = np.concatenate([mine, np.zeros(len(theirs) - len(mine), np.int64)])
-                    setattr(self, item.name, mine)
+                    setattr(self, name, mine)
                 mine[: len(theirs)] += theirs  # in place: piece_length is as long as a row
             else:
-                setattr(self, item.name, mine + theirs)
+                setattr(self, name, mine + theirs)
 
     def as_json(self) -> dict[str, Any]:
-        """For a unit's record; zeros are left out."""
-        figures: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name == "files":
-                value = [[index, *counts.as_json()] for index, counts in sorted(value.items())]
-            elif item.name == "piece_length":
-                value = _packed(value)
-            elif isinstance(value, np.ndarray):
-                value = value.tolist() if value.any() else []
-            elif isinstance(value, AttentionCost):
-                value = list(asdict(value).values()) if value.rows else []
-            if value:
-                figures[item.name] = value
-        return figures
+        """The counts as in a unit's record, where zeros are left out."""
+        names = dict.fromkeys((*_RECORDED_FIRST, *self.__struct_fields__))
+        figures = {name: _as_json(name, getattr(self, name)) for name in names}
+        return {name: value for name, value in figures.items() if value}
 
     @classmethod
     def from_json(cls, recorded: dict[str, Any]) -> Counts:
         """The counts that `as_json` gave. Raises ValueError or TypeError for anything else."""
-        counts, known = cls(), {item.name for item in fields(cls)}
+        counts = cls()
         for name, value in recorded.items():
-            if name not in known:
+            if name not in cls.__struct_fields__:
                 raise ValueError(f"{name} is no count")
-            mine = getattr(counts, name)
-            if name == "files":
-                value = {index: FileCounts(*figures) for index, *figures in value}  # noqa: PLW2901
-            elif name == "piece_length":
-                value = _unpacked(value)  # noqa: PLW2901
-            elif isinstance(mine, np.ndarray):
-                value = np.array(value, np.int64)  # noqa: PLW2901
-                if value.shape != mine.shape:
-                    raise ValueError(f"{name} has {value.size} figures, not {mine.size}")
-            elif isinstance(mine, AttentionCost):
-                value = AttentionCost(*value)  # noqa: PLW2901
-            elif isinstance(mine, dict):
-                if not all(isinstance(number, int) for number in value.values()):
-                    raise TypeError(f"{name} is {value!r}")
-            elif not isinstance(value, int):
-                raise TypeError(f"{name} is {value!r}")
-            setattr(counts, name, value)
+            setattr(counts, name, _from_json(name, value, getattr(counts, name)))
         return counts
 
     @property
@@ -370,3 +362,45 @@ class Counts(Loss):
     def conserved(self) -> bool:
         """Whether every encoded token is accounted for."""
         return self.encoded_tokens == self.tokens + self.truncated_tokens + self.dropped_tokens
+
+
+def _add(totals: Struct, more: Mapping[str, int]) -> None:
+    for name, figure in more.items():
+        setattr(totals, name, getattr(totals, name) + figure)
+
+
+def _as_json(name: str, value: Any) -> Any:
+    if name == "files":
+        return [[index, *_without_last_zeros(one)] for index, one in sorted(value.items())]
+    if name == "piece_length":
+        return _packed(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.any() else []
+    if isinstance(value, AttentionCost):
+        return list(astuple(value)) if value.rows else []
+    return value
+
+
+def _without_last_zeros(totals: InputTotals) -> list[int]:
+    figures = list(asdict(totals).values())
+    while figures and not figures[-1]:
+        figures.pop()
+    return figures
+
+
+def _from_json(name: str, value: Any, default: Any) -> Any:
+    if name == "files":
+        return {index: InputTotals(*figures) for index, *figures in value}
+    if name == "piece_length":
+        return _unpacked(value)
+    if isinstance(default, np.ndarray):
+        array = np.array(value, np.int64)
+        if array.shape != default.shape:
+            raise ValueError(f"{name} has {array.size} figures, not {default.size}")
+        return array
+    if isinstance(default, AttentionCost):
+        return AttentionCost(*value)
+    numbers = value.values() if isinstance(default, dict) else [value]
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"{name} is {value!r}")
+    return value

@@ -1,4 +1,5 @@
-"""The names of files in a packed directory, against which names in other files are checked.
+"""The files of a result: their names, against which names in other files are checked, and what is
+known of a shard without opening it. Imports no Arrow, so `stats` is instant.
 
 A shard's name ends in the beginning of its content's digest. So shards of two results never share
 a name unless they share every byte, both can lie in one directory, and a manifest put in the place
@@ -7,8 +8,22 @@ of another switches from all files of the one to all of the other.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from packer_cli import storage
+from packer_cli.errors import from_os_error
+from packer_cli.threads import built
+
+FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 # Of a result that missed --max-loss: whole, but nobody must mistake it for a good one.
 INCOMPLETE = "manifest.incomplete.json"
@@ -31,16 +46,40 @@ SIDE_FILES = frozenset(
 
 ROWS, DOCUMENTS, INDEX = "shard", "documents", "index"  # what files of Arrow data hold
 _UNIT_AND_PART, _DIGEST = "-[0-9]{5,20}-[0-9]{3,20}", "-[0-9a-f]{16}"
-# Packers before 0.2 wrote names without the digest.
-SHARD_NAME = rf"({ROWS}|{DOCUMENTS}|{INDEX}){_UNIT_AND_PART}({_DIGEST})?\.arrow"
-SHARD_PATTERN = rf"^{SHARD_NAME}\Z"
+_SHARD_PART = rf"({ROWS}|{DOCUMENTS}|{INDEX}){_UNIT_AND_PART}"
+SHARD_NAME = rf"{_SHARD_PART}({_DIGEST})?\.arrow"  # which has no digest as long as it is written
+_SHARD_PATTERN = rf"^{_SHARD_PART}{_DIGEST}\.arrow\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
-_SHARD = re.compile(SHARD_PATTERN)
 DOCUMENTS_SHARD = re.compile(rf"^{DOCUMENTS}{_UNIT_AND_PART}{_DIGEST}\.arrow\Z")
+
+MISSING = "is missing"
+_HASH_BYTES = 1 << 20
+_FETCHED_BYTES = 4 << 20
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 53)]
+
+
+@built
+class Shard(Struct):
+    """One finished file, as the manifest and the records of units describe it."""
+
+    file: Annotated[str, Meta(pattern=_SHARD_PATTERN, max_length=100)]
+    unit: Count
+    rows: AtLeastOne
+    segments: AtLeastOne
+    tokens: AtLeastOne
+    trained_tokens: Count
+    bytes: AtLeastOne
+    sha256: str
+
+    @classmethod
+    def begun(cls, file: str, unit: int) -> Shard:
+        """A shard that is being written: nothing is counted yet."""
+        return cls(file, unit, 0, 0, 0, 0, 0, "")
 
 
 def unnamed_shard(kind: str, unit: int, part: int) -> str:
-    """What a shard is called until it has a digest, and was called before 0.2."""
+    """What a shard is called until it has a digest."""
     return f"{kind}-{unit:05d}-{part:03d}.arrow"
 
 
@@ -49,10 +88,19 @@ def named_by_digest(unnamed: str, sha256: str) -> str:
     return f"{unnamed.removesuffix('.arrow')}-{sha256[:16]}.arrow"
 
 
+def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
+    """Whether this is the name of a shard of such content."""
+    return name == named_by_digest(unnamed_shard(kind_of(name), unit, part), sha256)
+
+
 def is_named_by_content(name: str) -> bool:
-    """Whether a name is that of a shard, and tells its bytes by their digest."""
-    found = _SHARD.match(name)
-    return found is not None and found[2] is not None
+    """Whether a name is that of a shard, which tells its bytes by their digest."""
+    return bool(re.match(_SHARD_PATTERN, name))
+
+
+def is_result_file(name: str) -> bool:
+    """Whether a packed directory may have a file of this name, its manifests excepted."""
+    return name in SIDE_FILES or is_named_by_content(name)
 
 
 def kind_of(shard: str) -> str:
@@ -62,15 +110,79 @@ def kind_of(shard: str) -> str:
 
 def short_name(shard: str) -> str:
     """For people: what tells it from the other shards of its directory."""
-    return re.sub(r"(-[0-9a-f]{16})?\.arrow\Z", "", shard)
+    return re.sub(r"-[0-9a-f]{16}\.arrow\Z", "", shard)
 
 
-def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
-    """Whether a shard may be called so: by this packer, or by one before 0.2."""
-    unnamed = unnamed_shard(kind_of(name), unit, part)
-    return name in (named_by_digest(unnamed, sha256), unnamed)
+def problem_of(path: Path, shard: Shard) -> str:
+    """Why a file cannot be the shard, without reading it; "" if it can."""
+    try:
+        status = path.stat()
+    except OSError:
+        return MISSING
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    if status.st_size != shard.bytes:
+        return f"has {status.st_size} bytes, the manifest says {shard.bytes}"
+    return ""
 
 
-def is_result_file(name: str) -> bool:
-    """Whether a packed directory may have a file of this name, its manifests excepted."""
-    return name in SIDE_FILES or bool(_SHARD.match(name))
+def name_by_content(
+    folder: Path, shard: Shard, stopped: Callable[[], bool] = lambda: False
+) -> bool:
+    """Find a written shard's size and digest, and name its file by these.
+
+    False where `stopped` ended that early. Raises DataError when it cannot be read or renamed.
+    """
+    written = folder / shard.file
+    shard.bytes, shard.sha256 = digest(written, stopped)
+    if stopped():
+        return False
+    shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
+    try:
+        os.rename(written, folder / shard.file)
+    except OSError as error:
+        raise from_os_error(error, written, "write") from error
+    return True
+
+
+def digest(
+    path: str | os.PathLike[str], stopped: Callable[[], bool] = lambda: False
+) -> tuple[int, str]:
+    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so.
+
+    `path` may be a URL. Raises DataError when it cannot be read.
+    """
+    sha, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_HASH_BYTES))
+    try:
+        with storage.open_regular(os.fspath(path), _FETCHED_BYTES) as file:
+            while (count := file.readinto(buffer)) and not stopped():
+                sha.update(buffer[:count])
+                size += count
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return size, sha.hexdigest()
+
+
+def saved_dataset(files: Iterable[str], identity: str) -> dict[str, bytes]:
+    """The files, by name, with which `datasets.load_from_disk` opens a directory of Arrow streams.
+
+    `files`: the streams, in their order.
+
+    `identity` distinguishes the data from all others: `datasets` keeps what it derives from them
+    under its fingerprint.
+    """
+    state: dict[str, object] = {
+        "_data_files": [{"filename": file} for file in files],
+        "_fingerprint": hashlib.sha256(identity.encode()).hexdigest()[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    info = {"description": "", "features": None}
+    return {
+        STATE: json.dumps(state, indent=1).encode(),
+        INFO: json.dumps(info, indent=1).encode(),
+    }

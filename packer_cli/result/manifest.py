@@ -1,29 +1,49 @@
-"""What a manifest says: what went in, what came out, under which configuration.
+"""What a manifest says: what went in, what came out, under which configuration, and what follows
+from it: the options of the run, the shape of records, and why it is incomplete.
 
-`manifest_bytes.py` makes a file of it, and `manifest_file.py` finds that of a result.
+`manifest_file.py` makes a file of it, and finds that of a result.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import hashlib
+from collections.abc import Sequence
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import asdict
 
 from packer_cli import storage
-from packer_cli.config.formats import format_of
-from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.result.counts import Counts
-from packer_cli.result.layout import MANIFEST, SIDE_FILE_PATTERN
-from packer_cli.result.shards import AtLeastOne, Count, Shard
+from packer_cli.errors import UsageError
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_of
+from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, PackConfig
+from packer_cli.options.shapes import MIXED, Shape, joined, shape_named
+from packer_cli.result.counts import DocumentTotals, InputTotals, Totals
+from packer_cli.result.layout import (
+    DOCUMENTS,
+    INDEX,
+    MANIFEST,
+    SIDE_FILE_PATTERN,
+    AtLeastOne,
+    Count,
+    Shard,
+)
 from packer_cli.threads import built
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 TOKENIZED = "tokenized"
+# Options that decide whether a run may end well, not what a unit's shards hold: its record says
+# which bad records it has skipped.
+LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
+_COUNTED = ("rows", "tokens", "trained_tokens")
+DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
+_OWN = InputTotals.__struct_fields__
+OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
@@ -50,7 +70,7 @@ class DocumentsConfig(Struct, frozen=True, kw_only=True):
 
 
 class Config(DocumentsConfig, frozen=True, kw_only=True):
-    """Those of packed rows."""
+    """Options of packed rows."""
 
     max_length: _Length
     columns: list[str]
@@ -81,13 +101,13 @@ class Tokenizer(Struct, frozen=True):
 
 
 class DocumentHistograms(Struct, frozen=True):
-    """As in `Counts`."""
+    """Histograms of `Counts` that concern documents."""
 
     document_length: _Powers
 
 
 class Histograms(DocumentHistograms, frozen=True):
-    """As in `Counts`; those with a default are ones that earlier packers did not count."""
+    """Histograms of `Counts`; earlier packers did not count those with a default."""
 
     row_fill: _Shares
     segments_per_row: _Powers
@@ -111,33 +131,18 @@ class AttentionCosts(Struct, frozen=True):
     after: Cost
 
 
-class Input(Struct, frozen=True):
-    """An input, and the counts of its records. `removed`: an update has dropped it. `format`: of
+class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's may
+    """An input, and the totals of its records. `removed`: an update has dropped it. `format`: of
     tokenized directories, whose manifests' names do not tell. `shape`: the `Shape.name` of its
-    records, where not all inputs have the same. What is trained on in rows, and was lost on the
-    way to them, is unset where no rows were packed, and in results of earlier packers.
+    records, where not all inputs have the same.
     """
 
     path: str
     size: Count
     sha256: str
-    documents: Count
-    tokens: Count
-    empty_documents: Count
-    rejected_records: Count
     removed: bool = False
     format: str | None = None
     shape: str | None = None
-    truncated_documents: Count | UnsetType = UNSET
-    truncated_tokens: Count | UnsetType = UNSET
-    dropped_documents: Count | UnsetType = UNSET
-    dropped_tokens: Count | UnsetType = UNSET
-    untrained_documents: Count | UnsetType = UNSET
-    untrained_tokens: Count | UnsetType = UNSET
-    trained_tokens: Count | UnsetType = UNSET
-    unshown_documents: Count | UnsetType = UNSET
-    unshown_tokens: Count | UnsetType = UNSET
-    rejected_files: Count | UnsetType = UNSET
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -208,11 +213,10 @@ class Unit(Struct, frozen=True):
     slices: list[tuple[Count, Count, Count | None]]
 
 
-class Result(Struct, frozen=True, kw_only=True, dict=True):
+class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
     """What the manifests of all results have, whose values are checked to have the types here.
 
-    Made by `of`, which keeps the whole document, with what newer packers have added to it. Totals
-    are those of the same names in `Counts`; one that earlier packers did not know has a default.
+    Made by `of`, which keeps the whole document, with what newer packers have added to it.
     """
 
     format_version: int
@@ -222,41 +226,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     documents: Count
     tokens: AtLeastOne
     trained_tokens: Count
-    rejected_records: Count
-    empty_documents: Count
-    trained_turns: Count
-    turns_without_end: Count
-    empty_turns: Count = 0
-    double_bos_documents: Count
-    unshown_documents: Count = 0
-    unshown_tokens: Count = 0
-    unshown_reasoning: Count = 0
-    unshown_reasoning_turns: Count = 0
-    unshown_reasoning_tokens: Count = 0
-    unshown_content: Count = 0
-    unshown_content_turns: Count = 0
-    unshown_content_tokens: Count = 0
-    unshown_tool_calls: Count = 0
-    unshown_tool_calls_turns: Count = 0
-    unshown_tool_calls_tokens: Count = 0
-    unshown_tool_results: Count = 0
-    unshown_tool_results_turns: Count = 0
-    unshown_tool_results_tokens: Count = 0
-    unshown_tools: Count = 0
-    unshown_tools_tokens: Count = 0
-    unshown_system: Count = 0
-    unshown_system_turns: Count = 0
-    unshown_system_tokens: Count = 0
     unread: dict[str, Count] = {}
-    special_tokens_in_text: Count = 0
-    fim_documents: Count = 0
-    masked_documents: Count = 0
-    masked_tokens: Count = 0
-    repeated_tokens: Count = 0
-    rejected_files: Count = 0
-    edge_tokens: Count = 0
-    looked_at_records: Count = 0
-    looked_at_characters: Count = 0
     unused: dict[str, Count] = {}
     histograms: DocumentHistograms
     inputs: list[Input]
@@ -265,6 +235,7 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
     side_files: dict[Annotated[str, Meta(pattern=SIDE_FILE_PATTERN)], str] = {}
     incomplete: str | None = None
     sha256: str | None = None
+    counted_by_input: ClassVar[tuple[str, ...]]  # totals of which every input has its part
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
@@ -291,15 +262,6 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
         return self.tokenizer.pad_token_id if self.tokenizer else 0
 
     @property
-    def counted_by_input(self) -> tuple[str, ...]:
-        """The totals of which every input has its part."""
-        return tuple(
-            name for name in OF_INPUTS
-            if hasattr(self, name)
-            and all(getattr(one, name) is not UNSET for one in self.inputs)
-        )  # fmt: skip
-
-    @property
     def inputs_now(self) -> dict[int, Input]:
         """By index, without those that an update has dropped."""
         return {index: one for index, one in enumerate(self.inputs) if not one.removed}
@@ -310,24 +272,15 @@ class Result(Struct, frozen=True, kw_only=True, dict=True):
 
 
 @built
-class Manifest(Result, frozen=True, kw_only=True, dict=True):
+class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
     """The description of a packed directory, or a view."""
 
+    counted_by_input = OF_INPUTS
     config: Config
     rows: AtLeastOne
     segments: AtLeastOne
     unpacked_rows: AtLeastOne
-    truncated_documents: Count
-    truncated_tokens: Count
-    truncated_trained_tokens: Count
-    dropped_documents: Count
-    dropped_tokens: Count
-    dropped_trained_tokens: Count
-    untrained_documents: Count
-    untrained_tokens: Count
     dropped_length: list[Count] = []
-    length_squares: int = 0  # beyond 64 bits for long rows
-    length_squares_in_rows: int = 0
     padding_tokens: int
     utilization: float
     lower_bound_rows: AtLeastOne
@@ -360,16 +313,119 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):
 
 
 @built
-class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):
+class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
     """The description of a tokenized directory. Its `shards` are those of the documents, each
     followed by the index of the same documents.
     """
 
+    counted_by_input = tuple(
+        name for name in OF_INPUTS if name in DOCUMENT_TOTALS and name != "trained_tokens"
+    )
     kind: Literal["tokenized"]
 
 
-# What both say in one figure: `Counts` for a unit, the manifest for the whole run.
-_SUMS = {one.name for one in fields(Counts) if one.type == "int"} - {"rows"}
-DOCUMENT_TOTALS = tuple(name for name in Result.__struct_fields__ if name in _SUMS)
-TOTALS = tuple(name for name in Manifest.__struct_fields__ if name in _SUMS)
-OF_INPUTS = tuple(name for name in Input.__struct_fields__ if name in TOTALS)
+def shares(sources: Sequence[Source]) -> list[tuple[float, float]]:
+    """(asked, reached) of every source: its share of what all have."""
+    asked, reached = sum(one.asked for one in sources), sum(one.taken for one in sources)
+    return [(one.asked / asked if asked else 0.0, one.taken / reached if reached else 0.0)
+            for one in sources]  # fmt: skip
+
+
+def sources_as_json(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Sources as the manifest has them, with the epochs and shares that follow."""
+    return [
+        asdict(one) | {"epochs": one.epochs, "share_asked": asked, "share_reached": reached}
+        for one, (asked, reached) in zip(sources, shares(sources), strict=True)
+    ]
+
+
+def by_source(manifest: Manifest) -> list[dict[str, Any]]:
+    """Sums, for every source, of the totals of its inputs."""
+    return [
+        {"name": source.name}
+        | {
+            name: sum(getattr(one, name) for one in manifest.inputs[slice(*source.inputs)])
+            for name in manifest.counted_by_input
+        }
+        for source in manifest.sources
+    ]
+
+
+def document_config_of(manifest: Result) -> DocumentConfig:
+    """The options of the run. Raises ValueError when no run can have them."""
+    kind = PackConfig if isinstance(manifest, Manifest) else DocumentConfig
+    config = manifest.document["config"]
+    if config["shape"] == MIXED:  # each input has its own, and none was asked for
+        config = config | {"shape": None}
+    try:
+        return msgspec.convert(config, kind)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    except UsageError as error:
+        raise ValueError(error.message) from error
+
+
+def run_of_sides(document: dict[str, Any]) -> str:
+    """What the manifests of both sides of a split have in common, and no other's: a digest of the
+    options and the inputs. `document`: either of them.
+    """
+    config = {name: one for name, one in document["config"].items() if name not in LIMITS}
+    config["mixture"] = {name: one for name, one in config["mixture"].items() if name != "part"}
+    inputs = [one["sha256"] for one in document["inputs"]]
+    content = msgspec.json.encode([document["packer_version"], config, inputs], order="sorted")
+    return hashlib.sha256(content).hexdigest()
+
+
+def shape_of(manifest: Result) -> Shape:
+    """What the records are, but for the names of their fields."""
+    config = manifest.document["config"]
+    names = dict.fromkeys(one.shape for one in manifest.inputs_now.values() if one.shape)
+    if names:
+        return joined({name: shape_named(name) for name in names})
+    # only the inputs show whether the prompts are messages, and tokens those of both kinds
+    both = config["shape"] == "tokens" and config.get("overlong") == "split-text"
+    of_pairs = config["shape"] == "tokens" and PAIR in config.get("columns", ())
+    return Shape(
+        config["shape"],
+        of_messages=config.get("prompt_template") == "chat",
+        of_supervised=both or of_pairs,
+        of_text=both,
+        of_pairs=of_pairs,
+    )
+
+
+def config_of(manifest: Manifest) -> PackConfig:
+    """Options of a run that packed rows."""
+    config = document_config_of(manifest)
+    if not isinstance(config, PackConfig):
+        raise ValueError("max_length is missing")
+    if list(config.columns) != manifest.config.columns:
+        raise ValueError(f"columns are {', '.join(manifest.config.columns)}")
+    return config
+
+
+def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped: int) -> str | None:
+    """The reason to mark a result incomplete; None when --max-loss allows what was lost.
+
+    Takes the tokens in rows, and those truncated and dropped.
+    """
+    lost = (truncated + dropped) / max(tokens + truncated + dropped, 1)
+    if max_loss is None or lost <= max_loss:
+        return None
+    return (
+        f"{lost:.4f} of the tokens were lost, {truncated:,} truncated and {dropped:,} dropped; "
+        f"--max-loss is {max_loss}"
+    )
+
+
+def wrong_pairs(shards: list[Shard]) -> str:
+    """What is wrong where each shard of documents is to be followed by their index; "" if nothing
+    is.
+    """
+    for first, second in zip_longest(shards[::2], shards[1::2]):
+        names = [one.file.split("-")[:3] if one else [] for one in (first, second)]
+        if names[0] != [DOCUMENTS, *names[1][1:]] or names[1][:1] != [INDEX]:
+            return f"{first.file} is not a shard of documents that is followed by its index"
+        if any(getattr(first, name) != getattr(second, name) for name in ("unit", *_COUNTED)):
+            return f"{second.file} is not said to hold as much as {first.file}"
+    return ""

@@ -1,15 +1,19 @@
-"""The manifest of a result, from its directory or at a URL.
+"""The manifest of a result: its file's bytes, and the file of a directory or at a URL.
 
     load(directory) -> Manifest     of packed rows
     load_tokenized(directory)       of tokenized documents
     load_any(directory)             of either
+    load_as_is(directory)           also of one that nobody should read rows from
 
-It is written last, so its presence means that the run is complete. A side of a recipe's split has
-its other side beside it, of the same run: halves of two runs may have documents of one in both.
+It holds nothing that differs between two runs of the same command: no times, no host, no number of
+workers. It is written last, so its presence means that the run is complete. A side of a recipe's
+split has its other side beside it, of the same run: halves of two runs may have documents of one in
+both.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from typing import Any
@@ -18,27 +22,23 @@ import msgspec
 from msgspec import Struct
 
 from packer_cli import storage
-from packer_cli.config.mixture import TRAIN, VALIDATION
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
-from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
+from packer_cli.options.mixture import TRAIN, VALIDATION
+from packer_cli.result.layout import FORMAT_VERSION, INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest import TOKENIZED, Manifest, Result, TokenizedManifest
-from packer_cli.result.manifest_bytes import looks_like_one, parse
 
 _FETCHED_BYTES = 4 << 20
+_ANEW = "pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 _WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 
 
-def load(
-    directory: str | os.PathLike[str], *, incomplete_too: bool = False, half_too: bool = False
-) -> Manifest:
+def load(directory: str | os.PathLike[str]) -> Manifest:
     """The manifest of a packed directory or a view that is finished, or of one at a URL. DataError
-    when there is none, or this packer cannot read it.
-
-    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why. `half_too`:
-    also of a side of a split whose other side is of another run, or not finished.
+    when there is none, this packer cannot read it, or it is a side of a split whose other side is
+    of another run, or not finished.
     """
-    manifest = load_any(directory, incomplete_too=incomplete_too, half_too=half_too)
+    manifest = load_any(directory)
     if not isinstance(manifest, Manifest):
         name = os.fspath(directory)
         raise DataError(
@@ -59,15 +59,25 @@ def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
     return manifest
 
 
+def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifest:
+    """The manifest of a result of any kind, also of one that is marked incomplete, and of a side of
+    a split whatever the other side is. Raises DataError where there is none, or it is damaged.
+    """
+    return _load(os.fspath(directory), incomplete_too=True)
+
+
 def load_any(
-    directory: str | os.PathLike[str], *, incomplete_too: bool = False, half_too: bool = False
+    directory: str | os.PathLike[str], *, incomplete_too: bool = False
 ) -> Manifest | TokenizedManifest:
-    """The manifest of a finished result of any kind. Raises as `load`."""
+    """The manifest of a finished result of any kind. Raises as `load`.
+
+    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why.
+    """
     name = os.fspath(directory)
     for _ in range(_WAITS):
         manifest = _load(name, incomplete_too=incomplete_too)
         other = _other_side(name, manifest)
-        if half_too or other is None or _same_run(manifest, other):
+        if other is None or _same_run(manifest, other):
             return manifest
         if not any(storage.kind(storage.join(one, WORK)) for one in (name, other)):
             break
@@ -196,7 +206,7 @@ def _begun(name: str) -> bool:
 def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether this is a manifest of ours, of any version."""
     try:
-        with storage.open_bytes(os.fspath(path)) as file:
+        with storage.open_regular(os.fspath(path)) as file:
             return looks_like_one(file.read())
     except (OSError, DataError):
         return False
@@ -205,7 +215,7 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 def holds_documents(path: str) -> bool:
     """Whether this is the manifest of a tokenized directory."""
     try:
-        with storage.open_bytes(path) as file:
+        with storage.open_regular(path) as file:
             content = msgspec.json.decode(file.read())
     except (OSError, DataError, ValueError, RecursionError):
         return False
@@ -217,3 +227,67 @@ def as_named(path: str) -> str:
     if storage.base_name(path) == MANIFEST and holds_documents(path):
         return os.path.dirname(path) or "."
     return path
+
+
+def to_bytes(document: dict[str, Any]) -> bytes:
+    """Indented two levels deep: diffs stay readable, a million shards stay one line each.
+
+    Ends with the manifest's own checksum.
+    """
+    document = document | {"sha256": checksum(document)}
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value:
+            items = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
+            text = f"[\n  {items}\n ]"
+        else:
+            text = msgspec.json.encode(value).decode()
+        lines.append(f' "{key}": {text}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def checksum(document: dict[str, Any]) -> str:
+    """The sha256 of its keys and values as compact JSON, without the checksum itself."""
+    content = {key: value for key, value in document.items() if key != "sha256"}
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def looks_like_one(data: bytes) -> bool:
+    """Whether this is the content of a manifest of ours, of any version, damaged or not."""
+    try:
+        content = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"format_version", "packer_version"} <= content.keys()
+
+
+def parse(data: bytes) -> Manifest | TokenizedManifest:
+    """The manifest of a result of any kind. Raises DataError, which does not name the file, for
+    what this packer cannot read.
+    """
+    try:
+        document = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not valid JSON: {error}", _ANEW) from error
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"format version {version!r}, this packer reads {FORMAT_VERSION}",
+            f"use the packer that wrote it, or {_ANEW}",
+        )
+    is_tokenized = document.get("kind") == TOKENIZED
+    try:
+        return TokenizedManifest.of(document) if is_tokenized else Manifest.of(document)
+    except ValueError as error:
+        anew = "tokenize the data again" if is_tokenized else _ANEW
+        raise DataError(f"damaged: {error}", anew) from error
+
+
+def parse_unedited(data: bytes) -> Result:
+    """`parse`, with a DataError for a manifest that is not as a packer has written it: nobody may
+    remove files because such a one names them.
+    """
+    manifest = parse(data)
+    if manifest.sha256 != checksum(manifest.document):
+        raise DataError("was edited", _ANEW)
+    return manifest

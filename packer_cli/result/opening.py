@@ -10,13 +10,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from packer_cli import storage
-from packer_cli.config.columns import PAIR
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.layout import MANIFEST
+from packer_cli.options.options import PAIR
+from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import Manifest, TrainingStage
 from packer_cli.result.manifest_file import load
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
-from packer_cli.result.shards import digest
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.view import View
 
@@ -84,7 +83,7 @@ def _properties(packed: PackedDirectory) -> dict[str, object]:
 
 
 def _form_of_answers(facts: Manifest) -> dict[str, object]:
-    """Of records of preference: pairs, each of two segments, or answers with a label."""
+    """Form of records of preference: pairs, each of two segments, or answers with a label."""
     if PAIR not in facts.config.columns:
         return {}
     labels = facts.segments == facts.documents
@@ -92,7 +91,7 @@ def _form_of_answers(facts: Manifest) -> dict[str, object]:
 
 
 def fingerprint_of(facts: Manifest) -> str:
-    """The same for the same rows in the same order, wherever they lie."""
+    """Digest that rows in the same order share, wherever they lie."""
     digests = "".join(shard.sha256 for shard in facts.shards)
     if facts.config.view:  # whose shards hold no tokens
         digests += "".join(one.sha256 for one in facts.inputs_now.values())

@@ -5,18 +5,21 @@ it. One wording for people and one for programs.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from packer_cli.config.formats import format_named
 from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.options.formats import format_named
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.records import MOST_TURNS, Int64, record_position
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import TOKENIZED, Config, DocumentsConfig, Input, Manifest
-from packer_cli.result.shards import digest
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
+from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, open_tokenized
 
 
@@ -87,7 +90,7 @@ class Origins:
         self.notes: list[str] = []
 
     def of(self, segments: Int64) -> list[Origin]:
-        """Of segments int64[3, n], file, position and start as `documents.sources_of` gives them.
+        """Origins of segments int64[3, n]: file, position and start, of `documents.sources_of`.
 
         Raises DataError for a document that its tokenized directory does not have.
         """
@@ -142,6 +145,32 @@ class Origins:
             why = error.message
         self.notes.append(f"which inputs were tokenized is unknown: {why}")
         return None
+
+
+def sound_rows(packed: PackedDirectory, rows: Int64, columns: Sequence[str] | None = None) -> Any:
+    """Rows as a batch whose segments can be taken apart. Raises DataError for the first of them
+    that is damaged.
+
+    columns  only these, of those that are stored; None: complete rows
+    """
+    limits = RowLimits.of(packed.facts)
+    if columns is not None and PADDED_BOUNDARIES not in columns:  # as in views
+        limits = replace(limits, segment_multiple=1)
+    cause: Exception | None = None
+    try:
+        batch = packed.take(rows, columns)
+        broken = broken_boundaries(batch, limits)
+        if not broken and "segments" in batch.schema.names:
+            broken = broken_sources(batch, np.arange(len(packed.facts.inputs)))
+        if not broken:
+            return batch
+        number, reason = int(rows[broken[0].row]), f"{broken[0].rule}{broken[0].detail}"
+    except (ValueError, KeyError, pa.ArrowException) as error:
+        cause, number = error, int(rows[0])
+        reason = str(error).removeprefix(f"row {number}: ")  # it has another number in its shard
+    shard, row = packed.find(number)
+    place = f"{packed.path / shard.file}: row {row}"
+    raise DataError(f"{place}: is damaged: {reason}", PACK_AGAIN) from cause
 
 
 def input_origin(one: Input, config: Config | DocumentsConfig, position: int) -> Origin:

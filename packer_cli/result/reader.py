@@ -1,16 +1,24 @@
 """Reading a packed directory: memory-mapped shards, checked against the manifest. `opening.py`
-opens one, and `view.py` reads views in the same way.
+opens one, and `view.py` and `cached.py` read views and results at URLs in the same way.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
 compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
 whose result is replaced while it is read gives the rows of the result that was opened, or an error.
+
+Rows are gathered by their numbers without reading anything but these rows: every record batch is a
+span of rows with a place in memory for each column, so kernels gather rows of many shards at once,
+from addresses.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import mmap
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from struct import error as struct_error
@@ -22,25 +30,153 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.config.columns import (
-    COLUMNS,
-    PADDED_BOUNDARIES,
-    PAIR_COLUMNS,
-    REQUIRED_COLUMNS,
-    view_columns,
-)
-from packer_cli.errors import DataError
-from packer_cli.records import Int64
-from packer_cli.result.layout import MANIFEST
+from packer_cli._kernels import gathering
+from packer_cli.errors import DataError, from_os_error
+from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
+from packer_cli.records import Int32, Int64
+from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.manifest_file import load
-from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
+from packer_cli.result.manifest_file import load_as_is
 from packer_cli.result.shard_writer import PADDED, column_type, fixed, ragged, schema
-from packer_cli.result.shards import MISSING, Shard, problem_of
+from packer_cli.storage import open_regular
 
 # Places of fields in Arrow's Message.fbs.
 _MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
 PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
+PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
+_OF_SEGMENTS = 2 + len(PARTS)  # lines: of offsets and parts, and how many there are
+HEADER_BYTES = 128  # of `squared_lengths.npy`
+_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+@dataclass(frozen=True)
+class Lists:
+    """b lists of different lengths, end to end.
+
+    values  int32[k], or int64 or int8
+    ends    int64[b + 1]: list i is values[ends[i]:ends[i + 1]]
+    """
+
+    values: Int32
+    ends: Int64
+
+    @classmethod
+    def of(cls, lists: Sequence[Any]) -> Lists:
+        arrays = [np.asarray(one, np.int32) for one in lists]
+        ends = np.cumsum([0, *map(len, arrays)])
+        return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Lists], order: Int64) -> Lists:
+        """List order[0], order[1], ... of all lists of `parts`."""
+        sizes = np.concatenate([np.diff(one.ends) for one in parts])
+        begins = (np.cumsum(sizes) - sizes)[order]
+        ends = np.concatenate([[0], np.cumsum(sizes[order])])
+        places = np.arange(ends[-1]) + np.repeat(begins - ends[:-1], sizes[order])
+        return cls(np.concatenate([one.values for one in parts])[places], ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> Int32:
+        place = range(len(self))[index]
+        return self.values[self.ends[place] : self.ends[place + 1]]
+
+
+class Mapped:
+    """Spans of rows, in ascending order. It never changes, so threads may share it.
+
+    columns   those of the record batches: lists of max_length values, or of any length
+    batches   of which each is a span; they own the memory
+    table     int64[lines, spans]: the first row of each, the first row after it, then of each
+              column the addresses of its offsets, if it has any, and of its values; `segments` has
+              `PARTS` in place of values, and how many there are, and comes last
+    firsts    int64[spans], the first row of each
+    """
+
+    def __init__(
+        self, columns: Sequence[str], max_length: int, batches: Any = (), table: Any = None
+    ) -> None:
+        self._names = sorted(columns, key=lambda name: (name == "segments", name not in PADDED))
+        self._max_length, self._batches = max_length, list(batches)
+        sizes = [1 if name in PADDED else 2 for name in self._names]
+        lines = 2 + sum(sizes) + (_OF_SEGMENTS - 2) * ("segments" in columns)
+        self._table: Int64 = np.empty((lines, 0), np.int64) if table is None else table
+        line = iter(self._table)
+        self.firsts: Int64 = next(line)
+        self._ends: Int64 = next(line)
+        # name -> (type, addresses of offsets, or None, and of values)
+        self._columns: dict[str, tuple[Any, Any, Any]] = {}
+        for name in self._names:
+            offsets = None if name in PADDED else next(line)
+            kinds: dict[str, Any] = {name: PADDED.get(name, np.int8 if name == SIDE else np.int32)}
+            for part, kind in (PARTS if name == "segments" else kinds).items():
+                self._columns[part] = (np.dtype(kind), offsets, next(line))
+
+    @property
+    def segments(self) -> Int64:
+        """int64[5, spans] of the column `segments`, see `gathering.find_pieces`."""
+        return self._table[-_OF_SEGMENTS:]
+
+    def added(self, first: int, batches: Sequence[Any]) -> Mapped:
+        """These spans and new ones: the rows of record batches, of which the first is `first`."""
+        at, spans = int(np.searchsorted(self.firsts, first)), []
+        for batch in batches:
+            columns = [_addresses(batch.column(name), name) for name in self._names]
+            spans.append(
+                [first, first + batch.num_rows, *(one for some in columns for one in some)]
+            )
+            first += batch.num_rows
+        new = np.array(spans, np.int64).reshape(-1, len(self._table)).T
+        table = np.concatenate([self._table[:, :at], new, self._table[:, at:]], axis=1)
+        return self._of(table, [*self._batches[:at], *batches, *self._batches[at:]])
+
+    def without(self, begins: Int64, ends: Int64) -> Mapped:
+        """These spans but for those of some rows: begins[k] .. ends[k], ascending."""
+        at = np.searchsorted(ends, self.firsts, side="right")
+        keep = self.firsts < np.append(begins, self.firsts.max(initial=0) + 1)[at]
+        return self._of(self._table[:, keep], [self._batches[k] for k in np.flatnonzero(keep)])
+
+    def _of(self, table: Int64, batches: list[Any]) -> Mapped:
+        return Mapped(self._names, self._max_length, batches, np.ascontiguousarray(table))
+
+    def first_absent(self, rows: Int64) -> int:
+        """The place in `rows` of the first that is in no span; -1 when all are here."""
+        absent: int = gathering.first_absent(rows, self.firsts, self._ends)
+        return absent
+
+    def gather(self, rows: Int64, name: str) -> Any:
+        """A column of rows that are all here, copied: an array [b, max_length], or `Lists`. Of
+        `segments` a part, by its name.
+        """
+        kind, offsets, values = self._columns[name]
+        if offsets is None:
+            out = np.empty((len(rows), self._max_length), kind)
+            to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
+            gathering.gather_rows(rows, self.firsts, values, row_bytes, to)
+            return out
+        ends = np.empty(len(rows) + 1, np.int64)
+        gathering.count_values(rows, self.firsts, offsets, ends)
+        found = np.empty(ends[-1], kind)
+        gathering.gather_values(rows, self.firsts, offsets, values, ends, found)
+        return Lists(found, ends)
+
+
+def _addresses(column: Any, name: str) -> list[int]:
+    """Where the values of a column are, as in the table of `Mapped`."""
+    values = column.values
+    if name in PADDED:
+        return [values.to_numpy()[column.offset * column.type.list_size :].ctypes.data]
+    edges = column.offsets.to_numpy().ctypes.data
+    if name != "segments":
+        return [edges, values.to_numpy().ctypes.data]
+    parts = [values.field(part).to_numpy().ctypes.data for part in PARTS]
+    return [edges, *parts, len(values)]
+
+
+def in_parts(columns: Sequence[str]) -> list[str]:
+    """Names of columns, with those of the parts in place of `segments`."""
+    return [part for name in columns for part in (PARTS if name == "segments" else [name])]
 
 
 class PackedDirectory:
@@ -84,7 +220,7 @@ class PackedDirectory:
         if index == len(self._ends):
             raise DataError(
                 f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
-                f"{sum(shard.rows for shard in self.facts.shards)}",
+                f"{self._ends[-1]}",
                 "pack the data again",
             )
         shard = self.facts.shards[index]
@@ -93,11 +229,9 @@ class PackedDirectory:
     def check_size(self, shard: Shard) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""
         file = self.path / shard.file
-        problem = problem_of(file, shard)
-        if problem == MISSING and (error := self.replaced()):
-            raise error
-        if problem:
-            raise DataError(f"{file}: {problem}", PACK_AGAIN)
+        if problem := problem_of(file, shard):
+            missing = problem == MISSING and self.replaced()
+            raise missing or DataError(f"{file}: {problem}", PACK_AGAIN)
 
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
         """The complete record batches of a shard (an entry of manifest["shards"]), mapped.
@@ -120,7 +254,7 @@ class PackedDirectory:
         """(number of its first row in the shard, record batch as it is stored)."""
         first = 0
         with self._map(shard) as source:
-            for batch in self.stored_batches(source):
+            for batch in stored_batches(source, self):
                 yield first, batch
                 first += batch.num_rows
         if first != shard.rows:
@@ -173,43 +307,19 @@ class PackedDirectory:
         return self._nothing_mapped()
 
     def _nothing_mapped(self) -> Mapped:
-        stored = self.stored_columns
-        return Mapped(
-            {name: PADDED[name] for name in stored if name in PADDED},
-            [name for name in stored if name not in PADDED],
-            self.max_length,
-        )
+        return Mapped(self.stored_columns, self.max_length)
 
-    @cached_property
+    @property
     def stored_columns(self) -> list[str]:
         """The columns that shards have."""
         config = self.facts.config
-        return view_columns(config.columns) if config.view else list(config.columns)
+        return view_columns(config.columns) if config.view else config.columns
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
         """`mapped`, with the shard of a row added that it lacks."""
         shard, within = self.find(row)
         self.check_size(shard)  # the result may have been opened long ago
-        batches = list(self.stored(shard))
-        for batch in batches:
-            if absent := {*self.stored_columns} - {*batch.schema.names}:
-                raise DataError(
-                    f"{self.place_of(shard.file)}: has no column {min(absent)}, {MANIFEST} says "
-                    "it has",
-                    PACK_AGAIN,
-                )
-            said = metadata_of(batch.schema)
-            stated = said.get("label_shift", "none"), said.get("segment_multiple", 1)
-            if stated != (self.label_shift, self.segment_multiple):
-                raise DataError(
-                    f"{self.place_of(shard.file)}: says another label_shift or segment_multiple "
-                    f"than {MANIFEST}",
-                    PACK_AGAIN,
-                )
-        # packers before 0.2 gave shards of all results the same names
-        if shard.sha256[:16] not in shard.file and (error := self.replaced()):
-            raise error
-        return mapped.added(row - within, batches)
+        return mapped.added(row - within, list(self.stored(shard)))
 
     def _schema(self) -> Any:
         """The Arrow schema of complete rows."""
@@ -231,7 +341,7 @@ class PackedDirectory:
     def replaced(self) -> DataError | None:
         """The error to raise when another result has taken the place of this one."""
         try:
-            now = load(self.path, incomplete_too=True, half_too=True)
+            now = load_as_is(self.path)
         except DataError:
             return None
         if now.sha256 == self.facts.sha256:
@@ -247,59 +357,56 @@ class PackedDirectory:
         """
         yield stored
 
-    def stored_batches(self, source: Any) -> Iterator[Any]:
-        """The record batches of an Arrow stream, each safe to look into.
 
-        Raises ArrowException or OSError for what no shard of this directory can hold: a stream
-        may come from anywhere, so nothing is allocated by what it says of itself.
-        """
-        messages = pa.ipc.MessageReader.open_stream(source)
+def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
+    """The record batches of an Arrow stream, each safe to look into.
+
+    Raises ArrowException or OSError for what no shard of such a result can hold: a stream may come
+    from anywhere, so nothing is allocated by what it says of itself.
+    """
+    messages = pa.ipc.MessageReader.open_stream(source)
+    try:
+        first = messages.read_next_message()
+        if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
+            raise pa.ArrowInvalid(f"begins with a {first.type} message")
+        schema = pa.ipc.read_schema(first)
+        _check_schema(schema, packed)
+    except StopIteration:
+        raise pa.ArrowInvalid("no schema") from None
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"a name that is not UTF-8: {error}") from error
+    while True:
         try:
-            first = messages.read_next_message()
-            if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
-                raise pa.ArrowInvalid(f"begins with a {first.type} message")
-            schema = pa.ipc.read_schema(first)
-            self._check_schema(schema)
+            message = messages.read_next_message()
         except StopIteration:
-            raise pa.ArrowInvalid("no schema") from None
-        except UnicodeDecodeError as error:
-            raise pa.ArrowInvalid(f"a name that is not UTF-8: {error}") from error
-        while True:
-            try:
-                message = messages.read_next_message()
-            except StopIteration:
-                return
-            if message.type != "record batch":
-                raise pa.ArrowInvalid(f"a {message.type} message among the rows")
-            if _is_compressed(message.metadata):
-                raise pa.ArrowInvalid("a compressed record batch")
-            batch = pa.ipc.read_record_batch(message, schema)
-            batch.validate(full=True)
-            if not batch.num_rows:
-                raise pa.ArrowInvalid("a record batch without rows")
-            if any(map(_has_nulls, batch.columns)):
-                raise pa.ArrowInvalid("a null")
-            yield batch
-
-    def _check_schema(self, schema: Any) -> None:
-        metadata_of(schema)
-        if self.facts.config.view:
-            names = self.stored_columns
-            kinds = [column_type(name, self.max_length) for name in names]
-            if (schema.names, schema.types) != (names, kinds):
-                raise pa.ArrowInvalid(
-                    f"the columns are {', '.join(schema.names)}, not those of a view, "
-                    f"{' and '.join(names)}"
-                )
             return
-        for field in schema:
-            if field.name not in (*COLUMNS, PADDED_BOUNDARIES, *PAIR_COLUMNS):
-                raise pa.ArrowInvalid(f"an unknown column {field.name!r}")
-            expected = column_type(field.name, self.max_length)
-            if field.type != expected:
-                raise pa.ArrowInvalid(f"{field.name} is {field.type}, not {expected}")
-        if len(set(schema.names)) < len(schema.names) or not {*REQUIRED_COLUMNS} <= {*schema.names}:
-            raise pa.ArrowInvalid(f"the columns are {', '.join(schema.names)}")
+        if message.type != "record batch":
+            raise pa.ArrowInvalid(f"a {message.type} message among the rows")
+        if _is_compressed(message.metadata):
+            raise pa.ArrowInvalid("a compressed record batch")
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        if not batch.num_rows:
+            raise pa.ArrowInvalid("a record batch without rows")
+        if any(map(_has_nulls, batch.columns)):
+            raise pa.ArrowInvalid("a null")
+        yield batch
+
+
+def _check_schema(schema: Any, packed: PackedDirectory) -> None:
+    """Raise ArrowInvalid for columns, or metadata of them, that the manifest does not name."""
+    config, names, metadata = packed.facts.config, packed.stored_columns, metadata_of(schema)
+    stated = metadata.get("label_shift", "none"), metadata.get("segment_multiple", 1)
+    if stated != (config.label_shift, config.segment_multiple):
+        raise pa.ArrowInvalid(f"says another label_shift or segment_multiple than {MANIFEST}")
+    if unknown := [name for name in schema.names if name not in names]:
+        raise pa.ArrowInvalid(f"an unknown column {unknown[0]!r}")
+    if schema.names != names:
+        raise pa.ArrowInvalid(f"has the columns {', '.join(schema.names)}, not {', '.join(names)}")
+    for field in schema:
+        expected = column_type(field.name, config.max_length)
+        if field.type != expected:
+            raise pa.ArrowInvalid(f"{field.name} is {field.type}, not {expected}")
 
 
 def metadata_of(schema: Any) -> dict[str, Any]:
@@ -392,3 +499,59 @@ def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
     length = np.delete(np.diff(boundaries[real_edges[0] : real_edges[-1]]), last[:-1])
     offsets = (edges - edges[0]).astype(np.int64) - np.arange(len(edges))
     return begin.astype(np.int64), length.astype(np.int64), offsets
+
+
+def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64:
+    """int64[rows]: the sum of squared segment lengths of every row, which is what attention costs
+    in it, in the order of the shards. They are in `squared_lengths.npy`, of numpy's format 1.0: a
+    header of 128 bytes, then 8 bytes for each row, little-endian.
+
+    Mapped, and read-only. Raises DataError for a side file that is not the manifest's, and when
+    another result has taken the place of this one: the file has the same name in all of them, so
+    its digest is compared, unless it is `compared` already.
+    """
+    path = packed.local(SQUARED_LENGTHS)
+    try:
+        with open_regular(os.fspath(path)) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        return parsed_squares(content, path, packed.facts, compared=compared)
+    except FileNotFoundError:
+        raise packed.replaced() or DataError(f"{path}: {MISSING}", PACK_AGAIN) from None
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except DataError as error:
+        raise packed.replaced() or error from None
+
+
+def parsed_squares(
+    content: bytes | mmap.mmap,
+    place: str | os.PathLike[str],
+    facts: Manifest,
+    *,
+    compared: bool = False,
+) -> Int64:
+    """int64[rows] in the content of the file of squared lengths at `place`. Raises DataError when
+    it is not what the manifest says.
+    """
+    expected = HEADER_BYTES + 8 * facts.rows
+    if len(content) != expected or content[:HEADER_BYTES] != squares_header(facts.rows):
+        raise DataError(
+            f"{os.fspath(place)}: is no array of numpy's format 1.0, <i8[{facts.rows}] in "
+            f"{expected} bytes: it has {len(content)}",
+            PACK_AGAIN,
+        )
+    listed = facts.side_files.get(SQUARED_LENGTHS)
+    if not compared and (sha256 := hashlib.sha256(content).hexdigest()) != listed:
+        raise DataError(
+            f"{os.fspath(place)}: its sha256 is {sha256}, the manifest says {listed}", PACK_AGAIN
+        )
+    sums: Int64 = np.frombuffer(content, "<i8", offset=HEADER_BYTES)
+    return sums
+
+
+def squares_header(rows: int) -> bytes:
+    """How a file of squared lengths of so many rows begins: as numpy itself writes it."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': ({rows},), }}"
+    size = HEADER_BYTES - len(_MAGIC) - 2
+    return _MAGIC + size.to_bytes(2, "little") + text.ljust(size - 1).encode() + b"\n"

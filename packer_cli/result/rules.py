@@ -10,23 +10,29 @@ input_ids       >= 0; pad_token_id in padding
 labels          the token or -100; -100 on padding and on each segment's first token; with
                 label_shift "pre" all one place earlier
 position_ids    restart at 0 in every segment, go on in its padding, restart in the row's
-pair, side      see `pair_rules.py`
+pair            0 in a row's first segment, then the same or one more; at most two segments have it
+side            1 or 0; of a pair's two segments 1 first, then 0. Where segments are written, a
+                pair's two are of one document, the second right after the first; all others begin
+                a document
+
+Segments lead back to documents: a document's pieces lie in the rows of one unit. Segments of a unit
+are kept as int64[4, segments]: the input, the document's position in it, the segment's first token
+in the document, its tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.config.columns import PADDED_BOUNDARIES
+from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
-from packer_cli.result.documents import sources_of
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.pair_rules import broken_pairs
 from packer_cli.result.reader import ragged_of, rows_of, segments_of
 
 _Flags = npt.NDArray[np.bool_]
@@ -66,29 +72,43 @@ class RowLimits:
 
 def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
     """All rules but those of where segments come from: see `broken_sources`."""
-    broken = broken_cu_seqlens(batch, limits) or _cu_seqlens_padded(batch, limits)
-    if broken:  # segments cannot be located
+    if broken := _broken_places(batch, limits):  # segments cannot be located
         return broken
-    places = _places(batch, limits)
-    names = batch.schema.names
-    return [
-        *_input_ids(places, limits),
-        *(_attention_mask(batch, places) if "attention_mask" in names else ()),
-        *(_labels(batch, places, limits) if "labels" in names else ()),
-        *(_position_ids(batch, places) if "position_ids" in names else ()),
-        *(_segments(batch) if "segments" in names else ()),
-        *_pairs(batch),
-    ]
+    names, ids = batch.schema.names, rows_of(batch.column("input_ids"))
+    position, real = _positions(batch, limits)
+    pad, highest = limits.pad_token_id, limits.highest_id
+    # (rule, bool where it holds, values that it is of, what was expected)
+    rules: list[tuple[str, _Flags, Any, Any]] = []
+    rules.append(("input_ids holds a negative id", ids >= 0, ids, None))
+    if highest is not None:
+        rule = f"input_ids holds an id above the tokenizer's highest, {highest}"
+        rules.append((rule, ~real | (ids <= highest), ids, None))
+    rule = f"input_ids holds something other than pad_token_id {pad} in padding"
+    rules.append((rule, real | (ids == pad), ids, None))
+    if "attention_mask" in names:
+        mask, rule = rows_of(batch.column("attention_mask")), "differs from the boundaries"
+        rules.append((f"attention_mask {rule}", mask == real, mask, real.view(np.uint8)))
+    if "labels" in names:
+        labels = rows_of(batch.column("labels"))
+        if limits.label_shift == "pre":  # back to the tokens that they are of
+            last = labels[:, -1]
+            rules.append(("labels trains on what follows the row", last == IGNORED, last, None))
+            labels = np.concatenate([np.full((len(labels), 1), IGNORED), labels[:, :-1]], axis=1)
+        ignored = labels == IGNORED
+        rule = "labels holds neither the token nor -100"
+        rules.append((rule, ignored | (labels == ids), labels, ids))
+        rule = "labels trains on padding or on a segment's first token"
+        rules.append((rule, ignored | (real & (position > 0)), labels, None))
+    if "position_ids" in names:
+        found, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
+        rules.append((f"position_ids {rule}", found == position, found, position))
+    broken = [one for rule in rules for one in _broken(*rule)]
+    return [*broken, *_broken_segments(batch), *broken_pairs(batch)]
 
 
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules that prevent taking segments out of rows; much faster than all rules."""
-    return (
-        broken_cu_seqlens(batch, limits)
-        or _cu_seqlens_padded(batch, limits)
-        or (_segments(batch) if "segments" in batch.schema.names else [])
-        or _pairs(batch)
-    )
+    return _broken_places(batch, limits) or _broken_segments(batch) or broken_pairs(batch)
 
 
 def broken_sources(batch: Any, files: Int64) -> list[Broken]:
@@ -98,7 +118,6 @@ def broken_sources(batch: Any, files: Int64) -> list[Broken]:
     """
     file, position, start = sources_of(batch)
     edges = batch.column("segments").offsets.to_numpy()
-    first = edges[:-1] - edges[0]
     return [
         broken
         for name, holds, values in (
@@ -109,7 +128,7 @@ def broken_sources(batch: Any, files: Int64) -> list[Broken]:
         if not holds.all()
         for broken in _broken(
             f"segments: {name}",
-            np.logical_and.reduceat(holds, first),
+            np.logical_and.reduceat(holds, edges[:-1] - edges[0]),
             example=values[np.argmin(holds)],
         )
     ]
@@ -146,10 +165,24 @@ def _broken(
     return [Broken(row, name, text, len(wrong))]
 
 
-def _own(column: Any) -> tuple[Int32, Int64]:
-    """(values, offsets from 0) of a list column: those of the batch's own rows."""
-    values, edges = ragged_of(column)
-    return values[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int64)
+def _broken_places(batch: Any, limits: RowLimits) -> list[Broken]:
+    """The broken rules of boundaries, by which segments are located."""
+    broken, multiple = broken_cu_seqlens(batch, limits), limits.segment_multiple
+    if broken or (multiple == 1 and PADDED_BOUNDARIES not in batch.schema.names):
+        return broken
+    boundaries, edges = _own(batch.column("cu_seqlens"))
+    places, own_edges = _own(batch.column(PADDED_BOUNDARIES))
+    as_many = np.diff(own_edges) == np.diff(edges)
+    if not as_many.all():
+        return _broken(f"{PADDED_BOUNDARIES} does not match cu_seqlens", as_many)
+    follows = np.diff(places, prepend=0) == padded(np.diff(boundaries, prepend=0), multiple)
+    first, ends, most = places[edges[:-1]], places[edges[1:] - 1], limits.max_length
+    name = f"{PADDED_BOUNDARIES} is not cu_seqlens in multiples of {multiple}"
+    return [
+        *_broken(f"{PADDED_BOUNDARIES} does not begin with 0", first == 0, first),
+        *_broken(name, _but_first(follows, edges)),
+        *_broken(f"{PADDED_BOUNDARIES} ends beyond {most}", ends <= most, ends),
+    ]
 
 
 def broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
@@ -171,23 +204,10 @@ def broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
     return broken
 
 
-def _cu_seqlens_padded(batch: Any, limits: RowLimits) -> list[Broken]:
-    multiple, most = limits.segment_multiple, limits.max_length
-    if multiple == 1 and PADDED_BOUNDARIES not in batch.schema.names:
-        return []
-    boundaries, edges = _own(batch.column("cu_seqlens"))
-    places, own_edges = _own(batch.column(PADDED_BOUNDARIES))
-    as_many = np.diff(own_edges) == np.diff(edges)
-    if not as_many.all():
-        return _broken(f"{PADDED_BOUNDARIES} does not match cu_seqlens", as_many)
-    follows = np.diff(places, prepend=0) == padded(np.diff(boundaries, prepend=0), multiple)
-    first, ends = places[edges[:-1]], places[edges[1:] - 1]
-    name = f"{PADDED_BOUNDARIES} is not cu_seqlens in multiples of {multiple}"
-    return [
-        *_broken(f"{PADDED_BOUNDARIES} does not begin with 0", first == 0, first),
-        *_broken(name, _but_first(follows, edges)),
-        *_broken(f"{PADDED_BOUNDARIES} ends beyond {most}", ends <= most, ends),
-    ]
+def _own(column: Any) -> tuple[Int32, Int64]:
+    """(values, offsets from 0) of a list column: those of the batch's own rows."""
+    values, edges = ragged_of(column)
+    return values[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int64)
 
 
 def _but_first(holds: _Flags, edges: Int64) -> _Flags:
@@ -197,33 +217,20 @@ def _but_first(holds: _Flags, edges: Int64) -> _Flags:
     return of_row
 
 
-def _segments(batch: Any) -> list[Broken]:
+def _broken_segments(batch: Any) -> list[Broken]:
+    if "segments" not in batch.schema.names:
+        return []
     counts, boundaries = (
         np.diff(batch.column(name).offsets.to_numpy()) for name in ("segments", "cu_seqlens")
     )
     return _broken("segments does not match cu_seqlens", counts == boundaries - 1, counts)
 
 
-def _pairs(batch: Any) -> list[Broken]:
-    return [one for rule, holds in broken_pairs(batch) for one in _broken(rule, holds)]
-
-
-class _Places(NamedTuple):
-    """What the boundaries say about each place, [rows, max_length].
-
-    restarts  bool, where a segment or the row's padding begins
-    position  since then, in tokens
-    real      bool, whether there is a token
+def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
+    """What the boundaries say about each place, [rows, max_length]: how many tokens after its
+    segment or the row's padding begins, and whether there is a token.
     """
-
-    ids: Int32
-    restarts: _Flags
-    position: Int32
-    real: _Flags
-
-
-def _places(batch: Any, limits: RowLimits) -> _Places:
-    rows, length = batch.num_rows, limits.max_length
+    length, shape = limits.max_length, (batch.num_rows, limits.max_length)
     name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
     begin, edges = _own(batch.column(name))
     last = edges[1:] - 1  # where a row's padding begins
@@ -231,44 +238,129 @@ def _places(batch: Any, limits: RowLimits) -> _Places:
     end[last] = length
     tokens = np.zeros(len(begin), np.int32)
     tokens[np.delete(np.arange(len(begin)), last)] = segments_of(batch)[1]
-    lengths, shape = end - begin, (rows, length)
+    lengths = end - begin
     position = np.arange(length, dtype=np.int32) - np.repeat(begin, lengths).reshape(shape)
-    real = position < np.repeat(tokens, lengths).reshape(shape)
-    restarts = position == 0
-    return _Places(rows_of(batch.column("input_ids")), restarts, position, real)
+    return position, position < np.repeat(tokens, lengths).reshape(shape)
 
 
-def _input_ids(places: _Places, limits: RowLimits) -> list[Broken]:
-    ids, pad, highest = places.ids, limits.pad_token_id, limits.highest_id
-    broken = _broken("input_ids holds a negative id", ids >= 0, ids)
-    if highest is not None:
-        name = f"input_ids holds an id above the tokenizer's highest, {highest}"
-        broken += _broken(name, ~places.real | (ids <= highest), ids)
-    name = f"input_ids holds something other than pad_token_id {pad} in padding"
-    return broken + _broken(name, places.real | (ids == pad), ids)
+def broken_pairs(batch: Any) -> list[Broken]:
+    """The broken rules of `pair` and `side`. The boundaries and `segments` must be sound."""
+    if PAIR not in batch.schema.names:
+        return []
+    _, length, offsets = segments_of(batch)
+    for name in (PAIR, SIDE):
+        holds = np.diff(batch.column(name).offsets.to_numpy()) == np.diff(offsets)
+        if broken := _broken(f"{name} does not match cu_seqlens", holds):
+            return broken
+    pair, side = (_own(batch.column(name))[0].astype(np.int64) for name in (PAIR, SIDE))
+    first = offsets[:-1]
+    begins = np.zeros(len(pair), bool)
+    begins[first] = True
+    again = np.zeros(len(pair), bool)
+    again[1:] = (np.diff(pair) == 0) & ~begins[1:]
+    step = np.diff(pair, prepend=0)
+    goes_on = np.where(begins, pair == 0, (step == 0) | (step == 1))
+    goes_on[1:] &= ~(again[1:] & again[:-1])  # three segments with one number
+    sides = (side == 0) | (side == 1)
+    sides[1:] &= ~again[1:] | ((side[1:] == 0) & (side[:-1] == 1))
+    rules = [("pair does not count the pairs of its row", goes_on),
+             ("side is not 1 and then 0 in every pair", sides)]  # fmt: skip
+    if "segments" in batch.schema.names:
+        file, position, start = sources_of(batch)
+        if len(start) != len(pair):  # which another rule tells
+            return []
+        follows = np.zeros(len(pair), bool)
+        follows[1:] = (file[1:] == file[:-1]) & (position[1:] == position[:-1])
+        follows[1:] &= start[1:] == length[:-1]
+        rules.append(
+            ("segments of a pair are not its two sides", np.where(again, follows, start == 0))
+        )
+    return [
+        broken
+        for rule, holds in rules
+        for broken in _broken(rule, np.logical_and.reduceat(holds, first))
+    ]
 
 
-def _attention_mask(batch: Any, places: _Places) -> list[Broken]:
-    mask, real = rows_of(batch.column("attention_mask")), places.real
-    name = "attention_mask differs from the boundaries"
-    return _broken(name, mask == real, mask, real.view(np.uint8))
+def sources_of(batch: Any) -> Int64:
+    """int64[3, segments] (file, position, start) of a batch's rows; 0 where they do not say."""
+    if "segments" not in batch.schema.names:
+        return np.zeros((3, len(segments_of(batch)[0])), np.int64)
+    parts = batch.column("segments").flatten().flatten()
+    return np.stack([part.to_numpy().astype(np.int64) for part in parts])
 
 
-def _labels(batch: Any, places: _Places, limits: RowLimits) -> list[Broken]:
-    labels, broken = rows_of(batch.column("labels")), list[Broken]()
-    if limits.label_shift == "pre":  # back to the tokens that they are of
-        last = labels[:, -1]
-        broken = _broken("labels trains on what follows the row", last == IGNORED, last)
-        labels = np.concatenate([np.full((len(labels), 1), IGNORED), labels[:, :-1]], axis=1)
-    ignored = labels == IGNORED
-    of_token, ids = ignored | (labels == places.ids), places.ids
-    broken += _broken("labels holds neither the token nor -100", of_token, labels, ids)
-    trainable = ignored | (places.real & ~places.restarts)
-    name = "labels trains on padding or on a segment's first token"
-    return broken + _broken(name, trainable, labels)
+def segments_in(batch: Any) -> Int64:
+    """int64[4, segments] (file, position, start, length) of a batch's rows."""
+    return np.concatenate([sources_of(batch), segments_of(batch)[1][None]])
 
 
-def _position_ids(batch: Any, places: _Places) -> list[Broken]:
-    ids, position = rows_of(batch.column("position_ids")), places.position
-    name = "position_ids does not restart in every segment"
-    return _broken(name, ids == position, ids, position)
+class Side(NamedTuple):
+    """A segment's place in its pair.
+
+    pair    the number of the pair within the row
+    side    1 chosen or desirable, 0 rejected or undesirable
+    paired  whether the pair has another segment; otherwise it is an answer with a label
+    """
+
+    pair: int
+    side: int
+    paired: bool
+
+    def __str__(self) -> str:
+        return side_name(self.side, paired=self.paired)
+
+
+def side_name(side: int, *, paired: bool) -> str:
+    """For people: "chosen"."""
+    return (("undesirable", "desirable"), ("rejected", "chosen"))[paired][side]
+
+
+def sides_in(batch: Any) -> list[Side]:
+    """What each segment of a batch's rows is in its pair; [] for other records."""
+    if PAIR not in batch.schema.names:
+        return []
+    pairs, sides = (batch.column(name).flatten().to_pylist() for name in (PAIR, SIDE))
+    together = [a == b for a, b in pairwise(pairs)]
+    edges = zip([False, *together], [*together, False], strict=True)
+    paired = [before or after for before, after in edges]
+    return [Side(*one) for one in zip(pairs, sides, paired, strict=True)]
+
+
+class Documents(NamedTuple):
+    """How a unit's segments make documents.
+
+    order     int64[segments]: by input, position and start
+    segments  int64[4, segments] in this order
+    first     int64[documents + 1]: document d has the segments first[d] .. first[d + 1] of these
+    """
+
+    order: Int64
+    segments: Int64
+    first: Int64
+
+    @property
+    def tokens(self) -> Int64:
+        """int64[documents] in rows."""
+        tokens: Int64 = np.add.reduceat(self.segments[3], self.first[:-1])
+        return tokens
+
+    def expected_starts(self, *, whole: bool) -> Int64:
+        """int64[segments]: where the segment before it in its document ends. `whole`: the first
+        one starts at the document's first token; else where it does.
+        """
+        _, _, start, length = self.segments
+        first = self.first[:-1]
+        expected: Int64 = np.roll(start + length, 1)
+        expected[first] = 0 if whole else start[first]
+        return expected
+
+
+def documents_of(segments: Int64) -> Documents:
+    """The documents of one unit's segments."""
+    file, position, start, _ = segments
+    order = np.lexsort((start, position, file))
+    ordered = segments[:, order]
+    begins = np.ones(len(order), bool)
+    begins[1:] = (np.diff(ordered[:2]) != 0).any(0)
+    return Documents(order, ordered, np.append(np.flatnonzero(begins), len(order)))

@@ -1,28 +1,50 @@
-"""Writing rows as Arrow IPC streams: fixed schema, no validity bitmaps, no copies.
+"""Writing shards as Arrow IPC streams: of rows, and of documents with their indexes.
 
-Shards are written in the run's work folder, and moved to the output once all of them are whole.
+    shard-00000-000.arrow       rows; those of a view without tokens, see `view.py`
+    documents-00000-000.arrow   input_ids, trained, file, position
+    index-00000-000.arrow       length, trained_tokens, content_hash of the same documents
+
+For records of preference documents and indexes have `chosen`, too, see `TokenBatch`. The index
+alone is read to plan, to choose and to split. Shards are written in the run's work folder, without
+copies and validity bitmaps, and moved to the output once all of them are whole.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
-from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
-from packer_cli.config.options import PackConfig
+from packer_cli.errors import PackerError, from_os_error
+from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.pairs import numbered
-from packer_cli.records import Int32, Int64, Stock
-from packer_cli.result.layout import ROWS
-from packer_cli.result.manifest import Config
-from packer_cli.result.parts import ShardParts
-from packer_cli.result.shards import FORMAT_VERSION, Shard
+from packer_cli.packing.window import trained_in
+from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64
+from packer_cli.result.layout import (
+    DOCUMENTS,
+    FORMAT_VERSION,
+    INDEX,
+    PART,
+    ROWS,
+    Shard,
+    unnamed_shard,
+)
+from packer_cli.result.manifest import TOKENIZED, Config
 
-_BATCH_TOKENS = 1 << 20  # a record batch of about 9 MB: small buffers, still cheap to index
+_BATCH_TOKENS = 1 << 20  # a record batch of 4 to 9 MB: small buffers, still cheap to index
+_VIEW_BATCH_ROWS = 1 << 16
+_ROOM_TOKENS = 2 * _BATCH_TOKENS  # of most flushes: one batch more than waits
+_MOST_TOKENS = (1 << 31) - 1  # that the offsets of a record batch count
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 PADDED = {  # to max_length, with the types of their values
     "input_ids": np.int32,
     "labels": np.int32,
@@ -30,19 +52,168 @@ PADDED = {  # to max_length, with the types of their values
     "position_ids": np.int32,
 }
 
+HASH_BYTES = 16
+_CHOSEN = pa.field("chosen", pa.int32(), nullable=False)
+INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("length", pa.int32(), nullable=False),
+        pa.field("trained_tokens", pa.int32(), nullable=False),
+        pa.field("content_hash", pa.binary(HASH_BYTES), nullable=False),
+    ]
+)
+
+
+class Parts:
+    """Files in `folder`, a new one as soon as the last has `limit` bytes: opened when they are
+    needed, ended when they are full, let go of after a failure.
+
+    name    of the file of a number: 0, 1, ...
+    start   makes an Arrow or Parquet writer of a file and a schema
+    opened  the file of a name, open to be written; None: in `folder`
+
+    Raises OSError where a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: Callable[[int], str],
+        schema: Any,
+        limit: int,
+        start: Callable[..., Any],
+        opened: Callable[[str], Any] | None = None,
+    ) -> None:
+        self._folder, self._name, self._limit, self._start = folder, name, limit, start
+        self._opened = opened or (lambda name: pa.OSFile(str(folder / name), "wb"))
+        self._open: tuple[Any, Any] | None = None  # the file and its writer
+        self.schema = schema
+        self.names: list[str] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether the open file gets no more batches."""
+        return self._open is not None and self._open[0].tell() >= self._limit
+
+    def write(self, batch: Any, **how: Any) -> None:
+        """Append a record batch. `how`: for the writer."""
+        if self.full:
+            self.close()
+        if self._open is None:
+            self.names.append(self._name(len(self.names)))
+            sink = self._opened(self.names[-1])
+            self._open = sink, self._start(sink, self.schema)
+        self._open[1].write_batch(batch, **how)
+
+    def close(self) -> None:
+        """End the open file; the next batch begins another."""
+        if self._open is not None:
+            (sink, writer), self._open = self._open, None
+            try:
+                writer.close()
+            finally:
+                sink.close()
+
+    def abandon(self) -> None:
+        """Let go of the open file after a failure, which is the one to report."""
+        if self._open is not None:
+            (sink, _), self._open = self._open, None
+            with suppress(OSError):
+                sink.close()
+
+
+class LazyFile:
+    """A file that is there once something is written to it. `path`: None until then.
+
+    Raises DataError, which names the file, where it cannot be written.
+    """
+
+    def __init__(self, name: Path) -> None:
+        self._name = name
+        self._file: Any = None
+        self.path: Path | None = None
+
+    def write(self, data: Any) -> None:
+        """Append bytes, or a buffer of them."""
+        with _named(self._name):
+            if self._file is None:
+                self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
+            self._file.write(data)
+
+    def close(self) -> None:
+        with _named(self._name):
+            if self._file is not None:
+                self._file.close()
+
+    def abandon(self) -> None:
+        """Let go of the file after a failure."""
+        with suppress(PackerError):  # the failure itself is the one to report
+            self.close()
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn OSErrors of writing a file into DataErrors that name it."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+
+
+class ShardParts(Parts):
+    """The shards of one unit, counted. Sizes, digests and names by these are the caller's to find.
+
+    Raises DataError, which names the shard, where one cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        unit: int,
+        kind: str,
+        schema: Any,
+        limit: int,
+        opened: Callable[[str], Any] | None = None,
+    ) -> None:
+        super().__init__(
+            folder, lambda part: unnamed_shard(kind, unit, part) + PART, schema, limit,
+            pa.ipc.new_stream, opened,
+        )  # fmt: skip
+        self._unit = unit
+        self.shards: list[Shard] = []
+
+    def write_rows(self, batch: Any, segments: int, tokens: int, trained_tokens: int) -> None:
+        """Append a record batch with so many segments, tokens and trained tokens in its rows."""
+        try:
+            self.write(batch)
+        except OSError as error:
+            raise from_os_error(error, self._folder / self.names[-1], "write") from error
+        if len(self.shards) < len(self.names):
+            self.shards.append(Shard.begun(self.names[-1], self._unit))
+        shard = self.shards[-1]
+        shard.rows += batch.num_rows
+        shard.segments += segments
+        shard.tokens += tokens
+        shard.trained_tokens += trained_tokens
+
+    def close(self) -> None:
+        if self.names:
+            with _named(self._folder / self.names[-1]):
+                super().close()
+
 
 def column_type(name: str, max_length: int) -> Any:
     """The Arrow type of a column; its values are never null."""
     if name in PADDED:
         item = pa.field("item", pa.from_numpy_dtype(PADDED[name]), nullable=False)
         return pa.list_(item, max_length)
-    if name in ("cu_seqlens", PADDED_BOUNDARIES):
-        return pa.list_(pa.field("item", pa.int32(), nullable=False))
-    if name in (PAIR, SIDE):
-        return pa.list_(pa.field("item", pa.int32() if name == PAIR else pa.int8(), nullable=False))
-    parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
-    struct = pa.struct([pa.field(part, kind, nullable=False) for part, kind in parts])
-    return pa.list_(pa.field("item", struct, nullable=False))
+    if name in ("cu_seqlens", PADDED_BOUNDARIES, PAIR):
+        kind = pa.int32()
+    elif name == SIDE:
+        kind = pa.int8()
+    else:
+        parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
+        kind = pa.struct([pa.field(*part, nullable=False) for part in parts])
+    return pa.list_(pa.field("item", kind, nullable=False))
 
 
 def rows_per_batch(max_length: int) -> int:
@@ -50,8 +221,15 @@ def rows_per_batch(max_length: int) -> int:
     return max(1, _BATCH_TOKENS // max_length)
 
 
-def schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha256: str) -> Any:
-    """The Arrow schema of every shard, with what a reader must know as metadata."""
+def schema(
+    config: PackConfig | Config,
+    pad_token_id: int,
+    tokenizer_sha256: str,
+    columns: Sequence[str] = (),
+) -> Any:
+    """The Arrow schema of complete rows, or of some `columns`, with what a reader must know as
+    metadata.
+    """
     metadata = {
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
@@ -64,33 +242,54 @@ def schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha256: str
     return pa.schema(
         [
             pa.field(name, column_type(name, config.max_length), nullable=False)
-            for name in config.columns
+            for name in columns or config.columns
         ],
         metadata={"packer": json.dumps(metadata)},
     )
 
 
+def stored_schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha256: str) -> Any:
+    """The Arrow schema of shards: `schema`, or that of a view, which knows no padding."""
+    if not config.view:
+        return schema(config, pad_token_id, tokenizer_sha256)
+    return schema(config, 0, tokenizer_sha256, view_columns(config.columns))
+
+
+def stored_batch_rows(config: PackConfig) -> int:
+    """Rows in a record batch of a shard, if there are so many."""
+    return _VIEW_BATCH_ROWS if config.view else rows_per_batch(config.max_length)
+
+
 class ShardWriter:
-    """Writes the rows of one unit, in parts of at most about `shard_bytes`."""
+    """Writes the rows of one unit, in parts of at most about `shard_bytes`, those of a view in one.
+
+    A view's have no tokens but two of a packed directory's columns, `cu_seqlens` and `segments`,
+    and for records of preference `pair` and `side`; a segment's file and position are a tokenized
+    directory and a document's number in it. All else that a row holds follows from these.
+
+    rows_at_once  rows in a record batch; 0 for a view, which needs no tokens
+    """
 
     def __init__(
-        self, folder: Path, unit: int, config: PackConfig, schema: Any, pad_token_id: int
+        self,
+        folder: Path,
+        unit: int,
+        config: PackConfig,
+        schema: Any,
+        pad_token_id: int,
+        parts: Callable[..., ShardParts] = ShardParts,
     ) -> None:
-        self._parts = ShardParts(folder, unit, ROWS, schema, config.shard_bytes)
-        self._config = config
-        self._schema = schema
-        self._pad = pad_token_id
-        self._rows_per_batch = rows_per_batch(config.max_length)
+        """`schema`: as `stored_schema` gives it."""
+        self._config, self._schema, self._pad = config, schema, pad_token_id
+        limit = sys.maxsize if config.view else config.shard_bytes
+        self._parts = parts(folder, unit, ROWS, schema, limit)
+        self._rows_per_batch = stored_batch_rows(config)
+        self.rows_at_once = 0 if config.view else self._rows_per_batch
         self._buffers: dict[str, Any] = {
             name: np.empty((self._rows_per_batch, config.max_length), kind)
             for name, kind in PADDED.items()
-            if name in config.columns
+            if name in schema.names
         }
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows in a record batch."""
-        return self._rows_per_batch
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
@@ -100,35 +299,54 @@ class ShardWriter:
             self._write_batch(stock, order, edges)
 
     def _write_batch(self, stock: Stock, order: Int64, edges: Int64) -> None:
-        rows = len(edges) - 1
-        segments = int(edges[-1] - edges[0])
+        pieces, offsets = order[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int32)
+        make = self._references if self._config.view else self._filled
+        made, trained_tokens = make(stock, order, edges)
+        for name in {"segments", PAIR, SIDE} & {*self._schema.names}:
+            parts = _of_segments(name, stock, pieces, edges)
+            made[name] = ragged(self._schema.field(name).type, offsets, parts)
+        columns = [made[name] for name in self._schema.names]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        tokens = int(stock.length[pieces].sum(dtype=np.int64))
+        self._parts.write_rows(batch, len(pieces), tokens, trained_tokens)
+
+    def _filled(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
+        """The columns of tokens and boundaries, and how many tokens are trained on."""
+        rows, multiple = len(edges) - 1, self._config.segment_multiple
         out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
-        boundaries = np.empty(segments + rows, np.int32)
-        boundary_offsets = np.empty(rows + 1, np.int32)
-        multiple = self._config.segment_multiple
+        boundaries = np.empty(int(edges[-1] - edges[0]) + rows, np.int32)
+        offsets = np.empty(rows + 1, np.int32)
         padded = np.empty_like(boundaries) if multiple > 1 else None
         trained_tokens = filling.fill_rows(
             stock.ids, stock.trained, stock.begin, stock.length, order, edges,
             self._config.max_length, self._pad,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
-            out.get("position_ids"), boundaries, boundary_offsets,
+            out.get("position_ids"), boundaries, offsets,
             self._config.label_shift == "pre", multiple, padded,
         )  # fmt: skip
-        edges_of = {"cu_seqlens": boundaries, PADDED_BOUNDARIES: padded}
-        columns = [
-            fixed(self._schema.field(name).type, out[name])
-            if name in out
-            else ragged(self._schema.field(name).type, boundary_offsets, [edges_of[name]])
-            if name in edges_of
-            else segments_column(self._schema, name, stock, order, edges)
-            for name in self._config.columns
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        tokens = int(boundaries[boundary_offsets[1:] - 1].sum())
-        self._parts.write_rows(batch, segments, tokens, trained_tokens)
+        made = {name: fixed(self._schema.field(name).type, values) for name, values in out.items()}
+        for name, values in (("cu_seqlens", boundaries), (PADDED_BOUNDARIES, padded)):
+            if values is not None:
+                made[name] = ragged(self._schema.field(name).type, offsets, [values])
+        return made, trained_tokens
+
+    def _references(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
+        """The boundaries, without a look at tokens, and how many tokens are trained on."""
+        pieces = order[edges[0] : edges[-1]]
+        sizes, rows = np.diff(edges), len(edges) - 1
+        # each row's boundaries are a 0, and the sums of its lengths up to each
+        begins = edges[:-1] - edges[0]
+        sums = np.cumsum(stock.length[pieces], dtype=np.int64)
+        before = np.concatenate([[0], sums])[begins]
+        boundaries = np.zeros(len(pieces) + rows, np.int32)
+        at = np.arange(len(pieces)) + np.repeat(np.arange(1, rows + 1), sizes)
+        boundaries[at] = sums - np.repeat(before, sizes)
+        offsets = (edges - edges[0] + np.arange(rows + 1)).astype(np.int32)
+        kind = self._schema.field("cu_seqlens").type
+        return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(stock, pieces)
 
     def close(self) -> list[Shard]:
-        """End the last part. The caller computes sizes and digests."""
+        """End the last part. Sizes and digests are the caller's to find."""
         self._parts.close()
         return self._parts.shards
 
@@ -137,17 +355,13 @@ class ShardWriter:
         self._parts.abandon()
 
 
-def segments_column(schema: Any, name: str, stock: Stock, order: Int64, edges: Int64) -> Any:
+def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[Any]:
     """A column with a value for each segment: where it is from, or its side of a pair."""
-    pieces = order[edges[0] : edges[-1]]
     if name == PAIR:
-        parts: list[Any] = [numbered(stock.start[pieces], edges)]
-    elif name == SIDE:
-        parts = [np.empty(0, np.int8) if stock.side is None else stock.side[pieces]]
-    else:
-        parts = [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
-    offsets = (edges - edges[0]).astype(np.int32)
-    return ragged(schema.field(name).type, offsets, parts)
+        return [numbered(stock.start[pieces], edges)]
+    if name == SIDE:
+        return [np.empty(0, np.int8) if stock.side is None else stock.side[pieces]]
+    return [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
 
 
 def fixed(kind: Any, rows: Any) -> Any:
@@ -156,7 +370,7 @@ def fixed(kind: Any, rows: Any) -> Any:
     return pa.Array.from_buffers(kind, len(rows), [None], children=[values])
 
 
-def ragged(kind: Any, offsets: Int32, parts: list[Any]) -> Any:
+def ragged(kind: Any, offsets: Int32, parts: Sequence[Any]) -> Any:
     """A list column: row r has the values offsets[r] .. offsets[r + 1] of `parts`, which are the
     fields of its structs, or one array of plain values.
     """
@@ -172,3 +386,188 @@ def ragged(kind: Any, offsets: Int32, parts: list[Any]) -> Any:
         values = flat(kind.value_type, parts[0])
     buffers = [None, pa.py_buffer(offsets)]
     return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=[values])
+
+
+def index_schema(*, has_chosen: bool) -> Any:
+    """The Arrow schema of the indexes of documents."""
+    return INDEX_SCHEMA.append(_CHOSEN) if has_chosen else INDEX_SCHEMA
+
+
+def documents_schema(tokenizer_sha256: str, *, has_trained: bool, has_chosen: bool = False) -> Any:
+    """The Arrow schema of document shards, with what a reader must know as metadata.
+
+    `trained` lists [start, stop, ...] of the tokens trained on; null: all of them. Without that
+    column all tokens of all documents are trained on. `chosen` is there for pairs of answers.
+    """
+    ids = pa.list_(pa.field("item", pa.int32(), nullable=False))
+    fields = [
+        pa.field("input_ids", ids, nullable=False),
+        *([pa.field("trained", ids)] if has_trained else []),
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field("position", pa.int64(), nullable=False),
+        *([_CHOSEN] if has_chosen else []),
+    ]
+    metadata = {
+        "format_version": FORMAT_VERSION,
+        "kind": TOKENIZED,
+        "tokenizer_sha256": tokenizer_sha256,
+    }
+    return pa.schema(fields, metadata={"packer": json.dumps(metadata)})
+
+
+def kind_in(schema: Any) -> str | None:
+    """What a shard of ours with this Arrow schema holds, if its metadata tells."""
+    try:
+        return str(json.loads(schema.metadata[b"packer"])["kind"])
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def content_hashes(ids: UInt32, offsets: Int64, chosen: Int32 | None = None) -> UInt64:
+    """uint64[n, 2] of documents of such tokens; of pairs, which side is which counts, too."""
+    hashes = np.empty((len(offsets) - 1, 2), np.uint64)
+    kernels.hash_documents(ids, offsets, hashes)
+    if chosen is not None:
+        hashes[:, 0] += (chosen.astype(np.uint64) + np.uint64(1)) * GOLDEN
+    return hashes
+
+
+class DocumentWriter:
+    """Writes the documents of one unit, in parts of at most about `shard_bytes`.
+
+    Empty documents are left out.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        unit: int,
+        shard_bytes: int,
+        schema: Any,
+        opened: Callable[[str], Any] | None = None,
+        parts: Callable[..., ShardParts] = ShardParts,
+    ) -> None:
+        """`opened`: as `Parts` takes it."""
+        self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes, opened)
+        of_index = index_schema(has_chosen="chosen" in schema.names)
+        self._indexes = parts(folder, unit, INDEX, of_index, 0, opened)  # of a batch each
+        self._index: list[Any] = []  # of the open part
+        self._waiting: list[TokenBatch] = []
+        self._tokens = 0
+        # for ids of batches put together, again and again: fresh memory costs more than the copy
+        self._room = np.empty(_ROOM_TOKENS, np.uint32)
+
+    def write(self, batch: TokenBatch) -> None:
+        """Append documents; `batch.ids` may not change any more."""
+        tokens = int(batch.offsets[-1] - batch.offsets[0])
+        if not tokens:  # or batches of empty documents would wait without an end
+            return
+        if self._tokens + tokens > _MOST_TOKENS:
+            self._flush()
+        self._waiting.append(batch)
+        self._tokens += tokens
+        if self._tokens >= _BATCH_TOKENS:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._tokens = self._waiting, [], 0
+        batch = _joined(waiting, self._room) if waiting else None
+        del waiting  # what was copied is free while it is written
+        if batch is None:
+            return
+        lengths = np.diff(batch.offsets).astype(np.int32)
+        trained, trained_tokens = self._trained(batch, lengths - 1)
+        hashes = pa.py_buffer(content_hashes(batch.ids, batch.offsets, batch.chosen))
+        columns = {
+            "input_ids": self._lists(batch.offsets.astype(np.int32), batch.ids.view(np.int32)),
+            "trained": trained,
+            "file": batch.file,
+            "position": batch.position,
+            "chosen": batch.chosen,
+            "length": lengths,
+            "trained_tokens": trained_tokens,
+            "content_hash": pa.Array.from_buffers(
+                pa.binary(HASH_BYTES), len(lengths), [None, hashes]
+            ),
+        }
+        documents, index = (
+            pa.RecordBatch.from_arrays(
+                [pa.array(values) if isinstance(values, np.ndarray) else values
+                 for values in map(columns.__getitem__, parts.schema.names)],
+                schema=parts.schema,
+            )
+            for parts in (self._documents, self._indexes)
+        )  # fmt: skip
+        if self._documents.full:
+            self._end_part()
+        self._documents.write_rows(
+            documents, len(lengths), int(batch.offsets[-1]), int(trained_tokens.sum())
+        )
+        self._index.append(index)
+
+    def _trained(self, batch: TokenBatch, everything: Int32) -> tuple[Any, Int32]:
+        """The column `trained`, and how many tokens that are, first ones left out."""
+        if "trained" not in self._documents.schema.names:
+            return None, everything
+        if batch.trained is None:
+            kind = self._documents.schema.field("trained").type
+            return pa.nulls(len(everything), kind), everything
+        tokens, edges = np.empty_like(everything), np.empty(len(everything) + 1, np.int32)
+        kernels.count_trained(batch.trained, batch.offsets, tokens, edges)
+        flat = np.empty(edges[-1], np.int32)
+        kernels.stretches(batch.trained, batch.offsets, flat)
+        return self._lists(edges, flat), tokens
+
+    def _lists(self, offsets: Int32, values: Int32) -> Any:
+        return ragged(self._documents.schema.field("input_ids").type, offsets, [values])
+
+    def _end_part(self) -> None:
+        """End a part, and write its index."""
+        self._documents.close()
+        if self._index:
+            (batch,) = pa.Table.from_batches(self._index).combine_chunks().to_batches()
+            shard, self._index = self._documents.shards[-1], []
+            self._indexes.write_rows(batch, shard.segments, shard.tokens, shard.trained_tokens)
+
+    def close(self) -> list[Shard]:
+        """End the last part. Sizes and digests are the caller's to find."""
+        self._flush()
+        self._end_part()
+        self._indexes.close()
+        pairs = zip(self._documents.shards, self._indexes.shards, strict=True)
+        return [*chain.from_iterable(pairs)]
+
+    def abandon(self) -> None:
+        """Let go of the files after a failure."""
+        self._documents.abandon()
+        self._indexes.abandon()
+
+
+def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
+    """Batches as one without empty documents; None, if nothing is left.
+
+    Its ids are those of the only batch, or lie in `room` where that is large enough.
+    """
+    lengths = np.concatenate([np.diff(batch.offsets) for batch in batches])
+    kept = lengths > 0
+    if not kept.any():
+        return None
+    offsets = np.zeros(int(kept.sum()) + 1, np.int64)
+    np.cumsum(lengths[kept], out=offsets[1:])
+    ids = batches[0].ids
+    if len(batches) > 1:
+        out = room[: offsets[-1]] if offsets[-1] <= len(room) else None
+        ids = np.concatenate([batch.ids for batch in batches], out=out)
+    trained: list[Any] = []
+    if any(batch.trained is not None for batch in batches):
+        trained = [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained
+                   for one in batches]  # fmt: skip
+    chosen = [batch.chosen for batch in batches if batch.chosen is not None]
+    return TokenBatch(
+        ids,
+        offsets,
+        np.concatenate(trained) if trained else None,
+        np.concatenate([batch.file for batch in batches])[kept],
+        np.concatenate([batch.position for batch in batches])[kept],
+        np.concatenate(chosen)[kept] if chosen else None,
+    )

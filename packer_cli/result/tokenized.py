@@ -1,38 +1,42 @@
-"""Reading tokenized directories: indexes in memory, documents memory-mapped.
+"""Reading tokenized directories: indexes in memory, documents memory-mapped; orders of documents by
+their content, and which are equal.
 
     open_tokenized(path) -> TokenizedDirectory    lengths, orders, and where documents come from
 
 Shards are named by their content and their sizes compared on open, as those of packed directories
-are; what is in them is checked when they are mapped. `tokenized_tokens.py` gathers their tokens.
+are; what is in them is checked when they are mapped. `Tokens` gathers the tokens of pieces.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
-from packer_cli.config.shapes import PREFERENCE
-from packer_cli.errors import DataError
-from packer_cli.records import Int32, Int64, UInt64
-from packer_cli.result.content_order import spread_order
-from packer_cli.result.document_writer import documents_schema, index_schema
-from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, kind_of
-from packer_cli.result.manifest import TokenizedManifest
-from packer_cli.result.manifest_check import wrong_pairs
+from packer_cli.errors import DataError, InternalError
+from packer_cli.options.shapes import PREFERENCE
+from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
+from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of, problem_of
+from packer_cli.result.manifest import TokenizedManifest, wrong_pairs
 from packer_cli.result.manifest_file import load_tokenized
 from packer_cli.result.reader import first_line
-from packer_cli.result.shards import Shard, problem_of
+from packer_cli.result.shard_writer import GOLDEN, documents_schema, index_schema
 
+Bool = npt.NDArray[np.bool_]
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
+# Pages that are mapped count as memory of this process; up to two megabytes around what is read
+# are. Beyond this they are given back, and stay in the system's cache.
+_MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
 
 
 class TokenizedDirectory:
@@ -59,8 +63,7 @@ class TokenizedDirectory:
     @cached_property
     def lengths(self) -> Int32:
         """int32[n], tokens in each document, at least 1."""
-        parts = [_values(index.column("length"), np.int32) for index in self._index()]
-        lengths: Int32 = np.concatenate(parts)
+        lengths: Int32 = self._indexed("length", np.int32)
         if lengths.min() < 1:
             raise DataError(f"{self.path}: an index holds a length below 1", AGAIN)
         return lengths
@@ -68,8 +71,7 @@ class TokenizedDirectory:
     @property
     def trained(self) -> Int32:
         """int32[n], how many tokens of each document are trained on."""
-        parts = [_values(index.column("trained_tokens"), np.int32) for index in self._index()]
-        trained: Int32 = np.concatenate(parts)
+        trained: Int32 = self._indexed("trained_tokens", np.int32)
         return trained
 
     @property
@@ -80,15 +82,14 @@ class TokenizedDirectory:
     @cached_property
     def chosen(self) -> Int32:
         """int32[n] of pairs: as in `TokenBatch`. DataError for more than a document's tokens."""
-        parts = [_values(index.column("chosen"), np.int32) for index in self._index()]
-        chosen: Int32 = np.concatenate(parts)
+        chosen: Int32 = self._indexed("chosen", np.int32)
         if ((chosen < 0) | (chosen > self.lengths)).any():
             raise DataError(f"{self.path}: an index holds a chosen side beyond its document", AGAIN)
         return chosen
 
     @property
     def has_labels(self) -> set[bool]:
-        """Of records of preference: whether documents are single answers with a label. Both where
+        """Whether documents of preference are single answers with a label; both where
         some are and others are pairs.
         """
         return {*np.unique((self.chosen == 0) | (self.chosen == self.lengths)).tolist()}
@@ -96,9 +97,12 @@ class TokenizedDirectory:
     @property
     def content_hashes(self) -> UInt64:
         """uint64[n, 2], the same for documents with the same tokens, in any directory."""
-        parts = [_values(index.column("content_hash"), np.uint64, 2) for index in self._index()]
-        hashes: UInt64 = np.concatenate(parts)
+        hashes: UInt64 = self._indexed("content_hash", np.uint64, 2)
         return hashes
+
+    def _indexed(self, name: str, kind: Any, width: int = 1) -> Any:
+        """A column of all indexes."""
+        return np.concatenate([_values(one.column(name), kind, width) for one in self._index()])
 
     def order(self, seed: int, some: Int64 | None = None) -> Int64:
         """int64[n], the documents, or `some` of them, in the order of `seed`: the same wherever
@@ -121,12 +125,7 @@ class TokenizedDirectory:
         """The record batches of the index of shard `number`, mapped. Raises DataError."""
         shard = self.indexes[number]
         batches = list(self._mapped(shard, index_schema(has_chosen=self.has_pairs)))
-        if sum(batch.num_rows for batch in batches) != shard.rows:
-            raise DataError(
-                f"{self.path / shard.file}: holds {sum(map(len, batches))} documents, the "
-                f"manifest says {shard.rows}",
-                AGAIN,
-            )
+        self._check_count(shard, batches)
         for name, listed in (("length", shard.tokens), ("trained_tokens", shard.trained_tokens)):
             values = [_values(batch.column(name), np.int32) for batch in batches]
             total = sum(int(one.sum(dtype=np.int64)) for one in values)
@@ -138,6 +137,14 @@ class TokenizedDirectory:
                 )
         return batches
 
+    def _check_count(self, shard: Shard, batches: list[Any]) -> None:
+        if (count := sum(map(len, batches))) != shard.rows:
+            raise DataError(
+                f"{self.path / shard.file}: holds {count} documents, the manifest says "
+                f"{shard.rows}",
+                AGAIN,
+            )
+
     def batches(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Iterator[Any]:
         """The record batches of a shard of documents, mapped. Raises DataError.
 
@@ -148,8 +155,34 @@ class TokenizedDirectory:
             sha256, has_trained=self.facts.config.shape != "text", has_chosen=self.has_pairs
         )
         for batch in self._mapped(shard, schema, maps):
-            _check_lists(self.path / shard.file, batch)
+            for name in {"input_ids", "trained"} & {*batch.schema.names} if len(batch) else ():
+                column = batch.column(name)
+                edges = edges_of(column)  # by which kernels take lists, from addresses
+                if edges[0] < 0 or (np.diff(edges) < 0).any() or edges[-1] > len(column.values):
+                    place = self.path / shard.file
+                    raise DataError(f"{place}: damaged: a list of {name} is not in the file", AGAIN)
             yield batch
+
+    def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
+        """The record batches of all shards, whose documents are as long as the indexes say. OUT
+        maps: as `batches`.
+        """
+        first = 0
+        for shard in self.shards:
+            batches = list(self.batches(shard, maps))
+            self._check_count(shard, batches)
+            for batch in batches:
+                lengths = np.diff(edges_of(batch.column("input_ids")))
+                indexed = self.lengths[first : first + len(batch)]
+                if not np.array_equal(lengths, indexed):
+                    at = int(np.argmax(lengths != indexed))
+                    raise DataError(
+                        f"{self.path / shard.file}: its document {first + at} has {lengths[at]} "
+                        f"tokens, its index says {indexed[at]}",
+                        AGAIN,
+                    )
+                first += len(batch)
+                yield batch
 
     def _mapped(
         self, shard: Shard, expected: Any, maps: list[mmap.mmap] | None = None
@@ -227,13 +260,8 @@ class TokenizedDirectory:
             f"{self.path}: has no document {document}, expected numbers below {len(self)}", AGAIN
         )
 
-    def check_sizes(self) -> None:
-        """Raise DataError when a shard is missing or not as long as the manifest says."""
-        for shard in self.facts.shards:
-            self.check_size(shard)
-
     def check_size(self, shard: Shard) -> None:
-        """The same of one shard."""
+        """Check the size of one shard."""
         file = self.path / shard.file
         if problem := problem_of(file, shard):
             raise DataError(f"{file}: {problem}", AGAIN)
@@ -247,18 +275,9 @@ def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
     """
     directory = storage.local(path, "documents are only read from local directories")
     tokenized = TokenizedDirectory(directory, load_tokenized(directory))
-    tokenized.check_sizes()
+    for shard in tokenized.facts.shards:
+        tokenized.check_size(shard)
     return tokenized
-
-
-def _check_lists(path: Path, batch: Any) -> None:
-    """Raise DataError for lists that are not in their values: kernels take them by address."""
-    for name in ("input_ids", "trained"):
-        if name in batch.schema.names and len(batch):
-            column = batch.column(name)
-            edges = edges_of(column)
-            if edges[0] < 0 or (np.diff(edges) < 0).any() or edges[-1] > len(column.values):
-                raise DataError(f"{path}: damaged: a list of {name} is not in the file", AGAIN)
 
 
 def edges_of(column: Any) -> Int32:
@@ -274,3 +293,192 @@ def _values(column: Any, kind: Any, width: int = 1) -> Any:
     item = np.dtype(kind).itemsize * width
     data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
     return data.reshape(len(column), width) if width > 1 else data
+
+
+class Tokens:
+    """The tokens of documents of several directories, mapped on first use.
+
+    Threads may share it.
+    """
+
+    def __init__(self, directories: Sequence[TokenizedDirectory]) -> None:
+        self._directories = directories
+        self._bases = np.concatenate([[0], np.cumsum([len(one) for one in directories])])
+        self._bases = self._bases.astype(np.int64)
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Where the record batches of all documents lie in memory."""
+        maps: list[mmap.mmap] = []
+        batches = [batch for one in self._directories for batch in one.documents_by_index(maps)]
+        return Spans(batches, maps)
+
+    def _parts(self, length: Int32) -> Iterator[tuple[slice, slice]]:
+        """What to gather at once: (pieces, their tokens). Afterwards pages are given back."""
+        spans, ends = self.spans, np.cumsum(length, dtype=np.int64)
+        step = _PIECES_AT_ONCE if spans.mapped_bytes > _MOST_MAPPED else max(len(length), 1)
+        for first in range(0, len(length), step):
+            last = min(first + step, len(length))
+            yield slice(first, last), slice(ends[first] - length[first], ends[last - 1])
+            spans.give_back()
+
+    def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
+        """int64[p], the documents' numbers over all directories."""
+        numbers: Int64 = self._bases[directory] + document
+        return numbers
+
+    def gather(self, directory: Int32, document: Int64, start: Int32, length: Int32) -> UInt32:
+        """uint32[sum of length], the tokens of pieces, end to end.
+
+        Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
+        there are none such.
+        """
+        return self.ids_of(self.numbered(directory, document), start, length)
+
+    def ids_of(self, number: Int64, start: Int32, length: Int32) -> UInt32:
+        """Tokens of pieces, by `numbered` documents. Raises as `gather`."""
+        out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint32), self.spans
+        for part, tokens in self._parts(length):
+            wrong = kernels.gather_documents(
+                number[part], start[part], length[part], spans.firsts, spans.offsets,
+                spans.values, out[tokens],
+            )  # fmt: skip
+            if wrong >= 0:
+                at = part.start + wrong
+                directory = int(np.searchsorted(self._bases[1:-1], number[at], side="right"))
+                path, document = (
+                    self._directories[directory].path,
+                    number[at] - self._bases[directory],
+                )
+                raise DataError(
+                    f"{path / MANIFEST}: its document {document} has no {length[at]} tokens "
+                    f"from token {start[at]} on",
+                    AGAIN,
+                )
+        return out
+
+    def gather_trained(
+        self, directory: Int32, document: Int64, start: Int32, length: Int32
+    ) -> UInt8 | None:
+        """uint8 of the same tokens, 1 where one is trained on; None: everywhere."""
+        return self.trained_of(self.numbered(directory, document), start, length)
+
+    def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
+        """Trained tokens, by `numbered` documents."""
+        if all(one.facts.config.shape == "text" for one in self._directories):
+            return None
+        out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint8), self.spans
+        for part, tokens in self._parts(length):
+            wrong = kernels.gather_trained(
+                number[part], start[part], length[part], spans.firsts, spans.trained_offsets,
+                spans.trained, spans.valid, out[tokens],
+            )  # fmt: skip
+            if wrong >= 0:
+                missing = number[part.start + wrong]
+                raise InternalError(f"no tokenized directory has the document {missing}")
+        return out
+
+
+class Spans:
+    """Addresses of the columns of record batches, which stay mapped as long as this lives.
+
+    firsts           int64[spans + 1], the first document of each, and how many there are
+    offsets, values  int64[spans], of the lists of tokens
+    tokens           int64[4, spans]: firsts, offsets, values, and how many tokens there are
+    trained_offsets, trained, valid  int64[spans], of the lists of what is trained on; 0: no such
+    """
+
+    def __init__(self, batches: list[Any], maps: list[mmap.mmap]) -> None:
+        self._batches, self._maps = batches, maps
+        self.mapped_bytes = sum(map(len, maps))
+        self.firsts = np.concatenate([[0], np.cumsum([len(one) for one in batches])])
+        self.firsts = self.firsts.astype(np.int64)
+        self.offsets, self.values, _ = _addresses(batches, "input_ids")
+        totals = np.array([len(one.column("input_ids").values) for one in batches], np.int64)
+        self.tokens = np.stack([self.firsts[:-1], self.offsets, self.values, totals])
+        self.trained_offsets, self.trained, self.valid = _addresses(batches, "trained")
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Unmap all pages when too many are mapped, as far as the system tells."""
+        if self.mapped_bytes <= _MOST_MAPPED:
+            return
+        with suppress(OSError), open("/proc/self/statm", "rb") as file:
+            if int(file.read().split()[2]) * mmap.PAGESIZE > _MOST_MAPPED:
+                for one in self._maps:
+                    one.madvise(mmap.MADV_DONTNEED)
+
+
+def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
+    """(offsets, values, validity bitmap) int64[batches] of a list column; 0 where there is none."""
+    rows = np.zeros((3, len(batches)), np.int64)
+    for i, batch in enumerate(batches):
+        if name not in batch.schema.names:
+            continue
+        column = batch.column(name)
+        validity, offsets = column.buffers()[:2]
+        values = column.values.buffers()[1]
+        rows[0, i] = offsets.address + 4 * column.offset
+        # a column of nothing but nulls has no values; any address does, but none is no column
+        rows[1, i] = values.address if values is not None and values.size else offsets.address
+        rows[2, i] = validity.address if validity is not None else 0
+    return rows[0], rows[1], rows[2]
+
+
+def spread_order(keys: UInt64) -> Int64:
+    """int64[n], the documents by their keys; equal keys are spread evenly over all of them."""
+    order, same = _stable(keys)
+    if not same.any():
+        return order
+    number = np.arange(len(keys))
+    earlier = number - np.maximum.accumulate(np.where(same, 0, number))
+    spread = np.copy(keys)
+    spread[order] += earlier.astype(np.uint64) * GOLDEN
+    return _stable(spread)[0]
+
+
+def repeated(hashes: UInt64) -> Bool:
+    """bool[n], which of `hashes` uint64[n, 2] equal an earlier one."""
+    order, same = _grouped(hashes)
+    found = np.zeros(len(hashes), bool)
+    found[order[same]] = True
+    return found
+
+
+def among(hashes: UInt64, contents: UInt64) -> Bool:
+    """bool[n], which of `hashes` uint64[n, 2] are one of the contents uint64[m, 2]."""
+    order, same = _grouped(np.concatenate([contents, hashes]))
+    begin = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+    found = np.zeros(len(order), bool)
+    found[order] = order[begin] < len(contents)
+    return found[len(contents) :]
+
+
+def _grouped(hashes: UInt64) -> tuple[Int64, Bool]:
+    """Order hashes so that equal ones come together, in their order."""
+    order, same = _stable(np.ascontiguousarray(hashes[:, 0]))
+    at, high = np.flatnonzero(same), hashes[:, 1]
+    if (high[order[at]] != high[order[at - 1]]).any():  # half of a hash does not tell them apart
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        ordered = hashes[order]
+        same[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
+    return order, same
+
+
+def _stable(keys: UInt64) -> tuple[Int64, Bool]:
+    """A stable order of fewer than 2**31 keys, and bool[n], where in it a key is that before.
+
+    Half the time of numpy's, whose unstable sorts are vectorised.
+    """
+    order = np.argsort(keys)
+    ordered = keys[order]
+    same = np.zeros(len(keys), bool)
+    same[1:] = ordered[1:] == ordered[:-1]
+    del ordered
+    if same.any():  # by number within equal keys
+        run = np.cumsum(~same)
+        run <<= 32
+        run |= order
+        run.sort()
+        order = run & np.int64((1 << 32) - 1)
+    return order, same

@@ -17,18 +17,15 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import filling, gathering
-from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.records import IGNORED, Int32, Int64
-from packer_cli.result.documents import segments_in
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, Shard, digest
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.mapped import PARTS, Lists, Mapped, in_parts
-from packer_cli.result.reader import PackedDirectory, as_batch
+from packer_cli.result.reader import PARTS, Lists, Mapped, PackedDirectory, as_batch, in_parts
+from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import PADDED, rows_per_batch
-from packer_cli.result.shards import Shard, digest
-from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
-from packer_cli.result.tokenized_tokens import Tokens
+from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
 _PROBLEMS = {
     1: "cu_seqlens does not ascend from 0 to {} at most",

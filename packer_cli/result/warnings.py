@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from packer_cli.config.row_rules import MAX_LENGTH_LIMIT
-from packer_cli.config.shapes import (
+from packer_cli.options.options import MAX_LENGTH_LIMIT
+from packer_cli.options.shapes import (
     CONTEXT,
     INSIDE,
     ONLY_IN_CHATS,
@@ -21,8 +21,7 @@ from packer_cli.config.shapes import (
 )
 from packer_cli.result.counts import OTHERS
 from packer_cli.result.layout import TEMPLATE
-from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result
-from packer_cli.result.manifest_check import shape_of
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result, shape_of
 from packer_cli.result.manifest_file import as_named
 from packer_cli.result.wording import percent, plural, unshown
 

@@ -5,30 +5,49 @@ Each is sealed: one that is damaged counts as none, and its unit is packed again
 .packer/unit-00005.json   written once all files of unit 5 are on the disk
 .packer/input-00003.json  the digest of an input that several units read
 units.jsonl               the units' records of a finished result, which `--update` reads
+
+Is an input what it was? Size and times tell, as in git's index; where they do not, its content. The
+bytes of an input are hashed as they are read for packing, as stretches. A unit that reads a whole
+file from one end to the other thereby knows its digest, with no second read. Elsewhere the file is
+read once more for its digest, and what was packed is compared with that. `input_times.json` of a
+result says how file systems identified its inputs when they were packed:
+
+    {"inputs": [[mtime_ns, ctime_ns, device, inode], ...], "racy": [index, ...]}
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from packer_cli import storage
 from packer_cli.durable import put_file
-from packer_cli.errors import DataError, InternalError, from_os_error
-from packer_cli.records import Slice, Stretch, WorkUnit
+from packer_cli.errors import DataError, from_os_error
+from packer_cli.inputs.byte_streams import STDIN, stdin_digest
+from packer_cli.inputs.input_files import changed, check_unchanged, is_pair
+from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import ROWS, is_shard_of, kind_of
-from packer_cli.result.shards import Shard
-from packer_cli.run.identity import sealed, unsealed
+from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, digest, is_shard_of, kind_of
+from packer_cli.result.manifest import Input, Result
+from packer_cli.result.manifest_file import load_as_is
+from packer_cli.run.identity import RUN, IsSame, Run, sealed, unsealed
+from packer_cli.storage import open_regular
 from packer_cli.threads import built
 
 UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
+_BLOCK_BYTES = 1 << 20
+_FETCHED_BYTES = 4 << 20
+_OTHER_BYTES = "what was packed is not what it holds now"
+_Stopped = Callable[[], bool]
 
 
 @built
@@ -75,12 +94,6 @@ class UnitRecord(msgspec.Struct, frozen=True):
         return WorkUnit(self.unit, tuple(Slice(*part) for part in self.slices))
 
 
-@built
-class _InputRecord(msgspec.Struct, frozen=True):
-    size: int
-    sha256: str
-
-
 def slices_of(unit: WorkUnit) -> list[tuple[int, int, int | None, int]]:
     return [(part.file, part.start, part.stop, part.weight) for part in unit.slices]
 
@@ -101,8 +114,7 @@ def write_unit(folder: Path, record: UnitRecord, *, durable: bool = True) -> Non
 
 
 def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
-    content = msgspec.json.encode(_InputRecord(size, sha256))
-    put_file(_input_path(folder, file), sealed(content))
+    put_file(_input_path(folder, file), sealed(msgspec.json.encode((size, sha256))))
 
 
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
@@ -110,10 +122,16 @@ def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     record = read_unit_record(_unit_path(folder, unit.index))
     if record is None or not record.is_of(unit):
         return None
-    # the result's own folder is the one that holds .packer
-    return (
-        record if files_are_there(record, folder.parents[1] if record.reused else folder) else None
-    )
+    sizes = {shard.file: shard.bytes for shard in record.shards}
+    if record.reused:
+        folder = folder.parents[1]  # the result's own, which holds .packer
+    else:
+        rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
+        if record.rejected:
+            sizes[rejected_name(record.unit)] = record.rejected
+        if rows:
+            sizes[squared_lengths_name(record.unit)] = 8 * rows
+    return record if all(_size(folder / name) == sizes[name] for name in sizes) else None
 
 
 def read_unit_record(path: Path) -> UnitRecord | None:
@@ -122,20 +140,30 @@ def read_unit_record(path: Path) -> UnitRecord | None:
     return record
 
 
-def files_are_there(record: UnitRecord, folder: Path) -> bool:
-    """Whether the unit's files in `folder` have the sizes that its record gives."""
-    sizes = {shard.file: shard.bytes for shard in record.shards}
-    if record.rejected and not record.reused:
-        sizes[rejected_name(record.unit)] = record.rejected
-    rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
-    if rows and not record.reused:
-        sizes[squared_lengths_name(record.unit)] = 8 * rows
-    return all(_size(folder / name) == size for name, size in sizes.items())
+def left_to_do(
+    run: Run, folder: Path, part: slice = slice(None)
+) -> tuple[list[WorkUnit], list[InputFile]]:
+    """The units, and the inputs to be hashed by themselves since several units read them, that have
+    no record yet. `part`: of all such units and inputs.
+    """
+    alone = {part.file for unit in run.units for part in unit.slices if part.is_whole}
+    shared = [file for file in run.files if file.format and file.index not in alone]
+    units = [unit for unit in run.units[part] if read_unit(folder, unit) is None]
+    return units, [one for one in shared[part] if read_input(folder, one.index) is None]
+
+
+def forget_reused(folder: Path, kept: set[int]) -> None:
+    """Remove the records of units whose shards belong to a result, except those that are `kept`:
+    an interrupted update has left them, and other shards may be right by now.
+    """
+    for record in _units_in(folder):
+        if record.reused and record.unit not in kept:
+            _unit_path(folder, record.unit).unlink(missing_ok=True)
 
 
 def read_input(folder: Path, file: int) -> Digest | None:
-    record = _decoded(_input_path(folder, file), _InputRecord)
-    return None if record is None else (record.size, record.sha256)
+    record: Digest | None = _decoded(_input_path(folder, file), Digest)
+    return record
 
 
 def digests_in(folder: Path) -> dict[int, Digest]:
@@ -168,16 +196,6 @@ def _units_in(folder: Path) -> Iterator[UnitRecord]:
             yield record
 
 
-def require_unit(folder: Path, unit: WorkUnit) -> UnitRecord:
-    """The record of a unit that is known to have one. Raises InternalError if it is gone."""
-    record = read_unit(folder, unit)
-    if record is None:
-        raise InternalError(
-            f"unit {unit.index} was packed, but its files in {folder} are not right"
-        )
-    return record
-
-
 def counts_of(record: UnitRecord) -> Counts:
     """The counts in a record. Raises DataError when they cannot be counts."""
     try:
@@ -198,7 +216,7 @@ def read_units(path: Path) -> Iterator[UnitRecord]:
     """The records of a finished result. Raises ValueError for a line that is none, or DataError."""
     decode = msgspec.json.Decoder(UnitRecord).decode
     try:
-        with open(path, "rb") as file:
+        with open_regular(os.fspath(path)) as file:
             yield from map(decode, file)
     except OSError as error:
         raise from_os_error(error, path, "read") from error
@@ -224,3 +242,178 @@ def _decoded(path: Path, kind: Any) -> Any:
         return msgspec.json.decode(unsealed(path.read_bytes()), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+# What inputs were
+
+
+def _is_unchanged(
+    then: InputFile | None, now: InputFile, has_same_content: Callable[[], bool], *,
+    checksum: bool = False,
+) -> bool:  # fmt: skip
+    """Whether an input is what it was. `then`: as it was, if that is known. `has_same_content`: is
+    asked where size and times do not tell, with `checksum` whatever they say. Raises DataError.
+    """
+    if then is not None and not (checksum and not is_pair(now)):
+        if then.has_changed(now) or then.is_surely(now):
+            return not then.has_changed(now)
+    elif is_pair(now):  # a digest is of one file: whether its index is another, only times tell
+        return False
+    return has_same_content()
+
+
+def _has_digest(file: InputFile, packed: Digest) -> bool:
+    return file.size == packed[0] and digest(file.path) == packed
+
+
+def as_packed_by(directory: Path, manifest: Result, *, checksum: bool = False) -> IsSame:
+    """A function that says whether an input of a result, by its index, has not changed. It raises
+    DataError for inputs that cannot be read. `checksum`: by content, whatever the times say.
+    """
+    known = {one.index: one for one in load_identities(directory, manifest.inputs)}
+
+    def is_same(then: InputFile, now: InputFile) -> bool:
+        packed = manifest.inputs[then.index]
+        has_same = partial(_has_digest, now, (packed.size, packed.sha256))
+        return _is_unchanged(known.get(then.index), now, has_same, checksum=checksum)
+
+    return is_same
+
+
+def as_packed_in(folder: Path) -> IsSame:
+    """A function as of `as_packed_by`, for inputs of the run in a work folder, or of the result in
+    a directory. Where nothing was packed of an input, it counts as the same.
+    """
+    if not (folder / RUN).exists():
+        return as_packed_by(folder, load_as_is(folder))
+
+    @cache
+    def known() -> tuple[dict[int, Digest], dict[int, list[Stretch]]]:
+        return digests_in(folder), stretches_in(folder)
+
+    def is_same(then: InputFile, now: InputFile) -> bool:
+        def has_same_content() -> bool:
+            digests, stretches = known()
+            if then.index in digests:
+                return _has_digest(now, digests[then.index])
+            return _holds(now.path, stretches.get(then.index, ()))
+
+        return _is_unchanged(then, now, has_same_content)
+
+    return is_same
+
+
+def commit_input(file: InputFile, folder: Path, stopped: _Stopped) -> None:
+    """Record the digest of an input that several units read. Raises InputChangedError where it does
+    not hold what those that have a record have packed of it; those to come look themselves.
+    """
+    found = digest(file.path, stopped)
+    refuse_other_bytes(file, lambda: stretches_in(folder).get(file.index, ()), stopped)
+    if not stopped():
+        write_input(folder, file.index, *found)
+
+
+def digest_as_read(file: InputFile, stretches: Sequence[Stretch], stopped: _Stopped) -> Digest:
+    """The digest of an input that one unit has read; a wrong one once `stopped` says so. Raises
+    InputChangedError.
+    """
+    if file.path == STDIN:
+        return stdin_digest()
+    if [(one.offset, one.size) for one in stretches] != [(0, file.size)]:
+        read = _digest_holding(file.path, stretches, stopped)
+    else:
+        read = file.size, stretches[0].sha256
+    if read is None or not (check_unchanged(file) or digest(file.path, stopped) == read):
+        raise changed(file, _OTHER_BYTES)
+    return read
+
+
+def refuse_other_bytes(
+    file: InputFile, stretches: Callable[[], Iterable[Stretch]], stopped: _Stopped
+) -> None:
+    """Raise InputChangedError if a file no longer holds what was packed of it. `stretches`: these
+    bytes, which are asked for where its identity cannot tell.
+    """
+    unclear = not check_unchanged(file) or file.racy
+    if unclear and not _holds(file.path, stretches(), stopped):
+        raise changed(file, _OTHER_BYTES)
+
+
+def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) -> Digest | None:
+    """The digest of a file that has these stretches, read once; None if it has others."""
+    whole, position, active = hashlib.sha256(), 0, list[tuple[Stretch, Any]]()
+    left = sorted((one for one in stretches if one.size), key=lambda one: -one.offset)
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            while (data := file.read(_BLOCK_BYTES)) and not stopped():
+                whole.update(data)
+                end = position + len(data)
+                while left and left[-1].offset < end:
+                    active.append((left.pop(), hashlib.sha256()))
+                for one, sha in active:
+                    begin = max(one.offset - position, 0)
+                    sha.update(memoryview(data)[begin : one.offset + one.size - position])
+                    if one.offset + one.size <= end and sha.hexdigest() != one.sha256:
+                        return None
+                active = [(one, sha) for one, sha in active if one.offset + one.size > end]
+                position = end
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return None if (left or active) and not stopped() else (position, whole.hexdigest())
+
+
+def _holds(path: str, stretches: Iterable[Stretch], stopped: _Stopped = lambda: False) -> bool:
+    """Whether a file has these stretches; reads no more of it. Raises DataError."""
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            for stretch in stretches:
+                file.seek(stretch.offset)
+                sha, left = hashlib.sha256(), stretch.size
+                while left and (data := file.read(min(left, _BLOCK_BYTES))):
+                    if stopped():
+                        return True
+                    sha.update(data)
+                    left -= len(data)
+                if left or sha.hexdigest() != stretch.sha256:
+                    return False
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return True
+
+
+class _Identities(msgspec.Struct, omit_defaults=True):
+    inputs: list[tuple[int, int, int, int]]
+    racy: list[int] = []
+
+
+def identities(files: Iterable[InputFile]) -> bytes:
+    """The content of the file, of inputs by index."""
+    files = list(files)
+    times = [(file.mtime_ns, file.ctime_ns, file.device, file.inode) for file in files]
+    racy = [file.index for file in files if file.racy]
+    return msgspec.json.encode(_Identities(times, racy))
+
+
+def write_lost(directory: Path, inputs: list[Input], files: Sequence[InputFile]) -> None:
+    """Write the file if there is none. `files`: which are still what a manifest's `inputs` were."""
+    path = directory / INPUT_TIMES
+    if not path.exists() and len(inputs) == len(files):
+        put_file(path, identities(files))
+
+
+def load_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
+    """The inputs that a manifest names, as they were when packed; none where the file is missing or
+    damaged: then their contents decide.
+    """
+    try:
+        with open_regular(str(directory / INPUT_TIMES)) as file:
+            document = msgspec.json.decode(file.read(), type=_Identities)
+        if len(document.inputs) != len(inputs):
+            raise ValueError(f"it holds {len(document.inputs)} inputs")
+    except (OSError, ValueError, RecursionError):
+        return []
+    racy = set(document.racy)
+    return [
+        InputFile(index, one.path, "", None, one.size, *identity, racy=index in racy)
+        for index, (one, identity) in enumerate(zip(inputs, document.inputs, strict=True))
+    ]

@@ -6,16 +6,15 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from msgspec.structs import asdict
 
 import packer_cli
-from packer_cli.config.options import PackConfig
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
@@ -24,21 +23,26 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
-from packer_cli.packing.lower_bound import lower_bound_rows
+from packer_cli.options.options import PackConfig
+from packer_cli.ownership import unchanged
+from packer_cli.packing.figures import lower_bound_rows, squared_sums
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
+    FORMAT_VERSION,
     INDEX,
     INPUT_TIMES,
     MANIFEST,
     REJECTED,
     SQUARED_LENGTHS,
     UNITS,
+    Shard,
+    digest,
     kind_of,
+    saved_dataset,
 )
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
-    OF_INPUTS,
     TOKENIZED,
     TOTALS,
     DocumentHistograms,
@@ -50,28 +54,26 @@ from packer_cli.result.manifest import (
     SourceRecords,
     TokenizedManifest,
     TrainingStage,
+    run_of_sides,
+    why_incomplete,
 )
-from packer_cli.result.manifest_bytes import to_bytes
-from packer_cli.result.manifest_check import run_of_sides, why_incomplete
-from packer_cli.result.saved_dataset import saved_dataset
-from packer_cli.result.shards import FORMAT_VERSION, Shard, digest
+from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.reader import HEADER_BYTES, PackedDirectory, segments_of, squares_header
 from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run import commits
-from packer_cli.run import directory as output
-from packer_cli.run.commits import UnitRecord
-from packer_cli.run.directory import Claim
+from packer_cli.run import destination as output
+from packer_cli.run.commits import UnitRecord, identities, squared_lengths_name
+from packer_cli.run.destination import Claim, earlier_result
 from packer_cli.run.identity import Run
-from packer_cli.run.input_times import identities
-from packer_cli.run.replacing import earlier_result
-from packer_cli.run.squared_lengths import join
 
 _COPY_BYTES = 1 << 20
+_Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
-def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda: None) -> Result:
+def finalize(run: Run, claim: Claim, put: Callable[[Claim], None] = output.replace) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    `before_switch`: called once nothing is left to do but that. Raises DataError when there is
+    `put`: called to do so, once nothing is left to do but that. Raises DataError when there is
     nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
     InternalError when tokens are missing.
     """
@@ -98,8 +100,7 @@ def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda:
                 bad += counts.rejected_records
                 read += counts.records
             lines.write(commits.as_line(record))
-    _refuse_bad(bad, read, run.config.max_errors, claim)
-    _check(total, run, rejected, claim)
+    _check(total, bad, read, run, rejected, claim)
     for file in run.files:
         if file.index not in digests:
             digests[file.index] = commits.read_input(work, file.index) or (0, "")
@@ -111,19 +112,19 @@ def finalize(run: Run, claim: Claim, before_switch: Callable[[], None] = lambda:
         hashes[name] = hashlib.sha256(data).hexdigest()
     hashes |= run.side_files
     if rejected:
-        _join(rejected, claim)
+        _join(work / REJECTED, (_rejected_part(record, claim) for record in rejected))
         hashes[REJECTED] = digest(work / REJECTED)[1]
     hashes[UNITS] = digest(work / UNITS)[1]
     if not run.is_to_tokenize:
-        join(claim, shards, kept)
+        head = squares_header(sum(shard.rows for shard in shards))
+        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, kept), head)
         hashes[SQUARED_LENGTHS] = digest(work / SQUARED_LENGTHS)[1]
     manifest = manifest_of(run, tokenizer, digests, shards, total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     _refuse_incomplete(manifest, claim)
-    before_switch()
-    output.replace(claim)
+    put(claim)
     return manifest
 
 
@@ -139,94 +140,117 @@ def _refuse_incomplete(manifest: Result, claim: Claim) -> None:
 
 def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
     for unit in run.units:
-        yield commits.require_unit(work, unit)
+        record = commits.read_unit(work, unit)
+        if record is None:
+            raise InternalError(
+                f"unit {unit.index} was packed, but its files in {work} are not right"
+            )
+        yield record
 
 
-def _check(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> None:
-    if not total.conserved():
-        raise InternalError(
-            f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
-            f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
-        )
-    unused = total.looked_at_characters, total.unused
-    if reason := why_too_much_unused(run.config.max_unused, *unused):
-        raise DataError(
-            reason,
-            "name fields with --field, or leave them out of the input; everything is packed, and "
-            "with a larger --max-unused the run finishes at once",
-        )
-    if not (total.rows or (run.is_to_tokenize and total.tokens)):
-        problem = _nothing(total, run, rejected, claim)
-        output.forget(claim)  # no other run would find more
-        unshown = "--on-unshown, " if run.config.on_unshown == "error" else ""
-        tip = _speakers_tip(run) if total.untrained_documents else ""
-        raise DataError(
-            problem, tip or f"check --shape, --field, {unshown}--overlong and the input"
-        )
-
-
-def _refuse_bad(bad: int, read: int, limit: float | None, claim: Claim) -> None:
-    """DataError for too many bad records among those that were read: an update's limit is not for
-    what it keeps.
+def _check(
+    total: Counts, bad: int, read: int, run: Run, rejected: list[UnitRecord], claim: Claim
+) -> None:
+    """Raise DataError for too many bad records among those that were `read`: an update's limit is
+    not for what it keeps. And for too much that is unused, or where nothing is left.
     """
+    later = "everything is packed, and with a larger {} the run finishes at once"
+    limit, config = run.config.max_errors, run.config
     if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
         raise DataError(
             f"{bad:,} of {read:,} records are bad; --max-errors is {limit}",
-            f"see {claim.work}/rejected-*.jsonl; everything is packed, and with a larger "
-            "--max-errors the run finishes at once",
+            f"see {claim.work}/rejected-*.jsonl; {later.format('--max-errors')}",
         )
-
-
-def _speakers_tip(run: Run) -> str:
-    tips = (speakers_tip(one, run.shape.of(one.shape), run.config)
-            for one in run.files if one.format and one.path != STDIN)  # fmt: skip
-    return next(tips, "")
-
-
-def _nothing(total: Counts, run: Run, rejected: list[UnitRecord], claim: Claim) -> str:
+    check_conserved(total)
+    if reason := why_too_much_unused(config.max_unused, total.looked_at_characters, total.unused):
+        raise DataError(
+            reason,
+            "name fields with --field, or leave them out of the input; "
+            f"{later.format('--max-unused')}",
+        )
+    if total.rows or (run.is_to_tokenize and total.tokens):
+        return
     problem = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
     problem += f"and {total.rejected_records} rejected records, no tokens"
+    unshown = "--on-unshown, " if config.on_unshown == "error" else ""
+    tip = f"check --shape, --field, {unshown}--overlong and the input"
     if total.untrained_documents:
         problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
+        tips = (speakers_tip(one, run.shape.of(one.shape), config)
+                for one in run.files if one.format and one.path != STDIN)  # fmt: skip
+        tip = next(tips, "") or tip
     if rejected:
-        with _rejected_part(rejected[0], claim) as lines:
-            first = json.loads(lines.readline())
+        path, start, size = _rejected_part(rejected[0], claim)
+        first = json.loads(path.read_bytes()[start : start + size].partition(b"\n")[0])
         file = next(one for one in run.files if one.path == first["file"])
         place, at = file.path, first["position"]
         if at is not None:
             place += f", {reader_for(file.format).describe(file, at)}"
         problem += f"; the first rejected, {place}: {first['reason']}"
-    return problem
+    output.forget(claim)  # no other run would find more
+    raise DataError(problem, tip)
 
 
-@contextmanager
-def _rejected_part(record: UnitRecord, claim: Claim) -> Iterator[IO[bytes]]:
-    """The file that holds the unit's rejected records, at the first of them."""
-    path = claim.work / commits.rejected_name(record.unit)
-    if record.reused:
-        path = claim.output / REJECTED
-    try:
-        with open(path, "rb") as file:
-            file.seek(record.rejected_from)
-            yield file
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
+def check_conserved(counts: Counts) -> None:
+    """Raise InternalError where an encoded token is neither in a row nor known to be lost."""
+    if not counts.conserved():
+        raise InternalError(
+            f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "
+            f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
+        )
 
 
-def _join(rejected: list[UnitRecord], claim: Claim) -> None:
-    """Write the rejected records of all units, which may be many, as one file."""
-    with written(claim.work / REJECTED) as whole:
-        for record in rejected:
-            with _rejected_part(record, claim) as part:
-                left = record.rejected
-                while data := part.read(min(left, _COPY_BYTES)):
-                    whole.write(data)
-                    left -= len(data)
+def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:
+    own = claim.work / commits.rejected_name(record.unit)
+    path = claim.output / REJECTED if record.reused else own
+    return path, record.rejected_from, record.rejected
+
+
+def _squared_lengths(claim: Claim, shards: Sequence[Shard], kept: set[int]) -> Iterator[_Part]:
+    """The squared lengths of the rows of each unit. `kept`: the units that an update keeps; where
+    the file that has theirs is lost, their shards tell.
+    """
+    first, row = dict[int, int](), 0  # the first row of each unit of the result that is updated
+    lost: PackedDirectory | None = None
+    earlier = earlier_result(claim.folder) if kept else None
+    if earlier is not None and isinstance(earlier.manifest, Manifest):
+        listed = earlier.files.get(SQUARED_LENGTHS)
+        if listed is None or not unchanged(claim.folder, SQUARED_LENGTHS, listed):
+            lost = PackedDirectory(claim.output, earlier.manifest)
+        for shard in earlier.manifest.shards:
+            first.setdefault(shard.unit, row)
+            row += shard.rows
+    for unit, group in groupby(shards, lambda shard: shard.unit):
+        own, path = [*group], claim.work / squared_lengths_name(unit)
+        size = 8 * sum(shard.rows for shard in own)
+        if unit not in kept:
+            yield path, 0, size
+        elif lost is None:
+            yield claim.output / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit], size
+        else:
+            with written(path) as file:
+                for batch in chain.from_iterable(map(lost.stored, own)):
+                    sums = squared_sums(*segments_of(batch)[1:])
+                    file.write(sums.astype("<i8", copy=False).data)
+            yield path, 0, size
+
+
+def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
+    """Write what units have kept beside their shards, which may be much, as one file."""
+    with written(path) as whole:
+        whole.write(head)
+        for own, start, size in parts:
+            left = size
+            try:
+                with open(own, "rb") as part:
+                    part.seek(start)
+                    while data := part.read(min(left, _COPY_BYTES)):
+                        whole.write(data)
+                        left -= len(data)
+            except OSError as error:
+                raise from_os_error(error, own, "read") from error
             if left:
-                raise DataError(
-                    f"{claim.output}: the rejected records of unit {record.unit} are cut short",
-                    "to pack everything again, use --overwrite",
-                )
+                raise DataError(f"{own}: is cut short", "to pack everything again, use --overwrite")
 
 
 def manifest_of(
@@ -237,7 +261,7 @@ def manifest_of(
     counts: Counts,
     side_files: dict[str, str],
 ) -> Result:
-    """Of a finished run. `side_files`: name -> sha256."""
+    """Manifest of a finished run. `side_files`: name -> sha256."""
     # a run that fails on bad records may keep units whose own were skipped
     skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
@@ -246,9 +270,8 @@ def manifest_of(
         "config": run.config.as_json() | {"shape": run.shape.kind} | skipped,
         "tokenizer": tokenizer,
     }
-    by_input = _counted_by_input(run, counts)
     end = {
-        "inputs": [_input(run, file, *digests[file.index], counts, by_input) for file in run.files],
+        "inputs": [_input(run, file, *digests[file.index], counts) for file in run.files],
         "units": [
             {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
             for unit in run.units
@@ -258,7 +281,7 @@ def manifest_of(
     }
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
-        return TokenizedManifest.of(kind | begin | _of_documents(counts) | end)
+        return TokenizedManifest.of(kind | begin | totals_of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config, shards)
     mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
     if run.row_config.mixture and run.row_config.mixture.is_split:
@@ -288,13 +311,13 @@ def tables_of(
         "stages": stages,
         "missed_shares": [MissedShare(**vars(one)) for one in choice.shares if one.is_missed],
         "source_records": [
-            _records_of(one.amount.name, [opened(files[place]).facts for place in one.places])
+            _source_records(one.amount.name, [opened(files[place]).facts for place in one.places])
             for one in choice.sources
         ],
     }
 
 
-def _records_of(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
+def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
     sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
     unread = Counter[str]()
     for one in directories:
@@ -314,26 +337,20 @@ def sources_of(choice: Choice) -> list[Source]:
     ]  # fmt: skip
 
 
-def _of_documents(counts: Counts) -> dict[str, Any]:
-    return {
-        **{name: getattr(counts, name) for name in DOCUMENT_TOTALS},
-        **_named(counts),
-        "histograms": {
-            name: getattr(counts, name).tolist() for name in DocumentHistograms.__struct_fields__
-        },
-    }
+def totals_of_documents(counts: Counts) -> dict[str, Any]:
+    """What a manifest says of all documents of a tokenized directory."""
+    return _totals(counts, DOCUMENT_TOTALS, DocumentHistograms)
 
 
 def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
     """What a manifest says of all rows."""
     slots = counts.rows * config.max_length
     lost = counts.truncated_tokens, counts.dropped_tokens
-    incomplete = why_incomplete(config.max_loss, counts.tokens, *lost)
-    return {
-        "rows": counts.rows,
-        **{name: getattr(counts, name) for name in TOTALS},
-        **_named(counts),
-        **_dropped(counts),
+    totals = {"rows": counts.rows, **_totals(counts, TOTALS, Histograms)}
+    histograms = totals.pop("histograms")
+    if counts.dropped_length.any():
+        totals["dropped_length"] = counts.dropped_length.tolist()
+    totals |= {
         "padding_tokens": slots - counts.tokens,
         "utilization": counts.tokens / slots if slots else 0.0,
         "lower_bound_rows": lower_bound_rows(
@@ -342,23 +359,25 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
             max_segments=config.max_segments_per_row,
             segment_multiple=config.segment_multiple,
         ),
-        "histograms": {
-            name: getattr(counts, name).tolist() for name in Histograms.__struct_fields__
-        },
-        **_attention_cost(config, counts),
-        **({"incomplete": incomplete} if incomplete else {}),
+        "histograms": histograms,
     }
+    if config.balance != "none":
+        before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
+        totals["attention_cost"] = {"before": before, "after": after}
+    if incomplete := why_incomplete(config.max_loss, counts.tokens, *lost):
+        totals["incomplete"] = incomplete
+    return totals
 
 
-def _named(counts: Counts) -> dict[str, Any]:
-    """Totals by the names of fields, where there are any."""
-    totals = {"unread": counts.unread, "unused": counts.unused}
-    return {name: dict(sorted(total.items())) for name, total in totals.items() if total}
-
-
-def _dropped(counts: Counts) -> dict[str, Any]:
-    lengths = counts.dropped_length
-    return {"dropped_length": lengths.tolist()} if lengths.any() else {}
+def _totals(counts: Counts, names: Iterable[str], histograms: Any) -> dict[str, Any]:
+    named = {"unread": counts.unread, "unused": counts.unused}  # by the names of fields
+    return {
+        **{name: getattr(counts, name) for name in names},
+        **{name: dict(sorted(total.items())) for name, total in named.items() if total},
+        "histograms": {
+            name: getattr(counts, name).tolist() for name in histograms.__struct_fields__
+        },
+    }
 
 
 def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -369,34 +388,12 @@ def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[st
     return {name: value for name, value in other.items() if name not in around}
 
 
-def _counted_by_input(run: Run, counts: Counts) -> list[str]:
-    """The totals that each input has its part of. An update may have kept units whose records an
-    earlier packer wrote, without the losses and the trained tokens of each input.
-    """
-    totals = DOCUMENT_TOTALS if run.is_to_tokenize else TOTALS
-
-    def is_whole(name: str) -> bool:
-        parts = (getattr(one, name) for one in counts.files.values())
-        return bool(sum(parts) == getattr(counts, name))
-
-    return [name for name in OF_INPUTS if name in totals and is_whole(name)]
-
-
-def _input(
-    run: Run, file: InputFile, size: int, sha256: str, counts: Counts, by_input: list[str]
-) -> dict[str, Any]:
-    own = counts.file(file.index)
-    figures = {name: getattr(own, name) for name in by_input}
+def _input(run: Run, file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
+    own, kind = counts.file(file.index), TokenizedManifest if run.is_to_tokenize else Manifest
+    figures = {name: getattr(own, name) for name in kind.counted_by_input}
     entry = {"path": file.path, "size": size, "sha256": sha256, **figures}
     if file.format == TOKENIZED:
         entry["format"] = TOKENIZED
     if file.shape is not None:
         entry["shape"] = run.shape.of(file.shape).name
     return entry if file.format else entry | {"removed": True}
-
-
-def _attention_cost(config: PackConfig, counts: Counts) -> dict[str, Any]:
-    if config.balance == "none":
-        return {}
-    before, after = counts.attention_before.as_json(), counts.attention_after.as_json()
-    return {"attention_cost": {"before": before, "after": after}}

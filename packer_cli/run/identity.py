@@ -9,32 +9,73 @@ from an equal Run, or gets an error that says how the two differ.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 import packer_cli
 from packer_cli import storage
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.options import PackConfig
-from packer_cli.config.shapes import Shape
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.mixing.units import work_units
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.option import as_option, options_of
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shapes import Shape
 from packer_cli.records import InputFile, WorkUnit
-from packer_cli.result.layout import TOKENIZER
-from packer_cli.result.manifest import TOKENIZED
-from packer_cli.result.manifest_check import LIMITS
+from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOOL_TEMPLATE
+from packer_cli.result.manifest import LIMITS, TOKENIZED
+
+if TYPE_CHECKING:
+    from packer_cli.chat.templates import TemplateChoice
+    from packer_cli.tokenization.locate import TokenizerFiles
 
 RUN = "run.json"
+OTHER_ORDER = "the inputs are named in another order"
 IsSame = Callable[[InputFile, InputFile], bool]
-_OPTIONS = {
-    "fields": "--field", "roles": "--role", "template_args": "--template-arg", "add_bos": "--bos",
-    "add_eos": "--eos",
-}  # fmt: skip
 _MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The tokenizer and the template of a run, before anything is loaded.
+
+    name      of the tokenizer, as it was given; None where none is needed
+    files     of the tokenizer; None for the built-in one
+    template  the chat template, where one is used
+    copies    of the side files, by name, where they were chosen before
+    known     the sha256 of side files that are not to be hashed
+    """
+
+    name: str | None
+    files: TokenizerFiles | None = None
+    template: TemplateChoice | None = None
+    copies: dict[str, bytes] = field(default_factory=dict, repr=False)
+    known: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def side_files(self) -> dict[str, bytes]:
+        """The files that a result keeps of them, so that it explains itself."""
+        contents = dict(self.copies)
+        if self.files is not None:
+            contents = {TOKENIZER: self.files.json, **self.files.companions}
+        if self.template is not None:
+            contents[TEMPLATE] = self.template.source.encode()
+            contents.pop(TOOL_TEMPLATE, None)
+            if self.template.tool_use is not None:
+                contents[TOOL_TEMPLATE] = self.template.tool_use.encode()
+        return contents
+
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """The sha256 of each side file."""
+        known = self.known | ({TOKENIZER: self.files.sha256} if self.files else {})
+        new = {n: content for n, content in self.side_files.items() if n not in known}
+        return known | {n: hashlib.sha256(content).hexdigest() for n, content in new.items()}
 
 
 @dataclass(frozen=True)
@@ -44,17 +85,19 @@ class Run:
     config      as `shape_rules.for_shape` gives it
     files       by index; those without a format were removed since the last update
     units       by ascending index
-    tokenizer   as it was named; None where none is needed
-    side_files  name -> sha256 of what the result keeps of the tokenizer and the chat template
     """
 
     config: DocumentConfig
     shape: Shape
     files: tuple[InputFile, ...]
     units: tuple[WorkUnit, ...]
-    tokenizer: str | None
-    side_files: dict[str, str]
-    packer_version: str = packer_cli.__version__
+    chosen: Chosen
+    packer_version: str = field(default_factory=lambda: packer_cli.__version__)
+
+    @property
+    def side_files(self) -> dict[str, str]:
+        """Name -> sha256 of what the result keeps of the tokenizer and the chat template."""
+        return self.chosen.hashes
 
     @property
     def row_config(self) -> PackConfig:
@@ -78,8 +121,18 @@ class Run:
         """Whether its inputs can be read a second time."""
         return all(file.path != STDIN for file in self.files)
 
+    def cut(self) -> Run:
+        """The run with its inputs cut into work units."""
+        return replace(self, units=tuple(work_units(self.files, self.config)))
+
+    def as_json(self) -> dict[str, Any]:
+        """The run as `run_of` takes it; msgspec encodes the values."""
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        del own["chosen"]
+        return own | {"tokenizer": self.chosen.name, "side_files": self.side_files}
+
     def to_bytes(self) -> bytes:
-        return sealed(msgspec.json.encode(self))
+        return sealed(msgspec.json.encode(self.as_json()))
 
 
 def load_run(path: Path) -> Run | None:
@@ -95,8 +148,13 @@ def run_of(content: dict[str, Any]) -> Run:
     UsageError when they describe none.
     """
     kind = PackConfig if "max_length" in content["config"] else DocumentConfig
-    config = msgspec.convert(content["config"], kind)
-    return replace(msgspec.convert(content, Run), config=config)
+    kinds: dict[str, Any] = {
+        "config": kind, "shape": Shape, "files": tuple[InputFile, ...],
+        "units": tuple[WorkUnit, ...], "packer_version": str, "tokenizer": str | None,
+        "side_files": dict[str, str],
+    }  # fmt: skip
+    own = {name: msgspec.convert(content[name], one) for name, one in kinds.items()}
+    return Run(chosen=Chosen(own.pop("tokenizer"), known=own.pop("side_files")), **own)
 
 
 def sealed(content: bytes) -> bytes:
@@ -117,20 +175,25 @@ def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
 
     `is_same`: whether the other run would pack the same from an input of the first.
     """
-    differing = differing_packers(old.packer_version, new.packer_version)
-    differing += differing_options(old.config, new.config)
+    differing = differing_origin(old.packer_version, old.config, old.chosen, new)
     if old.shape != new.shape:
         differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    differing += differing_tokenizers(old.tokenizer, old.side_files, new.tokenizer, new.side_files)
-    differing += _differing_files(old.files, new.files, is_same)
+    differing += differing_files(old.files, new.files, is_same)
     if not differing and old.units != new.units:
         differing.append("the work units are cut in another way")
     return differing
 
 
-def differing_packers(old: str, new: str) -> list[str]:
-    """How the versions of packer differ, if they do: another one may write other bytes."""
-    return [f"packer was {old}, is now {new}"] if old != new else []
+def differing_origin(
+    packer: str, config: DocumentConfig, chosen: Chosen, new: Run, *, limits: bool = False
+) -> list[str]:
+    """How the packer, the options and the tokenizer differ from those of a run, if they do: another
+    one of these may write other bytes. `limits`: as in `differing_options`.
+    """
+    now = new.packer_version
+    differing = [f"packer was {packer}, is now {now}"] if packer != now else []
+    differing += differing_options(config, new.config, limits=limits)
+    return differing + differing_tokenizers(chosen, new.chosen)
 
 
 def refuse_other_packer(directory: Path, then: str, tip: str) -> None:
@@ -157,22 +220,26 @@ def differing_options(
     for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
         if before != now and (limits or item.name not in LIMITS):
-            option = _OPTIONS.get(item.name, f"--{item.name.replace('_', '-')}")
-            differing.append(f"{option} was {_shown(before)}, is now {_shown(now)}")
+            name = option_named(item.name)
+            differing.append(f"{name} was {_shown(before)}, is now {_shown(now)}")
     return differing
 
 
-def differing_tokenizers(
-    old: str | None, old_files: dict[str, str], new: str | None, new_files: dict[str, str]
-) -> list[str]:
+def option_named(field: str) -> str:
+    """The option of a field, as its user writes it."""
+    option = options_of(PackConfig).get(field)
+    return option.name(field) if option else as_option(field)
+
+
+def differing_tokenizers(old: Chosen, new: Chosen) -> list[str]:
     """How tokenizer and template differ: by the content of their files, whatever their names."""
-    names = old_files.keys() | new_files.keys()
-    differ = sorted(name for name in names if old_files.get(name) != new_files.get(name))
+    names = old.hashes.keys() | new.hashes.keys()
+    differ = sorted(name for name in names if old.hashes.get(name) != new.hashes.get(name))
     if differ:
         return [f"another tokenizer: {' and '.join(differ)} differ"]
     # it has no files of its own, so its name identifies it
-    if old != new and TOKENIZER not in new_files:
-        return [f"the tokenizer was {_shown(old)}, is now {_shown(new)}"]
+    if old.name != new.name and TOKENIZER not in new.hashes:
+        return [f"the tokenizer was {_shown(old.name)}, is now {_shown(new.name)}"]
     return []
 
 
@@ -191,9 +258,10 @@ def may_exist(path: str) -> bool:
     return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
 
 
-def _differing_files(
-    old: tuple[InputFile, ...], new: tuple[InputFile, ...], is_same: IsSame
+def differing_files(
+    old: Sequence[InputFile], new: Sequence[InputFile], is_same: IsSame
 ) -> list[str]:
+    """How the inputs differ. `old`: without a format where that is not known."""
     before, now = ({file.path: file for file in files} for files in (old, new))
     differing = [
         f"{path} {'is not named now' if may_exist(path) else 'is gone'}"
@@ -203,13 +271,13 @@ def _differing_files(
     differing += [f"{path} is new" for path in now if path not in before]
     for path in before.keys() & now.keys():
         a, b = before[path], now[path]
-        if (a.format, a.compression) != (b.format, b.compression):
+        if a.format and (a.format, a.compression) != (b.format, b.compression):
             differing.append(f"{path} was read as {a.format}, is now {b.format}")
         elif not is_same(a, b):
             sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
-            differing.append(f"{path} was written to{sizes}")
+            differing.append(f"{path} has changed{sizes}")
     if not differing and [(a.index, a.path) for a in old] != [(b.index, b.path) for b in new]:
-        differing.append("the inputs are named in another order")
+        differing.append(OTHER_ORDER)
     if len(differing) > _MOST_NAMED:
         differing[_MOST_NAMED:] = [f"and {len(differing) - _MOST_NAMED} more inputs differ"]
     return sorted(differing[:_MOST_NAMED]) + differing[_MOST_NAMED:]

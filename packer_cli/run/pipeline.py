@@ -1,66 +1,79 @@
 """A whole run: discover, pack every unit that is not packed yet, finalize.
 
-    find_inputs -> work_units -> Run      what is to be done
+    find_inputs -> settle -> Run          what is to be done
     output.claimed, begin                 where, and which units are done already
     Worker, on threads                    the rest
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
 
 Units go to a pool of threads: everything heavy (tokenizing, planning, filling, writing,
-hashing) frees the GIL.
+hashing) frees the GIL. Of several ranks, each packs every W-th unit, from the R-th on; the last one
+to end finds that all units have a record, and finishes; `packer finalize DIR` does so by hand.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from packer_cli import storage
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.run_options import RunOptions
-from packer_cli.config.shape_rules import for_shape, refuse_idle
-from packer_cli.config.shapes import Shape
-from packer_cli.early import EarlyReference
-from packer_cli.errors import DataError, InputChangedError, Interrupted, PackerError, UsageError
+from packer_cli.errors import (
+    DataError,
+    InputChangedError,
+    Interrupted,
+    PackerError,
+    UsageError,
+    nearest,
+)
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag
-from packer_cli.mixing.units import choice_of, work_units
+from packer_cli.mixing.units import choice_of
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import RunOptions
+from packer_cli.options.shape_rules import for_shape, refuse_idle
+from packer_cli.options.shapes import ARGUMENTS, LABEL
+from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result
-from packer_cli.result.manifest_file import load_any
-from packer_cli.result.wording import plural
-from packer_cli.run import directory as output
-from packer_cli.run.chosen import Chosen, choose_encoding
-from packer_cli.run.commits import UNIT_RECORDS, counts_of
+from packer_cli.result.manifest_file import load_as_is
+from packer_cli.result.warnings import RAW, UNUSED, encoded_tokens, named, warnings_of
+from packer_cli.result.wording import count, percent, plural
+from packer_cli.run import commits
+from packer_cli.run import destination as output
+from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
-from packer_cli.run.identity import Run
-from packer_cli.run.input_times import write_lost
-from packer_cli.run.known_shapes import known_shapes
-from packer_cli.run.ranks import finalize_if_last
-from packer_cli.run.replacing import holds_result
-from packer_cli.run.tokenized_source import choose_tokenized, refuse_view
-from packer_cli.run.unnamed import described, left_out, moves, refuse_to_forget
-from packer_cli.run.unused import name_columns, warn_of_losses
-from packer_cli.run.update import Update, plan_update, refuse_other_result
+from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
+from packer_cli.run.source import choose_encoding, choose_tokenized
+from packer_cli.run.unit import Worker
+from packer_cli.run.update import (
+    Update,
+    known_shapes,
+    plan_update,
+    refuse_other_result,
+    refuse_to_forget,
+)
 from packer_cli.run.upload import check_options, publish
-from packer_cli.run.worker import Worker, commit_input, left_to_do
 from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
 
-_Config = TypeVar("_Config", bound=DocumentConfig)
 _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash
+_ANSWERED = (
+    "content", "reasoning_content", "thinking", "tool_calls", "weight", "train", "train_detail",
+)  # fmt: skip
 
 
 def pack(
@@ -71,7 +84,6 @@ def pack(
     tokenizer_name: str | None = None,
     notify: Notify = lambda message: None,
     warn: Notify = lambda message: None,
-    early: EarlyReference | None = None,
     staging: Path | None = None,
     before_switch: Callable[[], None] = lambda: None,
 ) -> Result | None:
@@ -79,8 +91,8 @@ def pack(
     rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
     documents are tokenized only.
 
-    `notify` hears one-line messages for the user, `warn` those that nobody should miss. `early`: of
-    the tokenizer, if begun. `staging`: where what goes to a URL is packed. `before_switch`: called
+    `notify` hears one-line messages for the user, `warn` those that nobody should miss.
+    `staging`: where what goes to a URL is packed. `before_switch`: called
     when all is packed, before a new result takes its place. Raises PackerError: UsageError before
     anything is written, DataError for bad records or storage, Interrupted for Ctrl-C. Units that
     are packed by then are kept for the next run.
@@ -89,191 +101,157 @@ def pack(
     url = str(destination) if storage.is_url(str(destination)) else None
     if url:
         check_options(url, options)
-    _refuse_other_than_utf8(config, tokenizer_name)
+    _refuse_impossible(inputs, config, options, tokenizer_name)
     stop = threading.Event()
     begin_stdin(stop.is_set)
-    _refuse_shared_stdin(inputs, options)
     files = find_inputs(inputs, config, notify)
     known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
-    given = config
-    files, config, shape, chosen = settled(files, config, tokenizer_name, notify, warn, known)
-    choice_of(files, config)  # what a recipe asks of its sources is there, or nothing is written
-    job = _Job(config, shape, files, chosen, options, notify, stop, early, before_switch)
-    done = job.to_url(url, staging) if url else job.to_directory(Path(destination))
+    run = settle(files, config, tokenizer_name, notify, warn, known)
+    choice_of(run.files, run.config)  # what a recipe asks of its sources is there
+    packing = _Packing(run, options, notify, stop, before_switch)
+    done = packing.to_url(url, staging) if url else packing.to_directory(Path(destination))
     if done is not None:
-        warn_of_losses(str(destination), done, chosen, given, notify, warn)
+        _warn_of_losses(str(destination), done, run.chosen, config, notify, warn)
     what = "done" if done else "this rank is done"
     notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
 
 
-def settled(
+def settle(
     files: list[InputFile],
-    config: _Config,
+    config: DocumentConfig,
     tokenizer_name: str | None,
     notify: Notify,
     warn: Notify,
     known: KnownShapes = NOTHING_KNOWN,
-) -> tuple[list[InputFile], _Config, Shape, Chosen]:
-    """The inputs with their shapes, the options with their defaults for these, what the records
-    are, and what makes tokens of them. UsageError where these do not go together.
+) -> Run:
+    """The run of these inputs, not cut into units yet: what the records are, the options with their
+    defaults for these, and what makes tokens of them. UsageError where these do not go
+    together.
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
-        return files, for_shape(config, shape), shape, chosen
-    refuse_view(config)
+        return Run(for_shape(config, shape), shape, tuple(files), (), chosen)
+    if isinstance(config, PackConfig) and config.view:
+        raise UsageError(
+            "--view: rows can only refer to stored tokens, and the inputs are not tokenized",
+            "packer tokenize INPUT -o DIR first, then packer pack DIR --view",
+        )
     unused, lacking = dict[str, list[str]](), dict[str, DataError]()
     files, shape = detect_shape(files, config, known, unused, lacking)
     own = [one.columns for one in shape.members.values() or [shape]]
     for name, error in lacking.items():
         if not any(columns.get(name) == config.renamed[name] for columns in own):
             raise error
-    name_columns(unused, config.shape, notify, warn)
+    _name_columns(unused, config.shape, notify, warn)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
-            rest = f" and {len(some) - 1:,} more" if len(some) > 1 else ""
-            notify(f"{some[0]}{rest}: {member}")
+            notify(f"{_first_of(some)}: {member}")
     refuse_idle(config, shape)
     config = for_shape(config, shape)
-    return files, config, shape, choose_encoding(shape, config, tokenizer_name, notify, warn)
+    chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
+    return Run(config, shape, tuple(files), (), chosen)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What to pack, and with which options and tokenizer."""
+class _Packing:
+    """A run, and how it is to go."""
 
-    config: DocumentConfig
-    shape: Shape
-    files: list[InputFile]
-    chosen: Chosen
+    run: Run
     options: RunOptions
     notify: Notify
     stop: threading.Event
-    early: EarlyReference | None
     before_switch: Callable[[], None]
 
     def to_url(self, url: str, staging: Path | None) -> Result:
         """Pack into a staging directory and upload that."""
-        run = self._run(self.files, work_units(self.files, self.config))
+        run = self.run.cut()
 
-        def pack_staged(folder: Path) -> Result:
-            with output.claimed(
-                folder,
-                self.files,
-                may_replace=False,
-                notify=self.notify,
-                no_lock=self.options.no_lock,
-            ) as claim:
-                manifest = self._pack_claimed(claim, run, None, lambda: None)
-            return manifest or load_any(folder, incomplete_too=True, half_too=True)
+        def pack_staged(claim: output.Claim, put: Callable[[output.Claim], None]) -> Result:
+            manifest = self._pack_claimed(claim, run, None, put)
+            return manifest or load_as_is(claim.output)
 
         return publish(
-            url, staging, run, pack_staged, overwrite=self.options.overwrite,
-            no_lock=self.options.no_lock, notify=self.notify, show_progress=self.options.progress,
-            before_switch=self.before_switch,
-        )  # fmt: skip
+            url, staging, run, self.options, pack_staged, self.before_switch, self.notify
+        )
 
     def to_directory(self, destination: Path) -> Result | None:
         """Pack all, or this rank's share, or what an update calls for."""
-        rank, options = self.options.as_rank, self.options
+        rank, options, files = self.options.as_rank, self.options, self.run.files
+
+        def put(claim: output.Claim) -> None:
+            self.before_switch()
+            output.replace(claim)
+
         with output.claimed(
-            destination, self.files, may_replace=True, notify=self.notify, rank=rank,
+            destination, files, notify=self.notify, rank=rank,
             no_lock=options.no_lock,
         ) as claim:  # fmt: skip
-            update, is_there = None, holds_result(destination)
-            if is_there and (options.update or rank):
-                earlier = load_any(destination, incomplete_too=True, half_too=True)
-                update = self._update(destination, earlier)
+            run, update, earlier = self.run, None, None
+            if output.holds_result(destination) and not options.overwrite:
+                earlier = load_as_is(destination)
+            if earlier and (options.update or rank):
+                update = plan_update(destination, earlier, run, options)
+                for note in update.notes:
+                    self.notify(note)
+                run = update.run
                 if not update.changed:
+                    how = "already finished" if rank else "up to date"
+                    self.notify(f"{destination}: {how}")
                     if not rank:
                         output.forget(claim)
-                        write_lost(destination, earlier.inputs, update.files)
+                        write_lost(destination, earlier.inputs, run.files)
                     return earlier
                 if rank:
                     raise output.finished(destination)
-            elif options.update and not options.prune:
-                refuse_to_forget(destination, self.files)
-            run = (
-                self._run(update.files, update.units, update.shape)
-                if update
-                else self._run(self.files, work_units(self.files, self.config))
-            )
-            if is_there and not (update or options.overwrite or claim.ended):
-                earlier = load_any(destination, incomplete_too=True, half_too=True)
-                refuse_other_result(destination, earlier, run)
-                self.notify(f"{destination}: up to date")
-                write_lost(destination, earlier.inputs, self.files)
-                return earlier
-            manifest = self._pack_claimed(claim, run, update, self.before_switch)
+            else:
+                if options.update and not options.prune:
+                    refuse_to_forget(destination, files)
+                run = run.cut()
+                if earlier and not claim.ended:
+                    refuse_other_result(destination, earlier, run)
+                    self.notify(f"{destination}: up to date")
+                    write_lost(destination, earlier.inputs, files)
+                    return earlier
+            manifest = self._pack_claimed(claim, run, update, put)
             if manifest is not None:
                 return manifest
         return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
-
-    def _run(
-        self, files: Iterable[InputFile], units: Iterable[WorkUnit], shape: Shape | None = None
-    ) -> Run:
-        return Run(
-            self.config, shape or self.shape, tuple(files), tuple(units), self.chosen.name,
-            self.chosen.hashes,
-        )  # fmt: skip
-
-    def _update(self, destination: Path, earlier: Result) -> Update:
-        """What has changed since an earlier result; notifies the user of it."""
-        update = plan_update(
-            destination, earlier, self.files, self.shape, self.config, self.chosen.name,
-            self.chosen.hashes, checksum=self.options.checksum, unnamed=self.options.unnamed,
-        )  # fmt: skip
-        rank = self.options.as_rank
-        if update.dropped and not rank:
-            self.notify(f"{destination}: drops {described(update.dropped)}")
-        if update.moved:
-            self.notify(f"{destination}: {moves(update.moved)}")
-        if update.copies:
-            self.notify(f"{destination}: has these inputs already: {left_out(update.copies)}")
-        if update.kept:
-            self.notify(f"{destination}: keeps {described(update.kept)}")
-        if self.config.on_error == "fail":
-            skipped = (counts_of(one).rejected_records for one in update.reused if one.rejected)
-            if bad := sum(skipped):
-                self.notify(f"{destination}: {plural(bad, 'bad record')} skipped by an earlier run")
-        if not update.changed:
-            self.notify(f"{destination}: {'already finished' if rank else 'up to date'}")
-        return update
 
     def _pack_claimed(
         self,
         claim: output.Claim,
         run: Run,
         update: Update | None,
-        before_switch: Callable[[], None],
+        put: Callable[[output.Claim], None],
     ) -> Result | None:
         """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
         # an update without an earlier result is a plain run: it discards nobody else's units
         may_replace = self.options.overwrite or update is not None
-        side_files = self.chosen.side_files
-        if not output.begin(claim, run, side_files, may_replace=may_replace):
+        if not output.begin(claim, run, run.chosen.side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
-            return load_any(claim.output, incomplete_too=True, half_too=True)
+            return load_as_is(claim.output)
+        commits.forget_reused(claim.work, {one.unit for one in update.reused} if update else set())
         if update is not None:
             update.keep(claim.work)
         try:
             self._pack_rest(run, claim.work)
         except PackerError as error:
             raise _with_progress(error, run, claim.work, may_replace) from error
-        return None if self.options.as_rank else finalize(run, claim, before_switch)
+        return None if self.options.as_rank else finalize(run, claim, put)
 
     def _pack_rest(self, run: Run, work: Path) -> None:
         """Pack the units, and hash the inputs, that have no record in the work folder."""
         options, stop = self.options, self.stop
         ours = slice(options.rank, None, options.world_size)
-        units, inputs = left_to_do(run, work, ours)
+        units, inputs = commits.left_to_do(run, work, ours)
         mine = len(run.units[ours])
         if len(units) < mine:
             done = mine - len(units)
             self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
         inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
-        tasks: list[Task] = [partial(commit_input, file, work, stop) for file in inputs]
+        tasks: list[Task] = [partial(commit_input, file, work, stop.is_set) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
             return
@@ -285,25 +263,24 @@ class _Job:
                 run_all(tasks, options.workers, stop)
                 pack_on_ray(run, units, work, options, self.notify, progress)
                 return
-            worker = Worker(
-                run, self.chosen, units, work, options, self.notify, stop, progress, self.early
-            )
+            worker = Worker(run, units, work, options, self.notify, stop, progress)
             stack.enter_context(closing(worker))
             stack.enter_context(as_flag())  # for the storage threads, too
-            if options.workers == 1:
-                packing: list[Task] = [partial(worker.pack_and_commit, unit) for unit in units]
-            else:
+            committing: ThreadPoolExecutor | None = None
+            if options.workers > 1:
                 # threads of their own bring shards to the disk and hash them: workers go on
-                count = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
-                committing = stack.enter_context(ThreadPoolExecutor(count, "packer-storage"))
-                packing = [partial(_pack_then_commit, worker, unit, committing) for unit in units]
+                threads = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
+                committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
+
+            def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
+                result = worker.pack(unit)
+                if committing is not None:
+                    return [committing.submit(worker.commit, result)]
+                worker.commit(result)
+                return []
+
+            packing = [partial(pack_and_commit, unit) for unit in units]
             run_all([*packing, *tasks], options.workers, stop, worker.stop)
-
-
-def _pack_then_commit(
-    worker: Worker, unit: WorkUnit, committing: ThreadPoolExecutor
-) -> list[Future[Any]]:
-    return [committing.submit(worker.commit, worker.pack(unit))]
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
@@ -332,30 +309,195 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     return type(error)(error.message, tip)
 
 
-def _refuse_shared_stdin(inputs: list[str], options: RunOptions) -> None:
-    """UsageError for stdin that several processes would share: none can read all of it."""
-    if STDIN in inputs:
-        for option, given in (
-            ("--rank", options.as_rank is not None),
-            ("--engine ray", options.engine == "ray"),
-        ):
-            if given:
-                raise UsageError(
-                    f"{option}: does not go with stdin, which only one process can read",
-                    "write the data to a file, and name that",
-                )
-
-
-def _refuse_other_than_utf8(config: DocumentConfig, tokenizer: str | None) -> None:
-    """UsageError for an option that no manifest can hold, before all the work rather than after."""
-    options = config.as_json() | {"tokenizer": choose(tokenizer)[0]}
-    options["field"], options["role"] = options.pop("fields"), options.pop("roles")
-    options["template_arg"] = options.pop("template_args")
-    for name, value in options.items():
+def _refuse_impossible(
+    inputs: list[str], config: DocumentConfig, options: RunOptions, tokenizer: str | None
+) -> None:
+    """UsageError for stdin that several processes would share, and for an option that no manifest
+    can hold: before all the work rather than after.
+    """
+    alone = {"--rank": options.as_rank is not None, "--engine ray": options.engine == "ray"}
+    for option in [name for name, given in alone.items() if given and STDIN in inputs]:
+        raise UsageError(
+            f"{option}: does not go with stdin, which only one process can read",
+            "write the data to a file, and name that",
+        )
+    for name, value in (config.as_json() | {"tokenizer": choose(tokenizer)[0]}).items():
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"--{name.replace('_', '-')}: {value!r} is not UTF-8, so no manifest can hold it",
+                f"{option_named(name)}: {value!r} is not UTF-8, so no manifest can hold it",
                 "use a name that is UTF-8",
             ) from None
+
+
+def _name_columns(
+    unused: Mapping[str, list[str]], shape: str | None, notify: Notify, warn: Notify
+) -> None:
+    """Name columns of supervised inputs that no option uses. `unused`: by path; `shape`: --shape.
+
+    A label is worth a warning where nobody chose the shape: answers that it calls bad would be
+    learned as good ones.
+    """
+    by_columns: dict[tuple[str, ...], list[str]] = {}
+    for path, columns in unused.items():
+        if columns:
+            by_columns.setdefault(tuple(columns), []).append(path)
+    for names, paths in by_columns.items():
+        what = "column" if len(names) == 1 else "columns"
+        line = f"{_first_of(paths)}: no option uses the {what} {named(names)}; see --field"
+        if LABEL in names and shape is None:
+            warn(f"warning: {line}, and --shape preference if it says which answers are good")
+        elif {"chosen", "rejected"} <= {*names}:
+            notify(f"{line}, and --shape preference for pairs")
+        else:
+            notify(line)
+
+
+def _first_of(paths: Sequence[str]) -> str:
+    return paths[0] + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")
+
+
+def _warn_of_losses(
+    place: str,
+    manifest: Result,
+    chosen: Chosen,
+    config: DocumentConfig,
+    notify: Notify,
+    warn: Notify,
+) -> None:
+    """Say what was lost or left out, and which fields of records nobody reads. `config`: as given,
+    which says what of it is meant.
+    """
+    meant = {RAW: config.prompt_template == "none", UNUSED: config.max_unused is not None}
+    for one in warnings_of(manifest):
+        if not meant.get(one.about):
+            warn(f"warning: {place}: {one}")
+    if turns := manifest.empty_turns:
+        what = f"{plural(turns, 'turn')} of the assistant that the chat template leaves empty"
+        notify(f"{place}: {what}: not trained on")
+    if manifest.masked_documents:
+        what = f"{plural(manifest.masked_tokens, 'token')} of the assistant in "
+        what += plural(manifest.masked_documents, "document")
+        notify(f"{place}: {what} not trained on, by options or flags")
+    if repeated := manifest.repeated_tokens:
+        share = percent(repeated / encoded_tokens(manifest))
+        what = f"{plural(repeated, 'token')} repeated ({share})"
+        notify(f"{place}: {what}: each document of a turn begins with the conversation before it")
+    names = [
+        f"{name} ({count(number)}){_meant(name, chosen)}"
+        for name, number in manifest.unread.items()
+    ]
+    if names:
+        notify(f"{place}: neither packer nor the chat template reads {named(names)}")
+
+
+def _meant(name: str, chosen: Chosen) -> str:
+    place, _, key = name.partition(".")
+    known: Iterable[str] = _ANSWERED if place == "messages" else ()
+    if key and place == ARGUMENTS:
+        from packer_cli.chat.arguments import arguments_of  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
+
+        sources = chosen.template.sources if chosen.template else []
+        known = arguments_of(sources, special_tokens(chosen.files))
+    near = nearest(key, known)
+    return f", did you mean {near}?" if near else ""
+
+
+# Ranks: processes, perhaps on several machines, that share nothing but the output directory
+
+_AUTO = "auto"
+# (rank, world size, rank of the first, step) as job schedulers and launchers say them.
+_VARIABLES = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN",
+     "SLURM_ARRAY_TASK_STEP"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "", ""),
+    ("RANK", "WORLD_SIZE", "", ""),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""),
+    ("JOB_COMPLETION_INDEX", "", "", ""),
+)  # fmt: skip
+
+
+def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
+    """The options `rank` and `world_size`; "auto" is read from the environment.
+
+    Nothing is looked up unless one of them is given: a job array in which every task packs a
+    file of its own must not lose all but a share of it. Raises UsageError.
+    """
+    if rank is None and world_size is None:
+        return {"rank": None, "world_size": None}
+
+    def number(name: str, text: str) -> int:
+        if not text.isdecimal():
+            raise UsageError(f"{name}: {text!r} is not a number")
+        return int(text)
+
+    numbers: dict[str, int | None] = {}
+    for place, name, given in ((0, "rank", rank), (1, "world_size", world_size)):
+        option = f"--{name.replace('_', '-')}"
+        if given not in (None, _AUTO):
+            numbers[name] = number(option, str(given))
+            continue
+        known = next((names for names in _VARIABLES if names[place] in os.environ), None)
+        if known is None:
+            tried = ", ".join(names[place] for names in _VARIABLES if names[place])
+            raise UsageError(
+                f"{option}: not given, and none of {tried} is set",
+                "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
+            )
+        found = number(known[place], os.environ[known[place]])
+        if name == "rank":  # --array=0-6:2
+            first, step = (os.environ.get(one, "") for one in known[2:])
+            found -= number(known[2], first) if first else 0
+            found //= max(1, number(known[3], step)) if step else 1
+        numbers[name] = found
+    return numbers
+
+
+def finalize_if_last(destination: Path, notify: Notify, *, no_lock: bool = False) -> Result | None:
+    """The manifest, if no other rank is working and all units are packed."""
+    work = output.work_of(destination)
+    # checked before locking, or a rank that begins now would find it locked
+    if work and (run := load_run(work / RUN)) and (missing := _missing(run, work)):
+        notify(f"{destination}: {missing} are still to be packed by other ranks")
+        return None
+    try:
+        with output.claimed(destination, [], notify=notify, no_lock=no_lock) as claim:
+            run = load_run(claim.work / RUN)
+            if run is None:  # another rank was the last
+                return load_as_is(destination)
+            return None if _missing(run, claim.work) else finalize(run, claim)
+    except InUseError:
+        notify(f"{destination}: other ranks are at work; the last one finishes")
+        return None
+
+
+def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
+    """The manifest of what ranks have packed. Raises DataError when units are missing."""
+    work = output.work_of(destination)
+    if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
+        load_as_is(destination)  # raises, if anything is wrong
+        raise UsageError(f"{destination}: is already finished", "see packer stats")
+    with output.claimed(destination, [], notify=lambda message: None, no_lock=no_lock) as claim:
+        if claim.ended is not None:
+            return load_as_is(destination)
+        run = load_run(claim.work / RUN)
+        if run is None:
+            raise DataError(
+                f"{claim.work / RUN}: cannot be read by this packer",
+                "use the version of packer that packed it",
+            )
+        if missing := _missing(run, claim.work):
+            raise DataError(
+                f"{destination}: {missing} are not packed",
+                "run the failed ranks again; the last one finishes",
+            )
+        return finalize(run, claim)
+
+
+def _missing(run: Run, work: Path) -> str:
+    units, inputs = commits.left_to_do(run, work)
+    if units:
+        return f"{len(units)} of {len(run.units)} units"
+    return f"the digests of {len(inputs)} inputs" if inputs else ""

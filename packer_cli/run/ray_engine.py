@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import packer_cli
-from packer_cli.config.run_options import RunOptions
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
 from packer_cli.interrupts import as_flag, handled_as_before
+from packer_cli.options.run_options import RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Notify, WorkUnit
-from packer_cli.run.chosen import chosen_for
 from packer_cli.run.identity import RUN, Run, load_run
-from packer_cli.run.worker import Worker
+from packer_cli.run.source import chosen_again
+from packer_cli.run.unit import Worker
 
 _RETRIES = 3
 _AHEAD = 2  # tasks for each core, so that no core is ever idle
@@ -108,7 +108,7 @@ def _pack_all(
     key = hashlib.sha256(run.to_bytes()).hexdigest()
     told = _Told(
         key, str(work.resolve()), os.getcwd(), options.tokenizer_backend,
-        options.template_engine, options.max_seconds_per_record,
+        options.max_seconds_per_record,
     )  # fmt: skip
     queue = iter(units)
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -125,7 +125,7 @@ def _pack_all(
             for done in done_now:
                 unit = running.pop(done)
                 try:
-                    documents, tokens, slots = ray.get(done)
+                    documents, tokens, rows = ray.get(done)
                 except ray.exceptions.WorkerCrashedError as error:
                     raise DataError(
                         f"unit {unit.index}: its worker was lost {1 + _RETRIES} times",
@@ -139,6 +139,7 @@ def _pack_all(
                         "see Ray's logs for why; run the same command again to continue",
                     ) from error
                 progress.read(sum(part.weight for part in unit.slices), documents)
+                slots = tokens if run.is_to_tokenize else rows * run.row_config.max_length
                 progress.wrote(tokens, slots)
 
 
@@ -149,7 +150,6 @@ class _Told(NamedTuple):
     folder: str
     directory: str
     tokenizer_backend: str
-    template_engine: str
     max_seconds_per_record: float
 
 
@@ -157,7 +157,7 @@ _workers: dict[_Told, Worker] = {}
 
 
 def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
-    """In a Ray worker: (documents, tokens, places for tokens) of the unit it has packed.
+    """In a Ray worker: (documents, tokens, rows) of the unit it has packed.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
@@ -180,14 +180,12 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
             _workers.pop(old).close()
         options = RunOptions(
             workers=1, tokenizer_backend=told.tokenizer_backend, progress=False,
-            template_engine=told.template_engine,
             max_seconds_per_record=told.max_seconds_per_record,
         )  # fmt: skip
         _workers[told] = Worker(
-            run, chosen_for(run, Path(folder)), [unit], Path(folder), options,
+            chosen_again(run, Path(folder)), [unit], Path(folder), options,
             lambda message: None, threading.Event(), Progress(0, show=False),
         )  # fmt: skip
     result = _workers[told].pack(unit)
     _workers[told].commit(result)
-    counts = result.counts
-    return counts.documents, counts.tokens, _workers[told].slots_of(counts)
+    return result.counts.documents, result.counts.tokens, result.counts.rows

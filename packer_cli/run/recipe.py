@@ -13,41 +13,60 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.mixture import TRAIN, VALIDATION, Mixture
-from packer_cli.config.options import PackConfig
-from packer_cli.config.recipe import Recipe, Source
-from packer_cli.config.run_options import RunOptions
-from packer_cli.config.shape_rules import without_idle
 from packer_cli.durable import put_file
-from packer_cli.early import EarlyReference
 from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.locks import InUseError
-from packer_cli.mixing.shares import refuse_missed, told
-from packer_cli.mixing.units import choice_of, work_units
-from packer_cli.ownership import Folder
+from packer_cli.mixing.choice import refuse_missed, told
+from packer_cli.mixing.units import choice_of
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.mixture import TRAIN, VALIDATION
+from packer_cli.options.options import PackConfig
+from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.run_options import RunOptions
+from packer_cli.options.shape_rules import without_idle
+from packer_cli.ownership import Folder, InUseError
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import Manifest, TokenizedManifest
-from packer_cli.result.manifest_file import as_named, load, load_any, load_tokenized
-from packer_cli.run.directory import clean, is_begun, is_replacing, work_of
-from packer_cli.run.identity import Run
-from packer_cli.run.pipeline import pack, settled
-from packer_cli.run.replacing import holds_result
-from packer_cli.run.update import plan_update, refuse_other_result
+from packer_cli.result.manifest_file import as_named, load_any, load_tokenized
+from packer_cli.run.destination import holds_result
+from packer_cli.run.pipeline import pack, settle
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
-Raw = tuple[Source, list[InputFile], Path]  # a source, and where its tokens are to be
+Side = tuple[str | None, list[str], list[PackConfig]]
 _OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokenized directories that a source of `recipe` consists of. `files`: where packer is to
+    make the only one of them, its inputs; [] where its inputs are such directories themselves.
+    """
+
+    recipe: Recipe
+    source: Source
+    directories: list[str]
+    files: list[InputFile]
+
+    @property
+    def config(self) -> DocumentConfig:
+        """The source's options, without those that it has inherited and has no use for."""
+        config, inherited = self.source.config, self.source.inherited
+        if not inherited:
+            return config
+        return without_idle(config, detect_shape(self.files, config)[1], inherited)
+
+    @property
+    def is_there(self) -> bool:
+        return all(holds_result(Path(one)) for one in self.directories)
 
 
 def pack_recipe(
@@ -56,7 +75,6 @@ def pack_recipe(
     options: RunOptions,
     notify: Notify = lambda message: None,
     warn: Notify = lambda message: None,
-    early: EarlyReference | None = None,
     staging: Path | None = None,
     max_share_error: float | None = None,
 ) -> list[tuple[Path | str, Manifest | None]]:
@@ -67,28 +85,41 @@ def pack_recipe(
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
-    mixture = recipe.config.mixture
-    is_local_split = mixture and mixture.is_split and not storage.is_url(str(destination))
-    if is_local_split:
-        _refuse_in_the_way(destination)
-    job = _Job(recipe, destination, options, notify, warn)
-    directories = job.tokenized(early)
-    mixture = job.mixture(directories)
-    parts = _sides(mixture)
-    places = [_inside(destination, part) if part else destination for part in parts]
-    if options.as_rank and not all(holds_result(Path(one)) for its in directories for one in its):
+    mixture, warn = recipe.config.mixture, once(warn)
+    joined = Path(destination) / DATASET_DICT  # makes one dataset of both sides
+    is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
+    if is_joined:
+        _refuse_in_the_way(joined)
+    tokens = tokens_of(recipe, tokens_root(recipe, destination), notify)
+    for one in tokens:
+        if one.files:
+            with naming(recipe, one.source):
+                _tokenize(one, options, notify, warn)
+    sides = rows_of(recipe, tokens, [recipe.config])
+    places = [_inside(destination, side) for side, *_ in sides]
+    if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
-    job.tell_shares(directories, _of_rows(recipe.config, mixture), max_share_error)
+    _tell_shares(*sides[0][1:], max_share_error, notify, warn)
+    results = _pack_sides(
+        sides, places, joined if is_joined else None, options, notify, warn, staging
+    )
+    return [(place, results.get(number)) for number, place in enumerate(places)]
+
+
+def _pack_sides(
+    sides: Sequence[Side],
+    places: Sequence[Path | str],
+    joined: Path | None,
+    options: RunOptions,
+    notify: Notify,
+    warn: Notify,
+    staging: Path | None,
+) -> dict[int, Manifest | None]:
+    """Pack each side to its place; gives what `pack_recipe` does, by number. `joined`: a file that
+    makes one dataset of both.
+    """
     # as long as the directory of both sides does not open, a run is putting them in their places
-    is_whole = all(map(_is_finished, places)) and (
-        not is_local_split or _joined(destination).exists()
-    )
-    # without traces of an interrupted run, whose finished sides stay, all are to be replaced
-    goes_on = not is_whole and (
-        not (options.overwrite and is_local_split)
-        or all(map(_is_finished, places))
-        or any(map(_is_unfinished, places))
-    )
+    goes_on = not (joined.exists() if joined else all(map(_is_finished, places)))
     results: dict[int, Manifest | None] = {}
 
     def pack_side(number: int) -> None:
@@ -100,279 +131,74 @@ def pack_recipe(
 
         def before_switch() -> None:
             pack_side(number + 1)
-            if is_local_split:
-                _part_sides(destination)
+            if joined and joined.exists():  # one side is of another run for a moment
+                with Folder(joined.parent) as folder:
+                    folder.unlink(DATASET_DICT)
+                    folder.sync()
 
-        part, place = parts[number], places[number]
-        config = _of_rows(recipe.config, replace(mixture, part=part or TRAIN))
-        own_staging = staging / part if staging and part else staging
-        results[number] = job.packed(
-            directories, place, config, own_staging, before_switch, goes_on=goes_on
-        )
+        (side, inputs, (config,)), place = sides[number], places[number]
+        own_staging = staging / side if staging and side else staging
+
+        def packed(options: RunOptions) -> Manifest | None:
+            done = pack(
+                inputs, place, config, options, None, notify, warn, own_staging, before_switch
+            )
+            if done is not None and not isinstance(done, Manifest):
+                raise InternalError(f"{place}: rows were to be packed")
+            return done
+
+        results[number] = _packed(packed, place, options, notify, goes_on=goes_on)
         if results[number] is not None:
             pack_side(number + 1)
 
     pack_side(0)
-    if is_local_split and all(results.get(number) for number in range(len(places))):
-        _join_sides(destination)
-    return [(place, results.get(number)) for number, place in enumerate(places)]
+    is_whole = all(results.get(number) for number in range(len(places)))
+    if joined and is_whole and not joined.exists():
+        put_file(joined, _SPLITS)
+    return results
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A recipe's run. `warned`: what the user has been warned of, for several sources once."""
-
-    recipe: Recipe
-    destination: Path | str
-    options: RunOptions
-    notify: Notify
-    warn_user: Notify
-    warned: set[str] = field(default_factory=set)
-
-    def warn(self, message: str) -> None:
-        if message not in self.warned:
-            self.warned.add(message)
-            self.warn_user(message)
-
-    def tokenized(self, early: EarlyReference | None) -> list[list[str]]:
-        """For every source, the tokenized directories that it consists of, brought up to date."""
-        begun = [early]  # for the first source that is tokenized
-
-        def tokenize(source: Source, files: list[InputFile], to: Path) -> None:
-            self._tokenize(source, files, to, begun.pop() if begun else None)
-
-        return self.directories(_root(self.recipe, self.destination), tokenize)
-
-    def directories(
-        self, root: Path, prepare: Callable[[Source, list[InputFile], Path], None]
-    ) -> list[list[str]]:
-        """For every source, the tokenized directories that it consists of. `prepare`: one below
-        `root`, of a source whose inputs are no such directories themselves.
-        """
-        files = [self.found(source) for source in self.recipe.sources]
-        _refuse_shared(self.recipe, files)
-        directories = []
-        for source, its in zip(self.recipe.sources, files, strict=True):
-            with self.naming(source):
-                if is_tokenized(its):
-                    directories.append([_folder_of(file) for file in its])
-                else:
-                    prepare(source, its, root / source.name)
-                    directories.append([str(root / source.name)])
-        return directories
-
-    def mixture(self, directories: list[list[str]]) -> Mixture:
-        """The recipe's amounts, of as many directories."""
-        mixture = self.recipe.config.mixture
-        if mixture is None:
-            raise InternalError("a recipe without a mixture")
-        amounts = zip(mixture.sources, directories, strict=True)
-        return replace(
-            mixture, sources=tuple(replace(one, inputs=len(its)) for one, its in amounts)
-        )
-
-    def tell_shares(
-        self, directories: list[list[str]], config: PackConfig, most: float | None
-    ) -> None:
-        """Say which sources' shares are off, since documents stay whole."""
-        inputs = [one for its in directories for one in its]
-        files = find_inputs(inputs, config, lambda _: None)
-        files, config, *_ = settled(files, config, None, lambda _: None, self.warn)
-        choice, mixture = choice_of(files, config), config.mixture
-        if choice is None or mixture is None:
-            return
-        if most is not None:
-            refuse_missed(mixture, choice.shares, most)
-        for share in choice.shares:
-            if share.is_missed:
-                self.notify(told(mixture, share))
-
-    def packed(
-        self,
-        directories: list[list[str]],
-        to: Path | str,
-        config: PackConfig,
-        staging: Path | None,
-        before_switch: Callable[[], None],
-        *,
-        goes_on: bool,
-    ) -> Manifest | None:
-        """The rows of one side. `goes_on`: an interrupted run may have finished them. Of several
-        ranks, each of which has tokenized its share, the last packs all of them.
-        """
-        inputs, options = [one for its in directories for one in its], self.options
-        is_rank = options.as_rank is not None
-        if _is_finished(to):
-            may_replace = options.overwrite or options.update
-            work = work_of(Path(to))
-            looks_done = goes_on and not (may_replace and work and is_begun(work))
-            if looks_done:
-                clean(Path(to), no_lock=options.no_lock)
-            if is_rank or looks_done:
-                try:
-                    return self._finished(inputs, to, config)
-                except UsageError:
-                    if is_rank or not may_replace:
-                        raise
-        options = replace(options, rank=None, world_size=None)
-        try:
-            packed = pack(
-                inputs, to, config, options, None, self.notify, self.warn, staging=staging,
-                before_switch=before_switch,
-            )  # fmt: skip
-        except (InUseError, UsageError) as error:
-            if is_rank and _is_finished(to):
-                return self._finished(inputs, to, config)
-            if is_rank and isinstance(error, InUseError):
-                self.notify(f"{to}: another rank packs the rows")
-                return None
+def _packed(
+    packed: Callable[[RunOptions], Manifest | None],
+    place: Path | str,
+    options: RunOptions,
+    notify: Notify,
+    *,
+    goes_on: bool,
+) -> Manifest | None:
+    """The rows of one side. `goes_on`: an interrupted run may have finished them. Of several ranks,
+    each of which has tokenized its share, the last packs all of them.
+    """
+    is_rank, options = bool(options.as_rank), replace(options, rank=None, world_size=None)
+    may_replace = options.overwrite or options.update
+    as_it_is = replace(options, overwrite=False, update=False, prune=False, checksum=False)
+    try:
+        if not may_replace or (goes_on and _is_finished(place)):
+            try:
+                return packed(as_it_is)
+            except UsageError:
+                if not may_replace and not (is_rank and _is_finished(place)):
+                    raise
+        return packed(options)  # also when another rank has finished it meanwhile
+    except InUseError:
+        if not is_rank:
             raise
-        if packed is not None and not isinstance(packed, Manifest):
-            raise InternalError(f"{to}: rows were to be packed")
-        return packed
+        notify(f"{place}: another rank packs the rows")
+        return None
 
-    def _finished(self, inputs: list[str], to: Path | str, config: PackConfig) -> Manifest:
-        """What is there. UsageError if that is not what the recipe gives."""
-        files = find_inputs(inputs, config, self.notify)
-        files, config, shape, chosen = settled(files, config, None, lambda _: None, self.warn)
-        manifest, units = load(to, incomplete_too=True, half_too=True), work_units(files, config)
-        run = Run(config, shape, tuple(files), tuple(units), chosen.name, chosen.hashes)
-        refuse_other_result(to, manifest, run)
-        self.notify(f"{to}: is finished already")
-        return manifest
 
-    def found(self, source: Source) -> list[InputFile]:
-        with self.naming(source):
-            files = find_inputs(list(source.inputs), source.config, self.notify)
+def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[Tokens]:
+    """The tokenized directories of every source; those that packer is to make lie below `root`.
+    UsageError for a file that is in two sources.
+    """
+    every, owners = list[Tokens](), dict[str, str]()
+    for source in recipe.sources:
+        with naming(recipe, source):
+            files = find_inputs(list(source.inputs), source.config, notify)
             if any(file.path == STDIN for file in files):
                 raise UsageError("-: a recipe reads files", "write the data to a file")
-            return files
-
-    @contextmanager
-    def naming(self, source: Source) -> Iterator[None]:
-        """Errors say which source of which recipe they are about."""
-        try:
-            yield
-        except PackerError as error:
-            place = f"{self.recipe.path}, source {source.name!r}"
-            tip = error.tip
-            if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else
-                tip = tip.replace("start at the current directory", "start at the recipe's folder")
-            raise type(error)(f"{place}: {error.message}", tip) from error
-
-    def _tokenize(
-        self, source: Source, files: list[InputFile], to: Path, early: EarlyReference | None
-    ) -> None:
-        """Bring the tokenized directory of a source up to date."""
-        config, tokenizer = options_of_source(source, files), self.recipe.tokenizer
-        options, finished = self.options, holds_result(to)
-        if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
-            raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
-        if finished and not options.as_rank:
-            options = replace(options, update=True, add=False, overwrite=False)
-        arguments = list(source.inputs), to, config
-
-        def notify(message: str) -> None:  # what does not name the directory names the source
-            named = message.startswith(f"{to}: ")
-            self.notify(message if named else f"source {source.name!r}: {message}")
-
-        try:
-            done = pack(*arguments, options, tokenizer, notify, self.warn, early)
-        except UsageError:
-            if not (finished and self.options.overwrite):
-                raise
-            _refuse_anothers(to, files)
-            done = pack(*arguments, self.options, tokenizer, notify, self.warn, early)
-        if done is None:
-            self.notify(f"{to}: the ranks that tokenize the rest go on with it")
-
-    def refuse_stale(self, source: Source, files: list[InputFile], to: Path) -> None:
-        """UsageError where a tokenized directory is not what a run would make of a source now."""
-        again = f"packer pack {self.recipe.path}"
-        files, config, shape, chosen = settled(
-            files, options_of_source(source, files), self.recipe.tokenizer, self.notify, self.warn
-        )
-        try:
-            update = plan_update(
-                to, load_tokenized(to), files, shape, config, chosen.name, chosen.hashes,
-                checksum=False, unnamed="refused",
-            )  # fmt: skip
-        except UsageError as error:
-            tip = f"to tokenize it again, run {again} --overwrite"
-            raise UsageError(f"was tokenized otherwise: {error.message}", tip) from error
-        if update.changed:
-            raise UsageError(
-                f"{to}: its inputs have changed, or its files or limits, since they were tokenized",
-                f"run {again} --update, which tokenizes what is new, has changed or is lost",
-            )
-
-
-def rows_of(
-    recipe: Recipe, directories: list[list[str]], configs: Sequence[PackConfig]
-) -> list[tuple[str | None, list[str], list[PackConfig]]]:
-    """(side, inputs, options) of what a recipe makes of tokenized directories, with each of these
-    options of rows. The side is None without a split.
-    """
-    mixture = _Job(recipe, "", RunOptions(), print, print).mixture(directories)
-    inputs = [one for its in directories for one in its]
-    return [
-        (part, inputs, [_of_rows(one, replace(mixture, part=part or TRAIN)) for one in configs])
-        for part in _sides(mixture)
-    ]
-
-
-def tokenized_before(
-    recipe: Recipe, destinations: Sequence[Path | str], notify: Notify, warn: Notify
-) -> list[list[str]]:
-    """For every source, the tokenized directories that it consists of, as a run into one of
-    `destinations` has left them. Writes nothing. UsageError for a source that is not tokenized, or
-    was before it changed.
-    """
-    roots = [_root(recipe, one) for one in destinations]
-    job = _Job(recipe, destinations[0], RunOptions(), notify, warn)
-    root = next((one for one in roots if one.exists()), roots[0])
-    return job.directories(root, job.refuse_stale)
-
-
-def untokenized(
-    recipe: Recipe, destinations: Sequence[Path | str]
-) -> tuple[list[list[str]], list[Raw]]:
-    """(directories of every source, as a run would make them; all sources that are to be tokenized
-    for that, if one of them is not yet).
-    """
-    root = next((one for one in (_root(recipe, to) for to in destinations) if one.exists()),
-                _root(recipe, destinations[0]))  # fmt: skip
-    raw: list[Raw] = []
-    job = _Job(recipe, destinations[0], RunOptions(), lambda _: None, lambda _: None)
-    directories = job.directories(root, lambda *one: raw.append(one))
-    return directories, raw if any(not holds_result(to) for *_, to in raw) else []
-
-
-def options_of_source(source: Source, files: list[InputFile]) -> DocumentConfig:
-    """Its options, without those that it has inherited and has no use for."""
-    if not source.inherited:
-        return source.config
-    return without_idle(source.config, detect_shape(files, source.config)[1], source.inherited)
-
-
-def _sides(mixture: Mixture) -> list[str | None]:
-    """Of the split, or None alone without one."""
-    return [TRAIN, VALIDATION] if mixture.is_split else [None]
-
-
-def _of_rows(config: PackConfig, mixture: Mixture) -> PackConfig:
-    """The options that are left for rows once documents are tokens."""
-    defaults: dict[str, Any] = {
-        one.name: one.default for one in fields(DocumentConfig) if one.name not in _OF_RUN
-    }
-    return replace(config, **defaults, mixture=mixture)
-
-
-def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
-    """UsageError for a file that is in two sources."""
-    owners: dict[str, str] = {}
-    for source, its in zip(recipe.sources, files, strict=True):
-        for file in its:
+        every.append(Tokens(recipe, source, [str(root / source.name)], files))
+        for file in files:
             owner = owners.setdefault(storage.identity(file.path), source.name)
             if owner != source.name:
                 raise UsageError(
@@ -380,41 +206,138 @@ def _refuse_shared(recipe: Recipe, files: list[list[InputFile]]) -> None:
                     f"both have {as_named(file.path)}",
                     "leave it to one of them",
                 )
+    for place, one in enumerate(every):
+        with naming(recipe, one.source):
+            if is_tokenized(one.files):
+                paths = [file.path.removesuffix(MANIFEST).rstrip("/") or "." for file in one.files]
+                every[place] = replace(one, directories=paths, files=[])
+    return every
 
 
-def _refuse_anothers(to: Path, files: list[InputFile]) -> None:
-    """UsageError for a tokenized directory of other files: another recipe names it, too, and views
-    may refer to it.
+def rows_of(recipe: Recipe, tokens: Sequence[Tokens], configs: Sequence[PackConfig]) -> list[Side]:
+    """(side, inputs, options) of what a recipe makes of tokenized directories, with each of these
+    options of rows. The side is None without a split.
     """
-    theirs = {one.path for one in load_tokenized(to).inputs_now.values()}
-    if theirs.isdisjoint(file.path for file in files):
-        raise UsageError(
-            f"{to}: holds documents of other inputs, among them {as_named(min(theirs))}",
-            "name another directory: tokenized = DIR, or give the source another name; if nothing "
-            "needs those documents any more, remove the directory",
-        )
+    mixture = recipe.config.mixture
+    if mixture is None:
+        raise InternalError("a recipe without a mixture")
+    amounts = zip(mixture.sources, tokens, strict=True)
+    sources = tuple(replace(one, inputs=len(its.directories)) for one, its in amounts)
+    # only these are left for rows once documents are tokens
+    defaults: dict[str, Any] = {
+        one.name: one.default for one in fields(DocumentConfig) if one.name not in _OF_RUN
+    }
+    inputs = [path for its in tokens for path in its.directories]
+    sides = [TRAIN, VALIDATION] if mixture.is_split else [None]
+    return [
+        (side, inputs, [
+            replace(one, **defaults, mixture=replace(mixture, sources=sources, part=side or TRAIN))
+            for one in configs
+        ])
+        for side in sides
+    ]  # fmt: skip
 
 
-def _root(recipe: Recipe, destination: Path | str) -> Path:
-    """Where tokenized directories of sources lie."""
+def tokens_root(recipe: Recipe, *destinations: Path | str) -> Path:
+    """The folder of the sources' tokenized directories: of a run into one of `destinations`, the
+    first of which there is one.
+    """
     if recipe.tokenized is not None:
         return Path(storage.local(recipe.tokenized, "documents are tokenized into local files"))
-    if storage.is_url(str(destination)):
-        raise UsageError(
-            f"{recipe.path}: does not say where sources are tokenized, and {destination} is a URL",
-            'name a local directory: tokenized = "DIR"',
-        )
-    # not by the output's name: one of another length or mixture is made of the same tokens
-    beside = os.path.dirname(os.fspath(destination).rstrip("/"))
-    return Path(beside, f"{Path(recipe.path).stem}-tokenized")
+    roots = []
+    for one in destinations:
+        if storage.is_url(str(one)):
+            raise UsageError(
+                f"{recipe.path}: does not say where sources are tokenized, and {one} is a URL",
+                'name a local directory: tokenized = "DIR"',
+            )
+        # not by the output's name: one of another length or mixture is made of the same tokens
+        beside = os.path.dirname(os.fspath(one).rstrip("/"))
+        roots.append(Path(beside, f"{Path(recipe.path).stem}-tokenized"))
+    return next((root for root in roots if root.exists()), roots[0])
 
 
-def _folder_of(file: InputFile) -> str:
-    return file.path.removesuffix(MANIFEST).rstrip("/") or "."
+@contextmanager
+def naming(recipe: Recipe, source: Source) -> Iterator[None]:
+    """Errors say which source of which recipe they are about."""
+    try:
+        yield
+    except PackerError as error:
+        tip = error.tip
+        if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else
+            tip = tip.replace("start at the current directory", "start at the recipe's folder")
+        place = f"{recipe.path}, source {source.name!r}"
+        raise type(error)(f"{place}: {error.message}", tip) from error
 
 
-def _inside(destination: Path | str, part: str) -> Path | str:
-    return storage.join(destination, part) if isinstance(destination, str) else destination / part
+def once(notify: Notify) -> Notify:
+    """Says each message once, however many sources or passes have it to say."""
+    said = set[str]()
+
+    def say(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            notify(message)
+
+    return say
+
+
+def _tokenize(one: Tokens, options: RunOptions, notify: Notify, warn: Notify) -> None:
+    """Bring the tokenized directory of a source up to date."""
+    config, name, to = one.config, one.recipe.tokenizer, Path(one.directories[0])
+    now, finished = options, holds_result(to)
+    if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
+        raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
+    if finished and not options.as_rank:
+        now = replace(options, update=True, add=False, overwrite=False)
+
+    def say(message: str) -> None:  # what does not name the directory names the source
+        named = message.startswith(f"{to}: ")
+        notify(message if named else f"source {one.source.name!r}: {message}")
+
+    inputs = list(one.source.inputs)
+    try:
+        done = pack(inputs, to, config, now, name, say, warn)
+    except UsageError:
+        if not (finished and options.overwrite):
+            raise
+        theirs = {its.path for its in load_tokenized(to).inputs_now.values()}
+        if theirs.isdisjoint(file.path for file in one.files):
+            # another recipe names it, too, and views may refer to it
+            raise UsageError(
+                f"{to}: holds documents of other inputs, among them {as_named(min(theirs))}",
+                "name another directory: tokenized = DIR, or give the source another name; if "
+                "nothing needs those documents any more, remove the directory",
+            ) from None
+        done = pack(inputs, to, config, options, name, say, warn)
+    if done is None:
+        notify(f"{to}: the ranks that tokenize the rest go on with it")
+
+
+def _tell_shares(
+    inputs: list[str],
+    configs: list[PackConfig],
+    most: float | None,
+    notify: Notify,
+    warn: Notify,
+) -> None:
+    """Say which sources' shares are off, since documents stay whole."""
+    files = find_inputs(inputs, configs[0], lambda _: None)
+    run = settle(files, configs[0], None, lambda _: None, warn)
+    choice, mixture = choice_of(run.files, run.config), run.row_config.mixture
+    if choice is None or mixture is None:
+        return
+    if most is not None:
+        refuse_missed(mixture, choice.shares, most)
+    for share in choice.shares:
+        if share.is_missed:
+            notify(told(mixture, share))
+
+
+def _inside(destination: Path | str, side: str | None) -> Path | str:
+    if side is None:
+        return destination
+    return storage.join(destination, side) if isinstance(destination, str) else destination / side
 
 
 def _is_finished(place: Path | str) -> bool:
@@ -423,45 +346,18 @@ def _is_finished(place: Path | str) -> bool:
     return holds_result(Path(place))
 
 
-def _is_unfinished(place: Path | str) -> bool:
-    """Whether an interrupted run has left units there that it has not put in their place."""
-    work = work_of(Path(place))
-    return work is not None and (is_begun(work) or is_replacing(Path(place)))
-
-
-def _refuse_in_the_way(destination: Path | str) -> None:
-    """UsageError where the directory of both sides cannot be."""
-    folder = Path(destination)
-    if holds_result(folder):
+def _refuse_in_the_way(joined: Path) -> None:
+    """UsageError where the directory of both sides, with this file, cannot be."""
+    if holds_result(joined.parent):
         raise UsageError(
-            f"{folder}: holds a result, and the recipe makes one for each side of its split",
+            f"{joined.parent}: holds a result, and the recipe makes one for each side of its split",
             "choose another --output",
         )
-    file = _joined(destination)
     try:
-        content = file.read_bytes()
+        content = joined.read_bytes()
     except FileNotFoundError:
         return
     except OSError as error:
-        raise from_os_error(error, file, "read") from error
+        raise from_os_error(error, joined, "read") from error
     if content != _SPLITS:
-        raise UsageError(f"{file}: is of another dataset", "choose another --output")
-
-
-def _joined(destination: Path | str) -> Path:
-    """What makes one dataset of both sides."""
-    return Path(destination) / DATASET_DICT
-
-
-def _part_sides(destination: Path | str) -> None:
-    """Have it open no more: one side is of another run for a moment."""
-    if _joined(destination).exists():
-        with Folder(Path(destination)) as folder:
-            folder.unlink(DATASET_DICT)
-            folder.sync()
-
-
-def _join_sides(destination: Path | str) -> None:
-    """Have the directory of both sides, which are finished, open as a datasets.DatasetDict."""
-    if not _joined(destination).exists():
-        put_file(_joined(destination), _SPLITS)
+        raise UsageError(f"{joined}: is of another dataset", "choose another --output")

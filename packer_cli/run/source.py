@@ -1,22 +1,65 @@
-"""What makes tokens of a run's slices, and what all kinds of it are made of."""
+"""What makes tokens of a run's slices: chosen first, then loaded.
+
+    choose_encoding(shape, config, ...) -> Chosen      the tokenizer and the template, not loaded
+    prepare(run, units, ...)            -> Source      loaded, with the reader
+    source_again(shape, config, ...)    -> Source      to compare what it makes with a result
+
+What was chosen is part of a run's identity. Templates render in processes beside the run; texts in
+other files of the same run are read here. Documents of tokenized directories are tokens already:
+there, the tokenizer's copies and figures are enough, and nothing is loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.run_options import EncodingOptions
-from packer_cli.config.shape_rules import by_file_shape
-from packer_cli.config.shapes import Shape
-from packer_cli.early import EarlyReference
-from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.tokenized import TokenizedInputs
-from packer_cli.records import InputFile, Notify, Records, Slice, turn_position
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
+from packer_cli.inputs.byte_streams import STDIN, peeking
+from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
+from packer_cli.mixing.units import choice_of
+from packer_cli.options.documents import MIB, DocumentConfig
+from packer_cli.options.formats import format_named
+from packer_cli.options.option import options_of
+from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
+from packer_cli.options.shape_rules import by_file_shape, trained_on
+from packer_cli.options.shapes import Shape, prompts_described
+from packer_cli.records import (
+    HIGHEST_ID,
+    InputFile,
+    Notify,
+    Records,
+    Slice,
+    WorkUnit,
+    turn_position,
+)
+from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOKENIZER_FILES, TOOL_TEMPLATE
+from packer_cli.result.manifest import TokenizedManifest
+from packer_cli.result.manifest_file import as_named, load_tokenized
+from packer_cli.result.tokenized import AGAIN
+from packer_cli.run import commits
+from packer_cli.run.identity import Chosen, Run
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
-from packer_cli.tokenization.locate import TokenizerFiles
+from packer_cli.tokenization.locate import (
+    BYTES,
+    TokenizerFiles,
+    choose,
+    highest_id,
+    locate,
+    rebuilt_otherwise,
+)
 from packer_cli.tokenization.specials import Specials
 from packer_cli.tokenization.tokenizer import (
     Framing,
@@ -25,9 +68,145 @@ from packer_cli.tokenization.tokenizer import (
     bytes_tokenizer,
     load_tokenizer,
 )
+from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
-    from packer_cli.supervised.processes import ComposingProcesses
+    from packer_cli.chat.documents import Composer
+    from packer_cli.chat.processes import ComposingProcesses
+    from packer_cli.chat.renderer import Conversation, Document
+    from packer_cli.chat.templates import TemplateChoice
+
+_GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+_STILL = {"unit_bytes", "shard_bytes"}  # options that make sense for documents that are tokens
+_Render = Callable[["Conversation"], "Document"]
+
+
+def choose_encoding(
+    shape: Shape, config: DocumentConfig, tokenizer: str | None, notify: Notify, warn: Notify
+) -> Chosen:
+    """What `tokenizer` and the options name. `notify` hears what was chosen, `warn` what was most
+    likely not meant. Raises UsageError.
+    """
+    chosen, origin = choose(tokenizer)
+    if shape.kind == "tokens" and origin == "default":
+        notify("input_ids found: no tokenizer needed; padding is id 0")
+        return Chosen(None)
+    if chosen == BYTES and origin == "default":
+        warn(
+            "warning: no --tokenizer given: using the built-in bytes tokenizer (UTF-8 bytes as ids)"
+        )
+    files = None if chosen == BYTES else locate(chosen)
+    for end in config.turn_end:
+        if files is not None and files.added_tokens and end not in files.added_tokens:
+            warn(
+                f"warning: --turn-end: {end!r} is not a token of its own, but text for tokenizer "
+                f"{chosen}"
+            )
+    fill_in_middle(config, files)  # raises before the work what it would raise within it
+    if files is not None and (warning := rebuilt_otherwise(files)):
+        notify(f"warning: {warning}; see packer tokenizer --check")
+    if not shape.is_supervised:
+        return Chosen(chosen, files)
+    return Chosen(chosen, files, _choose_template(shape, config, files, notify))
+
+
+def _choose_template(
+    shape: Shape, config: DocumentConfig, files: TokenizerFiles | None, notify: Notify
+) -> TemplateChoice | None:
+    from packer_cli.chat.templates import find_template  # noqa: PLC0415
+
+    template = find_template(config.chat_template, files)
+    if not shape.members:  # else said already, with the files
+        notify(f"records: {shape.described()}")
+    if prompts := prompts_described(shape, config.prompt_template):
+        notify(f"{prompts}; see --prompt-template")
+    if not any(uses_template(*own) for own in by_file_shape(config, shape).values()):
+        return template
+    if template is None:
+        raise UsageError(
+            "messages need a chat template, and the tokenizer has none",
+            "give one with --chat-template FILE",
+        )
+    if config.template_args:
+        from packer_cli.chat.arguments import check_arguments  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
+
+        check_arguments(config.arguments, template.sources, special_tokens(files))
+    how = "its {% generation %} tags" if _GENERATION.search(template.source) else "its turns"
+    trained = trained_on(config, shape)
+    told = "" if trained == "all" else f", told by {how}"
+    notify(f"chat template: {template.origin}; trained on: {trained}{told}")
+    return template
+
+
+def chosen_again(run: Run, work: Path) -> Run:
+    """A run that was read from its work folder, with the tokenizer and the template kept there."""
+    from packer_cli.chat.templates import TemplateChoice  # noqa: PLC0415
+
+    files, template = None, None
+    name = run.chosen.name
+    if name not in (None, BYTES):
+        files = replace(locate(str(work)), source=name or "")
+    if TEMPLATE in run.side_files:
+        kept = [
+            (work / name).read_text(encoding="utf-8") if name in run.side_files else None
+            for name in (TEMPLATE, TOOL_TEMPLATE)
+        ]
+        template = TemplateChoice(kept[0] or "", TEMPLATE, kept[1])
+    return replace(run, chosen=Chosen(name, files, template))
+
+
+def choose_tokenized(
+    files: Sequence[InputFile], config: DocumentConfig, tokenizer: str | None, notify: Notify
+) -> tuple[Shape, Chosen]:
+    """What the records of tokenized directories are, and the tokenizer that has made the tokens.
+    UsageError for options that come too late.
+    """
+    if not isinstance(config, PackConfig):
+        raise UsageError(f"{as_named(files[0].path)}: is tokenized already", "pack it: packer pack")
+    _refuse_late(files[0], config, tokenizer)
+    folder = Path(files[0].path).parent
+    facts = load_tokenized(folder)
+    copies = {name: _kept(folder, facts, name)
+              for name in TOKENIZER_FILES if name in facts.side_files}  # fmt: skip
+    name = facts.tokenizer.source if facts.tokenizer else None
+    known = {name: facts.side_files[name] for name in copies}
+    notify(f"documents are tokenized already, with {name or 'no tokenizer'}")
+    return shape_of(files), Chosen(name, copies=copies, known=known)
+
+
+def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
+    """What a tokenized directory keeps of its tokenizer. DataError where that is another by now."""
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, folder / name, "read") from error
+    found, expected = hashlib.sha256(data).hexdigest(), facts.side_files[name]
+    if found != expected:
+        raise DataError(
+            f"{folder / name}: its sha256 is {found}, the manifest says {expected}", AGAIN
+        )
+    return data
+
+
+def _refuse_late(file: InputFile, config: PackConfig, tokenizer: str | None) -> None:
+    defaults = {one.name: one.default for one in fields(config)}
+    late = [
+        option.name(name)
+        for name, option in options_of(DocumentConfig).items()
+        if name not in _STILL and getattr(config, name) != defaults[name]
+    ]
+    if tokenizer is not None and choose(tokenizer)[1] == "--tokenizer":
+        late.insert(0, "--tokenizer")
+    why = ""
+    if config.overlong == "truncate-turns":
+        why = "" if late else ", and where its turns are is not known any more"
+        late.append("--overlong truncate-turns")
+    if late:
+        raise UsageError(
+            f"{', '.join(late)}: {as_named(file.path)} is tokenized already{why}",
+            "give it to packer tokenize, or leave it out",
+        )
 
 
 @dataclass(frozen=True)
@@ -45,9 +224,10 @@ class Source:
     tokenized: TokenizedInputs | None = None
     info: TokenizerInfo | None = None
 
-    def __post_init__(self) -> None:
-        if self.info is None and self.tokenizer is not None:
-            object.__setattr__(self, "info", self.tokenizer.info)
+    def confirm(self) -> None:
+        """Compare what is left of the fast engine's tokens, before they are relied on."""
+        if self.tokenizer is not None:
+            self.tokenizer.finish()
 
     def stop(self) -> None:
         """End the processes that threads may be waiting for; `close` must still be called."""
@@ -55,10 +235,220 @@ class Source:
             self.processes.stop()
 
     def close(self) -> None:
-        if self.tokenizer is not None:
-            self.tokenizer.close()
         if self.processes is not None:
             self.processes.close()
+
+
+def prepare(
+    run: Run,
+    units: Sequence[WorkUnit],
+    options: EncodingOptions,
+    notify: Notify,
+) -> Source:
+    """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
+    shape, config, files = run.shape, run.config, run.chosen.files
+    plain_read = partial(read_plainly, shape, config)
+    if run.chosen.name is None:
+        return Source(plain_read, plain_encoder(None))
+    if shape.is_supervised:
+        return _supervised(run, units, options, notify)
+    first = _first_texts(run.files[units[0].slices[0].file], shape, config)
+    tokenizer = _loaded(files, config, options, first, notify)
+    highest = None
+    if shape.kind == "tokens":
+        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
+    encode = _plain_encode(tokenizer, files, config, highest)
+    return Source(plain_read, encode, tokenizer, info=tokenizer.info)
+
+
+def _first_texts(file: InputFile, shape: Shape, config: DocumentConfig) -> list[str]:
+    """Some texts from the beginning of the input, to check the fast engine."""
+    if shape.kind != "text":
+        return []
+    part = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
+    with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
+        for records in reader_for(file.format).read(file, part, shape, config):
+            return records.texts or []
+    return []
+
+
+def _supervised(
+    run: Run,
+    units: Sequence[WorkUnit],
+    options: EncodingOptions,
+    notify: Notify,
+) -> Source:
+    """The source of supervised records, and of texts in other files of the same run."""
+    own, files = by_file_shape(run.config, run.shape), run.chosen.files
+    parts = {n: _composer_parts(*one, files, run.chosen.template) for n, one in own.items()}
+    rendered = {name: parts[name] for name, one in own.items() if uses_template(*one)}
+    processes = None
+    if rendered:
+        processes = _processes(options.max_seconds_per_record, rendered)
+    reads, renders = dict[str | None, Read](), dict[str | None, _Render]()
+    for name, (shape, config) in own.items():
+        reads[name] = partial(read_plainly, shape, config)
+        if processes is not None and name in rendered:
+            reads[name], renders[name] = processes.read, partial(processes.render, name)
+        elif shape.is_supervised:
+            from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+
+            composer = make_composer(*parts[name])
+            reads[name], renders[name] = composer.read, composer.render
+    begin = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
+    file, first = begin[0][0], iter(tuple[str]())
+    if file.shape not in rendered:
+        first = _first_composed(file, reads[file.shape])
+    elif sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(file):
+        # soon read: the first documents choose the engine, too, once it has been loaded
+        if files and options.tokenizer_backend != "tokenizers":
+            begin = [(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS))]
+        first = _first_composed(file, reads[file.shape])
+    try:
+        for ahead, part in begin if run.resumable else ():
+            if processes and ahead.shape in rendered:
+                processes.start(ahead, part)
+        tokenizer = _loaded(files, own[file.shape][1], options, first, notify)
+        tokenizers, info = framed_for(tokenizer, run.config, run.shape)
+    except BaseException:
+        if processes:
+            processes.close()
+        raise
+    if processes and not run.resumable:
+        reads |= {name: partial(_read_here, *own[name], processes) for name in rendered}
+    encoders = _encoders(own, tokenizers, renders, files)
+
+    def read(file: InputFile, part: Slice) -> Iterator[Records]:
+        return reads[file.shape](file, part)
+
+    def encode(records: Records, file: InputFile) -> Encoded:
+        return encoders[file.shape](records, file)
+
+    return Source(read, encode, tokenizer, processes, info=info)
+
+
+def _processes(seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> ComposingProcesses:
+    from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
+
+    return ComposingProcesses(seconds, composers)
+
+
+def _read_here(
+    shape: Shape,
+    config: DocumentConfig,
+    processes: ComposingProcesses,
+    file: InputFile,
+    part: Slice,
+) -> Iterator[Records]:
+    """Rendered in other processes, but read in this one, which has the stdin."""
+    from packer_cli.chat.documents import placed  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.chat.messages import UndecidableError  # noqa: PLC0415
+
+    for records in read_plainly(shape, config, file, part):
+        try:
+            yield processes.compose(records, file.shape)
+        except UndecidableError as error:
+            raise placed(error, file) from error
+
+
+def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
+    """Some texts from the beginning, to check the fast engine; where a few can be read alone."""
+    if _has_first(file):
+        with suppress(DamagedInputError):  # which the unit that reads it meets, too
+            for records in read(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS)):
+                yield from records.texts or []
+
+
+def _has_first(file: InputFile) -> bool:
+    return format_named(file.format).counts_bytes and file.path != STDIN
+
+
+def source_again(
+    shape: Shape,
+    config: DocumentConfig,
+    tokenizer: Tokenizer | None,
+    files: TokenizerFiles | None,
+    seconds: float | None,
+) -> Source:
+    """Makes tokens of records as readers give them, whatever the shape: to compare.
+
+    `seconds`: what a record may take to render; None: the default.
+    """
+    own = by_file_shape(config, shape)
+
+    def read_again(file: InputFile, part: Slice) -> Iterator[Records]:
+        return read_plainly(*own[file.shape], file, part)
+
+    tokenizers, info = framed_for(tokenizer, config, shape) if tokenizer else ({}, None)
+    if not shape.is_supervised or tokenizer is None:
+        encode = _plain_encode(tokenizer, files, config)
+        return Source(read_again, encode, tokenizer, info=info)
+    from packer_cli.chat.templates import find_template  # noqa: PLC0415
+
+    template = find_template(config.chat_template, files)
+    parts = {name: _composer_parts(*one, files, template)
+             for name, one in own.items() if one[0].is_supervised}  # fmt: skip
+    # no record was too slow for the run, whose limit may have been another, on a faster machine
+    processes = _processes(seconds or 6 * SECONDS_PER_RECORD, parts)
+    renders: dict[str | None, _Render] = {name: partial(processes.render, name) for name in parts}
+    encoders = _encoders(own, tokenizers, renders, files)
+
+    def compose_and_encode(records: Records, file: InputFile) -> Encoded:
+        if file.shape in parts:
+            records = processes.compose(records, file.shape)
+        return encoders[file.shape](records, file)
+
+    return Source(read_again, compose_and_encode, tokenizer, processes, info=info)
+
+
+def composer_of(shape: Shape, config: DocumentConfig, files: TokenizerFiles | None) -> Composer:
+    """Makes documents of supervised records, in this process and without limits."""
+    from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.chat.templates import find_template  # noqa: PLC0415
+
+    template = find_template(config.chat_template, files)
+    return make_composer(*_composer_parts(shape, config, files, template))
+
+
+def _composer_parts(
+    shape: Shape,
+    config: DocumentConfig,
+    files: TokenizerFiles | None,
+    template: TemplateChoice | None,
+) -> tuple[Any, ...]:
+    """The arguments of `make_composer`."""
+    from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
+
+    end_tokens = tuple(files.added_tokens) if files else ()
+    used = template if uses_template(shape, config) else None
+    specials = _specials_of(files, config)
+    return shape, config, used, special_tokens(files), end_tokens, specials
+
+
+def uses_template(shape: Shape, config: DocumentConfig) -> bool:
+    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
+    return shape.is_chat or config.prompt_template == "chat"
+
+
+def _encoders(
+    own: dict[str | None, tuple[Shape, Any]],
+    tokenizers: dict[str | None, Tokenizer],
+    renders: dict[str | None, _Render],
+    files: TokenizerFiles | None,
+) -> dict[str | None, Encode]:
+    """By `InputFile.shape`, as all parameters. `renders`: as `Composer.render`, of those shapes
+    that are supervised.
+    """
+    from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
+
+    return {
+        name: SupervisedEncoder(
+            renders[name], config, tokenizers[name], glued=not uses_template(shape, config)
+        )
+        if name in renders
+        else _plain_encode(tokenizers[name], files, config)
+        for name, (shape, config) in own.items()
+    }
 
 
 def read_plainly(
@@ -68,7 +458,7 @@ def read_plainly(
     return reader_for(file.format).read(file, part, shape, config)
 
 
-def plain_encode(
+def _plain_encode(
     tokenizer: Tokenizer | None,
     files: TokenizerFiles | None,
     config: DocumentConfig,
@@ -76,14 +466,12 @@ def plain_encode(
 ) -> Encode:
     """Makes tokens of texts. `highest`: the highest id, where records are tokens already."""
     fim = fill_in_middle(config, files)
-    encode = plain_encoder(tokenizer, highest, specials_of(files, config), fim)
-    return _counting_turns(encode) if config.turns == "each" else encode
-
-
-def _counting_turns(encode: Encode) -> Encode:
-    """The same beside conversations that become a document for each answer."""
+    encode = plain_encoder(tokenizer, highest, _specials_of(files, config), fim)
+    if config.turns != "each":
+        return encode
 
     def encode_one_each(records: Records, file: InputFile) -> Encoded:
+        """Beside conversations that become a document for each answer."""
         encoded = encode(records, file)
         position = turn_position(encoded.batch.position, 0)
         return encoded._replace(batch=replace(encoded.batch, position=position))
@@ -91,17 +479,16 @@ def _counting_turns(encode: Encode) -> Encode:
     return encode_one_each
 
 
-def specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
+def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
     """What is done with names of special tokens in texts."""
     return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
-def loaded_tokenizer(
+def _loaded(
     files: TokenizerFiles | None,
     config: DocumentConfig,
     options: EncodingOptions,
     first_documents: Iterable[str],
-    early: EarlyReference | None,
     notify: Notify,
 ) -> Tokenizer:
     """The tokenizer of `files`; the built-in one for None. Raises UsageError."""
@@ -113,7 +500,6 @@ def loaded_tokenizer(
         backend=options.tokenizer_backend,
         framing=framing,
         first_documents=first_documents,
-        early=early,
         notify=notify,
     )
 
@@ -132,20 +518,46 @@ def framed_for(
     if not shape.members:
         return {None: tokenizer}, tokenizer.info
     tokenizers = dict[str | None, Tokenizer]()
-    try:
-        for name, (_, own) in by_file_shape(config, shape).items():
-            tokenizers[name] = tokenizer.framed(framing_of(own))
-    except BaseException:
-        tokenizer.close()
-        raise
-    info, *others = (one.info for one in tokenizers.values())
-    prefix, suffix = info.prefix, info.suffix
-    for other in others:
-        prefix = prefix if prefix == other.prefix else None
-        suffix = suffix if suffix == other.suffix else None
-    return tokenizers, replace(info, prefix=prefix, suffix=suffix)
+    for name, (_, own) in by_file_shape(config, shape).items():
+        tokenizers[name] = tokenizer.framed(framing_of(own))
+    infos = [one.info for one in tokenizers.values()]
+    around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
+    return tokenizers, replace(infos[0], **around)
 
 
-def uses_template(shape: Shape, config: DocumentConfig) -> bool:
-    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
-    return shape.is_chat or config.prompt_template == "chat"
+def _agreed(values: Sequence[Any], name: str) -> Any:
+    """What all have by this name; None where they differ."""
+    first, *others = (getattr(one, name) for one in values)
+    return first if all(other == first for other in others) else None
+
+
+def tokenized_source(run: Run, work: Path) -> Source:
+    """The documents of the run's inputs, in the order of its seed. Inputs are not opened that only
+    units read that an update keeps: they need not be there any more.
+    """
+    records = ((unit, commits.read_unit(work, unit)) for unit in run.units)
+    read = {part.file for unit, record in records if record is None or not record.reused
+            for part in unit.slices}  # fmt: skip
+    if run.row_config.mixture:
+        read = {file.index for file in run.files}
+    return tokenized_again([run.files[index] for index in sorted(read)], run.row_config)
+
+
+def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
+    """The documents of these inputs, in the order of the options' seed."""
+    seed, choice = config.seed if config.documents_shuffled else None, choice_of(files, config)
+    folder, facts = Path(files[0].path).parent, opened(files[0]).facts
+    highest = facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID
+    if TOKENIZER in facts.side_files:
+        highest = highest_id(_kept(folder, facts, TOKENIZER))
+    inputs = TokenizedInputs(files, seed, highest, choice.pools if choice else None)
+    tokenizers, info = [one.tokenizer for one in inputs.facts], None
+    if tokenizers[0] is not None:  # what is around documents, only if all agree
+        around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}
+        known = {n: None if one in (None, UNSET) else tuple(one) for n, one in around.items()}
+        info = TokenizerInfo(**(asdict(tokenizers[0]) | known))
+
+    def read(file: InputFile, part: Any) -> Any:
+        raise NotImplementedError(f"{file.path}: its documents are tokens already")
+
+    return Source(read, plain_encoder(None), tokenized=inputs, info=info)

@@ -1,85 +1,136 @@
-"""What all work units share, packed or tokenized: their documents read, their bad records kept.
+"""One work unit, packed or tokenized: its documents read, its rows or documents written.
 
-documents_of(unit, job, ...)   batches of documents as tokens, in the unit's order
+    result = worker.pack(unit)     its shards lie in the work folder
+    worker.commit(result)          they are on the disk, hashed, and its record is written
+
+    pack_unit(unit, job)           documents_of(...) fitted, planned, filled and written as rows, or
+                                   as they are where there are no options of rows
+
+The executor decides who calls a worker, and how many at a time: threads, ranks or Ray. Nothing else
+is passed on between two units, so a run is as safe as its records are.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shapes import Shape
+from packer_cli.child_process import LostChildError
+from packer_cli.durable import sync
 from packer_cli.errors import DamagedInputError, DataError, Interrupted
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.input_files import check_unchanged
-from packer_cli.inputs.tokenized import TokenizedInputs
-from packer_cli.packing.fitting import first_overlong
-from packer_cli.packing.pairs import rooms
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import EncodingOptions
+from packer_cli.options.shapes import Shape
+from packer_cli.packing.figures import AttentionCost, squared_sums
+from packer_cli.packing.fitting import (
+    MAX_DOCUMENT_TOKENS,
+    Untrained,
+    cut_stream,
+    first_overlong,
+    fit,
+    loss_of,
+    padded,
+    trained_documents,
+    without_overlong,
+    without_untrained,
+)
+from packer_cli.packing.pairs import item_lengths, pieces_of_pairs, rooms
+from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered, trained_of
 from packer_cli.progress import Progress
 from packer_cli.records import (
     BadRecord,
     InputFile,
+    Int64,
+    Notify,
+    Pieces,
     Records,
     Slice,
+    Stock,
     Stretch,
     TokenBatch,
     WorkUnit,
     record_position,
 )
-from packer_cli.result.counts import Counts
-from packer_cli.result.parts import LazyFile
-from packer_cli.result.shards import Shard
-from packer_cli.run.commits import rejected_name
-from packer_cli.tokenization.encoding import Encode, Read
-from packer_cli.tokenization.tokenizer import Tokenizer, TokenizerInfo
+from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
+from packer_cli.result.shard_writer import (
+    DocumentWriter,
+    LazyFile,
+    ShardParts,
+    ShardWriter,
+    documents_schema,
+    stored_schema,
+)
+from packer_cli.run import commits
+from packer_cli.run.commits import (
+    UnitRecord,
+    digest_as_read,
+    refuse_other_bytes,
+    rejected_name,
+    squared_lengths_name,
+)
+from packer_cli.run.identity import Run
+from packer_cli.run.source import Source, prepare, tokenized_source
+
+NOWHERE = Path(os.devnull)  # in which no file can be created
+_ATTEMPTS = 3
+# What `fit` does where a document of these policies is still too long.
+_POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
+_HUGE = "the most is", "cut it in the input"
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
 class Job:
     """What all units of a run share.
 
-    info       of the tokenizer that made, or makes, the tokens; None where none is named
-    tokenized  where the inputs are tokenized directories; `read` and `encode` are not used then
-    folder     where a unit's files are written
+    source     gives their documents
+    folder     where a unit's files are written; NOWHERE: only figures are kept
     damaged    why inputs, by index, cannot be decoded: a unit is made without them
     is_sample  of units, parts of files are read: others need not have found the same damage
+    parts      makes what a unit's shards are written to, with the arguments of `ShardParts`
     """
 
     files: Sequence[InputFile]
     config: DocumentConfig
     shape: Shape
-    tokenizer: Tokenizer | None
-    info: TokenizerInfo | None
-    read: Read
-    encode: Encode
+    source: Source
     folder: Path
     progress: Progress
     stop: threading.Event = field(default_factory=threading.Event)
-    tokenized: TokenizedInputs | None = None
     damaged: Mapping[int, str] = field(default_factory=dict)
     is_sample: bool = False
+    parts: Callable[..., ShardParts] = ShardParts
 
     @property
     def pad_token_id(self) -> int:
         """What rows are padded with: 0 for ids that came without a tokenizer."""
-        return self.info.pad_token_id if self.info else 0
+        return self.source.info.pad_token_id if self.source.info else 0
 
     @property
     def tokenizer_sha256(self) -> str:
-        return self.info.sha256 if self.info else ""
+        return self.source.info.sha256 if self.source.info else ""
 
     def stop_if_asked(self) -> None:
         """Raise Interrupted once `stop` is set."""
         if self.stop.is_set():
             raise Interrupted("stopped")
+
+    def file(self, name: str) -> LazyFile | None:
+        """A file beside a unit's shards; None where only figures are kept."""
+        return None if self.folder == NOWHERE else LazyFile(self.folder / name)
 
 
 @dataclass(frozen=True)
@@ -98,7 +149,158 @@ class UnitResult:
     squared_lengths: Path | None = None
 
 
-_Made = TypeVar("_Made")
+class Worker:
+    """Packs and commits the units of a run, one call each. Safe to share between threads; `close`
+    at the end.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        units: Sequence[WorkUnit],
+        folder: Path,
+        options: EncodingOptions,
+        notify: Notify,
+        stop: threading.Event,
+        progress: Progress,
+    ) -> None:
+        """`units`: those that it will pack, at least one. Raises UsageError."""
+        source = (
+            tokenized_source(run, folder)
+            if run.is_tokenized
+            else prepare(run, units, options, notify)
+        )
+        self._rejected, self._counting = 0, threading.Lock()
+        self._resumable = run.resumable
+        self._notify = notify
+        self._job = Job(run.files, run.config, run.shape, source, folder, progress, stop)
+
+    def pack(self, unit: WorkUnit) -> UnitResult:
+        """Write the unit's shards."""
+        return self.make(unit, pack_unit)
+
+    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
+        """What `make` makes of a unit. A process that is lost on the way is replaced, and the
+        unit read again, before the run fails.
+        """
+        first, more = unit.slices[0], len(unit.slices) - 1
+        place = f"{self._job.files[first.file].path} from {first.start:,}"
+        place += f" and {more} more" if more else ""
+        lost = 0
+        while True:
+            try:
+                return without_damaged(unit, self._job, make)
+            except LostChildError as error:
+                self._job.stop_if_asked()
+                lost += 1
+                what = f"unit {unit.index} ({place}): {error.message}"
+                if not self._resumable:  # stdin cannot be read a second time
+                    raise DataError(what, error.tip) from error
+                if lost == _ATTEMPTS:
+                    raise DataError(
+                        f"{what}, {_ATTEMPTS} times",
+                        "if memory ran out, use fewer --workers; run the same command again to "
+                        "continue",
+                    ) from error
+                self._notify(f"{what}; packing it again")
+
+    def commit(self, result: UnitResult) -> None:
+        """Sync the unit to the disk, its record last. Raises DataError as soon as there are more
+        bad records than a number allows; a share is known only at the end.
+        """
+        job, unit, stopped = self._job, result.unit, self._job.stop.is_set
+        for shard in result.shards:
+            sync(job.folder / shard.file)
+            name_by_content(job.folder, shard, stopped)
+            job.stop_if_asked()
+        for path in filter(None, (result.squared_lengths, result.rejected)):
+            sync(path)
+        alone = {part.file for part in unit.slices if part.is_whole}
+        inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
+        for index, stretches in result.stretches.items():
+            if index in alone:
+                inputs.append((index, *digest_as_read(job.files[index], stretches, stopped)))
+            else:
+                refuse_other_bytes(job.files[index], partial(list, stretches), stopped)
+                shared += [(index, *astuple(stretch)) for stretch in stretches]
+        job.source.confirm()
+        job.stop_if_asked()  # digests end early then
+        record = UnitRecord(
+            unit.index,
+            commits.slices_of(unit),
+            result.shards,
+            result.counts.as_json(),
+            job.source.info.as_json() if job.source.info else None,
+            result.rejected.stat().st_size if result.rejected else 0,
+            inputs,
+            stretches=shared,
+        )
+        commits.write_unit(job.folder, record)
+        limit = job.config.max_errors
+        with self._counting:
+            self._rejected += result.counts.rejected_records
+            if isinstance(limit, int) and self._rejected > limit:
+                raise DataError(
+                    f"{self._rejected:,} records are bad so far; --max-errors is {limit}",
+                    f"see {job.folder}/rejected-*.jsonl, or raise --max-errors",
+                )
+
+    def stop(self) -> None:
+        """End the processes that `pack` may be waiting for; `close` must still be called."""
+        self._job.source.stop()
+
+    def close(self) -> None:
+        self._job.source.close()
+
+
+class RowWriter(Protocol):
+    """Takes the rows of a unit. `close` gives the shards, whose trained tokens are counted.
+
+    rows_at_once  how many rows `write` is given together, where tokens are fetched for it; 0: it
+                  needs no tokens
+    """
+
+    @property
+    def rows_at_once(self) -> int: ...
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None: ...
+    def close(self) -> list[Shard]: ...
+    def abandon(self) -> None: ...
+
+
+class Documents(Protocol):
+    """Takes the documents of a unit. `counts`: of these, and of what was read of the unit; `sums`:
+    the file of squared lengths, if there is one.
+    """
+
+    counts: Counts
+
+    @property
+    def sums(self) -> LazyFile | None: ...
+    def add(self, batch: TokenBatch) -> None: ...
+    def close(self) -> list[Shard]: ...
+    def abandon(self) -> None: ...
+
+
+def pack_unit(unit: WorkUnit, job: Job, into: Documents | None = None) -> UnitResult:
+    """Read the unit's documents and write its shards, or have `into` take them. Raises Interrupted
+    once `job.stop` is set.
+    """
+    rejections, made = Rejections(unit, job), into
+    if made is None and isinstance(job.config, PackConfig):
+        made = UnitRows(unit, job, job.config)
+    made = made or UnitDocuments(unit, job)
+    stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
+    try:
+        for batch in _documents_of(unit, job, rejections, made.counts, stretches):
+            made.add(batch)
+            del batch  # the window holds what goes into rows, and frees it when written
+        shards = made.close()
+        rejections.close()
+    finally:
+        made.abandon()
+        rejections.abandon()
+    squared_lengths = made.sums.path if made.sums else None
+    return UnitResult(unit, shards, made.counts, rejections.path, stretches, squared_lengths)
 
 
 class _LeftOutError(Exception):
@@ -120,7 +322,7 @@ def without_damaged(unit: WorkUnit, job: Job, make: Callable[[WorkUnit, Job], _M
             job = replace(job, damaged={**job.damaged, error.index: error.reason})
 
 
-def documents_of(
+def _documents_of(
     unit: WorkUnit,
     job: Job,
     rejections: Rejections,
@@ -128,12 +330,13 @@ def documents_of(
     stretches: dict[int, list[Stretch]],
 ) -> Iterator[TokenBatch]:
     """The unit's documents. OUT counts, stretches: what there is to know of what was read."""
-    if job.tokenized is not None:
-        for batch in job.tokenized.read(unit):
+    tokenized = job.source.tokenized
+    if tokenized is not None:
+        for batch in tokenized.read(unit):
             job.stop_if_asked()
             job.progress.read(0, len(batch.position))
             yield batch
-        stretches |= job.tokenized.stretches(unit)
+        stretches |= tokenized.stretches(unit)
         job.progress.read(sum(part.weight for part in unit.slices), 0)
         return
     left_out = set[int]()
@@ -143,7 +346,7 @@ def documents_of(
             continue
         if part.file in job.damaged:
             left_out.add(part.file)
-            rejections.leave_out(file, job.damaged[part.file])
+            rejections.keep(file, [BadRecord(-1, job.damaged[part.file])])
             for figures in (counts, counts.file(file.index)):
                 figures.rejected_records += 1
                 figures.rejected_files += 1
@@ -151,7 +354,7 @@ def documents_of(
         for records in _decoded(file, part, job):
             job.stop_if_asked()
             stretches[part.file] += records.stretches
-            batch, bad, more = job.encode(records, file)
+            batch, bad, more = job.source.encode(records, file)
             counts.add(more)
             counts.add_looked_at(records.looked_at)
             if bad:
@@ -169,7 +372,7 @@ def documents_of(
 def _decoded(file: InputFile, part: Slice, job: Job) -> Iterator[Records]:
     """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
     try:
-        yield from job.read(file, part)
+        yield from job.source.read(file, part)
     except DamagedInputError as error:
         check_unchanged(file)  # a file being written to looks cut short; that is the cause
         if job.config.on_error == "fail" or file.path == STDIN:
@@ -183,7 +386,42 @@ def _decoded(file: InputFile, part: Slice, job: Job) -> Iterator[Records]:
         raise _LeftOutError(part.file, reason) from error
 
 
-def refuse_longer(
+class Rejections:
+    """Bad records: the first ends the run, or each becomes a line of the unit's own file."""
+
+    def __init__(self, unit: WorkUnit, job: Job) -> None:
+        self._file = job.file(rejected_name(unit.index))
+        self._fail = job.config.on_error == "fail"
+
+    @property
+    def path(self) -> Path | None:
+        return self._file.path if self._file else None
+
+    def add(self, file: InputFile, bad: list[BadRecord]) -> None:
+        if self._fail:
+            check_unchanged(file)  # a file being written to looks cut short; that is the cause
+            place = reader_for(file.format).describe(file, bad[0].position)
+            raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
+        self.keep(file, bad)
+
+    def keep(self, file: InputFile, bad: list[BadRecord]) -> None:
+        """Write them down. A position of -1 stands for the whole file."""
+        for record in bad:
+            position = record.position if record.position >= 0 else None
+            line = {"file": file.path, "position": position, "reason": record.reason}
+            if self._file:
+                self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+    def abandon(self) -> None:
+        if self._file:
+            self._file.abandon()
+
+
+def _refuse_longer(
     batch: TokenBatch, job: Job, most: int, most_is: str, tip: str, multiple: int = 1
 ) -> None:
     """Raise DataError for a document of more than `most` tokens; of a pair, both sides in segments
@@ -203,26 +441,206 @@ def refuse_longer(
     raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)
 
 
-class Rejections(LazyFile):
-    """Bad records: the first ends the run, or each becomes a line of the unit's own file."""
+def documents_schema_of(job: Job) -> Any:
+    """The schema of the shards of a job that tokenizes."""
+    return documents_schema(
+        job.tokenizer_sha256, has_trained=job.shape.kind != "text", has_chosen=job.shape.has_pairs
+    )
 
-    def __init__(self, unit: WorkUnit, job: Job) -> None:
-        super().__init__(job.folder / rejected_name(unit.index))
+
+class UnitDocuments:
+    """The documents of one unit, written as they come. `counts` of them; there are no `sums`."""
+
+    sums: LazyFile | None = None
+
+    def __init__(self, unit: WorkUnit, job: Job, writer: DocumentWriter | None = None) -> None:
+        """`writer`: takes the documents instead of shards."""
         self._job = job
+        self._writer = writer or DocumentWriter(
+            job.folder, unit.index, job.config.shard_bytes, documents_schema_of(job),
+            parts=job.parts,
+        )  # fmt: skip
+        self.counts = Counts()
 
-    def add(self, file: InputFile, bad: list[BadRecord]) -> None:
-        if self._job.config.on_error == "fail":
-            check_unchanged(file)  # a file being written to looks cut short; that is the cause
-            place = reader_for(file.format).describe(file, bad[0].position)
-            raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
-        self._keep(file, bad)
+    def add(self, batch: TokenBatch) -> None:
+        """Raises DataError for documents that are too long to number."""
+        _refuse_longer(batch, self._job, MAX_DOCUMENT_TOKENS, *_HUGE)
+        counts, lengths = self.counts, np.diff(batch.offsets)
+        tokens = int(lengths.sum())
+        counts.encoded_tokens += tokens
+        counts.tokens += tokens
+        counts.documents += int((lengths > 0).sum())
+        counts.empty_documents += int((lengths == 0).sum())
+        counts.document_length += powers_histogram(lengths[lengths > 0])
+        counts.add_files(batch.file, lengths, lengths)
+        self._writer.write(batch)
+        self._job.progress.wrote(tokens, tokens)
 
-    def leave_out(self, file: InputFile, reason: str) -> None:
-        """List a whole file."""
-        self._keep(file, [BadRecord(-1, reason)])
+    def close(self) -> list[Shard]:
+        shards = self._writer.close()
+        own = (shard for shard in shards if kind_of(shard.file) == DOCUMENTS)
+        self.counts.trained_tokens = sum(shard.trained_tokens for shard in own)
+        return shards
 
-    def _keep(self, file: InputFile, bad: list[BadRecord]) -> None:
-        for record in bad:
-            position = record.position if record.position >= 0 else None  # the whole file
-            line = {"file": file.path, "position": position, "reason": record.reason}
-            self.write(msgspec.json.encode(line) + b"\n")
+    def abandon(self) -> None:
+        self._writer.abandon()
+
+
+class UnitRows:
+    """The rows of one unit, planned window by window.
+
+    counts         of what has gone into them
+    sums           takes the squared lengths of rows that become shards
+    cut_documents  those of which rows hold several segments
+    """
+
+    def __init__(
+        self,
+        unit: WorkUnit,
+        job: Job,
+        config: PackConfig,
+        writer: RowWriter | None = None,
+    ) -> None:
+        """`writer`: takes the rows instead of shards."""
+        self._job = job
+        self._config = config
+        self.sums = job.file(squared_lengths_name(unit.index))
+        arrow = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
+        self._writer = writer or ShardWriter(
+            job.folder, unit.index, config, arrow, job.pad_token_id, job.parts
+        )
+        self._window: Window | SourceWindows = Window(config, unit.index)
+        if config.mixture and not config.mixture.mix_within_rows:
+            self._window = SourceWindows(config, config.mixture, unit.index)
+        self._stream_position = 0
+        self.counts = Counts()
+        self.cut_documents = 0
+
+    def add(self, batch: TokenBatch) -> None:
+        """Raises DataError for documents that may not be cut or are too long to number."""
+        config, counts = self._config, self.counts
+        self._refuse_overlong(batch)
+        pieces, untrained = _pieces_of(batch, config, self._stream_position)
+        if config.strategy == "wrap":
+            self._stream_position += int(padded(pieces.length, config.segment_multiple).sum())
+        counts.add_untrained(batch.file, untrained)
+        counts.add_loss(loss_of(pieces, batch.offsets, batch.trained))
+        lengths = np.diff(batch.offsets)
+        placed = np.bincount(pieces.document, weights=pieces.length, minlength=len(lengths))
+        placed = placed.astype(np.int64)
+        counts.documents += int((placed > 0).sum())
+        counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
+        counts.empty_documents += int((lengths == 0).sum())
+        counts.encoded_tokens += int(lengths.sum())
+        counts.document_length += powers_histogram(placed[placed > 0])
+        counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
+        counts.add_files(batch.file, lengths, placed)
+        if batch.chosen is None:  # the sides of a pair are not parts of a text
+            self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
+        self._window.add(batch, pieces)
+        del batch, pieces
+        if self._window.tokens >= (config.window_tokens or 0):
+            self._write(self._window.rows())
+
+    def close(self) -> list[Shard]:
+        """Plan and write what is left."""
+        if self._window.tokens:
+            self._write(self._window.rows(last=True))
+        shards = self._writer.close()
+        if self.sums is not None:
+            self.sums.close()
+        self.counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
+        return shards
+
+    def abandon(self) -> None:
+        """Let go of files after a failure."""
+        self._writer.abandon()
+        if self.sums is not None:
+            self.sums.abandon()
+
+    def _refuse_overlong(self, batch: TokenBatch) -> None:
+        config, shape = self._config, self._job.shape
+        if config.overlong == "error":
+            others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
+            others = others if shape.stays_whole else "split, truncate or drop"
+            others = "drop" if shape.has_pairs else others
+            tip = f"choose --overlong {others}, or a larger --max-length"
+            _refuse_longer(
+                batch, self._job, config.max_length, "--max-length is", tip, config.segment_multiple
+            )
+        elif config.overlong in ("split", "split-text") or config.truncate_side != "right":
+            _refuse_longer(batch, self._job, MAX_DOCUMENT_TOKENS, *_HUGE)
+        # or else pieces begin at 0
+
+    def _write(self, planned: PlannedRows) -> None:
+        stock, order, row_offsets = planned.stock, planned.order, planned.row_offsets
+        self._job.stop_if_asked()
+        for rows in self._with_tokens(stock, order, row_offsets):
+            self._writer.write(*rows)
+        lengths = stock.length[order]
+        if self.sums is not None:
+            self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
+        whole = lengths if stock.side is None else item_lengths(lengths, stock.start[order] == 0)
+        used = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(lengths, out=used[1:])
+        count, max_length = len(row_offsets) - 1, self._config.max_length
+        more = Counts(
+            segments=len(order),
+            rows=count,
+            tokens=int(used[-1]),
+            row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
+            segments_per_row=powers_histogram(np.diff(row_offsets)),
+            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
+        )
+        more.add_trained(stock.file[order], trained_of(stock, order))
+        more.add_mixedness(lengths, stock.file[order], row_offsets)
+        if planned.unbalanced is not None:
+            more.attention_before = planned.unbalanced
+            more.attention_after = AttentionCost.of(lengths, row_offsets)
+        self.counts.add(more)
+        self._job.progress.wrote(more.tokens, count * max_length)
+
+    def _with_tokens(
+        self, stock: Stock, order: Int64, row_offsets: Int64
+    ) -> Iterator[tuple[Stock, Int64, Int64]]:
+        """The rows as the writer takes them. Tokens that lie elsewhere are fetched a few rows at a
+        time, so that a window holds none.
+        """
+        step, tokenized = self._writer.rows_at_once, self._job.source.tokenized
+        if stock.ids is not None or not step or tokenized is None:
+            yield stock, order, row_offsets
+            return
+        for first in range(0, len(row_offsets) - 1, step):
+            self._job.stop_if_asked()
+            edges = row_offsets[first : first + step + 1]
+            pieces = order[edges[0] : edges[-1]]
+            ids = tokenized.tokens.gather(
+                stock.file[pieces], stock.position[pieces], stock.start[pieces],
+                stock.length[pieces],
+            )  # fmt: skip
+            yield gathered(stock, pieces, ids), np.arange(len(pieces)), edges - edges[0]
+
+
+def _pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
+    """The pieces that go into rows, and the documents left out as untrained. `position`: how many
+    tokens of a stream, which "wrap" cuts, came before.
+    """
+    trained = None if config.keep_untrained else batch.trained
+    if config.strategy == "wrap":
+        documents, untrained = None, Untrained()
+        if trained is not None:
+            documents, untrained = trained_documents(batch.offsets, trained)
+        multiple = config.segment_multiple
+        cut = cut_stream(batch.offsets, config.max_length, position, multiple, documents)
+        return cut, untrained
+    if batch.chosen is not None:
+        return pieces_of_pairs(
+            batch, config.max_length, config.segment_multiple, keep_untrained=config.keep_untrained
+        )
+    policy = _POLICIES.get(config.overlong or "", config.overlong or "")
+    pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
+    if config.overlong == "split-text" and batch.trained is not None:
+        pieces = without_overlong(pieces, batch.offsets, batch.trained, config.max_length)
+    if trained is None:
+        return pieces, Untrained()
+    return without_untrained(pieces, batch.offsets, trained)

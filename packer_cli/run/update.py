@@ -1,32 +1,38 @@
-"""`--update`: which units of an earlier result stay, and which are packed.
+"""`--update` and `--add`: which units of an earlier result stay, and which are packed.
 
-    plan_update(...) -> Update(files, units, reused)
+    plan_update(...) -> Update(run, reused, ...)
 
-A unit stays when all inputs that it reads are unchanged, or are kept without being named
-(`unnamed.py`). Files and units keep their numbers, because rows name them; what is new gets
-numbers that are free. So an update may give other rows than packing everything again, but holds
-the same documents, each once.
+A unit stays when all inputs that it reads are unchanged, or are kept without being named. Usually
+the user forgot those, or packs only one night's new files: so no document goes unless `--prune`
+says so, and `--add` keeps them as they are packed, whether their files still exist or not.
+
+Files and units keep their numbers, because rows name them; what is new gets numbers that are free.
+So an update may give other rows than packing everything again, but holds the same documents, each
+once.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
 
-import packer_cli
 from packer_cli import storage
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.shape_rules import for_member
-from packer_cli.config.shapes import Shape, joined
-from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.detection import shapes_of
-from packer_cli.inputs.pairs import is_pair
+from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, shapes_of
+from packer_cli.inputs.input_files import input_file, is_pair
 from packer_cli.mixing.units import work_units
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import JSON, format_of
+from packer_cli.options.run_options import RunOptions
+from packer_cli.options.shape_rules import for_member
+from packer_cli.options.shapes import Shape, joined, shape_again, shape_named
 from packer_cli.ownership import Folder, Listed, unchanged
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import (
@@ -37,67 +43,53 @@ from packer_cli.result.layout import (
     SQUARED_LENGTHS,
     STATE,
     UNITS,
+    WORK,
+    digest,
 )
-from packer_cli.result.manifest import Manifest, Result
-from packer_cli.result.manifest_check import LIMITS, document_config_of, shape_of
-from packer_cli.result.shards import digest
+from packer_cli.result.manifest import LIMITS, Input, Manifest, Result, document_config_of, shape_of
+from packer_cli.result.manifest_file import load_as_is
+from packer_cli.result.tokenized import open_tokenized
+from packer_cli.result.wording import plural
 from packer_cli.run import commits
-from packer_cli.run.commits import UnitRecord
-from packer_cli.run.directory import finished
+from packer_cli.run.commits import UnitRecord, as_packed_by, load_identities
+from packer_cli.run.destination import finished, holds_result, listed, work_of
 from packer_cli.run.identity import (
+    OTHER_ORDER,
+    RUN,
+    Chosen,
     Run,
+    differing_files,
     differing_options,
-    differing_packers,
+    differing_origin,
     differing_tokenizers,
+    load_run,
+    may_exist,
     refuse_other_packer,
-)
-from packer_cli.run.input_times import load_identities
-from packer_cli.run.replacing import listed
-from packer_cli.run.unnamed import (
-    Unnamed,
-    find_contents,
-    find_unnamed,
-    kept_file,
-    read_again,
-    refuse_changed,
-    refuse_loss,
-    refuse_loss_of_stdin,
-    refuse_other_names,
-    refuse_to_forget,
-    renamed,
 )
 
 _NOT_OF_TOKENIZER = {STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS}
 _OF_WHOLE = {*LIMITS} - {"on_error"}  # a result is looked at by them, when nothing is packed, too
 _ANEW = "to pack everything again, use --overwrite"
+_MOST_NAMED = 3
+_Unnamed = dict[int, Input]  # inputs of the earlier result that are not named, by index
 
 
 @dataclass(frozen=True)
 class Update:
     """What an update consists of.
 
-    files    by index; those that are gone have no format
-    units    all, by index
-    reused   records of those that stay
-    digests  of the inputs that these read
+    run      what the result is to be; files that are gone have no format
+    reused   records of the units that stay
+    digests  of the inputs that these read and share
     changed  whether there is anything to do
-    shape    of the records, with what files have that are read again without being named
-    kept     inputs that are not named and stay as they are
-    dropped  inputs that are not named and go with their documents
-    moved    earlier names -> those by which inputs with the same content are named now
-    copies   named files that are not added -> inputs of the result with the same content
+    notes    what is dropped, has moved, is left out and stays, for the user
     """
 
-    files: list[InputFile]
-    units: list[WorkUnit]
+    run: Run
     reused: list[UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
-    shape: Shape
-    kept: Unnamed
-    dropped: Unnamed
-    moved: dict[str, str] = field(default_factory=dict)
-    copies: dict[str, str] = field(default_factory=dict)
+    notes: list[str]
 
     def keep(self, work: Path) -> None:
         """Record the units that stay, except those that an earlier run packed again.
@@ -112,86 +104,94 @@ class Update:
             commits.write_input(work, index, *contents)
 
 
-def plan_update(
-    directory: Path,
-    manifest: Result,
-    current: list[InputFile],
-    shape: Shape,
-    config: DocumentConfig,
-    tokenizer: str | None,
-    side_files: dict[str, str],
-    *,
-    checksum: bool,
-    unnamed: str,
-) -> Update:
-    """Compare an earlier result with the `current` inputs.
+def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions) -> Update:
+    """Compare an earlier result with what a run of its inputs as they are `now` would be, whose
+    units do not matter.
 
-    An input is unchanged when its size and time of change are, or with `checksum` its digest.
-    `unnamed`: what becomes of inputs that are not among `current`, as in `RunOptions`. Raises
-    UsageError when documents would be lost, or the options or the tokenizer are others; DataError
-    when the result lacks what is needed.
+    An input is unchanged when its size and time of change are, or with --checksum its digest.
+    Raises UsageError when documents would be lost, or the options or the tokenizer are others;
+    DataError when the result lacks what is needed.
     """
     if isinstance(manifest, Manifest) and manifest.sources:
-        settled = replace(config, shape=shape.kind)
-        return _of_mixture(directory, manifest, current, shape, settled, tokenizer, side_files)
-    _refuse_other_options(directory, manifest, shape, config, tokenizer, side_files)
-    same = _same_inputs(directory, manifest, current, checksum)
-    moved, copies = find_contents(manifest, current, config, same, adding=unnamed == "kept")
-    current = [file for file in current if file.path not in copies]
-    names = {manifest.inputs[index].path: path for index, path in moved.items()}
-    if moved:
-        manifest = renamed(manifest, moved)
-        # rejected.jsonl names the input of each record: such a unit is packed again
-        same |= {index for index in moved if not manifest.inputs[index].rejected_records}
-    others = find_unnamed(manifest, current)
-    if unnamed != "dropped":
-        refuse_loss_of_stdin(manifest, current)
-        refuse_other_names(others, current)
-    if unnamed == "refused":
-        refuse_loss(directory, others)
-    kept, dropped = (others, Unnamed()) if unnamed == "kept" else (Unnamed(), others)
+        return _of_mixture(directory, manifest, now)
+    _refuse_other_options(directory, manifest, now)
+    config, policy, then = now.config, options.unnamed, manifest.inputs_now
+    current = {file.path: file for file in now.files}
+    is_same = as_packed_by(directory, manifest, checksum=options.checksum)
+    named = {i: current[one.path] for i, one in then.items() if one.path in current}
+    same = {i for i, file in named.items() if is_same(replace(file, index=i), file)}
+    moved, copies = _find_contents(then, current, config, same, adding=policy == "kept")
+    for path in copies:
+        del current[path]
+    names = [one.path for one in manifest.inputs]
+    for index, path in moved.items():
+        if path in names:  # of one that was removed: no two have the same name
+            names[names.index(path)] = names[index]
+        names[index] = path
+    # rejected.jsonl names the input of each record: such a unit is packed again
+    same |= {index for index in moved if not then[index].rejected_records}
+    others = {index: one for index, one in then.items() if names[index] not in current}
+    kept, dropped = (others, _Unnamed()) if policy == "kept" else (_Unnamed(), others)
+    if policy != "dropped":
+        _refuse_other_names(then, others, current)
+    if policy == "refused" and others:
+        raise UsageError(
+            f"{directory}: the update would drop {_described(others)}",
+            "use --add to keep what is not named as it is packed, or --prune to drop its documents",
+        )
     lost = _lost(directory, manifest)
     records = _reusable(_records(directory, manifest), {*lost}, same | kept.keys())
     standing = {index for record in records for index in _inputs(record)}
-    kept_files, shape = _kept_files(directory, manifest, kept, standing, shape, config, checksum)
-    files = _numbered(manifest, [*current, *kept_files])
-    if unnamed != "dropped":
+    again, shape = _kept_files(kept, standing, manifest, directory, now, checksum=options.checksum)
+    files = _numbered(names, [*current.values(), *again])
+    if policy != "dropped":
         refuse_to_forget(directory, files)
-    rest = [file for file in files if file.format and file.index not in standing]
-    new: list[WorkUnit] = []
-    if rest:
-        free = _free({record.unit for record in records})
+    new, to_pack = list[WorkUnit](), [f for f in files if f.format and f.index not in standing]
+    if to_pack:
         weight = sum(part[-1] for record in records for part in record.slices)
-        new = [replace(unit, index=next(free)) for unit in work_units(rest, config, weight)]
+        free = _free({record.unit for record in records})
+        new = [replace(unit, index=next(free)) for unit in work_units(to_pack, config, weight)]
     units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
-    digests = {
-        index: (manifest.inputs[index].size, manifest.inputs[index].sha256)
-        for index in standing - {index for record in records for index, *_ in record.inputs}
-    }
-    then = document_config_of(manifest)
-    is_limited = any(getattr(then, one, None) != getattr(config, one, None) for one in _OF_WHOLE)
+    shared = standing - {index for record in records for index, *_ in record.inputs}
+    digests = {index: (then[index].size, then[index].sha256) for index in shared}
+    earlier = document_config_of(manifest)
+    is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
+    notes = _notes(dropped if options.as_rank is None else {}, moved, then, copies, kept)
+    bad = sum(commits.counts_of(one).rejected_records for one in records if one.rejected)
+    if bad and config.on_error == "fail":
+        notes.append(f"{plural(bad, 'bad record')} skipped by an earlier run")
+    run = replace(now, shape=shape, files=tuple(files), units=tuple(units))
     changed = bool(new or dropped or moved or lost or is_limited)
-    return Update(files, units, records, digests, changed, shape, kept, dropped, names, copies)
+    return Update(run, records, digests, changed, [f"{directory}: {note}" for note in notes])
 
 
-def _of_mixture(
-    directory: Path,
-    manifest: Manifest,
-    current: list[InputFile],
-    shape: Shape,
-    config: DocumentConfig,
-    tokenizer: str | None,
-    side_files: dict[str, str],
-) -> Update:
+def _of_mixture(directory: Path, manifest: Manifest, now: Run) -> Update:
     """Everything anew, or nothing: a change of one source changes what is taken of the others."""
-    units = work_units(current, config)
-    run = Run(config, shape, tuple(current), tuple(units), tokenizer, side_files)
+    run, changed = now.cut(), False
     try:
         refuse_other_result(directory, manifest, run)
-        changed = False
     except UsageError:
         changed = True
-    return Update(current, units, [], {}, changed, shape, Unnamed(), Unnamed())
+    return Update(run, [], {}, changed, [])
+
+
+def _notes(
+    dropped: _Unnamed,
+    moved: dict[int, str],
+    then: _Unnamed,
+    copies: dict[str, str],
+    kept: _Unnamed,
+) -> list[str]:
+    """What becomes of inputs, for the user."""
+    moves = (f"{then[index].path} is now {path}" for index, path in moved.items())
+    held = (f"{path} (as {name})" for path, name in copies.items())
+    have = "s have" if len(moved) != 1 else " has"
+    return [
+        *([f"drops {_described(dropped)}"] if dropped else []),
+        *([f"{len(moved):,} input{have} moved: {_named(moves, len(moved))}"] if moved else []),
+        *([f"has these inputs already: {_named(held, len(copies))}"] if copies else []),
+        *([f"keeps {_described(kept)}"] if kept else []),
+    ]
 
 
 def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
@@ -202,51 +202,33 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
         earlier = document_config_of(manifest)
     except ValueError as error:
         raise finished(place, f"its options are damaged: {error}") from error
-    config = replace(run.config, shape=run.shape.kind)
-    differ = differing_packers(manifest.packer_version, str(packer_cli.__version__))
-    differ += differing_options(earlier, config, limits=True)
-    if not differ:
-        differ = differing_tokenizers(*_tokenizer_of(manifest), run.tokenizer, run.side_files)
+    now = replace(run, config=replace(run.config, shape=run.shape.kind))
+    differ = differing_origin(
+        manifest.packer_version, earlier, _tokenizer_of(manifest), now, limits=True
+    )
     if differ:
         raise finished(place, "; ".join(differ))
     if not run.resumable:
         raise finished(place, "stdin cannot be compared with what it was made of")
     is_remote = storage.is_url(str(place))
     # of a tokenized directory its manifest is read, which is small
-    if text := _differing_inputs(place, manifest, run, by_content=is_remote or run.is_tokenized):
+    is_same = as_packed_by(Path(place), manifest, checksum=is_remote or run.is_tokenized)
+    then = [InputFile(i, one.path, "", None, one.size, 0) for i, one in manifest.inputs_now.items()]
+    try:
+        differ = differing_files(then, run.files, is_same)
+    except DataError as error:
+        differ = [error.message]
+    lost = [f"{name} is missing or damaged" for name in _lost(place, manifest)]
+    if text := "; ".join([one for one in differ if one != OTHER_ORDER] or lost[:1]):
         raise finished(place, text, may_update=not is_remote)
     units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
-    paths = [one.path for one in manifest.inputs_now.values()]
-    if paths != [one.path for one in run.files] or units != [
-        (one.unit, one.slices) for one in manifest.units
-    ]:
+    if differ or units != [(one.unit, one.slices) for one in manifest.units]:
         raise UsageError(
             f"{place}: holds a finished result of these inputs, which were packed one after "
             "another, or in another order",
             "nothing need be done to have their documents; for the rows that this command gives, "
             "choose another --output, or replace it with --overwrite",
         )
-
-
-def _differing_inputs(place: Path | str, manifest: Result, run: Run, *, by_content: bool) -> str:
-    """How the inputs of a result differ from those of a run with the same options, or what of the
-    result is lost; "" for nothing.
-    """
-    paths = [one.path for one in manifest.inputs_now.values()]
-    now = [file.path for file in run.files]
-    for names, others, text in ((now, {*paths}, "is new"), (paths, {*now}, "is not named")):
-        if text_of := [name for name in names if name not in others]:
-            more = f" and {len(text_of) - 1:,} more" if len(text_of) > 1 else ""
-            return f"{text_of[0]}{more} {text}"
-    try:
-        same = _same_inputs(Path(place), manifest, list(run.files), by_content)
-    except DataError as error:
-        return error.message
-    paired = {file.path for file in run.files if is_pair(file)}
-    if changed := [one.path for i, one in manifest.inputs_now.items() if i not in same]:
-        # where nothing is known of its times, a pair counts as changed
-        return f"{changed[0]} {'may have' if changed[0] in paired else 'has'} changed"
-    return next((f"{name} is missing or damaged" for name in _lost(place, manifest)), "")
 
 
 def _lost(place: Path | str, manifest: Result) -> list[str]:
@@ -270,133 +252,38 @@ def _lost(place: Path | str, manifest: Result) -> list[str]:
         return [name for name, file in files.items() if not is_there(name, file)]
 
 
-def _tokenizer_of(manifest: Result) -> tuple[str | None, dict[str, str]]:
-    """The tokenizer's name, and the digests of the files that a result keeps of it."""
+def _tokenizer_of(manifest: Result) -> Chosen:
+    """The tokenizer and the template of a result, of which their digests are known."""
     files = {n: s for n, s in manifest.side_files.items() if n not in _NOT_OF_TOKENIZER}
-    return manifest.tokenizer.source if manifest.tokenizer else None, files
+    return Chosen(manifest.tokenizer.source if manifest.tokenizer else None, known=files)
 
 
-def _kept_files(
-    directory: Path,
-    manifest: Result,
-    kept: Unnamed,
-    standing: set[int],
-    shape: Shape,
-    config: DocumentConfig,
-    checksum: bool,
-) -> tuple[list[InputFile], Shape]:
-    """The inputs that are kept: as they were, except those whose units do not stay. `shape` gets
-    those of these.
+def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
+    """UsageError for options, a tokenizer or a packer other than those of the result. Of several
+    shapes, those count that are there as before.
     """
-    if not kept:
-        return [], shape
-    anew = read_again({index: kept[index] for index in kept if index not in standing}, config)
-    if anew:
-        refuse_changed(anew, _same_inputs(directory, manifest, anew, checksum), checksum=checksum)
-    times = {one.index: one.mtime_ns for one in load_identities(directory, manifest.inputs)}
-    names = _names(manifest, kept, shape)
-    if shape.members:
-        found = shapes_of(anew, config)
-        shape = joined(shape.members | {one.described(): one for one in found.values()})
-        labels = names | {index: one.described() for index, one in found.items()}
-        anew = [replace(file, shape=labels[file.index]) for file in anew]
-    standing_files = [
-        replace(
-            kept_file(index, one, config, times.get(index, 0)),
-            shape=names[index] if shape.members else None,
-        )
-        for index, one in kept.items()
-        if index in standing
-    ]
-    return anew + standing_files, shape
-
-
-def _names(manifest: Result, unnamed: Unnamed, shape: Shape) -> dict[int, str]:
-    """What inputs are called among the members of `shape`."""
-    then = shape_of(manifest)
-    if then.name not in shape.members:
-        then = replace(then, of_messages=False)
-    return {index: one.shape or then.name for index, one in unnamed.items()}
-
-
-def _refuse_other_options(
-    directory: Path,
-    manifest: Result,
-    shape: Shape,
-    config: DocumentConfig,
-    tokenizer: str | None,
-    side_files: dict[str, str],
-) -> None:
-    then = manifest.packer_version
-    refuse_other_packer(directory, then, f"{_ANEW}, or go on with packer {then}")
+    packer, shape = manifest.packer_version, now.shape
+    refuse_other_packer(directory, packer, f"{_ANEW}, or go on with packer {packer}")
     try:
-        differ = _differing_options(manifest, shape, config)
+        then, its_shape = document_config_of(manifest), shape_of(manifest)
     except ValueError as error:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
-    differ += differing_tokenizers(*_tokenizer_of(manifest), tokenizer, side_files)
+    kinds = {one.kind for one in its_shape.members.values() or [its_shape]}
+    both = [one for one in shape.members.values() or [shape] if one.kind in kinds]
+    if not (shape.members or its_shape.members):
+        differ = differing_options(then, replace(now.config, shape=shape.kind))
+    elif not both:
+        differ = [f"--shape was {its_shape.kind}, is now {shape.kind}"]
+    else:
+        configs = [[replace(for_member(c, one), shape=None) for c in (then, now.config)]
+                   for one in both]  # fmt: skip
+        differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
+    differ += differing_tokenizers(_tokenizer_of(manifest), now.chosen)
     if differ:
         raise UsageError(
             f"{directory}: was packed with other options: {'; '.join(differ)}",
             f"give those options again; {_ANEW}",
         )
-
-
-def _differing_options(manifest: Result, shape: Shape, config: DocumentConfig) -> list[str]:
-    """The options that differ for records of the shapes that are there as before. ValueError as
-    `document_config_of`.
-    """
-    then, its_shape = document_config_of(manifest), shape_of(manifest)
-    if not (shape.members or its_shape.members):
-        return differing_options(then, replace(config, shape=shape.kind))
-    kinds = {one.kind for one in its_shape.members.values() or [its_shape]}
-    both = [one for one in shape.members.values() or [shape] if one.kind in kinds]
-    if not both:
-        return [f"--shape was {its_shape.kind}, is now {shape.kind}"]
-    differ = dict[str, None]()
-    for one in both:
-        before, now = (replace(for_member(c, one), shape=None) for c in (then, config))
-        differ |= dict.fromkeys(differing_options(before, now))
-    return list(differ)
-
-
-def _same_inputs(
-    directory: Path, manifest: Result, current: list[InputFile], checksum: bool
-) -> set[int]:
-    """The indices of the earlier inputs that have not changed."""
-    inputs, now = manifest.inputs, {file.path: file for file in current}
-    # a digest is of one file: whether an index beside it is another, only times tell
-    paired = {file.path for file in current if is_pair(file)}
-    identities = [] if checksum and not paired else load_identities(directory, inputs)
-    then = {one.index: one for one in identities}
-
-    def is_same(index: int, file: InputFile) -> bool:
-        if file.size != inputs[index].size:
-            return False
-        before = then.get(index) if not checksum or file.path in paired else None
-        if before and (before.has_changed(file) or before.is_surely(file)):
-            return not before.has_changed(file)
-        if not before and file.path in paired:
-            return False
-        return digest(file.path)[1] == inputs[index].sha256
-
-    named = {i: now[one.path] for i, one in enumerate(inputs) if one.path in now}
-    return {
-        index for index, file in named.items() if not inputs[index].removed and is_same(index, file)
-    }
-
-
-def _numbered(manifest: Result, current: list[InputFile]) -> list[InputFile]:
-    """The inputs with the numbers that they had; those that are gone without a format."""
-    earlier = {one.path: index for index, one in enumerate(manifest.inputs)}
-    known = {earlier[file.path] for file in current if file.path in earlier}
-    free = _free(known)
-    files = [replace(file, index=earlier.get(file.path, -1)) for file in current]
-    files = [replace(file, index=next(free)) if file.index < 0 else file for file in files]
-    taken = {file.index: file for file in files}
-    return [
-        taken.get(index) or InputFile(index, manifest.inputs[index].path, "", None, 0, 0)
-        for index in range(max(taken) + 1)
-    ]
 
 
 def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
@@ -414,31 +301,248 @@ def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
 
 
 def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) -> list[UnitRecord]:
-    """Those none of whose files is missing and that only read inputs all of whose units stay."""
-    usable, left, stale = set(same), list[UnitRecord](), set[int]()
-    units_of = defaultdict[int, list[int]](list)  # input -> places in `left` of those that read it
-    for record in records:
-        files = {shard.file for shard in record.shards} | ({REJECTED} if record.rejected else set())
-        if missing.isdisjoint(files):
-            for index in _inputs(record):
-                units_of[index].append(len(left))
-            left.append(record)
-        else:
-            usable -= _inputs(record)
-    lost = [index for index in units_of if index not in usable]
-    while lost:  # each unit is looked at once, however many small inputs it has
-        for place in units_of.pop(lost.pop(), ()):
-            if place not in stale:
-                stale.add(place)
-                inputs = _inputs(left[place]) & usable
+    """Units none of whose files is missing and that only read inputs all of whose units stay."""
+    usable, left = set(same), [*records]
+    while True:
+        stay = list[UnitRecord]()
+        for one in left:
+            inputs, files = _inputs(one), {shard.file for shard in one.shards}
+            files |= {REJECTED} if one.rejected else set()
+            if missing.isdisjoint(files) and inputs <= usable:
+                stay.append(one)
+            else:
                 usable -= inputs
-                lost += inputs
-    return [record for place, record in enumerate(left) if place not in stale]
+        if len(stay) == len(left):
+            return stay
+        left = stay[::-1]  # units that hang together like a chain fall in one pass or two
 
 
 def _inputs(record: UnitRecord) -> set[int]:
     return {part[0] for part in record.slices}
 
 
+def _numbered(names: list[str], current: list[InputFile]) -> list[InputFile]:
+    """The inputs with the numbers that they had by these names; those that are gone without a
+    format.
+    """
+    earlier = {name: index for index, name in enumerate(names)}
+    free = _free({earlier[file.path] for file in current if file.path in earlier})
+    taken = dict[int, InputFile]()
+    for file in current:
+        index = earlier[file.path] if file.path in earlier else next(free)
+        taken[index] = replace(file, index=index)
+    return [taken.get(index) or InputFile(index, names[index], "", None, 0, 0)
+            for index in range(max(taken) + 1)]  # fmt: skip
+
+
 def _free(taken: set[int]) -> Iterator[int]:
     return (number for number in count() if number not in taken)
+
+
+def _find_contents(
+    then: _Unnamed,
+    current: dict[str, InputFile],
+    config: DocumentConfig,
+    same: Container[int],
+    *,
+    adding: bool,
+) -> tuple[dict[int, str], dict[str, str]]:
+    """Inputs by new names whose content the result holds, so that no document is there twice.
+
+    (moved, copies): the new names of inputs, by index, that are not named any more; and, if
+    `adding`, the files that are left out, with the name of their content in the result, or of the
+    file that is added. `same`: the inputs that are named and have not changed. Only files of a size
+    that the result, or another of them, has are read.
+    """
+    old = {one.path for one in then.values()} | {STDIN}
+    new = [file for path, file in current.items() if path not in old and not is_pair(file)]
+    sizes = Counter(one.size for one in new) if adding else Counter[int]()
+    sizes.update({one.size: 2 for one in then.values()})
+    new = [file for file in new if sizes[file.size] > 1]
+    held = dict[tuple[object, ...], list[int]]()
+    for index, one in then.items() if new else ():
+        if one.path not in current or index in same:
+            held.setdefault((one.sha256, *_read_as(one.path, config)), []).append(index)
+    moved, copies, added = dict[int, str](), dict[str, str](), dict[tuple[object, ...], str]()
+    for file in new:
+        content = digest(file.path)[1], *_read_as(file.path, config)
+        places = held.get(content, [])
+        free = [i for i in places if then[i].path not in current and i not in moved
+                and not (adding and may_exist(then[i].path))]  # fmt: skip
+        if free:
+            base = storage.base_name(file.path)
+            moved[min(free, key=lambda i: storage.base_name(then[i].path) != base)] = file.path
+        elif adding and places:
+            copies[file.path] = then[places[0]].path
+        elif adding and (first := added.setdefault(content, file.path)) != file.path:
+            copies[file.path] = first
+    return moved, copies
+
+
+def _read_as(path: str, config: DocumentConfig) -> tuple[str, str | None]:
+    """The format, by its name, and the compression of an input: what its bytes mean."""
+    name, compression = format_of(path, documents=config.whole_files)
+    name = config.input_format or name or JSON
+    return "jsonl" if name == JSON else name, compression
+
+
+def _refuse_other_names(then: _Unnamed, unnamed: _Unnamed, current: dict[str, InputFile]) -> None:
+    """UsageError if stdin would replace what came from stdin before, and for an input whose name
+    differs from the result's name for it.
+    """
+    if STDIN in current and any(one.path == STDIN for one in then.values()):
+        raise UsageError(
+            "-: stdin would replace the documents that came from stdin before",
+            "write the data to a file and name that, or use --prune to drop the earlier ones",
+        )
+    now = {storage.identity(path): path for path in current if unnamed and path != STDIN}
+    for path in (one.path for one in unnamed.values()):
+        # no file has a null byte in its name, whatever a damaged manifest says
+        if path != STDIN and "\0" not in path and storage.identity(path) in now:
+            raise UsageError(
+                f"{now[storage.identity(path)]}: is {path} in the result, by another name",
+                "use the name that the result has, from the same directory",
+            )
+
+
+def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
+    """UsageError for an unfinished run with inputs that are not among `files`: nobody would notice
+    that they were never packed.
+    """
+    work = work_of(directory)
+    unfinished = load_run(work / RUN) if work else None
+    if unfinished is None:
+        return
+    there = {file.path for file in files}
+    lost = [file.path for file in unfinished.files if file.format and file.path not in there]
+    if lost:
+        raise UsageError(
+            f"{directory}: holds an unfinished run with other inputs: {_named(lost, len(lost))}",
+            "first run its command again, which continues it; to give these inputs up, remove "
+            f"{directory / WORK}",
+        )
+
+
+def _kept_files(
+    kept: _Unnamed, standing: set[int], manifest: Result, directory: Path, now: Run, *,
+    checksum: bool,
+) -> tuple[list[InputFile], Shape]:  # fmt: skip
+    """The inputs that are kept: as they were, except those whose units do not stay, which are read
+    again. And the shape of the run, with those of these. UsageError for one that is not as it was.
+    """
+    shape, config, files = now.shape, now.config, list[InputFile]()
+    if not kept:
+        return [], shape
+    is_same = as_packed_by(directory, manifest, checksum=checksum)
+    for index, one in kept.items():
+        if index in standing:
+            continue
+        reason = tip = ""
+        try:
+            if one.path == STDIN:
+                reason = "came by stdin"
+            elif is_same(file := input_file(index, one.path, config), file):
+                files.append(file)
+            else:
+                tip = "" if checksum else "to compare contents rather than times, --checksum; "
+                reason, tip = "has changed", f"{tip}to pack it as it is now, name it; "
+        except PackerError:
+            reason = "cannot be read" if may_exist(one.path) else "no longer exists"
+        if reason:
+            raise UsageError(
+                f"{one.path}: is not named, {reason}, and would have to be packed again: its unit "
+                "holds another input that has changed, or a lost shard",
+                f"{tip}to keep its documents, restore the file, or leave out the changed inputs of "
+                "that unit; to drop everything that is not named, use --update --prune",
+            )
+    then = shape_of(manifest)
+    if then.name not in shape.members:
+        then = replace(then, of_messages=False)
+    names = {index: one.shape or then.name for index, one in kept.items()}
+    if shape.members:
+        found = shapes_of(files, config)
+        shape = joined(shape.members | {one.described(): one for one in found.values()})
+        labels = names | {index: one.described() for index, one in found.items()}
+        files = [replace(file, shape=labels[file.index]) for file in files]
+    times = {one.index: one.mtime_ns for one in load_identities(directory, manifest.inputs)}
+    for index in kept.keys() & standing:
+        one = kept[index]
+        file_format = one.format_then(config.input_format) or "jsonl"
+        files.append(InputFile(
+            index, one.path, file_format, format_of(one.path)[1], one.size, times.get(index, 0),
+            shape=names[index] if shape.members else None,
+        ))  # fmt: skip
+    return files, shape
+
+
+def _described(unnamed: _Unnamed) -> str:
+    """How many documents and inputs, and the first of these with why they are among them."""
+    documents = sum(one.documents for one in unnamed.values())
+    shown = (f"{one.path} ({'not named' if may_exist(one.path) else 'no longer exists'})"
+             for one in unnamed.values())  # fmt: skip
+    of = f"{plural(documents, 'document')} of {plural(len(unnamed), 'input')}"
+    return f"{of}: {_named(shown, len(unnamed))}"
+
+
+def _named(shown: Iterable[str], number: int) -> str:
+    """The first of so many."""
+    more = f" and {number - _MOST_NAMED:,} more" if number > _MOST_NAMED else ""
+    return ", ".join(islice(shown, _MOST_NAMED)) + more
+
+
+def known_shapes(
+    directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
+) -> KnownShapes:
+    """What an earlier result says of the shapes of inputs that have not changed, and of those that
+    an update keeps without their being named. Raises DataError as `load_any`, for an update.
+    """
+    if options.overwrite or not holds_result(directory):
+        return NOTHING_KNOWN
+    try:
+        manifest = load_as_is(directory)
+    except DataError:
+        if options.update:
+            raise
+        return NOTHING_KNOWN
+    then = shape_of(manifest)
+    if config.prompt_template == "chat":  # as was asked for, not because prompts are messages
+        then = replace(then, of_messages=False)
+    now = {file.path for file in current}
+    unnamed = [one for one in manifest.inputs_now.values() if options.add and one.path not in now]
+    names = dict.fromkeys(one.shape or then.name for one in unnamed)
+    others = {name: _with_form(shape_named(name), directory, manifest) for name in names}
+    files = {} if options.checksum else _unchanged_shapes(directory, manifest, current, config)
+    return KnownShapes(files, others)
+
+
+def _with_form(shape: Shape, directory: Path, manifest: Result) -> Shape:
+    """Shape of preference with the field `label` where its records have one."""
+    if not shape.has_pairs:
+        return shape
+    if isinstance(manifest, Manifest):
+        has_labels = manifest.segments == manifest.documents
+    else:
+        has_labels = open_tokenized(directory).has_labels == {True}
+    return replace(shape, columns={"label": "label"} if has_labels else {})
+
+
+def _unchanged_shapes(
+    directory: Path, manifest: Result, current: list[InputFile], config: DocumentConfig
+) -> dict[int, Shape]:
+    """By index among `current`: of the files that need not be read to see that they are the same.
+    None with another --field, which `plan_update` refuses.
+    """
+    if dict(config.fields) != dict(manifest.config.fields):
+        return {}
+    again = cache(partial(shape_again, renamed=config.renamed))
+    then = {one.path: one for one in load_identities(directory, manifest.inputs)}
+    shapes = {}
+    for file in current:
+        before = then.get(file.path)
+        if before is None or not before.is_surely(file):
+            continue
+        name = manifest.inputs[before.index].shape or manifest.config.shape
+        shape = again(name)
+        if shape is not None and config.shape in (None, name):
+            shapes[file.index] = shape
+    return shapes

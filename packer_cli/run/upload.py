@@ -1,52 +1,65 @@
 """Results at a URL: packed in a local directory with all its guarantees, then uploaded.
 
-    URL/shard-..., side files     a shard that is there already is not uploaded again
+    URL/shard-..., side files     what this run has uploaded already is not uploaded again
+    URL/.packer/publishing.json   what is being uploaded: its manifest's sha256, and its files
     URL/manifest.json             completes the result; then the files of the earlier one go
 
 Stores have no locks, but they replace an object in one step, and shards are named by their content.
 So an earlier result stays whole while shards are uploaded; the few side files follow, and at once
-the manifest. `staging` has the local directory, `remote` what lies at the URL.
+the manifest. Only what packer's records list, the marker and manifests, is replaced or removed.
+
+    STAGING/.packer/ID/                 the run, as in any output directory, and its result
+    STAGING/.packer/ID/staged           the digest of the URL
+    STAGING/.packer/ID/uploaded.jsonl   what has been uploaded, with the store's versions of it
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.config.run_options import RunOptions
+from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
-from packer_cli.ownership import Listed
+from packer_cli.options.run_options import RunOptions
+from packer_cli.ownership import LOCK, Listed, in_the_way
 from packer_cli.progress import Progress
 from packer_cli.records import Notify
-from packer_cli.result.layout import MANIFEST, SIDE_FILES
-from packer_cli.result.manifest import Result
-from packer_cli.result.shards import digest
-from packer_cli.run import directory as output
-from packer_cli.run.identity import Run
-from packer_cli.run.remote import (
-    Marker,
-    Remote,
-    earlier_files,
-    holds,
-    is_uploaded,
-    look,
-    mark,
-    marker_at,
-    refuse_in_the_way,
-    refuse_to_replace,
-    reserved,
-    unmark,
-    unmark_empty,
-    write,
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    INPUT_TIMES,
+    MANIFEST,
+    SIDE_FILES,
+    WORK,
+    digest,
+    is_named_by_content,
 )
-from packer_cli.run.staging import RESULT, files_of, finished, locked_staging
-from packer_cli.run.transfer import blocks_of, on_threads
+from packer_cli.result.manifest import Result
+from packer_cli.result.manifest_file import looks_like_one, parse
+from packer_cli.run import destination as output
+from packer_cli.run.destination import STAGED, UPLOADED, Claim, Earlier
+from packer_cli.run.identity import Run
 from packer_cli.run.update import refuse_other_result
+from packer_cli.threads import Task, built, run_all
+
+_BEGUN = {f"{STAGED}.part"}
+_MARKER = f"{WORK}/publishing.json"
+_FETCHED_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
+_THREADS = 8
+_MOST_BYTES = 128 << 20  # of parts in memory, counted once
+_WAIT_SECONDS = 1.2  # for threads to undo what they have begun to write
 
 
 def check_options(url: str, options: RunOptions) -> None:
@@ -70,137 +83,384 @@ def publish(
     url: str,
     staging: Path | None,
     run: Run,
-    pack: Callable[[Path], Result],
-    *,
-    overwrite: bool,
-    no_lock: bool,
-    notify: Notify,
-    show_progress: bool,
+    options: RunOptions,
+    pack: Callable[[Claim, Callable[[Claim], None]], Result],
     before_switch: Callable[[], None],
+    notify: Notify,
 ) -> Result:
     """Pack `run` and upload its result to a URL; returns its manifest.
 
-    `pack` packs it into a local directory, or goes on with it. `before_switch`: called before the
-    manifest is uploaded. A result that is marked incomplete
-    is not uploaded, and stays in the staging directory. Raises PackerError.
+    `pack` packs it in a local directory, or goes on with it, and puts it in place by what it is
+    given. `before_switch`: called before the manifest is uploaded. A result that is marked
+    incomplete is not uploaded, and stays in the staging directory. Raises PackerError.
     """
     output.refuse_inputs_inside(url, run.files)
+
+    def put(claim: Claim) -> None:
+        manifest = parse((claim.work / MANIFEST).read_bytes())
+        if manifest.incomplete:
+            output.replace(claim)
+            return
+        _Upload(url, claim, manifest, options, notify).go_on(look(url), before_switch)
+        output.discard(claim)
+
     try:
-        with locked_staging(url, staging, run, overwrite, no_lock, notify) as folder:
-            result, manifest = folder / RESULT, finished(folder / RESULT)
-            remote = look(url)
-            if manifest is None:
-                if remote.manifest and not (overwrite or remote.marker):
-                    refuse_other_result(url, remote.manifest, run)
+        with _staged(url, staging, run, options, notify) as claim:
+            there = look(url)
+            staged, marker = claim.inside.read(MANIFEST) or b"", there.marker or _Marker("")
+            is_ours = there.result is not None and there.result.content == staged
+            if is_ours and marker.manifest_sha256 in ("", hashlib.sha256(staged).hexdigest()):
+                _unmark(url, marker)  # it was killed at its very end
+                output.discard(claim)
+                there = look(url)
+            if there.result and not there.marker and (is_ours or not options.overwrite):
+                try:
+                    refuse_other_result(url, there.result.manifest, run)
+                except UsageError:
+                    if not options.overwrite:
+                        raise
+                else:
                     notify(f"{url}: up to date")
-                    return remote.manifest
-                refuse_to_replace(url, remote, None, overwrite)
-                with reserved(url, remote):
-                    manifest = _packed(pack, result)
-                    if manifest.incomplete:
-                        unmark_empty(url)
-                        return manifest
-                remote = look(url)
-            own = digest(result / MANIFEST)
-            if holds(url, remote, own):
-                notify(f"{url}: was complete except for its last step")
-                unmark(url, remote)
-            else:
-                refuse_to_replace(url, remote, own[1], overwrite)
-                _upload(
-                    url, result, manifest, own, remote, notify, before_switch,
-                    show_progress=show_progress,
-                )  # fmt: skip
-            output.remove_result(result, no_lock=no_lock)
+                    return there.result.manifest
+            _refuse_to_replace(url, there, None, overwrite=options.overwrite)
+            with _reserved(url, there):
+                manifest = pack(claim, put)
+            if manifest.incomplete:
+                _unmark_empty(url)
             return manifest
     except OSError as error:
         raise from_os_error(error, error.filename or url, "write") from error
 
 
-def _packed(pack: Callable[[Path], Result], result: Path) -> Result:
+def default_staging(url: str) -> Path:
+    """The default staging directory: the same for each run of a user on this machine."""
+    mine = hashlib.sha256(f"{os.getuid()}\n{url.rstrip('/')}".encode()).hexdigest()
+    return Path(tempfile.gettempdir()) / f"packer-{mine[:20]}"
+
+
+@contextmanager
+def _staged(
+    url: str, path: Path | None, run: Run, options: RunOptions, notify: Notify
+) -> Iterator[Claim]:
+    """The staging directory, claimed, with what an equal run left in it."""
+    if path is None:
+        path = default_staging(url)
+        _make_private(path)
+    elif path.exists() and not path.is_dir():
+        raise UsageError(f"--staging: {path}: is not a directory", "choose another --staging")
+    make_folders(path)
+    mine = hashlib.sha256(url.rstrip("/").encode()).hexdigest().encode()
     try:
-        return pack(result)
+        if not _is_staging(path):
+            raise UsageError(
+                f"--staging: {path}: is neither empty nor left by an interrupted upload",
+                "choose another --staging",
+            )
+        with output.claimed(path, run.files, notify=notify, no_lock=options.no_lock) as claim:
+            if _holds_work(claim) and claim.inside.read(STAGED) not in (None, mine):
+                raise UsageError(
+                    f"--staging: {path}: holds files for an upload to another URL",
+                    "choose another --staging",
+                )
+            put_file(claim.work / STAGED, mine)
+            try:
+                yield claim
+            finally:
+                if not _holds_work(claim):
+                    for name in filter(claim.inside.is_file, (UPLOADED, STAGED)):
+                        claim.inside.unlink(name)
     except PackerError as error:
+        if error.message.startswith(url):
+            raise
         tip = error.tip.replace("another --output", "another --staging")
         raise type(error)(error.message, tip) from error
+    finally:
+        with suppress(OSError):
+            path.rmdir()
 
 
-def _upload(
-    url: str,
-    result: Path,
-    manifest: Result,
-    own: tuple[int, str],
-    remote: Remote,
-    notify: Notify,
-    before_switch: Callable[[], None],
-    *,
-    show_progress: bool,
-) -> None:
-    """`own`: size and digest of the manifest."""
-    files = files_of(result, manifest)
-    refuse_in_the_way(url, remote, files)
-    marker = _marker(url, own[1], files, remote)
-    left = [name for name in files if not is_uploaded(name, files[name], remote)]
-    if remote.marker != marker:
-        mark(url, marker)
-    elif len(left) < len(files):
-        done = len(files) - len(left)
-        notify(f"{url}: continuing: {done} of {len(files)} files are already uploaded")
-    total, rest = (sum(files[name].size or 0 for name in names) for names in (files, left))
-    progress = Progress(total, show=show_progress, doing="uploading")
-    progress.skip(1 - rest / total)
-    with progress:
-        _upload_files(url, result, files, left, progress)
-    before_switch()
-    _check_uploaded(url, files, marker)
-    blocks = blocks_of(result / MANIFEST, own[1], threading.Event(), progress)
-    write(url, MANIFEST, blocks, own[0])
-    if storage.stat(storage.join(url, MANIFEST), again=True).size != own[0]:
-        raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
-    unmark(url, remote._replace(marker=marker))
+def _make_private(folder: Path) -> None:
+    """Make the folder for this user alone: others can foresee its name in a shared directory."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise UsageError(f"{folder}: is not a directory of yours", "choose one with --staging")
 
 
-def _marker(url: str, manifest: str, files: dict[str, Listed], remote: Remote) -> Marker:
-    """The one at the URL if it is of this upload, or else a new one. `manifest`: its digest."""
-    marker = Marker(manifest, {name: (file.size or 0, file.sha256) for name, file in files.items()})
-    there = remote.marker
-    if there is not None and there == replace(marker, earlier=there.earlier):
-        return there
-    return replace(marker, earlier=earlier_files(url, remote))
+def _is_staging(path: Path) -> bool:
+    """Whether it is empty, but for what a run killed at its beginning left, or has our record."""
+    names = {*os.listdir(path)}
+    work = output.work_of(path) if WORK in names else None
+    inside = {*os.listdir(work)} if work else set[str]()
+    return STAGED in inside or (names <= {WORK} and all(LOCK in one for one in inside - _BEGUN))
 
 
-def _upload_files(
-    url: str, result: Path, files: dict[str, Listed], left: list[str], progress: Progress
-) -> None:
-    """Upload those that are `left`, the side files last: an earlier result has the same names."""
-    stop, uploaded = threading.Event(), list[str]()
+def _holds_work(claim: Claim) -> bool:
+    place = claim.output
+    return output.is_begun(claim.work) or output.holds_result(place) or output.is_replacing(place)
 
-    def put(name: str) -> None:
-        blocks = blocks_of(result / name, files[name].sha256, stop, progress)
-        write(url, name, blocks, files[name].size or 0)
-        uploaded.append(name)
 
-    largest = max(storage.part_bytes(file.size or 0) for file in files.values())
+@built
+class _Marker(msgspec.Struct, frozen=True):
+    """`manifest_sha256` "": nothing is uploaded yet. By name: `files` of the new result, and what
+    of `earlier` ones lay there before, which goes once it is complete.
+    """
+
+    manifest_sha256: str
+    files: dict[str, Listed] = {}
+    earlier: dict[str, Listed] = {}
+
+
+class _There(NamedTuple):
+    """What is at the URL. `result`: a finished one; `problem`: why it cannot be used."""
+
+    objects: dict[str, storage.Stat | None]
+    result: Earlier | None
+    problem: UsageError | None
+    marker: _Marker | None
+
+
+def look(url: str) -> _There:
+    if storage.is_file(url):
+        raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
+    objects, result, problem = storage.objects(url), None, None
+    for name in (MANIFEST, INCOMPLETE):
+        content = _read(url, name) if objects.get(name) else b""
+        if looks_like_one(content):
+            try:
+                result = output.relied_on(storage.join(url, name), content)
+            except UsageError as error:
+                problem = error
+            break
+    return _There(objects, result, problem, _marker_at(url) if WORK in objects else None)
+
+
+def _read(url: str, name: str) -> bytes:
+    with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
+        return file.read()
+
+
+def _refuse_to_replace(url: str, there: _There, own: str | None, *, overwrite: bool) -> None:
+    """Raise UsageError for what must not be replaced. `own`: the manifest's digest, if known."""
+    if there.result or there.problem:
+        if not overwrite:
+            raise output.finished(url)
+        if there.problem:
+            raise there.problem
+    elif there.marker is not None and there.marker.manifest_sha256:
+        if own not in (None, there.marker.manifest_sha256) and not overwrite:
+            raise UsageError(
+                f"{url}: holds an unfinished upload of another result",
+                "finish that with its own command, or replace it with --overwrite",
+            )
+    elif there.objects.keys() - {WORK} or (
+        there.marker is None and storage.objects(storage.join(url, WORK))
+    ):
+        raise UsageError(
+            f"{url}: is not empty, and not a result of packer",
+            "choose another --output; --overwrite only replaces what packer made",
+        )
+
+
+def _marker_at(url: str) -> _Marker | None:
+    """None when there is none. UsageError for one that is not packer's."""
+    place = storage.join(url, _MARKER)
+    if not storage.is_file(place):
+        return None
     try:
-        for side_files in (False, True):
-            names = [name for name in left if (name in SIDE_FILES) == side_files]
-            on_threads((partial(put, name) for name in names), stop, largest)
-    except PackerError as error:
-        done = len(files) - len(left) + len(uploaded)
-        kept = f"{done} of {len(files)} files are uploaded; run the same command again to continue"
-        again = isinstance(error, Interrupted) or not error.tip
-        tip = kept if again else f"{error.tip}; {kept}"
-        raise type(error)(error.message, tip) from error
+        return msgspec.json.decode(_read(url, _MARKER), type=_Marker)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise UsageError(
+            f"{place}: is not packer's", "move it elsewhere, or choose another --output"
+        ) from None
 
 
-def _check_uploaded(url: str, files: dict[str, Listed], marker: Marker) -> None:
-    """Raise DataError when somebody else writes there."""
-    there = storage.sizes(url)
-    for name, file in files.items():
-        if there.get(name) != file.size:
-            raise _other_writer(f"{storage.join(url, name)}: is not what was uploaded")
-    if marker_at(url) != marker:
-        raise _other_writer(f"{url}: another run is writing there")
+def _mark(url: str, marker: _Marker) -> None:
+    content = msgspec.json.encode(marker)
+    storage.write(storage.join(url, _MARKER), [content], len(content))
+
+
+def _unmark(url: str, marker: _Marker) -> None:
+    """Remove what an earlier result left, then the marker that lists it."""
+    sizes = storage.sizes(url)
+    for name, file in sorted(marker.earlier.items()):
+        if name not in marker.files and sizes.get(name) == file.size:
+            storage.remove(storage.join(url, name))
+    storage.remove(storage.join(url, _MARKER))
+    storage.remove_folder(storage.join(url, WORK))
+
+
+def _unmark_empty(url: str) -> None:
+    with suppress(PackerError):
+        if _marker_at(url) == _Marker(""):
+            _unmark(url, _Marker(""))
+
+
+@contextmanager
+def _reserved(url: str, there: _There) -> Iterator[None]:
+    """Prove that the URL can be written to before the work, not after."""
+    if there.marker is None:
+        _mark(url, _Marker(""))
+    try:
+        yield
+    except BaseException:
+        _unmark_empty(url)
+        raise
+
+
+class _Upload:
+    """A staged result on its way to a URL."""
+
+    def __init__(
+        self, url: str, claim: Claim, manifest: Result, options: RunOptions, notify: Notify
+    ) -> None:
+        self.url, self.folder, self.options, self.notify = url, claim.work, options, notify
+        self.manifest, self.record = digest(self.folder / MANIFEST), self.folder / UPLOADED
+        hashes = {shard.file: shard.sha256 for shard in manifest.shards}
+        hashes |= dict(sorted(manifest.side_files.items())) | {INPUT_TIMES: ""}
+        self.files = {
+            name: Listed((self.folder / name).stat().st_size, sha256)
+            for name, sha256 in hashes.items()
+        }
+        self.stop, self.uploaded = threading.Event(), dict[str, tuple[str, int]]()
+        with suppress(OSError):
+            for line in self.record.read_bytes().splitlines():
+                with suppress(ValueError):  # what a power loss has cut short is uploaded again
+                    name, sha256, version = msgspec.json.decode(line, type=tuple[str, str, int])
+                    self.uploaded[name] = sha256, version
+
+    def go_on(self, there: _There, before_switch: Callable[[], None]) -> None:
+        """Upload what is not there yet, the manifest last; then remove the earlier result."""
+        url, (size, sha256) = self.url, self.manifest
+        _refuse_to_replace(url, there, sha256, overwrite=self.options.overwrite)
+        self._refuse_in_the_way(there)
+        marker = _Marker(sha256, self.files)
+        if there.marker is not None and replace(there.marker, earlier={}) == marker:
+            marker = there.marker
+        else:
+            own = {name: self._own(name, there) for name in sorted(there.objects)}
+            earlier = {name: file for name, file in own.items() if file is not None}
+            found = there.objects.get(INCOMPLETE)
+            if found and there.result is not None and there.result.manifest.incomplete:
+                earlier[INCOMPLETE] = Listed(found.size, "")
+            marker = replace(marker, earlier=earlier)
+            _mark(url, marker)
+        left = [name for name in self.files if not self._is_uploaded(name, there.objects)]
+        if 0 < len(left) < len(self.files):
+            self.notify(f"{url}: continuing: {self._done(left)} are already uploaded")
+        total = sum(file.size or 0 for file in self.files.values())
+        progress = Progress(total, show=self.options.progress, doing="uploading")
+        progress.skip(1 - sum(self.files[name].size or 0 for name in left) / total)
+        with progress:
+            self._put_all(left, progress)
+        before_switch()
+        self._check_uploaded(marker)
+        self._put(MANIFEST, Listed(size, sha256), progress)
+        if storage.stat(storage.join(url, MANIFEST), again=True).size != size:
+            raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
+        _unmark(url, marker)
+
+    def _refuse_in_the_way(self, there: _There) -> None:
+        """Raise UsageError for objects that packer did not make, where the result would be."""
+        blocked = [n for n in self.files if n in there.objects and not self._own(n, there)]
+        if MANIFEST in there.objects and not there.result:
+            blocked.append(MANIFEST)
+        if blocked:
+            raise in_the_way(self.url, blocked)
+
+    def _own(self, name: str, there: _There) -> Listed | None:
+        """An object that is as packer's records list it, or the beginning of what they say is being
+        put there, which stores without whole objects may have; None for all others. The names of
+        shards tell their content, other objects are read.
+        """
+        found, marker = there.objects[name], there.marker or _Marker("")
+        if found is None:
+            return None
+        records = (there.result.files if there.result else {}, marker.files, marker.earlier)
+        own, put = [files[name] for files in records if name in files], marker.files.get(name)
+        if put is not None and found.size < (put.size or 0):
+            is_anothers = put != self.files.get(name)
+            if is_anothers or is_named_by_content(name) or self._begins(name, found.size):
+                return Listed(found.size, "")
+        if name == INPUT_TIMES and (own or there.result):  # no digest covers it
+            return Listed(found.size, "") if output.is_input_times(_read(self.url, name)) else None
+        digests = {file.sha256 for file in own if file.size in (None, found.size)}
+        if not digests or is_named_by_content(name):
+            return Listed(found.size, digests.pop()) if digests else None
+        sha256 = digest(storage.join(self.url, name))[1]
+        return Listed(found.size, sha256) if sha256 in digests else None
+
+    def _begins(self, name: str, size: int) -> bool:
+        """Whether an object of this size holds the beginning of a side file."""
+        with open(self.folder / name, "rb") as file:
+            begin = hashlib.sha256(file.read(size)).hexdigest()
+        return digest(storage.join(self.url, name)) == (size, begin)
+
+    def _is_uploaded(self, name: str, objects: dict[str, storage.Stat | None]) -> bool:
+        """Whether this upload has put what is there under a name."""
+        found, file = objects.get(name), self.files[name]
+        is_whole = found is not None and found.size == file.size
+        return is_whole and self.uploaded.get(name) == (file.sha256, found and found.version)
+
+    def _done(self, left: list[str]) -> str:
+        return f"{len(self.files) - len(left)} of {len(self.files)} files"
+
+    def _put_all(self, left: list[str], progress: Progress) -> None:
+        """Upload files, the side files last: an earlier result has the same names."""
+        largest = max(storage.part_bytes(file.size or 0) for file in self.files.values())
+        threads = min(_THREADS, max(1, _MOST_BYTES // largest))
+
+        def put(name: str) -> None:
+            self._put(name, self.files[name], progress)
+
+        try:
+            for side_files in (False, True):
+                names = [name for name in left if (name in SIDE_FILES) == side_files]
+                tasks: list[Task] = [partial(put, name) for name in names]
+                # a request may take minutes: threads in one write nothing after it
+                run_all(tasks, threads, self.stop, wait_seconds=_WAIT_SECONDS)
+        except PackerError as error:
+            rest = [name for name in left if name not in self.uploaded]
+            kept = f"{self._done(rest)} are uploaded; run the same command again to continue"
+            again = isinstance(error, Interrupted) or not error.tip
+            tip = kept if again else f"{error.tip}; {kept}"
+            raise type(error)(error.message, tip) from error
+
+    def _put(self, name: str, file: Listed, progress: Progress) -> None:
+        place = storage.join(self.url, name)
+        storage.write(place, self._blocks(name, file, progress), file.size or 0)
+        self.uploaded[name] = file.sha256, storage.stat(place, again=True).version
+        with open(self.record, "ab") as record:
+            record.write(msgspec.json.encode((name, *self.uploaded[name])) + b"\n")
+
+    def _blocks(self, name: str, file: Listed, progress: Progress) -> Iterator[bytes]:
+        """A file's content. DataError when it is not what was packed, Interrupted to stop."""
+        path, sha = self.folder / name, hashlib.sha256()
+        try:
+            with open(path, "rb") as opened:
+                while block := opened.read(_BLOCK_BYTES):
+                    if self.stop.is_set():
+                        raise Interrupted("interrupted")
+                    sha.update(block)
+                    yield block
+                    progress.read(len(block), 0)
+        except OSError as error:
+            raise from_os_error(error, path, "read") from error
+        if file.sha256 not in ("", sha.hexdigest()):
+            raise DataError(
+                f"{path}: has changed since it was packed: its sha256 differs",
+                "remove the directory, check its disk, and run the same command again",
+            )
+
+    def _check_uploaded(self, marker: _Marker) -> None:
+        """Raise DataError when somebody else writes there."""
+        sizes = storage.sizes(self.url)
+        for name, file in self.files.items():
+            if sizes.get(name) != file.size:
+                raise _other_writer(f"{storage.join(self.url, name)}: is not what was uploaded")
+        if _marker_at(self.url) != marker:
+            raise _other_writer(f"{self.url}: another run is writing there")
 
 
 def _other_writer(message: str) -> DataError:

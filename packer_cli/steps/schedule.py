@@ -2,37 +2,47 @@
 
 Places count the rows that all ranks have taken since the run began: row i of rank r in a step that
 begins at place s is at place s + i · W + r. Without balance, rows stand there in the order of
-`Order`, whatever the sizes. With it, steps or windows of them are dealt when they are asked for,
-from the rows that the order has in the same places: nothing is paid at the beginning of an epoch,
-and memory holds the costs and a window.
+`Order`, whatever the sizes: an order that depends on the number of rows, the seed and the epoch.
+With it, steps or windows of them are dealt when they are asked for, from the rows that the order
+has in the same places: nothing is paid at the beginning of an epoch, and memory holds the costs and
+a window.
+
+A row costs `linear · L + Σ l²`: everything but attention costs as much for each of the L places,
+padding too; attention costs a segment the square of its length. For a transformer, `linear` is
+about six times its hidden size: its matrices against the two products of attention.
 
 Which sizes dealt rows from which place on is part of a state, as far as rows still to come depend
 on it: a run may go on with other sizes in the middle of a step. `Grid` is the arithmetic of epochs,
-steps and windows, `Era` the rows of places that the same sizes deal, and the functions at the end
-deal them.
+steps and windows, `_Dealer` the rows of places that the same sizes deal.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import accumulate
+from operator import index as as_index
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from packer_cli._kernels import dealing
+from packer_cli._kernels import dealing, plans
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int64
-from packer_cli.steps.costs import Float64, whole_size
-from packer_cli.steps.order import BLOCK_ROWS, WINDOW_BLOCKS, Order, permutation
 
+Float64 = npt.NDArray[np.float64]
+Cost = Callable[[Int64], npt.ArrayLike]
 Balance = Literal["step", "order"]
 BALANCES = ("step", "order")
 WINDOW = 64
+BLOCK_ROWS, WINDOW_BLOCKS = 256, 64  # of the shuffle, as PackedSampler has it by default
 _AT_ONCE = 4096  # rows
+_LINEAR = 6  # for each unit of the hidden size
 
 
 class Schedule:
@@ -71,26 +81,36 @@ class Schedule:
         self.sizes = Sizes(world_size, batch_size, micro_batches)
         self._balance, self._window = balance, whole_size("window", window)
         self._order = Order(rows, seed, block_rows, window_blocks, stages)
-        deal = _dealing(balance, rows, seed, costs)
-        by_window = balance == "order"
-        before: Era | None = None
-        for place, sizes in _with_now(dealt, begin, self.sizes):
-            grid = Grid(rows, place, sizes, self._order.ends, window if by_window else 1)
-            before = Era(grid, self._order.rows_at, deal, 0 if by_window else _AT_ONCE, before)
-        assert before is not None  # noqa: S101 for mypy: it is that of `begin`
-        self._era = before
+        deal: _Deal | None = None
+        if balance is not None:
+            if balance not in BALANCES:
+                raise one_of("balance", balance, BALANCES)
+            if costs is None or len(costs) != rows:
+                found = "no costs" if costs is None else f"{len(costs)} costs"
+                raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
+            deal = partial(_deal, balance, costs, seed)
+        known = [(place, Sizes(*its)) for place, *its in dealt]
+        if not known or known[-1][1] != self.sizes or (begin - known[-1][0]) % world_size:
+            known.append((begin, self.sizes))  # others than dealt rows before
+        window, at_once = (window, 0) if balance == "order" else (1, _AT_ONCE)
+        dealer: _Dealer | None = None
+        for place, sizes in known:
+            grid = Grid(rows, place, sizes, self._order.ends, window)
+            dealer = _Dealer(grid, self._order.rows_at, deal, at_once, dealer)
+        assert dealer is not None  # noqa: S101 for mypy: it is that of `begin`
+        self._dealer = dealer
 
     def rows_at(self, begin: int, end: int) -> Int64:
         """int64[end - begin], the rows of the places begin..end.
 
         Raises UsageError for places of which it is not known any more how they were dealt.
         """
-        pieces = []
-        while begin < end:
-            era, stop = self._era_at(begin)
-            pieces.append(era.rows_at(begin, min(end, stop)))
-            begin = stop
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+        def some(place: int, most: int) -> Int64:
+            dealer, stop = self._dealer_at(place)
+            return dealer.rows_at(place, min(place + most, stop))
+
+        return _all_rows(some, begin, end)
 
     @property
     def window_rows(self) -> int:
@@ -99,36 +119,36 @@ class Schedule:
 
     def epoch_of(self, place: int) -> int:
         """The number of the epoch that a place is in. Raises as `rows_at`."""
-        return self._era_at(place)[0].grid.epoch_of(place)
+        return self._dealer_at(place)[0].grid.epoch_of(place)
 
     def epoch_at(self, place: int) -> Stretch:
         """(begin, end) of the epoch that a place is in, or of that part of it in which sizes are
         the same. Raises as `rows_at`.
         """
-        era, stop = self._era_at(place)
-        begin, end = era.grid.epoch_at(place)
+        dealer, stop = self._dealer_at(place)
+        begin, end = dealer.grid.epoch_at(place)
         return Stretch(begin, min(end, stop))
 
     def step_at(self, place: int) -> Stretch:
         """(begin, end) of the step that a place is in. The last one of an epoch may be shorter, and
         one in which other sizes took over ends there. Raises as `rows_at`.
         """
-        era, stop = self._era_at(place)
-        begin, end = era.grid.step_at(place)
+        dealer, stop = self._dealer_at(place)
+        begin, end = dealer.grid.step_at(place)
         return Stretch(begin, min(end, stop))
 
-    def _era_at(self, place: int) -> tuple[Era, int]:
-        """The era that a place is in, and where it ends."""
-        era, end = self._era, sys.maxsize
-        while place < era.grid.begin:
-            if era.before is None:
+    def _dealer_at(self, place: int) -> tuple[_Dealer, int]:
+        """What deals the rows of a place, and where that ends."""
+        dealer, end = self._dealer, sys.maxsize
+        while place < dealer.grid.begin:
+            if dealer.before is None:
                 raise UsageError(
-                    f"place {place}: rows before place {era.grid.begin} were dealt in a way that "
-                    "is not known any more",
+                    f"place {place}: rows before place {dealer.grid.begin} were dealt in a way "
+                    "that is not known any more",
                     "take a state from an earlier time",
                 )
-            era, end = era.before, era.grid.begin
-        return era, end
+            dealer, end = dealer.before, dealer.grid.begin
+        return dealer, end
 
     def name(self) -> dict[str, Any]:
         """What the rows of places depend on, but for their costs and the sizes of steps."""
@@ -144,61 +164,217 @@ class Schedule:
         """[place, world_size, batch_size, micro_batches] of those that dealt rows from each place
         on, of which rows from `place` on depend.
         """
-        eras = [era.grid for era in self._era.needed_from(place)]
-        return [[grid.begin, *astuple(grid.sizes)] for grid in eras]
+        grids = [dealer.grid for dealer in self._dealer.needed_from(place)]
+        return [[grid.begin, *astuple(grid.sizes)] for grid in grids]
 
 
-def _with_now(dealt: Sequence[Sequence[int]], begin: int, sizes: Sizes) -> list[tuple[int, Sizes]]:
-    """(place, sizes) of those that dealt rows and, if they are others, of those that do now."""
-    eras = [(place, Sizes(*its)) for place, *its in dealt]
-    if not eras or eras[-1][1] != sizes or (begin - eras[-1][0]) % sizes.world_size:
-        eras.append((begin, sizes))
-    return eras
+def row_costs(
+    squared_lengths: Int64,
+    max_length: int,
+    hidden_size: int | None = None,
+    cost: Cost | None = None,
+) -> Float64:
+    """float64[rows], what each row costs, in no unit: only ratios count.
+
+    squared_lengths  int64[rows], the sum of the squared segment lengths of each row
+    hidden_size      of the model; or else
+    cost             a function that takes int64[n] of those sums, and returns n costs. They are
+                     rounded to float32: processors differ in the last bits of powers and the like,
+                     and ranks that deal differently would take rows twice
+
+    Raises UsageError where not exactly one of both is given, and for costs that are none.
+    """
+    if (hidden_size is None) == (cost is None):
+        raise UsageError(
+            "hidden_size and cost: " + ("neither" if cost is None else "both") + " given",
+            "give the model's hidden size, hidden_size=config.hidden_size; or cost=, a function of "
+            "the sums of squared segment lengths",
+        )
+    if hidden_size is not None:
+        linear = _LINEAR * whole_size("hidden_size", hidden_size)
+        return np.add(squared_lengths, linear * max_length, dtype=np.float64)
+    assert cost is not None  # noqa: S101 for mypy
+    given, rows = cost(squared_lengths), len(squared_lengths)
+    tip = "return a cost for each of the sums"
+    try:
+        with np.errstate(over="ignore"):  # to inf, which is refused below
+            costs = np.array(given, np.float32).astype(np.float64)
+    except (TypeError, ValueError):
+        kind = type(given).__name__
+        raise UsageError(f"cost: returned {kind}, which is no array of numbers", tip) from None
+    if costs.shape != (rows,):
+        shape = f"an array of shape {costs.shape} for {rows} rows, not ({rows},)"
+        raise UsageError(f"cost: returned {shape}", tip)
+    wrong = ~(np.isfinite(costs) & (costs >= 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UsageError(
+            f"cost: is {costs[row]} for row {row}; costs are finite, and not negative",
+            "only their ratios count: any unit will do",
+        )
+    return costs
 
 
-def _dealing(
-    balance: Balance | None, rows: int, seed: int | None, costs: Float64 | None
-) -> Deal | None:
-    """How the rows of a block are dealt; None: they stay as they are."""
-    if balance is None:
-        return None
-    if balance not in BALANCES:
-        raise one_of("balance", balance, BALANCES)
-    if costs is None or len(costs) != rows:
-        found = "no costs" if costs is None else f"{len(costs)} costs"
-        raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
-    if balance == "step":
-        return partial(deal_in_steps, costs)
-    return partial(deal_in_windows, costs, seed)
+def whole_size(name: str, size: object) -> int:
+    """A size as a plain int, which a state in JSON can hold. Raises UsageError for one below 1."""
+    try:
+        plain = as_index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name}: {size!r} is not a whole number") from None
+    if plain < 1:
+        raise UsageError(f"{name}: {plain} is less than 1")
+    return plain
 
 
-RowsAt = Callable[[int, int], Int64]  # places begin..end to rows
-Deal = Callable[[Int64, int, "Sizes"], Int64]  # rows, where they begin, and the sizes of steps
+def digest_of(costs: Float64) -> str:
+    """By which states tell costs apart."""
+    return hashlib.sha256(costs.astype("<f8", copy=False).data).hexdigest()
 
 
-class Era:
+class Order:
+    """Places 0, 1, ... of all epochs to row numbers. Keeps one window of them.
+
+    rows    of an epoch
+    seed    None: as they are stored
+    stages  how many rows each has, one after another; none: all rows are shuffled together
+    block_rows, window_blocks   the shuffle's sizes
+
+    Raises UsageError for a size below 1.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        seed: int | None,
+        block_rows: int,
+        window_blocks: int,
+        stages: Sequence[int] = (),
+    ) -> None:
+        self.rows = rows
+        self._seed, self._stages = seed, list(stages)
+        self._block_rows, self._window_blocks = block_rows, window_blocks
+        for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
+            if size < 1:
+                raise UsageError(f"{name}: {size} is less than 1")
+        self.ends = list(accumulate(self._stages or [rows]))  # of stages, in an epoch
+        self._now: tuple[tuple[int, int], _Shuffled | None] = ((-1, -1), None)  # epoch and stage
+
+    def name(self) -> dict[str, Any]:
+        """What the order depends on."""
+        return {
+            "rows": self.rows,
+            "seed": self._seed,
+            "block_rows": self._block_rows,
+            "window_blocks": self._window_blocks,
+            "stages": self._stages or None,
+        }
+
+    def rows_at(self, begin: int, end: int) -> Int64:
+        """int64[end - begin], the rows of the places begin..end."""
+        return _all_rows(self._some_rows, begin, end)
+
+    def _some_rows(self, place: int, most: int) -> Int64:
+        """The rows from a place on, `most` or fewer: those of one window or, unshuffled, epoch."""
+        epoch, within = divmod(place, self.rows)
+        if self._seed is None:
+            return np.arange(within, min(within + most, self.rows))
+        stage = bisect_right(self.ends, within)
+        first = self.ends[stage - 1] if stage else 0
+        which, shuffled = self._now  # read and set at once: an interruption leaves no half of it
+        if shuffled is None or which != (epoch, stage):
+            shuffled = _Shuffled(
+                self.ends[stage] - first,
+                f"{self._seed}/{epoch}" + (f"/stage {stage}" if self._stages else ""),
+                self._block_rows,
+                self._window_blocks,
+            )
+            self._now = (epoch, stage), shuffled
+        return first + shuffled.some_rows(within - first, most)
+
+
+class _Shuffled:
+    """Some rows in the order that a name gives them; the window of the last place is kept."""
+
+    def __init__(self, rows: int, name: str, block_rows: int, window_blocks: int) -> None:
+        self._rows, self._name = rows, name
+        self._block_rows, self._window_blocks = block_rows, window_blocks
+        count = -(-rows // block_rows)
+        self._blocks = permutation(count, f"{name}/blocks")
+        # the last block may be shorter, and be in any window
+        self._missing = count * block_rows - rows
+        self._short = int(np.flatnonzero(self._blocks == count - 1)[0]) // window_blocks
+        self._kept = -1, np.empty(0, np.int64)  # a window and its rows
+
+    def some_rows(self, place: int, most: int) -> Int64:
+        """The rows from a place on, `most` or, to the end of its window, fewer."""
+        window = place // (self._block_rows * self._window_blocks)
+        window += place >= self._begin(window + 1)
+        kept, members = self._kept
+        if window != kept:
+            members = self._members_of(window)
+            self._kept = window, members
+        within = place - self._begin(window)
+        return members[within : within + most]
+
+    def _begin(self, window: int) -> int:
+        missing = self._missing if window > self._short else 0
+        return window * self._window_blocks * self._block_rows - missing
+
+    def _members_of(self, window: int) -> Int64:
+        first = window * self._window_blocks
+        begins = self._blocks[first : first + self._window_blocks] * self._block_rows
+        rows = (begins[:, None] + np.arange(self._block_rows)).ravel()
+        rows = rows[rows < self._rows]
+        return rows[permutation(len(rows), f"{self._name}/{window}")]
+
+
+def _all_rows(some: _RowsAt, begin: int, end: int) -> Int64:
+    """The rows of places begin..end; `some` gives those from a place on, so many or fewer."""
+    pieces = [np.empty(0, np.int64)]
+    while begin < end:
+        pieces.append(some(begin, end - begin))
+        begin += len(pieces[-1])
+    return np.concatenate(pieces)
+
+
+def permutation(count: int, name: str) -> Int64:
+    """A permutation, int64[count], by packer's own generator: numpy's may change some day."""
+    seed = hashlib.sha256(name.encode()).digest()[:8]
+    numbers = np.empty(count, np.int64)
+    plans.permutation(numbers, int.from_bytes(seed, "little"))
+    return numbers
+
+
+_RowsAt = Callable[[int, int], Int64]  # places begin..end to rows
+_Deal = Callable[[Int64, int, "Sizes"], Int64]  # rows, where they begin, and the sizes of steps
+
+
+class _Dealer:
     """Row numbers of the places from `grid.begin` on, which the same sizes deal, up to the next
     interruption that changes them. Keeps one block of them, dealt.
 
     An interruption may leave a step or a window in the middle. Its rows that were not taken come
-    first in the next era, in the places that they had in the last one, and the order goes on behind
-    them.
+    first in the next one, in the places that they had, and the order goes on behind them.
 
     order    row numbers of the places begin..end, before any dealing
     deal     deals the rows of a block: a window
     at_once  or as many whole steps as have this many rows, where that is more: small ones are
              quicker together. Only where each is dealt by itself.
-    before   the era that ends where this one begins
+    before   what deals up to where this one begins
     """
 
     def __init__(
-        self, grid: Grid, order: RowsAt, deal: Deal | None, at_once: int, before: Era | None
+        self, grid: Grid, order: _RowsAt, deal: _Deal | None, at_once: int, before: _Dealer | None
     ) -> None:
         self.grid, self.before = grid, before
         self._order, self._deal, self._at_once = order, deal, at_once
-        self._dealt = Stretch(-1, -1), np.empty(0, np.int64)  # both at once: see `rows_at`
+        self._dealt = (
+            Stretch(-1, -1),
+            np.empty(0, np.int64),
+        )  # set at once, when it is dealt: after an
+        # interruption it is dealt again, and a second thread sees one block or the other
         begin = grid.begin
-        # up to where rows are those that the era before has in these places
+        # up to where rows are those that `before` has in these places
         self._left = before.grid.window_at(begin) if before else Stretch(begin, begin)
         if self._left.begin == begin:
             self._left = Stretch(begin, begin)
@@ -206,46 +382,37 @@ class Era:
         self._settled: int = max(self._left.end, before._settled if before else begin)
 
     def rows_at(self, begin: int, end: int) -> Int64:
-        """int64[end - begin], the rows of the places begin..end.
+        """int64[end - begin], the rows of the places begin..end."""
+        return _all_rows(self._some_rows, begin, end)
 
-        A block is kept only once it is dealt: after an interruption it is dealt again, and a second
-        thread sees one block or the other.
-        """
-        pieces = []
-        while begin < end:
-            block, rows = self._dealt
-            if not block.begin <= begin < block.end:
-                block = self._block_at(begin)
-                rows = self._before_dealing(*block)
-                if self._deal is not None:
-                    rows = self._deal(rows, block.begin, self.grid.sizes)
-                self._dealt = block, rows
-            piece = rows[begin - block.begin : end - block.begin]
-            pieces.append(piece)
-            begin += len(piece)
-        return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
-
-    def _block_at(self, place: int) -> Stretch:
-        begin, end = self.grid.window_at(place)
-        size = self.grid.sizes.step
-        several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
-        return Stretch(begin, max(end, several))
+    def _some_rows(self, place: int, most: int) -> Int64:
+        block, rows = self._dealt
+        if not block.begin <= place < block.end:
+            begin, end = self.grid.window_at(place)
+            size = self.grid.sizes.step
+            several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
+            block = Stretch(begin, max(end, several))
+            rows = self._before_dealing(*block)
+            if self._deal is not None:
+                rows = self._deal(rows, block.begin, self.grid.sizes)
+            self._dealt = block, rows
+        return rows[place - block.begin :][:most]
 
     def _before_dealing(self, begin: int, end: int) -> Int64:
-        """The rows that this era deals in the places begin..end."""
+        """The rows that are dealt in the places begin..end."""
         if self.before is None:
             return self._order(begin, end)
         middle = min(max(begin, self._left.end), end)
         left = self.before.rows_at(begin, middle)
         return np.concatenate([left, self.before._before_dealing(middle, end)])
 
-    def needed_from(self, place: int) -> list[Era]:
-        """The eras that rows from a place on depend on, oldest first; this one is the last."""
-        eras, first = [self], self.grid.window_at(place).begin
-        while (before := eras[0].before) and first < eras[0]._settled:
-            first = before.grid.window_at(eras[0].grid.begin).begin
-            eras.insert(0, before)
-        return eras
+    def needed_from(self, place: int) -> list[_Dealer]:
+        """Dealers that rows from a place on depend on, oldest first; this one is the last."""
+        needed, first = [self], self.grid.window_at(place).begin
+        while (before := needed[0].before) and first < needed[0]._settled:
+            first = before.grid.window_at(needed[0].grid.begin).begin
+            needed.insert(0, before)
+        return needed
 
 
 @dataclass(frozen=True)
@@ -339,7 +506,11 @@ class Grid:
         """
         epoch, step = self.epoch_at(place), self.step_at(place)
         size = self.sizes.step
-        stage = self._stage_at(step.begin)
+        first_row, within = step.begin // self._rows * self._rows, step.begin % self._rows
+        number = bisect_right(self._ends, within)
+        stage = Stretch(
+            first_row + (self._ends[number - 1] if number else 0), first_row + self._ends[number]
+        )
         if step.end - step.begin < size or step.end > stage.end:
             return step
         first = -(-(max(stage.begin, epoch.begin) - epoch.begin) // size)
@@ -359,53 +530,36 @@ class Grid:
     def _within_ranks(self, place: int) -> int:
         return (place - self.begin) % self._ranks
 
-    def _stage_at(self, place: int) -> Stretch:
-        epoch, within = divmod(place, self._rows)
-        stage = bisect_right(self._ends, within)
-        begin = self._ends[stage - 1] if stage else 0
-        return Stretch(epoch * self._rows + begin, epoch * self._rows + self._ends[stage])
 
+def _deal(
+    balance: Balance, costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: Sizes
+) -> Int64:
+    """Deal rows, as many to each rank, at costs that are as even as may be.
 
-def deal_in_steps(costs: Float64, rows: Int64, begin: int, sizes: Sizes) -> Int64:
-    """Deal the rows of steps, as many to each rank, at costs that are as even as may be.
-
-    A step of W ranks, M micro-batches and B rows in each is M micro-steps of W · B rows. Rows of
-    like cost make a micro-step; then they are dealt so that the sums of ranks are even, in each
-    micro-step and in the whole step.
-
+    rows   int64[n], with "step" those of steps one after another, of which the last may be shorter;
+           with "order" those of a window of steps, which begins at the place `begin`
     costs  float64[all rows]
-    rows   int64[n], those of steps one after another, of which the last may be shorter
+
+    A step of W ranks, M micro-batches and B rows in each is M micro-steps of W · B rows.
+
+    1. Rows of like cost make a micro-step, of each step or of the window.
+    2. With "order", micro-steps are shuffled, and steps made of them in turn.
+    3. Rows are dealt so that the sums of ranks are even, in each micro-step and in the whole step.
 
     Returns the same rows by places: in each step, row i of rank r is at i * world_size + r.
     """
-    rows = rows[_costliest_first(costs[rows], sizes.step)]
-    return rows[_dealt(costs[rows], sizes, exchange=True)]
-
-
-def deal_in_windows(
-    costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: Sizes
-) -> Int64:
-    """Deal the rows of a window of steps in the same way, after those of like cost have met in
-    micro-steps, which are shuffled. The window begins at the place `begin`.
-    """
-    rows = rows[_costliest_first(costs[rows], len(rows))]
-    size = min(sizes.micro_step, len(rows))
-    whole = len(rows) // size
-    cut = whole * size
-    order = permutation(whole, f"{seed}/micro-steps from {begin}")
-    shuffled = rows[:cut].reshape(whole, size)[order]
-    rows = np.concatenate([shuffled.ravel(), rows[cut:]])
-    return rows[_dealt(costs[rows], sizes, exchange=False)]
-
-
-def _costliest_first(costs: Float64, size: int) -> Int64:
-    order = np.empty(len(costs), np.int64)
-    dealing.costliest_first(costs, min(size, len(costs)), order)
-    return order
-
-
-def _dealt(costs: Float64, sizes: Sizes, *, exchange: bool) -> Int64:
-    order, turns = np.empty(len(costs), np.int64), len(costs) // sizes.world_size
+    by_window = balance == "order"
+    alike = np.empty(len(rows), np.int64)
+    size = len(rows) if by_window else min(sizes.step, len(rows))
+    dealing.costliest_first(costs[rows], size, alike)
+    rows = rows[alike]
+    if by_window:
+        size = min(sizes.micro_step, len(rows))
+        whole = len(rows) // size
+        order = permutation(whole, f"{seed}/micro-steps from {begin}")
+        shuffled = rows[: whole * size].reshape(whole, size)[order]
+        rows = np.concatenate([shuffled.ravel(), rows[whole * size :]])
+    dealt, turns = np.empty(len(rows), np.int64), len(rows) // sizes.world_size
     batch_size, micro_batches = min(sizes.batch_size, turns), min(sizes.micro_batches, turns)
-    dealing.deal(costs, sizes.world_size, batch_size, micro_batches, exchange, order)
-    return order
+    dealing.deal(costs[rows], sizes.world_size, batch_size, micro_batches, not by_window, dealt)
+    return rows[dealt]

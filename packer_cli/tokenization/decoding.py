@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import TOKENIZER
@@ -13,19 +12,6 @@ from packer_cli.result.manifest import Tokenizer
 from packer_cli.tokenization.engines import BytesEngine, ReferenceEngine
 
 _TIP = "show token ids with --ids, or copy the tokenizer that packed the data there"
-
-
-class Decoder(Protocol):
-    """What every decoder offers."""
-
-    def special(self, token: int) -> str | None:
-        """The name of a token that stands for no text, or of none at all; else None."""
-
-    def decode(self, ids: list[int], before: int | None = None) -> str:
-        """The text of ids that are not special and follow the token `before`.
-
-        A character of which some bytes are missing becomes U+FFFD.
-        """
 
 
 def load_decoder(directory: Path, tokenizer: Tokenizer | None) -> Decoder | str:
@@ -58,16 +44,20 @@ def load_decoder(directory: Path, tokenizer: Tokenizer | None) -> Decoder | str:
     return ReferenceDecoder(engine, {tokenizer.bos_token_id, tokenizer.eos_token_id})
 
 
-_NAMES = {BytesEngine.EOS: "<eos>", BytesEngine.PAD: "<pad>"}
-
-
 class BytesDecoder:
     """Decodes for the built-in bytes tokenizer."""
 
+    _names = {BytesEngine.EOS: "<eos>", BytesEngine.PAD: "<pad>"}  # noqa: RUF012 never changed
+
     def special(self, token: int) -> str | None:
-        return None if 0 <= token < 256 else _NAMES.get(token, f"<id {token}>")
+        """The name of a token that stands for no text, or of none at all; else None."""
+        return None if 0 <= token < 256 else self._names.get(token, f"<id {token}>")
 
     def decode(self, ids: list[int], before: int | None = None) -> str:
+        """The text of ids that are not special and follow the token `before`.
+
+        A character of which some bytes are missing becomes U+FFFD.
+        """
         return bytes(ids).decode(errors="replace")
 
 
@@ -78,40 +68,38 @@ class ReferenceDecoder:
         self._tokenizer = engine.tokenizer
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = special | {token for token, about in added.items() if about.special}
-        self._bytes = self._fallback_bytes()
+        # id -> byte of tokens like <0x41>, where those mean bytes
+        of_byte = {self._tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
+        letter = self._tokenizer.token_to_id("<0x41>")
+        means_bytes = letter is not None and self._decode([letter]) == "A"
+        self._bytes = {token: byte for token, byte in of_byte.items() if means_bytes}
 
     def special(self, token: int) -> str | None:
+        """As `BytesDecoder.special`."""
         name: str | None = self._tokenizer.id_to_token(token) if token >= 0 else None
         if name is None:
             return f"<id {token}>"  # the library would skip it
         return name if token in self._special else None
 
     def decode(self, ids: list[int], before: int | None = None) -> str:
+        """As `BytesDecoder.decode`."""
         text = ""
         for is_bytes, run in groupby(ids, key=self._bytes.__contains__):
             tokens = list(run)
             if is_bytes:  # the library loses all of them when one character is not whole
                 text += bytes(map(self._bytes.__getitem__, tokens)).decode(errors="replace")
             else:
-                text += self._decode_after(before, tokens)
+                # some decoders drop the space that begins a text; this is not where one begins
+                is_first = before is None or self._tokenizer.id_to_token(before) is None
+                lead = [] if before is None or is_first else [before]
+                context, whole = self._decode(lead), self._decode([*lead, *tokens])
+                is_after = whole.startswith(context)
+                text += whole[len(context) :] if is_after else self._decode(tokens)
             before = tokens[-1]
         return text
-
-    def _decode_after(self, before: int | None, ids: list[int]) -> str:
-        """Some decoders drop the space that begins a text; this is not where one begins."""
-        if before is not None and self._tokenizer.id_to_token(before) is not None:
-            context, text = self._decode([before]), self._decode([before, *ids])
-            if text.startswith(context):
-                return text[len(context) :]
-        return self._decode(ids)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
-    def _fallback_bytes(self) -> dict[int, int]:
-        """Id -> byte of tokens like <0x41>, where those mean bytes."""
-        byte_of = {self._tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)}
-        letter = self._tokenizer.token_to_id("<0x41>")
-        if letter is None or self._decode([letter]) != "A":
-            return {}
-        return {token: byte for token, byte in byte_of.items() if token is not None}
+
+Decoder = BytesDecoder | ReferenceDecoder

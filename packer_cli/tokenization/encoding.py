@@ -1,6 +1,6 @@
 """Records to tokens: texts through the tokenizer, token records as they are.
 
-Records of messages and the like come from `supervised/encoder.py`.
+Records of messages and the like come from `chat/encoder.py`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The engines behind one call: list of texts in, flat ids out, no special tokens added.
 
 `ReferenceEngine` is Hugging Face tokenizers and defines what is right; `FastEngine` is
-gigatoken, tens of times faster, trusted only while it agrees (see `agreement.py`);
-`BytesEngine` needs nothing installed or downloaded. Little is imported here before an
-engine is made, because `reference_process.py` starts from this file.
+gigatoken, tens of times faster, trusted only where it agrees (see `trust.py`);
+`BytesEngine` needs nothing installed or downloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+import threading
+from collections import deque
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
 
@@ -17,8 +18,8 @@ import msgspec
 import numpy as np
 
 from packer_cli.errors import InternalError, UsageError
+from packer_cli.inputs.token_columns import offsets_of
 from packer_cli.records import Int64, UInt32
-from packer_cli.tokenization.renewed import Renewed
 from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
@@ -31,33 +32,25 @@ _PROBES = ("a b", "".join(map(chr, range(0xD800))))
 
 
 def is_of_library(error: BaseException) -> bool:
-    """Whether a library in Rust failed: its panics are BaseExceptions, of a class of pyo3's."""
+    """True where a library in Rust failed: its panics are BaseExceptions, of a class of pyo3's."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+def engines_differ_on(text: str) -> InternalError:
+    """The error of a run whose tokens may be wrong."""
+    return InternalError(
+        f"the engines gigatoken and tokenizers differ on the text {text[:80]!r}",
+        "run again with --tokenizer-backend tokenizers, and please report the text",
+    )
+
+
 class Engine(Protocol):
-    """What every engine offers."""
+    """An engine, of which each has these."""
 
     name: str
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], offsets int64[n + 1]) of n texts, without special tokens added."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a tokenizer does besides encoding text.
-
-    prefix, suffix  ids that its post-processor puts around a document; None when it does
-                    something else than that
-    token_ids       the ids of the tokens asked for, None for those it does not have
-    vocab_size      added tokens included; ids can be higher
-    """
-
-    prefix: list[int] | None
-    suffix: list[int]
-    token_ids: dict[str, int | None]
-    vocab_size: int
 
 
 class BytesEngine:
@@ -69,7 +62,7 @@ class BytesEngine:
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         encoded = [text.encode() for text in texts]
         ids = np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint32)
-        return ids, _offsets(map(len, encoded), len(texts))
+        return ids, offsets_of([*map(len, encoded)])
 
 
 class ReferenceEngine:
@@ -97,25 +90,20 @@ class ReferenceEngine:
         # BPE dropout would give other tokens on every run.
         if getattr(self.tokenizer.model, "dropout", None):
             self.tokenizer.model.dropout = None
-        # What is added around a text is asked for once, by `describe`. Otherwise it would only
+        # What is added around a text is asked for once, by `around`. Otherwise it would only
         # trim white space off the tokens' offsets, as many tokenizers do. This one does nothing.
         self._post_processor = self.tokenizer.post_processor
         self.tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        ids, offsets, _ = self._flat(texts, placed=False)
+        ids, offsets, _ = self._encode(texts, placed=False)
         return ids, offsets
 
     def places(self, texts: list[str]) -> tuple[UInt32, Int64, Int64]:
-        """As `encode`, and int64[T, 2]: the characters first..end that each token stands for."""
-        return self._flat(texts, placed=True)
+        """Encode, with the characters first..end that each token stands for, int64[T, 2]."""
+        return self._encode(texts, placed=True)
 
-    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, (first character, end) of each token), without special tokens."""
-        (encoding,) = self._encodings([text], placed=True)
-        return encoding.ids, encoding.offsets
-
-    def _flat(self, texts: list[str], *, placed: bool) -> tuple[UInt32, Int64, Int64]:
+    def _encode(self, texts: list[str], *, placed: bool) -> tuple[UInt32, Int64, Int64]:
         parts, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
         lengths: list[int] = []
         for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
@@ -128,7 +116,7 @@ class ReferenceEngine:
                 edges = chain.from_iterable(chain.from_iterable(one.offsets for one in encoded))
                 places.append(np.fromiter(edges, np.int64, count=2 * count).reshape(-1, 2))
         flat_ids = parts[-1] if len(parts) == 2 else np.concatenate(parts)
-        return flat_ids, _offsets(lengths, len(lengths)), np.concatenate(places)
+        return flat_ids, offsets_of(lengths), np.concatenate(places)
 
     def _encodings(self, texts: list[str], *, placed: bool = False) -> list[Any]:
         # the fast one leaves out the offsets
@@ -146,23 +134,23 @@ class ReferenceEngine:
             ) from error
         return encoded
 
-    def describe(self, tokens: list[str]) -> Description:
+    def around(self) -> tuple[list[int], list[int]] | None:
+        """(prefix, suffix): the ids that the post-processor puts around a document; None when it
+        does something else than that.
+        """
         for text in _PROBES:
             (encoding,) = self._encodings([text])
             bare = full = encoding.ids
             if bare:
                 break
-        prefix: list[int] | None = None
-        suffix: list[int] = []
         if self._post_processor is not None:
             full = self._post_processor.process(encoding).ids
             if self._post_processor.process(encoding, None, False).ids != bare:
-                full = []  # it changes the text's own tokens
+                return None  # it changes the text's own tokens
         for start in range(len(full) - len(bare) + 1):
-            if prefix is None and full[start : start + len(bare)] == bare:
-                prefix, suffix = full[:start], full[start + len(bare) :]
-        ids = {token: self.tokenizer.token_to_id(token) for token in tokens}
-        return Description(prefix, suffix, ids, self.tokenizer.get_vocab_size())
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        return None
 
 
 class OrdinaryTextEngine:
@@ -170,49 +158,46 @@ class OrdinaryTextEngine:
 
     def __init__(self, tokenizer_json: bytes, specials: Specials) -> None:
         self._specials = specials
-        self._first = self._rest = _without_specials(tokenizer_json)
+        self._first = self._rest = ReferenceEngine(tokenizer_json)
         if b'"first"' in tokenizer_json:  # as a pre-tokenizer may treat the beginning of a text
             document = msgspec.json.decode(tokenizer_json)
             if (document.get("pre_tokenizer") or {}).get("prepend_scheme") == "first":
                 document["pre_tokenizer"]["prepend_scheme"] = "never"
-                self._rest = _without_specials(msgspec.json.encode(document))
+                self._rest = ReferenceEngine(msgspec.json.encode(document))
+        for engine in (self._first, self._rest):
+            engine.tokenizer.encode_special_tokens = True  # as the text that they are
 
     def places(self, text: str, controls: list[Span]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], places int64[T, 2]) where only `controls` are special tokens."""
-        ids: list[int] = []
-        places: list[Span] = []
+        ids, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
         done = 0
         for begin, end in [*controls, (len(text), len(text))]:
             if done < begin:
                 engine = self._rest if done else self._first
-                own, edges = engine.offsets(text[done:begin])
-                ids += own
-                places += [(done + a, done + b) for a, b in edges]
+                own, _, edges = engine.places([text[done:begin]])
+                ids.append(own)
+                places.append(done + edges)
             if begin < end:
-                ids.append(self._specials.id_of(text[begin:end]))
-                places.append((begin, end))
+                ids.append(np.array([self._specials.id_of(text[begin:end])], np.uint32))
+                places.append(np.array([(begin, end)], np.int64))
             done = end
-        return np.array(ids, np.uint32), np.array(places, np.int64).reshape(-1, 2)
-
-
-def _without_specials(tokenizer_json: bytes) -> ReferenceEngine:
-    engine = ReferenceEngine(tokenizer_json)
-    engine.tokenizer.encode_special_tokens = True  # as the text that they are
-    return engine
+        return np.concatenate(ids), np.concatenate(places)
 
 
 class FastEngine:
     """gigatoken. Safe to share between threads, which encode at the same time.
 
-    Raises ValueError when it cannot load the tokenizer.
+    gigatoken 0.10 remembers words without bound (its issue 36); a new object forgets them.
     """
 
     name = "gigatoken"
 
     def __init__(self, tokenizer_json: bytes) -> None:
+        """Raises ValueError when it cannot load the tokenizer."""
         self._json = tokenizer_json
-        # gigatoken 0.10 caches words without bound (its issue 36); a new object drops the cache.
-        self._backend = Renewed(self._load)
+        self._lock = threading.Lock()  # of what follows
+        self._backend: Any = self._load()
+        self._growth = _Growth()
 
     def _load(self) -> Any:
         # The public gigatoken.Tokenizer adds 0.1 s of imports around this call.
@@ -231,38 +216,80 @@ class FastEngine:
             return parts[0]
         ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty(0, np.uint32)
         lengths = [np.diff(offsets) for _, offsets in parts]
-        return ids, _offsets(np.concatenate(lengths) if parts else [], len(texts))
+        return ids, offsets_of(np.concatenate(lengths) if parts else [])
 
     def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         characters = sum(map(len, texts))
         # "parallel" for what is at most one of the library's chunks means: on this thread, with
         # whichever of its workers is free. Else all threads would queue for its one serial worker.
         parallel = characters <= _FAST_BATCH_CHARACTERS
-        with self._backend.using(characters) as backend:
-            try:
-                result = backend.encode_batch(texts, parallel=parallel)
-            except BaseException as error:
-                if not is_of_library(error):
-                    raise
-                raise InternalError(
-                    f"gigatoken failed: {type(error).__name__}: {error}",
-                    "run again with --tokenizer-backend tokenizers, and please report it",
-                ) from error
-            finally:
-                del backend  # before the next one is loaded, perhaps
+        backend = self._loaded(characters)
+        try:
+            result = backend.encode_batch(texts, parallel=parallel)
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            raise InternalError(
+                f"gigatoken failed: {type(error).__name__}: {error}",
+                "run again with --tokenizer-backend tokenizers, and please report it",
+            ) from error
         if isinstance(result, list):  # without awkward: views of one flat array
             flat = result[0].base
             if flat is None or flat.size != sum(map(len, result)):
                 flat = np.concatenate(result)
-            return flat, _offsets(map(len, result), len(result))
+            return flat, offsets_of([*map(len, result)])
         layout = result.layout
         return layout.content.data, np.asarray(layout.offsets.data, np.int64)
 
+    def _loaded(self, characters: int) -> Any:
+        """The library's object, to encode so many characters; a new one when it has grown."""
+        with self._lock:
+            if self._backend is None or self._growth.is_too_much(characters):
+                self._backend = None  # gone, but for threads that still use it, before the next
+                self._backend = self._load()
+                self._growth = _Growth()
+            return self._backend
 
-def _offsets(lengths: Iterable[int], count: int) -> Int64:
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(np.fromiter(lengths, np.int64, count=count), out=offsets[1:])
-    return offsets
+
+class _Growth:
+    """Memory that an engine has added to this process since it was loaded."""
+
+    # Characters after which windows and buffers have the size that they keep
+    SETTLED = 1 << 26
+    MOST_BYTES = 128 << 20  # for each thread that uses the engine
+    MOST_CHARACTERS = 1 << 30  # where the system does not say how large the process is
+    LOOK_AFTER = 1 << 22
+    LOOKS = 8  # what windows take comes and goes: the least of so many looks is what stays
+
+    def __init__(self) -> None:
+        self._used = self._next_look = 0
+        self._threads = set[int]()
+        self._looks = deque[int](maxlen=self.LOOKS)
+        self._settled: int | None = None
+
+    def is_too_much(self, characters: int) -> bool:
+        """True where it is, now that this thread encodes so many more."""
+        self._threads.add(threading.get_ident())
+        self._used += characters
+        if self._used < self._next_look:
+            return False
+        self._next_look = self._used + self.LOOK_AFTER
+        size = resident()
+        if size is None:
+            return self._used > self.MOST_CHARACTERS
+        self._looks.append(size)
+        if self._used < self.SETTLED:
+            return False
+        if self._settled is None:
+            self._settled = max(self._looks)
+        return min(self._looks) > self._settled + self.MOST_BYTES * len(self._threads)
+
+
+def resident() -> int | None:
+    """Bytes of memory that this process has, or None where the system does not say."""
+    with suppress(OSError), open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _batches(texts: list[str], characters: int) -> list[list[str]]:

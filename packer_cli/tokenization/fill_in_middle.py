@@ -16,10 +16,10 @@ from hashlib import blake2b
 from struct import unpack
 from typing import NamedTuple
 
-from packer_cli.config.documents import DocumentConfig
 from packer_cli.errors import UsageError
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import Records
-from packer_cli.tokenization.locate import BYTES, TokenizerFiles, found_as_written
+from packer_cli.tokenization.locate import BYTES, TokenizerFiles
 from packer_cli.tokenization.specials import Span, Specials
 
 # As written before the beginning, the end and the middle of a text, by which tokenizers.
@@ -35,7 +35,7 @@ _WHOLE = 1 << 64
 
 
 class FillInMiddle(NamedTuple):
-    """How texts are rearranged.
+    """A way to rearrange texts.
 
     rate      the share of texts that are
     spm_rate  the share of these that have the suffix first
@@ -78,7 +78,7 @@ class FillInMiddle(NamedTuple):
         return replace(records, controls=controls or None), number
 
     def written(self, specials: Specials) -> int:
-        """How many special tokens are written into each text that is rearranged."""
+        """The number of special tokens that are written into each text that is rearranged."""
         return len(self._among(specials))
 
     def _among(self, specials: Specials) -> set[str]:
@@ -86,7 +86,7 @@ class FillInMiddle(NamedTuple):
 
 
 def _places(parts: list[tuple[str, str]], tokens: set[str]) -> list[Span]:
-    """Where these tokens are in the text that the parts make."""
+    """The places of these tokens in the text that the parts make."""
     places, at = [], 0
     for token, after in parts:
         if token in tokens:
@@ -96,17 +96,18 @@ def _places(parts: list[tuple[str, str]], tokens: set[str]) -> list[Span]:
 
 
 def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> FillInMiddle | None:
-    """What the options ask for; None for nothing. Raises UsageError where the tokenizer has no
-    tokens for it, or such as would take white space of the text with them.
+    """The rearrangement that the options ask for; None for none. Raises UsageError where the
+    tokenizer has no tokens for it, or such as would take white space of the text with them.
     """
     if not config.fim_rate:
         return None
     prefix, suffix, middle = tokens = _tokens(config, files)
-    for token in tokens:
-        if files is not None and not found_as_written(files.json, token):
+    for one in files.added if files else ():
+        if one.content in tokens and (one.lstrip or one.rstrip or not one.plain):
             raise UsageError(
-                f"--fim-rate: {token!r} of tokenizer {files.source} takes white space with it, or "
-                "is only found as a whole word or in normalized text: texts would not stay whole",
+                f"--fim-rate: {one.content!r} of tokenizer {files.source if files else ''} takes "
+                "white space with it, or is only found as a whole word or in normalized text: "
+                "texts would not stay whole",
                 "name others with --fim-tokens, or set lstrip, rstrip, single_word and normalized "
                 "of the token to false in tokenizer.json",
             )
@@ -114,7 +115,7 @@ def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> Fill
 
 
 def _tokens(config: DocumentConfig, files: TokenizerFiles | None) -> tuple[str, ...]:
-    """Those that are named, or the ones that packer knows. Raises UsageError for absent ones."""
+    """The tokens that are named, or that packer knows. Raises UsageError for absent ones."""
     added = set(files.added_tokens) if files else set()
     name = files.source if files else BYTES
     if config.fim_tokens:

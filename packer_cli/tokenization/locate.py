@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from urllib.request import getproxies
 
 import msgspec
 
-from packer_cli.early import ENVIRONMENT_VARIABLE
-from packer_cli.errors import UsageError, from_os_error
+from packer_cli.errors import UsageError
+from packer_cli.inputs.byte_streams import refusals
 from packer_cli.result.layout import (
     SPECIAL_TOKENS,
     TEMPLATE,
@@ -30,6 +31,7 @@ from packer_cli.result.layout import (
 from packer_cli.tokenization.specials import SpecialToken
 
 BYTES = "bytes"
+ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
 # Where each of them lies beside tokenizer.json; the last one is what results of packer keep of it.
 _COMPANIONS = {
     TOKENIZER_CONFIG: (TOKENIZER_CONFIG,),
@@ -51,21 +53,29 @@ class TokenizerFiles:
     source      what the user asked for
     json        contents of tokenizer.json
     sha256      its digest
-    added_tokens   contents of the added tokens
-    bos, eos, pad   their contents, where configured
+    added       the added tokens
+    bos, eos, pad   contents of tokens, where configured
     companions  file name -> contents, of the other files of the tokenizer
-    specials    the added tokens that are special
     """
 
     source: str
     json: bytes
     sha256: str
-    added_tokens: list[str]
+    added: tuple[SpecialToken, ...]
     bos: str | None
     eos: str | None
     pad: str | None
     companions: dict[str, bytes]
-    specials: tuple[SpecialToken, ...] = ()
+
+    @property
+    def added_tokens(self) -> list[str]:
+        """The contents of the added tokens."""
+        return [token.content for token in self.added]
+
+    @property
+    def specials(self) -> tuple[SpecialToken, ...]:
+        """The added tokens that are special."""
+        return tuple(token for token in self.added if token.special and token.content)
 
 
 def choose(option: str | None) -> tuple[str, str]:
@@ -82,7 +92,7 @@ def locate(source: str) -> TokenizerFiles:
     if source == BYTES:
         raise UsageError("tokenizer bytes: is built into packer, and has no files", _TIP)
     path = Path(source).expanduser()
-    try:
+    with refusals(str(path)):
         path = _tokenizer_json(source, path)
         content = path.read_bytes()
         companions = {
@@ -91,26 +101,13 @@ def locate(source: str) -> TokenizerFiles:
             for place in places
             if (path.parent / place).is_file()
         }
-    except OSError as error:
-        raise from_os_error(error, error.filename or path, "read") from error
-    added, specials = _added_tokens(content, path)
-    added_tokens = [token.content for token in added]
-    special = _special_tokens(companions, path.parent)
-    eos = special.get("eos_token")
-    if eos is None:
-        known = [name for name in _KNOWN_EOS if name in added_tokens]
-        eos = known[0] if len(known) == 1 else None
-    return TokenizerFiles(
-        source,
-        content,
-        hashlib.sha256(content).hexdigest(),
-        added_tokens,
-        special.get("bos_token"),
-        eos,
-        special.get("pad_token"),
-        companions,
-        specials,
-    )
+    added = _added_tokens(content, path)
+    configured = _configured(companions, path.parent)
+    known = [token.content for token in added if token.content in _KNOWN_EOS]
+    eos = configured.get("eos_token", known[0] if len(set(known)) == 1 else None)
+    bos, pad = configured.get("bos_token"), configured.get("pad_token")
+    digest = hashlib.sha256(content).hexdigest()
+    return TokenizerFiles(source, content, digest, added, bos, eos, pad, companions)
 
 
 def _tokenizer_json(source: str, path: Path) -> Path:
@@ -152,67 +149,51 @@ class _TokenizerJson(msgspec.Struct):
     normalizer: Any = None
 
 
-def _added_tokens(content: bytes, path: Path) -> tuple[list[_AddedToken], tuple[SpecialToken, ...]]:
+def _added_tokens(content: bytes, path: Path) -> tuple[SpecialToken, ...]:
+    """The added tokens of a tokenizer.json. UsageError for what is none, or has too high ids."""
     try:
         document = msgspec.json.decode(content, type=_TokenizerJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"tokenizer {path}: not a tokenizer.json: {error}", _TIP) from error
-    vocabulary = document.model.vocab
-    ids = [token.id for token in document.added_tokens or []]
-    if isinstance(vocabulary, dict):
-        ids.extend(vocabulary.values())
-    highest = max(ids, default=0)
-    if highest > _HIGHEST_ID:
-        raise UsageError(
-            f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works", _TIP
+    if (highest := _highest(document)) > _HIGHEST_ID:
+        problem = f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works"
+        raise UsageError(problem, _TIP)
+    model = document.model
+    changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
+    return tuple(
+        SpecialToken(
+            one.content, one.id, one.lstrip, one.rstrip,
+            plain=not (one.single_word or (one.normalized and changes)),
+            unknown=one.content == model.unk_token or one.id == model.unk_id,
+            special=one.special,
         )
-    added = document.added_tokens or []
-    return added, tuple(_special(t, document) for t in added if t.special and t.content)
-
-
-def _special(token: _AddedToken, document: _TokenizerJson) -> SpecialToken:
-    plain = not token.single_word and not (token.normalized and document.normalizer)
-    unknown = token.content == document.model.unk_token or token.id == document.model.unk_id
-    return SpecialToken(token.content, token.id, token.lstrip, token.rstrip, plain, unknown)
-
-
-def found_as_written(content: bytes, token: str) -> bool:
-    """Whether an added token of a located tokenizer.json is found wherever a text has it, and takes
-    no white space next to it.
-    """
-    document = msgspec.json.decode(content, type=_TokenizerJson)
-    normalizes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
-    return any(
-        not (one.lstrip or one.rstrip or one.single_word or (one.normalized and normalizes))
         for one in document.added_tokens or []
-        if one.content == token
-    )
+    )  # fmt: skip
 
 
 def highest_id(content: bytes) -> int:
     """The highest id that a located tokenizer.json can give."""
-    document = msgspec.json.decode(content, type=_TokenizerJson)
+    return _highest(msgspec.json.decode(content, type=_TokenizerJson))
+
+
+def _highest(document: _TokenizerJson) -> int:
     vocabulary = document.model.vocab or []
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     return max([*ids, *(token.id for token in document.added_tokens or [])], default=0)
 
 
-def _parse(content: bytes, path: Path) -> dict[str, Any]:
-    try:
-        document = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"tokenizer {path}: not valid JSON: {error}", _TIP) from error
-    if not isinstance(document, dict):
-        raise UsageError(f"tokenizer {path}: a JSON {type(document).__name__}, not an object", _TIP)
-    return document
-
-
-def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
+def _configured(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
+    """The contents of BOS, EOS and padding, of those that a configuration names."""
     tokens: dict[str, str] = {}
     for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
-        if name not in companions:
-            continue
-        config = _parse(companions[name], folder / name)
+        try:
+            config = msgspec.json.decode(companions.get(name, b"{}"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            problem = f"tokenizer {folder / name}: not valid JSON: {error}"
+            raise UsageError(problem, _TIP) from error
+        if not isinstance(config, dict):
+            what = f"a JSON {type(config).__name__}, not an object"
+            raise UsageError(f"tokenizer {folder / name}: {what}", _TIP)
         for key in ("bos_token", "eos_token", "pad_token"):
             value = config.get(key)
             if isinstance(value, dict):  # an added-token object
@@ -220,13 +201,6 @@ def _special_tokens(companions: dict[str, bytes], folder: Path) -> dict[str, str
             if isinstance(value, str):
                 tokens.setdefault(key, value)
     return tokens
-
-
-def _refuse_out_of_reach(endpoint: str) -> None:
-    """OSError when the hub's name has no address: the library would try for half a minute."""
-    host = urlsplit(endpoint).hostname
-    if host and not getproxies():
-        socket.getaddrinfo(host, None)
 
 
 def _from_hub(name: str) -> Path:
@@ -248,8 +222,10 @@ def _from_hub(name: str) -> Path:
 
     try:
         cached = try_to_load_from_cache(name, TOKENIZER)
-        if not (isinstance(cached, str) or constants.HF_HUB_OFFLINE):
-            _refuse_out_of_reach(constants.ENDPOINT)
+        host = urlsplit(constants.ENDPOINT).hostname
+        if not (isinstance(cached, str) or constants.HF_HUB_OFFLINE or getproxies()) and host:
+            # where it has no address, the library would try for half a minute
+            socket.getaddrinfo(host, None)
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, TOKENIZER))
         commit = path.parent.name
         for name_here, (companion, *_) in _COMPANIONS.items():
@@ -265,14 +241,53 @@ def _from_hub(name: str) -> Path:
         return path
     except HFValidationError:
         reason = "no such file or folder, and not a hub name"
-    except LocalEntryNotFoundError:
+    except (LocalEntryNotFoundError, socket.gaierror):
         reason = "not a local path, not in the local hub cache, and the hub cannot be reached"
     except RepositoryNotFoundError:
         reason = "no such file or folder, and the hub has no such repository (or it is private)"
     except EntryNotFoundError:
         reason = "the hub repository has no tokenizer.json"
-    except socket.gaierror:
-        reason = "not a local path, not in the local hub cache, and the hub cannot be reached"
     except OSError as error:
         reason = f"the hub did not answer: {error}"
     raise UsageError(f"tokenizer {name}: {reason}", _TIP)
+
+
+class _Parts(msgspec.Struct):
+    """Parts of tokenizer.json that transformers 5 builds itself; the vocabulary is skipped."""
+
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+
+class _Config(msgspec.Struct):
+    tokenizer_class: str | None = None
+
+
+# tokenizer_class, but for "Fast" -> whether a pre-tokenizer is what transformers 5 builds for it
+_BUILT: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "LlamaTokenizer": lambda one: one.get("prepend_scheme") == "first",
+    "GPT2Tokenizer": lambda one: bool(
+        one.get("type") == "ByteLevel" and one.get("use_regex", True)
+    ),
+}
+
+
+def rebuilt_otherwise(files: TokenizerFiles) -> str:
+    """The reason why AutoTokenizer gives other tokens for some texts; "" where nothing says so.
+
+    transformers 5 takes the vocabulary of some `tokenizer_class`es and builds the rest itself.
+    `packer tokenizer DIR --check` compares the two; this is what is known without transformers.
+    """
+    content = files.companions.get(TOKENIZER_CONFIG)
+    try:
+        config = msgspec.json.decode(content or b"{}", type=_Config)
+        parts = msgspec.json.decode(files.json, type=_Parts)
+    except msgspec.MsgspecError:
+        return ""
+    name = (config.tokenizer_class or "").removesuffix("Fast")
+    if name not in _BUILT or (not parts.normalizer and _BUILT[name](parts.pre_tokenizer or {})):
+        return ""
+    return (
+        f"transformers 5 builds a {name} otherwise than tokenizer.json says: AutoTokenizer gives "
+        'other tokens for some texts, unless tokenizer_class is "PreTrainedTokenizerFast"'
+    )

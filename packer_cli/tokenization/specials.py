@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from packer_cli._kernels.looking import may_hold
+from packer_cli._kernels.texts import may_hold
 from packer_cli.errors import UsageError
 
 _MARK = "\ufdd0"  # a noncharacter, for a program's own use
@@ -28,7 +28,7 @@ SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A special token of a tokenizer.
+    """An added token of a tokenizer, most often a special one.
 
     lstrip   takes the white space before it with it; rstrip, that after it
     plain    it is found wherever a text has its content
@@ -41,6 +41,7 @@ class SpecialToken:
     rstrip: bool = False
     plain: bool = True
     unknown: bool = False
+    special: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Specials:
         return match and match.group()
 
     def may_be_in(self, value: Any) -> bool:
-        """Whether a record's fields may have any; False is certain, and known soon."""
+        """True where a record's fields may have any; False is certain, and known soon."""
         if not self.tokens or not may_hold(value, self._common):
             return False
         try:
@@ -88,20 +89,18 @@ class Specials:
 
     def in_record(self, value: Any) -> list[str]:
         """All special tokens in the strings of a record's fields, but for names of fields."""
-        spelled: list[str] = []
-        if self.tokens:
-            self._gather(value, spelled)
-        return spelled
-
-    def _gather(self, value: Any, spelled: list[str]) -> None:
+        if not self.tokens:
+            return []
         if isinstance(value, str):
-            spelled += self._contents.findall(value)
-        elif isinstance(value, dict | list | tuple):
-            for item in value.values() if isinstance(value, dict) else value:
-                self._gather(item, spelled)
+            return self._contents.findall(value)
+        if isinstance(value, dict):
+            value = value.values()
+        elif not isinstance(value, list | tuple):
+            return []
+        return [token for item in value for token in self.in_record(item)]
 
     def marked(self, value: Any) -> Any:
-        """The same fields, with a mark after the first character of each."""
+        """The fields with a mark after the first character of each special token."""
         if not self.tokens:
             return value
         if isinstance(value, str):
@@ -111,7 +110,7 @@ class Specials:
         return [self.marked(item) for item in value] if isinstance(value, list | tuple) else value
 
     def controls(self, text: str) -> list[Span]:
-        """Where the special tokens of a text are, with the white space that they take with them."""
+        """The places of the special tokens of a text, with the white space that they take."""
         return [match.span() for match in self._taking.finditer(text)] if self.tokens else []
 
     def id_of(self, text: str) -> int:
@@ -130,39 +129,34 @@ class Specials:
     @cached_property
     def _encoded(self) -> re.Pattern[bytes]:
         """Finds any of them inside JSON."""
-        return re.compile(b"|".join(re.escape(_encoded(t.content)) for t in self.tokens))
+        # what a text holds, its JSON holds, between the quotes
+        return re.compile(b"|".join(re.escape(_encode(t.content)[1:-1]) for t in self.tokens))
 
     @cached_property
     def _common(self) -> str:
-        """What all of them begin with."""
+        """The beginning that all of them share."""
         return commonprefix([token.content for token in self.tokens])  # noqa: RUF071 it is meant
 
     @cached_property
     def _taking(self) -> re.Pattern[str]:
-        before, after = r"\s*", r"\s*"
-        return re.compile(
-            "|".join(
-                f"({before * t.lstrip}{re.escape(t.content)}{after * t.rstrip})"
-                for t in self._longest_first
-            )
+        blank = r"\s*"
+        parts = (
+            f"({blank * t.lstrip}{re.escape(t.content)}{blank * t.rstrip})"
+            for t in self._longest_first
         )
-
-
-def _encoded(text: str) -> bytes:
-    """A text inside JSON: what it holds, its JSON holds."""
-    return _encode(text)[1:-1]
+        return re.compile("|".join(parts))
 
 
 NO_SPECIALS = Specials()
 
 
 def spelled_out(token: str) -> str:
-    """Why the record is bad."""
+    """The reason why the record is bad."""
     return f"its content spells out the special token {token!r}"
 
 
 def is_marked(value: Any) -> bool:
-    """Whether a mark is in a text, or in any string of some fields."""
+    """True where a mark is in a text, or in any string of some fields."""
     if isinstance(value, str):
         return _MARK in value
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which bytes of a text each token stands for: what maps spans of a text to its tokens.
+"""The bytes of a text that each token stands for: they map spans of a text to its tokens.
 
 Tokens lie end to end in their text. So where the pieces of its tokens are the text, from its first
 byte to its last, each token's place is proven, at the fast engine's speed. Wherever they are
@@ -10,29 +10,24 @@ for every document.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
+from packer_cli.inputs.token_columns import offsets_of
 from packer_cli.records import Int64, Spans, UInt8, UInt32
+from packer_cli.tokenization.engines import ReferenceEngine, engines_differ_on
 
 _SPACE = "▁"  # SentencePiece's, U+2581
 _UNKNOWN, _OF_MODEL, _ADDED = range(3)  # the kinds of `texts.mark_trained`, and its spacings:
 _NEVER, _PREPENDED, _UNLESS_THERE, _AT_START = range(4)
 _NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}  # what they leave as it is, they leave in its place
 _KEEPERS = {"Digits", "Punctuation", "Split"}  # pre-tokenizers that only cut, unless they remove
-_Offsets = tuple[list[int], list[tuple[int, int]]]
-
-
-class OffsetEngine(Protocol):
-    """An engine that knows its tokens' offsets."""
-
-    def offsets(self, text: str) -> _Offsets:
-        """(ids, (first character, end) of each token) of a text, without special tokens."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +41,12 @@ class TokenBytes:
     spacing: int = _NEVER
 
 
-def plain_bytes() -> TokenBytes:
-    """The pieces of the built-in bytes tokenizer."""
-    return TokenBytes(
-        np.arange(256, dtype=np.uint8), np.arange(257), np.full(256, _OF_MODEL, np.uint8)
-    )
-
-
-def no_bytes() -> TokenBytes:
-    """The pieces of a tokenizer that are not known: none."""
-    return TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
+# of the built-in bytes tokenizer
+PLAIN_BYTES = TokenBytes(
+    np.arange(256, dtype=np.uint8), np.arange(257), np.full(256, _OF_MODEL, np.uint8)
+)
+# of a tokenizer whose pieces are not known
+_UNKNOWN_BYTES = TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
 
 class _Model(msgspec.Struct):
@@ -78,22 +69,28 @@ class _Document(msgspec.Struct):
     added_tokens: list[dict[str, Any]] | None = None
 
 
-_decode = msgspec.json.Decoder(_Document).decode
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is written like a byte
 
 
 def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     """The pieces of byte-level and SentencePiece-style BPE."""
-    document = _decode(tokenizer_json)
+    document = msgspec.json.decode(tokenizer_json, type=_Document)
     model, vocabulary = document.model, document.model.vocab
     is_bpe = model.type == "BPE" and len(memoryview(model.merges)) > 0
     affixes = model.continuing_subword_prefix or model.end_of_word_suffix
     if not isinstance(vocabulary, dict) or not is_bpe or affixes:
-        return no_bytes()
-    byte_level = "ByteLevel" in _kinds(document.pre_tokenizer)
+        return _UNKNOWN_BYTES
+    byte_level = any(part.get("type") == "ByteLevel" for part in _parts(document.pre_tokenizer))
     spaces, spacing = _spaces(document, byte_level=byte_level)
-    if spaces is None or not (byte_level or _misses_nothing(model)):
-        return no_bytes()
-    known = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, model)
+    # whether every character leaves a token; bytes that can be one of two things do not count
+    keeps = not model.ignore_merges if model.byte_fallback else model.unk_token is not None
+    if spaces is None or not (byte_level or keeps):
+        return _UNKNOWN_BYTES
+    known = (
+        _byte_level(vocabulary)
+        if byte_level
+        else _utf8(vocabulary, fallback=bool(model.byte_fallback))
+    )
     others = dict[int, bytes | None]()
     added_tokens = document.added_tokens or []
     own = known.of([token["id"] for token in added_tokens])
@@ -101,7 +98,7 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
         content: bytes | None = token["content"].encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
         either = byte_level and own.get(token["id"], content) != content
-        fallback = model.byte_fallback and _is_byte(token["content"])
+        fallback = model.byte_fallback and _BYTE.fullmatch(token["content"])
         prepended = token.get("normalized") and spacing == _PREPENDED
         if either or fallback or prepended or token.get("lstrip") or token.get("rstrip"):
             content = None
@@ -139,7 +136,7 @@ class _Pieces:
         }
 
     def replaced(self, others: dict[int, bytes | None]) -> _Pieces:
-        """With other pieces, or None for none, of some tokens."""
+        """The pieces with others, or None for none, of some tokens."""
         kept = self._taken(np.flatnonzero(~np.isin(self.ids, np.array(list(others), np.int64))))
         new = self.of_bytes({token: piece for token, piece in others.items() if piece is not None})
         return _Pieces(
@@ -155,7 +152,7 @@ class _Pieces:
         return self._taken(np.argsort(self.ids)).pieces, np.cumsum(offsets)
 
     def _taken(self, places: Int64) -> _Pieces:
-        """Those at the given places, in that order."""
+        """The pieces at the given places, in that order."""
         if len(places) == len(self.ids) and (np.diff(places) > 0).all():
             return self
         begins = np.cumsum(self.sizes) - self.sizes
@@ -182,30 +179,12 @@ def _byte_level(vocabulary: dict[str, int]) -> _Pieces:
     return _Pieces(ids, flat, sizes)._taken(np.flatnonzero(is_right))
 
 
-def _utf8(vocabulary: dict[str, int], model: _Model) -> _Pieces:
-    fallback = bool(model.byte_fallback)
-    return _Pieces.of_bytes(
-        {
-            token: bytes([int(piece[3:5], 16)])
-            if fallback and _is_byte(piece)
-            else piece.encode("utf-8", "surrogatepass")
-            for piece, token in vocabulary.items()
-        }
-    )
-
-
-def _is_byte(piece: str) -> bool:
-    """Whether it is written like a byte: <0x0A>."""
-    if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
-        return False
-    return all(digit in "0123456789ABCDEF" for digit in piece[3:5])
-
-
-def _misses_nothing(model: _Model) -> bool:
-    """Whether every character leaves a token; bytes that can be one of two things do not count."""
-    if model.byte_fallback:
-        return not model.ignore_merges
-    return model.unk_token is not None
+def _utf8(vocabulary: dict[str, int], *, fallback: bool) -> _Pieces:
+    pieces = {token: piece.encode("utf-8", "surrogatepass") for piece, token in vocabulary.items()}
+    if fallback:
+        pieces |= {token: bytes([int(piece[3:5], 16)])
+                   for piece, token in vocabulary.items() if _BYTE.fullmatch(piece)}  # fmt: skip
+    return _Pieces.of_bytes(pieces)
 
 
 def _spaces(document: _Document, *, byte_level: bool) -> tuple[bool | None, int]:
@@ -228,7 +207,9 @@ def _spaces(document: _Document, *, byte_level: bool) -> tuple[bool | None, int]
         if kind == "Metaspace" and len(parts) == 1 and spacing == _NEVER:
             if part.get("replacement") != _SPACE:
                 return unknown
-            spaces, spacing = True, _scheme(part)
+            old = "always" if part.get("add_prefix_space", True) else "never"
+            schemes = {"always": _UNLESS_THERE, "first": _AT_START}
+            spaces, spacing = True, schemes.get(part.get("prepend_scheme", old), _NEVER)
         elif kind not in {*_KEEPERS, "ByteLevel"} or part.get("behavior") == "Removed":
             return unknown
     if (byte_level and spaces) or (spacing and not spaces):
@@ -236,14 +217,8 @@ def _spaces(document: _Document, *, byte_level: bool) -> tuple[bool | None, int]
     return spaces, spacing
 
 
-def _scheme(metaspace: dict[str, Any]) -> int:
-    old = "always" if metaspace.get("add_prefix_space", True) else "never"
-    schemes = {"always": _UNLESS_THERE, "first": _AT_START}
-    return schemes.get(metaspace.get("prepend_scheme", old), _NEVER)
-
-
 def _parts(part: Any) -> list[dict[str, Any]]:
-    """What a part of a tokenizer.json is made of: of a sequence, what is inside."""
+    """The pieces of a part of a tokenizer.json: of a sequence, all that is inside."""
     if not isinstance(part, dict):
         return []
     if part.get("type") != "Sequence":
@@ -252,56 +227,41 @@ def _parts(part: Any) -> list[dict[str, Any]]:
     return [piece for item in inner for piece in _parts(item)]
 
 
-def _kinds(part: Any) -> list[str]:
-    return [piece.get("type", "") for piece in _parts(part)]
-
-
 def mark_trained(
     known: TokenBytes,
     texts: list[str],
     ids: UInt32,
     offsets: Int64,
     spans: Spans,
-    exact: OffsetEngine | None,
+    exact: ReferenceEngine | None,
 ) -> UInt8:
     """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that."""
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
     if len(known.kinds):
-        text, text_offsets = _flat(texts)
+        encoded = [text.encode() for text in texts]  # in UTF-8, end to end
+        text = np.frombuffer(b"".join(encoded) or b"\0", np.uint8)
+        text_offsets = offsets_of([*map(len, encoded)])
         kernels.mark_trained(
             ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
             text, text_offsets, spans.offsets, spans.begin, spans.end, trained, certain,
         )  # fmt: skip
-    for i in np.flatnonzero(certain == 0):
+    for i in np.flatnonzero(certain == 0).tolist():
         if exact is None:
             raise InternalError("the bytes of a text's tokens are not the text")
         tokens = slice(offsets[i], offsets[i + 1])
-        exact_ids, places = exact.offsets(texts[i])
-        if exact_ids != ids[tokens].tolist():
-            raise InternalError(
-                f"the engines gigatoken and tokenizers differ on the text {texts[i][:80]!r}",
-                "run again with --tokenizer-backend tokenizers, and please report the text",
-            )
-        own = slice(spans.offsets[i], spans.offsets[i + 1])
-        flags = by_places(np.array(places), texts[i], spans.begin[own], spans.end[own])
-        trained[tokens] = flags
+        exact_ids, _, places = exact.places([texts[i]])
+        if not np.array_equal(exact_ids, ids[tokens]):
+            raise engines_differ_on(texts[i])
+        trained[tokens] = by_places(places, texts[i], spans, i)
     return trained
 
 
-def _flat(texts: list[str]) -> tuple[UInt8, Int64]:
-    """The texts in UTF-8, end to end, and where each begins."""
-    encoded = [text.encode() for text in texts]
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, encoded), np.int64, count=len(texts)), out=offsets[1:])
-    return np.frombuffer(b"".join(encoded) or b"\0", np.uint8), offsets
-
-
-def by_places(places: Int64, text: str, begin: Int64, end: Int64) -> UInt8:
-    """As `mark_trained` of a text whose tokens have the characters places[:, 0]..places[:, 1].
-
-    begin, end  int64[spans], bytes, in order
+def by_places(places: Int64, text: str, spans: Spans, number: int) -> UInt8:
+    """Mark trained tokens of the text of this number, whose tokens have the characters
+    places[:, 0]..places[:, 1], int64[T, 2].
     """
-    starts, stops = np.asarray(places, np.int64).reshape(-1, 2).T
+    own = slice(spans.offsets[number], spans.offsets[number + 1])
+    begin, end, (starts, stops) = spans.begin[own], spans.end[own], places.T
     if not text.isascii():
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)

@@ -49,13 +49,14 @@ import numpy as np
 import torch
 
 from packer_cli._kernels import gathering
-from packer_cli.config.columns import PADDED_BOUNDARIES
 from packer_cli.errors import DataError, UsageError, named, one_of
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.packing.plan import PackPlan, plan_packing
 from packer_cli.packing.sequences import PackedRows, fill_plan
-from packer_cli.records import IGNORED, Int32
-from packer_cli.result.mapped import Lists
-from packer_cli.torch.masks import (
+from packer_cli.records import IGNORED
+from packer_cli.result.reader import Lists
+from packer_cli.torch.dataset import RowBatch, row_batch
+from packer_cli.torch.isolation import (
     attention_of,
     block_masks,
     check_suitable,
@@ -63,7 +64,6 @@ from packer_cli.torch.masks import (
     flex_mask,
     text_config,
 )
-from packer_cli.torch.rows import RowBatch, row_batch
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
 _OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers take for logits
@@ -85,14 +85,8 @@ def varlen_collate(
     max_length_q, max_length_k       int, the longest document
     use_cache                        False
     """
-    check_suitable("varlen_collate", _known(config, "varlen_collate"))
-    batch = row_batch(rows)
-    boundaries, longest = batch.boundaries()
-    columns = _tokens(batch, dtype) | {"position_ids": _positions(batch, boundaries, dtype)}
-    columns |= {"seq_idx": _numbered(boundaries, row=int(boundaries[-1]))}
-    columns |= _source_ids(batch, boundaries)
-    flat = {name: values.view(1, -1) for name, values in columns.items()}
-    return _named(flat | _boundaries(batch, boundaries, longest), names)
+    columns, edges = _laid_out(rows, "varlen_collate", config, dtype, end_to_end=True)
+    return _named(columns | edges, names)
 
 
 _FLASH_ATTN_NAMES = {
@@ -106,7 +100,7 @@ _FLASH_ATTN_NAMES = {
 def flash_attn_collate(
     rows: Any, *, dtype: Any = torch.int64, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """As `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, max_seqlen_q."""
+    """Collate like `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, ..."""
     batch = varlen_collate(rows, config=None, dtype=dtype)
     return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in batch.items()}, names)
 
@@ -126,11 +120,8 @@ def padded_collate(
     The rest as in `varlen_collate`: boundaries are those in the rows end to end, as FlashAttention
     in transformers lays them.
     """
-    check_suitable("padded_collate", _known(config, "padded_collate"))
-    batch = row_batch(rows)
-    boundaries, longest = batch.boundaries()
-    columns = _padded(batch, boundaries, dtype) | _boundaries(batch, boundaries, longest)
-    return _named(columns, names)
+    columns, edges = _laid_out(rows, "padded_collate", config, dtype)
+    return _named(columns | edges, names)
 
 
 def block_mask_collate(
@@ -142,7 +133,7 @@ def block_mask_collate(
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """As `padded_collate`, with masks that say which places see each other.
+    """Collate like `padded_collate`, with masks that say which places see each other.
 
     config  model.config: its sliding windows and chunks are put into the masks, which replace the
             model's own. None for a model of your own without any: the batch then has input_ids,
@@ -162,18 +153,27 @@ def block_mask_collate(
     """
     if form not in ("mask", "documents"):
         raise one_of("form", form, ("mask", "documents"))
-    check_suitable("block_mask_collate", _known(config, "block_mask_collate"), form)
-    batch = row_batch(rows)
-    boundaries, longest = batch.boundaries()
-    columns = _padded(batch, boundaries, dtype)
+    columns, edges = _laid_out(rows, "block_mask_collate", config, dtype, form)
     documents = columns.pop("seq_idx")
     if config is not None:
-        columns |= {"seq_idx": documents} | _boundaries(batch, boundaries, longest)
+        columns |= {"seq_idx": documents} | edges
     if form == "documents":
         return _named(columns | {"document_ids": documents}, names)
-    kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
-    masks = block_masks(documents, config, lambda *rule: _added(dense_mask(*rule), kind))
-    return _named(columns | {"attention_mask": masks}, names)
+    if mask_dtype is None:
+        mask_dtype = torch.bool  # as SDPA takes them; eager attention adds them to scores
+        if config is not None and attention_of(config) == "eager":
+            own = getattr(text_config(config), "dtype", None)
+            is_float = isinstance(own, torch.dtype) and own.is_floating_point
+            mask_dtype = own if is_float else torch.float32
+
+    def mask_of(ids: Any, window: int | None) -> Any:
+        seen = dense_mask(ids, window)
+        if mask_dtype == torch.bool:
+            return seen
+        added = torch.zeros(seen.shape, dtype=mask_dtype)
+        return added.masked_fill_(~seen, torch.finfo(mask_dtype).min)
+
+    return _named(columns | {"attention_mask": block_masks(documents, config, mask_of)}, names)
 
 
 def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:
@@ -200,7 +200,11 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     documents * longest tokens.
     """
     batch = row_batch(rows)
-    edges = _documents(batch)
+    batch.boundaries()  # raises for invalid ones
+    own = batch.ragged.get(PADDED_BOUNDARIES) or batch.ragged["cu_seqlens"]
+    ends = [own[row].astype(np.int64) + row * batch.max_length for row in range(len(own))]
+    # int64[documents, 2], where each begins and ends in the rows end to end, padding left out
+    edges = np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in ends])
     longest = int((edges[:, 1] - edges[:, 0]).max())
     places = edges[:, :1] + np.arange(longest)
     inside = torch.from_numpy(places < edges[:, 1:])
@@ -215,6 +219,33 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
         columns[_OF_DOCUMENTS] = torch.from_numpy(sources)
         columns["source_ids"] = torch.where(inside, columns[_OF_DOCUMENTS][:, None], -1)
     return columns | {"position_ids": positions, "use_cache": False}
+
+
+def _laid_out(
+    rows: Any, collator: str, config: Any, dtype: Any, form: str = "", *, end_to_end: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(columns [b, max_length], what says where documents begin in the rows end to end), for a
+    model that they suit. With `end_to_end` columns are [1, T], and documents are counted through.
+    """
+    check_suitable(collator, _known(config, collator), form)
+    batch = row_batch(rows)
+    boundaries, longest = batch.boundaries()
+    begins, sizes = boundaries[:-1], np.diff(boundaries)
+    columns, edges = _tokens(batch, dtype), dict[str, Any]()
+    positions = torch.empty(int(boundaries[-1]), dtype=dtype)
+    gathering.count_positions(boundaries, positions.numpy())
+    row = int(boundaries[-1]) if end_to_end else batch.max_length
+    numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
+    numbers = np.repeat(numbers.astype(np.int32), sizes)
+    columns |= {"position_ids": positions, "seq_idx": torch.from_numpy(numbers)}
+    sources = batch.sources(np.bincount(begins // batch.max_length, minlength=len(batch)))
+    if sources is not None:
+        columns["source_ids"] = torch.from_numpy(np.repeat(sources, sizes))
+        edges[_OF_DOCUMENTS] = torch.from_numpy(sources)
+    shape = (1, -1) if end_to_end else (-1, batch.max_length)
+    edges["cu_seq_lens_q"] = edges["cu_seq_lens_k"] = torch.from_numpy(boundaries)
+    edges |= {"max_length_q": longest, "max_length_k": longest, "use_cache": False}
+    return {name: values.view(shape) for name, values in columns.items()}, edges
 
 
 def _known(config: Any, what: str) -> Any:
@@ -232,79 +263,6 @@ def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
     if dtype not in (torch.int64, torch.int32):
         raise one_of("dtype", str(dtype), ("torch.int64", "torch.int32"))
     return {name: batch.columns[name].to(dtype) for name in _TOKENS if name in batch.columns}
-
-
-def _padded(batch: RowBatch, boundaries: Int32, dtype: Any) -> dict[str, Any]:
-    """Everything [b, max_length]."""
-    return _tokens(batch, dtype) | {
-        "position_ids": _positions(batch, boundaries, dtype),
-        "seq_idx": _numbered(boundaries, batch.max_length).view(-1, batch.max_length),
-        **_source_ids(batch, boundaries),
-    }
-
-
-def _positions(batch: RowBatch, boundaries: Int32, dtype: Any) -> Any:
-    """Positions [b, max_length] in each document, as the column position_ids has them."""
-    positions = torch.empty(int(boundaries[-1]), dtype=dtype)
-    gathering.count_positions(boundaries, positions.numpy())
-    return positions.view(-1, batch.max_length)
-
-
-def _numbered(boundaries: Int32, row: int) -> Any:
-    """int32[T], the number of each place's document, counted from 0 every `row` places."""
-    begins = boundaries[:-1]
-    numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
-    return torch.from_numpy(np.repeat(numbers.astype(np.int32), np.diff(boundaries)))
-
-
-def _sources(batch: RowBatch, boundaries: Int32) -> Int32 | None:
-    """int32[documents] in the rows end to end, where rows say it."""
-    rows = boundaries[:-1] // batch.max_length
-    return batch.sources(np.bincount(rows, minlength=len(batch)))
-
-
-def _source_ids(batch: RowBatch, boundaries: Int32) -> dict[str, Any]:
-    """The same of every token, [b, max_length]."""
-    sources = _sources(batch, boundaries)
-    if sources is None:
-        return {}
-    of_tokens = torch.from_numpy(np.repeat(sources, np.diff(boundaries)))
-    return {"source_ids": of_tokens.view(-1, batch.max_length)}
-
-
-def _boundaries(batch: RowBatch, boundaries: Int32, longest: int) -> dict[str, Any]:
-    edges, sources = torch.from_numpy(boundaries), _sources(batch, boundaries)
-    return {
-        **({} if sources is None else {_OF_DOCUMENTS: torch.from_numpy(sources)}),
-        "cu_seq_lens_q": edges,
-        "cu_seq_lens_k": edges,
-        "max_length_q": longest,
-        "max_length_k": longest,
-        "use_cache": False,
-    }
-
-
-def _documents(batch: RowBatch) -> Any:
-    """int64[documents, 2], where each begins and ends in the rows end to end, padding left out."""
-    batch.boundaries()  # raises for invalid ones
-    own = batch.ragged.get(PADDED_BOUNDARIES) or batch.ragged["cu_seqlens"]
-    edges = [own[row].astype(np.int64) + row * batch.max_length for row in range(len(own))]
-    return np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in edges])
-
-
-def _mask_dtype(config: Any) -> Any:
-    """The dtype of masks by default: eager attention adds them, SDPA takes booleans."""
-    if config is None or attention_of(config) != "eager":
-        return torch.bool
-    kind = getattr(text_config(config), "dtype", None)
-    return kind if isinstance(kind, torch.dtype) and kind.is_floating_point else torch.float32
-
-
-def _added(seen: Any, dtype: Any) -> Any:
-    """A boolean mask as one of `dtype`, to be added to scores unless that is bool."""
-    if dtype == torch.bool:
-        return seen
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 def _named(batch: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
@@ -343,11 +301,11 @@ class PackedBatch:
         return len(self.input_ids)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> PackedBatch:
-        """The same on another device."""
+        """Copy to another device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
-        """The same in pinned memory; DataLoader calls it with pin_memory=True."""
+        """Copy to pinned memory; DataLoader calls it with pin_memory=True."""
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Any) -> PackedBatch:
@@ -375,7 +333,11 @@ def packed_collate_fn(
 
     Raises UsageError for documents without max_length, and what plan_packing raises.
     """
-    if isinstance(examples, RowBatch) or any(map(_is_row, examples)):
+    # rows say where documents begin in them, also those of `packer_cli.hf`
+    if isinstance(examples, RowBatch) or any(
+        isinstance(one, Mapping) and not one.keys().isdisjoint(("cu_seqlens", "position_ids"))
+        for one in examples
+    ):
         return _of_rows(row_batch(examples))
     if max_length is None:
         raise UsageError(
@@ -406,13 +368,6 @@ def pack_result_to_tensors(
     """
     rows = fill_plan(plan, token_ids, labels=labels, pad_token_id=pad_token_id)
     return _of_rows(batch_of_rows(rows))
-
-
-def _is_row(example: Any) -> bool:
-    """Whether it says where documents begin in it, as rows do, also those of `packer_cli.hf`."""
-    return isinstance(example, Mapping) and not example.keys().isdisjoint(
-        ("cu_seqlens", "position_ids")
-    )
 
 
 def documents_of(examples: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:

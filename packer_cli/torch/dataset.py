@@ -1,4 +1,5 @@
-"""`PackedDataset`: directories of `packer pack` as a map-style dataset.
+"""`PackedDataset`: directories of `packer pack` as a map-style dataset, and `RowBatch`: its rows on
+their way to a collator.
 
 Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is ever read
 into memory. Those of a view are filled from memory-mapped documents. Shards are mapped in the
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
@@ -19,15 +21,14 @@ import numpy as np
 import torch
 
 from packer_cli import storage
-from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
+from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
+from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cache import Cache
-from packer_cli.result.cached import open_cached
-from packer_cli.result.foresight import Foresight
+from packer_cli.result.cached import Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest, TrainingStage
-from packer_cli.result.mapped import Lists
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Paths,
@@ -39,12 +40,12 @@ from packer_cli.result.opening import (
     stages_of,
     tokens_of_each,
 )
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
-from packer_cli.result.squared_lengths import squared_lengths
+from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory, squared_lengths
 from packer_cli.result.view import View
-from packer_cli.torch.rows import SOURCE, RowBatch
 
+SOURCE = "source"
 SHIFTED = "shift_labels"
+RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE, PAIR, SIDE)
 
 
 class PackedDataset:
@@ -97,20 +98,20 @@ class PackedDataset:
         kept = _cache_of(paths, cache, cache_bytes)
         its_tokens = tokens_of_each(paths, tokens)
         self._parts = [_Part(*one, kept) for one in zip(paths, its_tokens, strict=True)]
-        _check_alike(self._parts, with_columns=columns is None)
+        check_alike([part.packed for part in self._parts])
+        self._check_columns(None if columns is None else {PAIR, SIDE})
         self.columns = self._chosen(columns)
-        if tokenizer_sha256 is not None:
-            for part in self._parts:
-                _check_tokenizer(part, tokenizer_sha256)
+        for part in self._parts if tokenizer_sha256 is not None else ():
+            _check_tokenizer(part, str(tokenizer_sha256))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "foresight"}
 
     @cached_property
     def foresight(self) -> Foresight | None:
         """What a sampler tells which rows come next; None where all results are local."""
         caches = [part.cache for part in self._parts if part.cache is not None]
         return Foresight([part.packed for part in self._parts], caches[0]) if caches else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "foresight"}
 
     @property
     def paths(self) -> tuple[Path | str, ...]:
@@ -119,7 +120,7 @@ class PackedDataset:
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same rows in the same order, wherever they lie."""
+        """Digest that rows in the same order share, wherever they lie."""
         return joined_fingerprint([fingerprint_of(part.facts) for part in self._parts])
 
     @property
@@ -140,7 +141,7 @@ class PackedDataset:
         there are none. Of joined results those of each in turn, where one without is one stage.
         """
         found = [stages_of(part.packed) for part in self._parts]
-        return joined_stages(found, list(map(len, self._parts)))
+        return joined_stages(found, [len(part.packed) for part in self._parts])
 
     @property
     def squared_lengths(self) -> Int64:
@@ -151,7 +152,7 @@ class PackedDataset:
     @cached_property
     def _ends(self) -> Int64:
         """int64[results], the first row after each."""
-        return np.cumsum([len(part) for part in self._parts])
+        return np.cumsum([len(part.packed) for part in self._parts])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -171,7 +172,7 @@ class PackedDataset:
         """The rows with these numbers, copied into one tensor for each column."""
         wanted = self._numbers_of(rows)
         if len(self._parts) == 1:
-            return self._parts[0].gather(wanted, self.columns)
+            return self._gathered(0, wanted)
         numbers, parts = self._places(wanted)
         taken = [(part, np.flatnonzero(parts == part)) for part in np.unique(parts).tolist()]
         batches = [self._gathered(part, numbers[places]) for part, places in taken]
@@ -198,17 +199,57 @@ class PackedDataset:
         return wanted - np.concatenate([[0], self._ends])[parts], parts
 
     def _gathered(self, part: int, rows: Int64) -> RowBatch:
-        """Rows of one of several results, whose sources have the numbers of all."""
-        batch = self._parts[part].gather(rows, self.columns)
-        if (own := batch.ragged.get(SOURCE)) is not None:
-            batch.ragged[SOURCE] = Lists(self._among_all[part][own.values], own.ends)
-        return batch
+        """Rows of one of the results. Raises DataError for what is damaged, or of no source."""
+        packed, path = self._parts[part].packed, self._parts[part].path
+        names = ["file" if name == SOURCE else name for name in self.columns]
+        try:
+            found = packed.gather(rows, names)
+        except ValueError as error:  # changed while it was mapped
+            raise DataError(f"{path}: {error}", PACK_AGAIN) from error
+        fixed, ragged = {}, {}
+        for name, values in found.items():
+            if name == "file":
+                known, inputs = self._source_of_input[part], values.values
+                sources = known[np.clip(inputs, -1, len(known) - 1)]
+                if len(sources) and sources.min() < 0:
+                    raise DataError(
+                        f"{path}: a segment is of input {inputs[sources < 0][0]}, which no source "
+                        f"in {MANIFEST} has",
+                        PACK_AGAIN,
+                    )
+                ragged[SOURCE] = Lists(sources, values.ends)
+            elif isinstance(values, Lists):
+                ragged[name] = values
+            else:
+                shifted = name == "labels" and packed.label_shift == "pre"
+                fixed[SHIFTED if shifted else name] = torch.from_numpy(values)
+        return RowBatch(fixed, ragged)
 
     @cached_property
-    def _among_all(self) -> list[Int32]:
-        """Of each result, the numbers of its sources among all."""
-        return [np.array([self.sources.index(one.name) for one in part.facts.sources], np.int32)
-                for part in self._parts]  # fmt: skip
+    def _source_of_input(self) -> list[Int32]:
+        """int32[inputs + 1] of each result, the number of each input's source; -1: none."""
+        found = []
+        for part in self._parts:
+            numbers = np.full(len(part.facts.inputs) + 1, -1, np.int32)
+            for one in part.facts.sources:
+                numbers[slice(*one.inputs)] = self.sources.index(one.name)
+            found.append(numbers)
+        return found
+
+    def _check_columns(self, which: set[str] | None) -> None:
+        """Raise DataError, naming both, where one has a column that another lacks. `which`: only
+        these matter; pairs and other rows never go together.
+        """
+        first = self._parts[0]
+        for other in self._parts[1:]:
+            unlike = {*first.columns} ^ {*other.columns}
+            if unlike := unlike if which is None else unlike & which:
+                name = min(unlike)
+                has, lacks = (first, other) if name in first.columns else (other, first)
+                raise DataError(
+                    f"{has.path} has a column {name}, {lacks.path} has none",
+                    f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
+                )
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         present = self._parts[0].columns
@@ -287,9 +328,6 @@ class _Part:
             )
         return packed
 
-    def __len__(self) -> int:
-        return len(self.packed)
-
     @property
     def facts(self) -> Manifest:
         return self.packed.facts
@@ -316,66 +354,6 @@ class _Part:
                 "leave it out, or pack again with that column",
             )
 
-    def gather(self, rows: Int64, columns: Sequence[str]) -> RowBatch:
-        """Rows 0 <= row < len(self), copied into one tensor for each column."""
-        if SOURCE in columns:
-            columns = ["file" if name == SOURCE else name for name in columns]
-        try:
-            found = self.packed.gather(rows, columns)
-        except ValueError as error:  # changed while it was mapped
-            raise DataError(f"{self.path}: {error}", PACK_AGAIN) from error
-        fixed, ragged = {}, {}
-        for name, values in found.items():
-            if name == "file":
-                ragged[SOURCE] = Lists(self._sources_of(values.values), values.ends)
-            elif isinstance(values, Lists):
-                ragged[name] = values
-            else:
-                shifted = name == "labels" and self.packed.label_shift == "pre"
-                fixed[SHIFTED if shifted else name] = torch.from_numpy(values)
-        return RowBatch(fixed, ragged)
-
-    @cached_property
-    def _source_of_input(self) -> Int32:
-        """int32[inputs + 1], the number of each input's source; -1: none."""
-        numbers = np.full(len(self.facts.inputs) + 1, -1, np.int32)
-        for number, one in enumerate(self.facts.sources):
-            numbers[slice(*one.inputs)] = number
-        return numbers
-
-    def _sources_of(self, inputs: Int32) -> Int32:
-        """The numbers of the sources of inputs. Raises DataError for one of no source."""
-        known = self._source_of_input
-        sources = known[np.clip(inputs, -1, len(known) - 1)]
-        if len(sources) and sources.min() < 0:
-            raise DataError(
-                f"{self.path}: a segment is of input {inputs[sources < 0][0]}, which no source in "
-                f"{MANIFEST} has",
-                PACK_AGAIN,
-            )
-        return sources
-
-
-def _check_alike(parts: Sequence[_Part], *, with_columns: bool) -> None:
-    """Raise DataError, naming both, for results of which no batch can be made.
-
-    `with_columns`: also where one has a column that another lacks. Pairs and other rows never go
-    together.
-    """
-    check_alike([part.packed for part in parts])
-    first = parts[0]
-    for other in parts[1:]:
-        unlike = {*first.columns} ^ {*other.columns}
-        if not with_columns:
-            unlike &= {PAIR, SIDE}
-        if unlike:
-            name = min(unlike)
-            has, lacks = (first, other) if name in first.columns else (other, first)
-            raise DataError(
-                f"{has.path} has a column {name}, {lacks.path} has none",
-                f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
-            )
-
 
 def _check_tokenizer(part: _Part, expected: str) -> None:
     if not re.fullmatch("([0-9a-fA-F]{64})?", expected):
@@ -394,4 +372,150 @@ def _check_tokenizer(part: _Part, expected: str) -> None:
         f"{part.path}: {description}; the trainer's tokenizer has {expected}",
         "pack again with --tokenizer set to the trainer's; one that was only saved again may "
         "have another digest and the same tokens",
+    )
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """b rows, gathered at once. Iterating gives a dict for each row.
+
+    columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
+             attention_mask uint8
+    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and numbers of each
+             segment: `source`; in rows of pairs `pair` and `side`
+    """
+
+    columns: dict[str, Any]
+    ragged: dict[str, Lists]
+
+    @classmethod
+    def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
+        """The rows of several batches of alike columns, those of each in its places."""
+        if len(batches) == 1:
+            return batches[0]
+        order = np.argsort(np.concatenate(places))
+        columns = {}
+        for name, values in batches[0].columns.items():
+            together = np.empty((len(order), *values.shape[1:]), values.numpy().dtype)
+            for batch, rows in zip(batches, places, strict=True):
+                together[rows] = batch.columns[name].numpy()  # a quarter of the time of torch's
+            columns[name] = torch.from_numpy(together)
+        ragged = {
+            name: Lists.joined([batch.ragged[name] for batch in batches], order)
+            for name in batches[0].ragged
+        }
+        return cls(columns, ragged)
+
+    def __len__(self) -> int:
+        return len(next(iter((self.columns or self.ragged).values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = {name: values[index] for name, values in self.columns.items()}
+        return row | {name: torch.from_numpy(lists[index]) for name, lists in self.ragged.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def max_length(self) -> int:
+        return int(self.columns["input_ids"].shape[1])
+
+    def boundaries(self) -> tuple[Int32, int]:
+        """(int32[k + 1] where documents begin in the rows end to end, 0, ..., b * max_length;
+        the tokens of the longest).
+
+        The padding at a row's end is a document of its own, so that every place belongs to one.
+        A segment's own padding (`--segment-multiple`) is the end of its segment. Raises DataError
+        for invalid boundaries, UsageError for more tokens than int32 counts.
+        """
+        if len(self) * self.max_length > np.iinfo(np.int32).max:
+            raise UsageError(
+                f"a batch of {len(self)} rows of {self.max_length} tokens: boundaries count up to "
+                "2**31 - 1",
+                "choose a smaller batch",
+            )
+        own = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
+        edges = np.empty(len(own.values) + 1, np.int32)
+        count, longest = gathering.join_boundaries(own.values, own.ends, self.max_length, edges)
+        if count < 0:
+            raise DataError(
+                f"row {longest} of a batch has the boundaries {own[longest].tolist()}: they do "
+                f"not ascend from 0 to {self.max_length} at most",
+                PACK_AGAIN,
+            )
+        return edges[:count], longest
+
+    def sources(self, documents: Int64) -> Int32 | None:
+        """int32[k], the source of each of documents[row] documents of the rows, -1 of padding,
+        which is a row's last; None where rows do not say. Raises DataError where they say more, or
+        less.
+        """
+        own = self.ragged.get(SOURCE)
+        if own is None:
+            return None
+        sizes = np.diff(own.ends)
+        padding = documents - sizes
+        if ((padding < 0) | (padding > 1)).any():
+            row = int(((padding < 0) | (padding > 1)).argmax())
+            raise DataError(
+                f"row {row} of a batch has {documents[row]} documents, and sources of {sizes[row]}",
+                PACK_AGAIN,
+            )
+        sources = np.full(int(documents.sum()), -1, np.int32)
+        begins = np.cumsum(documents) - documents
+        sources[np.arange(len(own.values)) + np.repeat(begins - own.ends[:-1], sizes)] = own.values
+        return sources
+
+
+def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
+    """What a collator is given, as a RowBatch: one already, or rows as dicts of tensors.
+
+    Rows without boundaries, such as those of `packer_cli.hf`, have them where positions restart.
+    Raises UsageError for rows without input_ids or boundaries, of unlike columns, and for rows of
+    pairs unless the collator is for them: their labels are also on answers to be unlearned.
+    """
+    if not len(rows):
+        raise UsageError("a collator of packed rows got no rows")
+    if isinstance(rows, RowBatch):
+        batch = rows
+    else:
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise UsageError("a collator of packed rows got something other than rows")
+        if unlike := {name for row in rows for name in row.keys() ^ rows[0].keys()}:
+            raise UsageError(
+                f"some rows of a batch have {min(unlike)}, others do not",
+                "pack datasets that are trained on together with the same options",
+            )
+        batch = RowBatch(
+            {name: torch.stack([torch.as_tensor(row[name]) for row in rows])
+             for name in rows[0] if name not in (*RAGGED, "segments")},
+            {name: Lists.of([row[name] for row in rows]) for name in RAGGED if name in rows[0]},
+        )  # fmt: skip
+    if "cu_seqlens" not in batch.ragged and "position_ids" in batch.columns:
+        starts = [np.flatnonzero(row == 0) for row in batch.columns["position_ids"].numpy()]
+        edges = Lists.of([np.append(row, batch.max_length) for row in starts])
+        batch = RowBatch(batch.columns, {**batch.ragged, "cu_seqlens": edges})
+    for name, values in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
+        if name not in values:
+            raise UsageError(
+                f"rows without {name}" + (" or position_ids" if name == "cu_seqlens" else ""),
+                "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "
+                "removes it unless remove_unused_columns=False",
+            )
+    of_both = {PAIR, SIDE} & batch.ragged.keys()
+    if of_pairs and len(of_both) < 2:
+        raise UsageError(
+            "rows without pair and side, for a collator of pairs",
+            "pack with --shape preference; varlen_collate takes other rows",
+        )
+    if of_both and not of_pairs:
+        raise of_pairs_error("rows of pairs, for a collator of other rows")
+    return batch
+
+
+def of_pairs_error(what: str) -> UsageError:
+    """Pairs where plain training would learn both sides of them."""
+    return UsageError(
+        f"{what}: a model would be trained on rejected answers, too",
+        "preference_collate; unpaired_collate for records with a label",
     )

@@ -1,4 +1,27 @@
-"""`check_isolation`: whether a model's documents see each other, by experiment.
+"""Which places see each other in packed rows: by a model's config, by its family's code, and by
+experiment.
+
+A 4-D mask replaces all masks of a model, so it must include the model's sliding windows. A config
+says in `layer_types` which of three masks each layer takes; without that, all take the second if it
+has a `sliding_window`, and else the first:
+
+    full_attention       every earlier place of the document
+    sliding_attention    the last `sliding_window` of them, the place itself among them
+    chunked_attention    those in the same `attention_chunk_size` places, from the document's start
+
+Where layers differ, models of transformers take a dict of masks by these names, with None for
+layers that do not attend, such as Mamba's.
+
+Whatever would silently let documents see each other is refused:
+
+1. SDPA, eager and FlexAttention know documents by their positions only, and some families of
+   models make their masks without positions.
+2. Convolutions and recurrent layers know documents by `seq_idx` only, and some families do not hand
+   it down to their kernels, or have kernels that take none.
+3. FlashAttention takes no 4-D mask, FlexAttention no mask of numbers.
+
+Which families these are is read from the code of the installed transformers: see `_Code`. Only the
+model itself can show the rest, which `check_isolation` asks:
 
 1. The batch goes through the model as it is.
 2. Every second document of each row gets other tokens; the logits of those between them must stay.
@@ -12,13 +35,18 @@ with the same random numbers in each; the model stays in its mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import ast
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from packer_cli.errors import UsageError
+from packer_cli.errors import UsageError, named
 
 _BOUNDARIES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens")
 _NUMBERS = (("position_ids", 1), ("seq_idx", 0), ("document_ids", 0))  # and how they go on
@@ -44,13 +72,20 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
         )
     numbers = _document_numbers(batch)
     ids = batch["input_ids"]
-    others = _other_tokens(ids)
+    values, which = torch.unique(ids, return_inverse=True)
+    if len(values) < 2:
+        raise UsageError(f"check_isolation: every token of the batch is {values.tolist()}")
+    others = values[(which + 1) % len(values)]  # another token in each place
     odd = numbers % 2 == 1
     if not bool(odd.any()):
         raise UsageError(
             "check_isolation: no row of the batch has two documents", "give it other rows"
         )
-    device = next((p.device for p in getattr(model, "parameters", list)()), ids.device)
+    parameters = list(getattr(model, "parameters", list)())
+    device = next((one.device for one in parameters), ids.device)
+    halves = {one.dtype for one in parameters if one.is_floating_point() and one.itemsize == 2}
+    # the part of the largest logit that may change by rounding, even if no noise shows it
+    tolerance = max(1e-6, *(torch.finfo(one).eps for one in halves), 0)
     given = {name: _to(value, device) for name, value in batch.items() if name not in _LABELS}
     with _as_it_was(model):
         before = _logits(model, given)
@@ -64,7 +99,7 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
             f"check_isolation: logits differ by {noise:.2g} before anything that was changed",
             "it cannot check a model that looks ahead, or that is random by itself",
         )
-    if seen > 10 * noise + _tolerance(model) * scale:
+    if seen > 10 * noise + tolerance * scale:
         raise UsageError(
             f"check_isolation: documents see each other: the tokens of another change logits by "
             f"{seen:.2g}, where the largest is {scale:.2g}",
@@ -93,14 +128,6 @@ def _document_numbers(batch: Mapping[str, Any]) -> Any:
     return (begins.cumsum(dim=1) - 1).to(batch["input_ids"].device)
 
 
-def _other_tokens(ids: Any) -> Any:
-    """Another token in each place, taken from those in the batch."""
-    values, which = torch.unique(ids, return_inverse=True)
-    if len(values) < 2:
-        raise UsageError(f"check_isolation: every token of the batch is {values.tolist()}")
-    return values[(which + 1) % len(values)]
-
-
 def _to(value: Any, device: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _to(one, device) for name, one in value.items()}
@@ -115,12 +142,6 @@ def _logits(model: Any, batch: dict[str, Any]) -> Any:
     if isinstance(output, Mapping):
         return output["logits"]
     return output[0] if isinstance(output, tuple) else output
-
-
-def _tolerance(model: Any) -> float:
-    """The part of the largest logit that may change by rounding, even if no noise shows it."""
-    floats = (p.dtype for p in getattr(model, "parameters", list)() if p.is_floating_point())
-    return float(max(1e-6, *(torch.finfo(one).eps for one in set(floats) if one.itemsize == 2), 0))
 
 
 def _change(model: Any, batch: dict[str, Any], ids: Any, before: Any) -> Any:
@@ -157,3 +178,230 @@ def _as_it_was(model: Any) -> Iterator[None]:
                 if value is not None:
                     value.copy_(copy)
                 module._buffers[name] = value
+
+
+_BY_POSITIONS = ("sdpa", "eager", "flex_attention", None)
+
+
+def check_suitable(collator: str, config: Any, form: str = "") -> None:
+    """Raise UsageError if documents of a model with this config would see each other.
+
+    collator  its name; `form` is that of block_mask_collate. With no config, nothing is checked.
+    """
+    if config is None:
+        return
+    attention, code = attention_of(config), _code_of(config)
+    kind = getattr(text_config(config), "model_type", type(config).__name__)
+    if is_recurrent(config) and not code.follows_numbers:
+        raise UsageError(
+            f"{collator}: layers of {kind} look at no boundaries, and documents would see each "
+            "other",
+            "separate_collate",
+        )
+    if collator == "block_mask_collate" and attention not in _BY_POSITIONS:
+        raise UsageError(
+            f"block_mask_collate: {attention} takes no masks", "varlen_collate or padded_collate"
+        )
+    if collator == "block_mask_collate":
+        taken = "documents" if attention == "flex_attention" else "mask"
+        if attention is not None and form != taken:
+            raise UsageError(
+                f"block_mask_collate: {attention} takes no masks of form={form!r}",
+                f"form={taken!r}",
+            )
+    elif attention in _BY_POSITIONS and not code.follows_positions:
+        raise UsageError(
+            f"{collator}: in {kind}, {attention or 'attention'} does not look at positions, "
+            "and documents would see each other",
+            "block_mask_collate with config=, or FlashAttention, or separate_collate",
+        )
+
+
+@dataclass(frozen=True)
+class _Code:
+    """What is read from a family's modeling_*.py.
+
+    follows_positions  each `forward` passes positions to what makes its masks; where none makes
+                       any, there is no attention, or one of its own that ignores positions
+    follows_numbers    seq_idx reaches kernels that take it, and what stands in for kernels that
+                       are not installed refuses it
+    """
+
+    follows_positions: bool = True
+    follows_numbers: bool = True
+
+
+def _code_of(config: Any) -> _Code:
+    """What the code of a config's family shows; for a model of your own, no problem."""
+    module = sys.modules.get(type(text_config(config)).__module__)
+    path = Path(getattr(module, "__file__", None) or "")
+    if not path.name.startswith("configuration_"):
+        return _Code()
+    return _read(path.with_name(path.name.replace("configuration_", "modeling_")))
+
+
+@cache
+def _read(path: Path) -> _Code:
+    if not path.is_file():
+        return _Code()
+    code = path.read_text(encoding="utf-8")
+    tree = ast.parse(code)
+    makers = [
+        function
+        for function in _functions(tree)
+        if function.name in ("forward", "_create_attention_masks")
+        and any(_makes_causal_mask(node) for node in ast.walk(function))
+    ]
+    kernels = "use_kernel_func_from_hub_with_fallback" in code
+    # kernels of the first Mamba scan without looking at seq_idx
+    follows_numbers = kernels and "selective_scan_fn" not in code and _passes_kwargs_on(tree)
+    if not makers:
+        return _Code(follows_positions=follows_numbers, follows_numbers=follows_numbers)
+    by_positions = all("position_ids" in _arguments(function) for function in makers)
+    return _Code(by_positions, follows_numbers)
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def _makes_causal_mask(node: ast.AST) -> bool:
+    name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+    return (name.startswith("create_") and "causal_mask" in name) or name == "mask_function"
+
+
+def _arguments(function: ast.FunctionDef) -> set[str]:
+    """The names of the arguments that a function passes to what makes masks."""
+    names: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and _makes_causal_mask(node):
+            names |= {one.arg for one in node.keywords if one.arg}
+        elif isinstance(node, ast.Dict):
+            keys = {str(one.value) for one in node.keys if isinstance(one, ast.Constant)}
+            names |= (
+                keys if "inputs_embeds" in keys else set()
+            )  # arguments of several masks, made once
+    return names
+
+
+def _passes_kwargs_on(tree: ast.AST) -> bool:
+    """Whether a causal language model passes its **kwargs on to its layers: there is a call
+    self.model(..., **kwargs), but for the loss function's.
+    """
+    forwards = [
+        function
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith("ForCausalLM")
+        for function in _functions(node)
+        if function.name == "forward"
+    ]
+    return all(
+        any(
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr != "loss_function"
+            and any(one.arg is None for one in node.keywords)
+            for node in ast.walk(forward)
+        )
+        for forward in forwards
+    )
+
+
+_MASKED = ("full_attention", "sliding_attention", "chunked_attention")
+_RECURRENT = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
+_UNMASKED = (*_RECURRENT, "moe", "mlp")
+# other names in configs, and layers of two parts
+_PARTS = {"attention": _MASKED[:1], "hybrid": ("full_attention", "linear_attention")}
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that is about text, for models that also take images."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def attention_of(config: Any) -> str | None:
+    """What a model of transformers attends with: "sdpa", "eager", ...; None if not chosen yet."""
+    attention: str | None = getattr(text_config(config), "_attn_implementation", None)
+    return attention
+
+
+def is_recurrent(config: Any) -> bool:
+    """Whether a model has layers that pass state along a row: recurrent ones, convolutions."""
+    kinds = {part for kind in _types(config) or () for part in _PARTS.get(kind, (kind,))}
+    return not kinds.isdisjoint(_RECURRENT)
+
+
+def block_masks(document_ids: Any, config: Any, mask_of: Callable[[Any, int | None], Any]) -> Any:
+    """The masks of a model: one, or a dict of them by kind of layer where these differ.
+
+    document_ids  int [b, length]
+    config        the model's, or None for a model without windows
+    mask_of       (ids [b, length], window) to a mask: a place may see those before it with the
+                  same id, `window` of them at most, itself among them
+
+    Raises UsageError for unknown kinds of layers, and where none attends.
+    """
+    kinds, text, masks = _kinds(config), text_config(config), dict[str, Any]()
+    for kind in kinds:
+        if kind in _UNMASKED:
+            masks[kind] = None
+        elif kind == "chunked_attention":
+            masks[kind] = mask_of(_chunks(document_ids, text.attention_chunk_size), None)
+        else:
+            window = text.sliding_window if kind == "sliding_attention" else None
+            masks[kind] = mask_of(document_ids, window)
+    return masks if len(masks) > 1 else masks[kinds[0]]
+
+
+def dense_mask(ids: Any, window: int | None) -> Any:
+    """A mask bool [b, 1, length, length], True where a query may look."""
+    seen = (ids[:, None, :, None] == ids[:, None, None, :]).tril_()
+    return seen if window is None else seen.triu_(1 - window)
+
+
+def flex_mask(ids: Any, window: int | None) -> Any:
+    """The rule of `dense_mask`, as FlexAttention's BlockMask."""
+    from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415 slow
+
+    def visible(row: Any, head: Any, query: Any, key: Any) -> Any:
+        seen = (ids[row, query] == ids[row, key]) & (query >= key)
+        return seen if window is None else seen & (query - key < window)
+
+    rows, length = ids.shape
+    return create_block_mask(visible, rows, None, length, length, device=ids.device)
+
+
+def _types(config: Any) -> Any:
+    """The kind of each layer, or None where a config does not say."""
+    text = text_config(config)
+    return getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+
+
+def _kinds(config: Any) -> list[str]:
+    """The kinds of a model's layers, by which it looks up their masks."""
+    types = _types(config)
+    if types is None:
+        windowed = getattr(text_config(config), "sliding_window", None) is not None
+        return ["sliding_attention" if windowed else "full_attention"]
+    kinds = sorted({one for kind in types for one in _PARTS.get(kind, (kind,))})
+    if unknown := [kind for kind in kinds if kind not in (*_MASKED, *_UNMASKED)]:
+        raise UsageError(
+            f"block masks: layers of an unknown kind: {named(unknown)}",
+            "padded_collate or varlen_collate, and check_isolation",
+        )
+    if all(kind in _UNMASKED for kind in kinds):
+        raise UsageError(
+            "block masks: no layer of the model attends, so masks separate nothing",
+            "varlen_collate, with the kernels that transformers asks for; or separate_collate",
+        )
+    return kinds
+
+
+def _chunks(document_ids: Any, size: int) -> Any:
+    """int64[b, length], a number for each chunk of each document of a row."""
+    length = document_ids.shape[1]
+    places = torch.arange(length, device=document_ids.device).expand_as(document_ids)
+    begins = torch.ones_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    first = torch.where(begins, places, 0).cummax(dim=1).values
+    return document_ids * length + (places - first) // size

@@ -29,13 +29,12 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from packer_cli.config.columns import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.errors import DataError, UsageError
+from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import IGNORED, Int64
-from packer_cli.result.mapped import Lists
-from packer_cli.result.reader import PACK_AGAIN
+from packer_cli.result.reader import PACK_AGAIN, Lists
 from packer_cli.torch.collate import NOT_GIVEN, varlen_collate
-from packer_cli.torch.rows import RowBatch, row_batch
+from packer_cli.torch.dataset import RowBatch, row_batch
 
 Collate = Callable[[RowBatch], dict[str, Any]]
 _LABELS = ("labels", "shift_labels")
@@ -96,6 +95,7 @@ def _collate(config: Any, collate: Collate | None) -> Collate:
 class _Answers:
     """The answers of rows of pairs, and where they are in the rows end to end.
 
+    sizes, rows   int64[rows], how many are in each row, and int64[S], the row of each
     begins, ends  int64[S], of prompt and answer, without what follows up to a segment multiple
     targets       int64[K], the places of tokens that are trained on
     answers       int64[K], the answer that each is of
@@ -106,35 +106,30 @@ class _Answers:
         batch.boundaries()  # raises for invalid ones
         real = batch.ragged["cu_seqlens"]
         laid = batch.ragged.get(PADDED_BOUNDARIES, real)
-        firsts = np.repeat(np.arange(len(batch)) * batch.max_length, np.diff(real.ends) - 1)
-        self.begins = _but_last(laid) + firsts
-        self.ends = self.begins + _steps(real)
         self.sizes = np.diff(real.ends) - 1  # of each row
-        self.targets = self._targets()
-        self.answers = np.searchsorted(self.begins, self.targets, side="right") - 1
-        inside = self.targets > self.begins[self.answers]  # its first token is predicted by none
-        if not (inside & (self.targets < self.ends[self.answers])).all():
-            raise DataError("a label is on no token, or on the first of a segment", PACK_AGAIN)
-        self._check_each_has_one()
-
-    def _check_each_has_one(self) -> None:
-        """DataError for an answer without a token: its log-probability would be 0, the highest."""
-        nothing = np.bincount(self.answers, minlength=len(self.begins)) == 0
-        if nothing.any():
-            row = int(self._rows[nothing.argmax()])
-            raise DataError(
-                f"row {row} of a batch has an answer without a token that is trained on", PACK_AGAIN
-            )
-
-    def _targets(self) -> Int64:
-        name = next((name for name in _LABELS if name in self.batch.columns), None)
+        self.rows = np.repeat(np.arange(len(batch)), self.sizes)  # of each answer
+        within = np.delete(laid.values, laid.ends[1:] - 1).astype(np.int64)
+        self.begins = within + self.rows * batch.max_length
+        self.ends = self.begins + np.delete(np.diff(real.values), real.ends[1:-1] - 1)
+        name = next((name for name in _LABELS if name in batch.columns), None)
         if name is None:
             raise UsageError(
                 "rows of pairs without labels: nothing says which tokens are answers",
                 "PackedDataset gives them unless `columns` leaves them out",
             )
-        trained = np.flatnonzero(self.batch.columns[name].numpy() != IGNORED)
-        return trained + (name == "shift_labels")
+        trained = np.flatnonzero(batch.columns[name].numpy() != IGNORED)
+        self.targets: Int64 = trained + (name == "shift_labels")
+        self.answers = np.searchsorted(self.begins, self.targets, side="right") - 1
+        inside = self.targets > self.begins[self.answers]  # its first token is predicted by none
+        if not (inside & (self.targets < self.ends[self.answers])).all():
+            raise DataError("a label is on no token, or on the first of a segment", PACK_AGAIN)
+        nothing = np.bincount(self.answers, minlength=len(self.begins)) == 0
+        if nothing.any():  # its log-probability would be 0, the highest
+            raise DataError(
+                f"row {self.rows[nothing.argmax()]} of a batch has an answer without a token that "
+                "is trained on",
+                PACK_AGAIN,
+            )
 
     @property
     def desirable(self) -> Any:
@@ -156,14 +151,9 @@ class _Answers:
             raise DataError(f"{SIDE} is {lists.values.tolist()}, not 0 or 1 each", PACK_AGAIN)
         return lists.values.astype(np.int64)
 
-    @property
-    def _rows(self) -> Int64:
-        """int64[S], the row of each."""
-        return np.repeat(np.arange(len(self.sizes)), self.sizes)
-
     def sides(self) -> int:
         """How many answers a record has: 2, or 1 where all have a label. UsageError for both."""
-        both = np.stack([self._rows, self._of_answers(PAIR)])
+        both = np.stack([self.rows, self._of_answers(PAIR)])
         counts = np.unique(both, axis=1, return_counts=True)[1]
         if len(set(counts.tolist())) > 1:
             raise UsageError(
@@ -174,7 +164,7 @@ class _Answers:
 
     def pairs(self) -> dict[str, Any]:
         """desirable, chosen and rejected. Raises for answers without another side."""
-        rows = self._rows
+        rows = self.rows
         numbers, sides = self._of_answers(PAIR), self._of_answers(SIDE)
         order = np.lexsort((1 - sides, numbers, rows))  # both sides of a pair, the chosen one first
         chosen, rejected = order[::2], order[1::2]
@@ -202,7 +192,11 @@ class _Answers:
                 {name: v for name, v in self.batch.ragged.items() if name not in plain},
             )
         )
-        starts = self._starts(inputs["input_ids"].shape)
+        # where segments begin in the inputs, end to end: as in the rows, unless each has its own
+        starts, shape = self.begins, tuple(inputs["input_ids"].shape)
+        rows, length = len(self.batch), self.batch.max_length
+        if shape not in ((1, rows * length), (rows, length)):
+            starts = np.arange(len(self.begins)) * shape[-1]
         ids = self.batch.columns["input_ids"].numpy().reshape(-1)
         shift = (starts - self.begins)[self.answers]
         return {
@@ -213,15 +207,6 @@ class _Answers:
             "lengths": torch.from_numpy(np.bincount(self.answers, minlength=len(starts))),
             "last_tokens": torch.from_numpy(self.ends - 1 + starts - self.begins),
         }
-
-    def _starts(self, shape: Any) -> Int64:
-        """int64[S], where segments begin in the inputs, end to end: as in the rows, unless each has
-        a row of its own.
-        """
-        rows, length = len(self.batch), self.batch.max_length
-        if tuple(shape) in ((1, rows * length), (rows, length)):
-            return self.begins
-        return np.arange(len(self.begins)) * int(shape[-1])
 
     def mismatched(self) -> RowBatch:
         """One row of each prompt with the answer of the record before it. A prompt ends at the
@@ -248,16 +233,6 @@ class _Answers:
         labels[self.targets] = ids[self.targets]
         columns = {"input_ids": ids[taken][None], "labels": labels[taken][None]}
         return RowBatch(columns, {"cu_seqlens": Lists.of([edges])})
-
-
-def _steps(boundaries: Lists) -> Int64:
-    """int64[S], the length of each segment."""
-    return np.delete(np.diff(boundaries.values), boundaries.ends[1:-1] - 1).astype(np.int64)
-
-
-def _but_last(boundaries: Lists) -> Int64:
-    """int64[S], where each segment begins in its row."""
-    return np.delete(boundaries.values, boundaries.ends[1:] - 1).astype(np.int64)
 
 
 _AT_ONCE = 1 << 25  # logits in float32: 128 MiB

@@ -15,10 +15,17 @@ from operator import index as as_index
 from typing import Any
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.foresight import Foresight
-from packer_cli.steps.costs import Cost, Float64, digest_of, row_costs
-from packer_cli.steps.order import Order
-from packer_cli.steps.schedule import WINDOW, Balance, Schedule
+from packer_cli.result.cached import Foresight
+from packer_cli.steps.schedule import (
+    WINDOW,
+    Balance,
+    Cost,
+    Float64,
+    Order,
+    Schedule,
+    digest_of,
+    row_costs,
+)
 
 _AT_ONCE = 4096  # rows of all ranks
 
@@ -77,18 +84,19 @@ class PackedSampler:
         self.rank, self.world_size = share_of_ranks(rank, world_size)
         self._even = even
         _check_options(
-            balance, batch_size, even=even, micro_batches=micro_batches, hidden_size=hidden_size,
-            cost=cost, window=window,
+            balance, even=even, batch_size=batch_size, micro_batches=micro_batches,
+            hidden_size=hidden_size, cost=cost, window=window,
         )  # fmt: skip
         costs = _costs_of(rows, hidden_size, cost) if balance else None
-        self._cost = (
-            {} if costs is None else {"cost": int(hidden_size) if hidden_size else digest_of(costs)}
-        )
+        self._cost: dict[str, Any] = {}
+        if costs is not None:
+            self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
+        stages = [one.rows for one in getattr(rows, "stages", ())]
         self._schedule_from = partial(
             Schedule,
             self.rows,
             seed=seed,
-            stages=[one.rows for one in getattr(rows, "stages", ())],
+            stages=stages,
             block_rows=block_rows,
             window_blocks=window_blocks,
             world_size=self.world_size,
@@ -100,18 +108,28 @@ class PackedSampler:
         )
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
-        steps = self._schedule.window_rows if balance else 0
-        self._announcer = _announcer_of(rows, seed, block_rows, window_blocks, steps)
+        self._foresight: Foresight | None = getattr(rows, "foresight", None)
+        if self._foresight is not None:
+            # rows of a window of balanced steps, too, are all read until it ends
+            steps, size = self._schedule.window_rows if balance else 0, block_rows * window_blocks
+            self._foresight.check_order(
+                stages, block_rows, window_blocks, windows=1 + -(-steps // size),
+                shuffled=seed is not None or steps > 0,
+            )  # fmt: skip
+            # dealing rows to ranks leaves them in their window, so the plain order is enough
+            self._order = Order(self.rows, seed, block_rows, window_blocks, stages)
+            self._ahead = min(max(size, steps), self.rows)
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
         schedule, size = self._schedule, -(-_AT_ONCE // self.world_size) * self.world_size
         self._now, self._taken, self._restored = (begin, end), begin, False
-        if self._announcer is not None:
-            self._announcer.reached(begin, begins=True)
+        announced = begin
         for first in range(begin, end, size):
-            if self._announcer is not None:
-                self._announcer.reached(first)
+            if self._foresight is not None and first >= announced:
+                # the next two windows, of all ranks: those of a machine share what is fetched
+                announced = first + self._ahead
+                self._foresight.coming(self._order.rows_at(first, announced + self._ahead))
             rows = schedule.rows_at(first, min(first + size, end))[self.rank :: self.world_size]
             for turn, row in enumerate(rows.tolist(), 1):
                 place = first + turn * self.world_size
@@ -208,7 +226,13 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise UsageError("rank and world_size: give both or none")
     if rank is None or world_size is None:
-        ranks = _ranks_running()
+        import torch.distributed as dist  # noqa: PLC0415 slow
+
+        if dist.is_available() and dist.is_initialized():
+            ranks = int(dist.get_world_size())
+        else:  # by torchrun and others, before it is initialized
+            started = os.environ.get("WORLD_SIZE", "")
+            ranks = int(started) if started.isdecimal() else 1
         if ranks > 1:
             raise UsageError(
                 f"rank and world_size: not given, and torch.distributed runs {ranks} ranks",
@@ -222,90 +246,45 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def _ranks_running() -> int:
-    import torch.distributed as dist  # noqa: PLC0415 slow
-
-    if dist.is_available() and dist.is_initialized():
-        return int(dist.get_world_size())
-    started = os.environ.get("WORLD_SIZE", "")  # by torchrun and others, before it is initialized
-    return int(started) if started.isdecimal() else 1
-
-
-def _check_options(
-    balance: Balance | None, batch_size: int | None, *, even: bool, **others: object
-) -> None:
+def _check_options(balance: Balance | None, **given: Any) -> None:
     """Raise UsageError for options of balance without it, and for what balance does not go with."""
     if balance is None:
-        given = {"batch_size": batch_size, **others}
         for name, value in given.items():
-            if value is not None:
+            if value is not None and name != "even":
                 raise UsageError(
                     f"{name}: is only for balance, which is None",
                     'give balance="step" or balance="order" too, or leave it out',
                 )
-    elif batch_size is None:
-        raise UsageError(
+        return
+    for wrong, message, tip in (
+        (
+            given["batch_size"] is None,
             f"balance: {balance!r} without batch_size",
             "give the rows of a micro-batch, as to the DataLoader, and micro_batches=, how many of "
             "them make a step",
-        )
-    elif not even:
-        raise UsageError(
+        ),
+        (
+            not given["even"],
             f"balance: {balance!r} with even=False: ranks would get different numbers of rows",
             "leave out even=False; the rows left over begin the next epoch",
-        )
-    elif balance != "order" and others.get("window") is not None:
-        raise UsageError(
-            f'window: is only for balance="order", which is {balance!r}', "leave it out"
-        )
+        ),
+        (
+            balance != "order" and given["window"] is not None,
+            f'window: is only for balance="order", which is {balance!r}',
+            "leave it out",
+        ),
+    ):
+        if wrong:
+            raise UsageError(message, tip)
 
 
-def _costs_of(rows: int | Sized, hidden_size: int | None, cost: Cost | None) -> Float64:
-    """float64[rows], what each row of a data set costs.
-
-    Raises UsageError for what has no costs, such as a number of rows, and as `row_costs`.
+def _costs_of(rows: Any, hidden_size: int | None, cost: Cost | None) -> Float64:
+    """float64[rows], what each row of a data set costs. Raises UsageError for what has no costs,
+    such as a number of rows, and as `row_costs`.
     """
-    squared_lengths = getattr(rows, "squared_lengths", None)
-    if squared_lengths is None:
+    if not hasattr(rows, "squared_lengths"):
         what = "a number of rows" if isinstance(rows, int) else f"a {type(rows).__name__}"
         raise UsageError(
             f"balance: {what} does not say what each row costs", "give the PackedDataset itself"
         )
-    return row_costs(squared_lengths, rows.max_length, hidden_size, cost)  # type: ignore[union-attr]
-
-
-class _Announcer:
-    """Tells a dataset at a URL which rows come in the next two windows, of all ranks: those of a
-    machine share what is fetched. Dealing rows to ranks leaves them in their window, so the plain
-    order is enough.
-
-    window  rows of a window of the shuffle, or of balanced steps if that is longer
-    """
-
-    def __init__(self, foresight: Foresight, order: Order, window: int) -> None:
-        self._foresight, self._order = foresight, order
-        self._window = min(window, order.rows)
-        self._said = -1  # the place up to which nothing is to be said
-
-    def reached(self, place: int, *, begins: bool = False) -> None:
-        """Rows from this place on are taken next. `begins`: an iteration does."""
-        if begins or place >= self._said:
-            self._foresight.coming(self._order.rows_at(place, place + 2 * self._window))
-            self._said = place + self._window
-
-
-def _announcer_of(
-    rows: Any, seed: int | None, block_rows: int, window_blocks: int, steps: int
-) -> _Announcer | None:
-    """None for what is local, or no dataset. `steps`: rows of a window of balanced steps, which are
-    all read until it ends. Raises UsageError when the cache cannot hold what a window needs.
-    """
-    foresight: Foresight | None = getattr(rows, "foresight", None)
-    if foresight is None:
-        return None
-    stages, window = [one.rows for one in rows.stages], block_rows * window_blocks
-    together = 1 + -(-steps // window) if steps else 1  # windows of the shuffle, at most
-    shuffled = seed is not None or steps > 0
-    foresight.check_order(stages, block_rows, window_blocks, windows=together, shuffled=shuffled)
-    order = Order(len(rows), seed, block_rows, window_blocks, stages)
-    return _Announcer(foresight, order, max(window, steps))
+    return row_costs(rows.squared_lengths, rows.max_length, hidden_size, cost)

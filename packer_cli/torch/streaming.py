@@ -17,13 +17,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from packer_cli.config.strategies import canonical_name, keeps_order
 from packer_cli.errors import DataError, UsageError
-from packer_cli.packing.plan import PackPlan
+from packer_cli.options.options import canonical_name, keeps_order
 from packer_cli.packing.sequences import pack_sequences
-from packer_cli.result.mapped import Lists
+from packer_cli.result.reader import Lists
 from packer_cli.torch.collate import batch_of_rows, documents_of
-from packer_cli.torch.rows import RowBatch
+from packer_cli.torch.dataset import RowBatch
 from packer_cli.torch.sampler import share_of_ranks
 
 
@@ -137,23 +136,26 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     def _packed(self, documents: list[Any], read: int, last: bool) -> tuple[RowBatch, list[Any]]:
         """(rows to give, documents for the next buffer)."""
         ids, labels = documents_of(documents)
-        seed = None if self._seed is None else _seed_of(f"{self._seed}/{read}")
+        seed = None
+        if self._seed is not None:
+            digest = hashlib.sha256(f"{self._seed}/{read}".encode()).digest()
+            seed = int.from_bytes(digest[:8], "little") >> 1
         rows = pack_sequences(ids, labels=labels, seed=seed, **self._options)
-        batch, waits = batch_of_rows(rows), None if last else self._waiting(rows.plan)
-        if waits is None:
+        batch, plan = batch_of_rows(rows), rows.plan
+        if last or not len(plan):
             return batch, []
-        carried = _documents_in(batch[waits])
-        keep = [row for row in range(len(batch)) if row != waits]
+        # the emptiest row waits for more documents, or the last where order counts
+        waits = len(plan) - 1 if keeps_order(self._strategy) else int(plan.row_tokens.argmin())
+        if plan.row_tokens[waits] == plan.max_length:
+            return batch, []
+        row, keep = batch[waits], [one for one in range(len(batch)) if one != waits]
+        spans = [slice(*edges) for edges in pairwise(row["cu_seqlens"].tolist())]
+        # in plain lists: they become part of the position
+        carried = [{name: row[name][span].tolist() for name in ("input_ids", "labels")}
+                   for span in spans]  # fmt: skip
         columns = {name: values[keep] for name, values in batch.columns.items()}
         ragged = {n: Lists.of([lists[row] for row in keep]) for n, lists in batch.ragged.items()}
         return RowBatch(columns, ragged), carried
-
-    def _waiting(self, plan: PackPlan) -> int | None:
-        """The row whose documents wait for more: the emptiest, or the last where order counts."""
-        if not len(plan):
-            return None
-        row = len(plan) - 1 if keeps_order(self._strategy) else int(plan.row_tokens.argmin())
-        return row if plan.row_tokens[row] < plan.max_length else None
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last row given, in plain numbers and lists."""
@@ -188,14 +190,3 @@ def _position(documents: int, carried: list[Any], rows: int) -> dict[str, Any]:
 def _workers() -> int:
     worker = get_worker_info()
     return worker.num_workers if worker else 1
-
-
-def _documents_in(row: dict[str, Any]) -> list[dict[str, list[int]]]:
-    """The documents of a row, in plain lists: they become part of the position."""
-    edges = row["cu_seqlens"].tolist()
-    spans = [slice(begin, end) for begin, end in pairwise(edges)]
-    return [{name: row[name][span].tolist() for name in ("input_ids", "labels")} for span in spans]
-
-
-def _seed_of(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1

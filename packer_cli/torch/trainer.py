@@ -22,12 +22,11 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
-from packer_cli.config.columns import PAIR
 from packer_cli.errors import DataError, UsageError
+from packer_cli.options.options import PAIR
 from packer_cli.torch.collate import varlen_collate
-from packer_cli.torch.dataset import PackedDataset
-from packer_cli.torch.masks import text_config
-from packer_cli.torch.rows import of_pairs_error
+from packer_cli.torch.dataset import PackedDataset, of_pairs_error
+from packer_cli.torch.isolation import text_config
 from packer_cli.torch.sampler import PackedSampler
 
 
@@ -71,8 +70,13 @@ class PackedTrainerMixin:
         _check_task(self, train_dataset, data_collator)
         collate = data_collator or _VarlenCollate()
         taken = train_dataset
-        if _is_of_trl(self) and isinstance(train_dataset, PackedDataset):
-            taken = _stand_in(train_dataset)
+        of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(self).__mro__)
+        if of_trl and isinstance(train_dataset, PackedDataset):
+            # SFTTrainer takes no other than a data set of `datasets`, and looks at the first row
+            from datasets import Dataset  # noqa: PLC0415 only for TRL
+
+            names = [name for name in ("input_ids", "labels") if name in train_dataset[0]]
+            taken = Dataset.from_dict({name: [train_dataset[0][name].tolist()] for name in names})
             if hasattr(args, "dataset_kwargs"):
                 args.dataset_kwargs = (args.dataset_kwargs or {}) | {"skip_prepare_dataset": True}
         super().__init__(model, args, collate, taken, *more, **named)  # type: ignore[call-arg]
@@ -90,20 +94,17 @@ class PackedTrainerMixin:
                 f"train_dataset: {type(self.train_dataset).__name__} has no number of rows",
                 "give it to a Trainer without PackedTrainerMixin, which is for PackedDataset",
             )
+        sizes = self._train_batch_size, args.gradient_accumulation_steps
+        balance: dict[str, Any] = {}
+        text = text_config(getattr(self.model, "config", None))
+        if self.packed_balance and (hidden_size := getattr(text, "hidden_size", None)) is not None:
+            balance = {"balance": self.packed_balance, "hidden_size": hidden_size}
+            balance |= {"batch_size": sizes[0], "micro_batches": sizes[1]}
         rank, world_size = _share_of(self)
         sampler = PackedSampler(
-            self.train_dataset,
-            seed=_seed_of(args),
-            rank=rank,
-            world_size=world_size,
-            **_balance_of(self),
+            self.train_dataset, seed=_seed_of(args), rank=rank, world_size=world_size, **balance
         )
-        batches = Batches(
-            sampler,
-            self._train_batch_size,
-            args.gradient_accumulation_steps,
-            drop_last=args.dataloader_drop_last,
-        )
+        batches = Batches(sampler, *sizes, drop_last=args.dataloader_drop_last)
         return DataLoader(
             self.train_dataset,
             batch_sampler=batches,
@@ -159,7 +160,7 @@ class Batches:
 
     @property
     def rows_per_step(self) -> int:
-        """Of all processes together."""
+        """Rows of a step of all processes together."""
         return self._batch_size * self._micro_batches * self.sampler.world_size
 
     def restore(self, state: dict[str, Any], steps: int) -> None:
@@ -167,9 +168,17 @@ class Batches:
 
         Raises UsageError where the Trainer would count other steps than there are.
         """
-        expected = state["rows_per_step"]
+        expected, processes = state["rows_per_step"], self.sampler.world_size
         if self.rows_per_step != expected:
-            raise _other_steps(expected, self.rows_per_step, self.sampler.world_size)
+            each, rest = divmod(expected, processes)
+            raise UsageError(
+                f"the checkpoint's steps had {expected} rows, those of this run have "
+                f"{self.rows_per_step}: the Trainer counts steps, and would count wrong",
+                f"resume on a number of processes that divides {expected}"
+                if rest
+                else "set per_device_train_batch_size and gradient_accumulation_steps so that "
+                f"their product is {each}",
+            )
         saved, sampler = state["sampler"], self.sampler
         sampler.load_state_dict(saved)
         epoch, within = divmod(steps, self._steps)
@@ -276,19 +285,6 @@ def _seed_of(args: Any) -> int | None:
     return seed
 
 
-def _balance_of(trainer: Any) -> dict[str, Any]:
-    """Options of a `PackedSampler`."""
-    hidden_size = getattr(text_config(getattr(trainer.model, "config", None)), "hidden_size", None)
-    if trainer.packed_balance is None or hidden_size is None:
-        return {}
-    return {
-        "balance": trainer.packed_balance,
-        "batch_size": trainer._train_batch_size,
-        "micro_batches": trainer.args.gradient_accumulation_steps,
-        "hidden_size": hidden_size,
-    }
-
-
 def _share_of(trainer: Any) -> tuple[int, int]:
     """(rank, world_size) of this process's rows: processes of tensor parallelism share them."""
     args = trainer.args
@@ -306,17 +302,6 @@ def _share_of(trainer: Any) -> tuple[int, int]:
     return args.process_index // sizes["tp"], args.world_size // sizes["tp"]
 
 
-def _other_steps(expected: int, found: int, processes: int) -> UsageError:
-    return UsageError(
-        f"the checkpoint's steps had {expected} rows, those of this run have {found}: the Trainer "
-        "counts steps, and would count wrong",
-        "set per_device_train_batch_size and gradient_accumulation_steps so that their product is "
-        f"{expected // processes}"
-        if expected % processes == 0
-        else f"resume on a number of processes that divides {expected}",
-    )
-
-
 def _check_task(trainer: Any, rows: Any, collate: Any) -> None:
     """Raise UsageError where pairs would be trained on as other rows are, or TRL pads by itself."""
     kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
@@ -327,17 +312,3 @@ def _check_task(trainer: Any, rows: Any, collate: Any) -> None:
         )
     if isinstance(rows, PackedDataset) and PAIR in rows.columns and (kinds or collate is None):
         raise of_pairs_error(f"{type(trainer).__name__}: train_dataset has rows of pairs")
-
-
-def _is_of_trl(trainer: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__)
-
-
-def _stand_in(rows: PackedDataset) -> Any:
-    """A data set of `datasets` for SFTTrainer, which takes no other and looks at the first row."""
-    from datasets import Dataset  # noqa: PLC0415 only for TRL
-
-    first = rows[0]
-    return Dataset.from_dict(
-        {name: [first[name].tolist()] for name in ("input_ids", "labels") if name in first}
-    )

@@ -1,12 +1,31 @@
-"""The files of a result: none missing, none changed, none unknown."""
+"""What a result says of itself: its manifest, its side files and the records of its units, held
+against each other and against the files that are there. `Findings`: what was checked, and found.
+"""
 
 from __future__ import annotations
 
-import json
+import hashlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from packer_cli.errors import PackerError
-from packer_cli.ownership import is_leftover
+import msgspec
+import numpy as np
+from msgspec.structs import asdict
+
+from packer_cli.errors import DataError, Interrupted, UsageError, from_os_error
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_named
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shape_rules import for_shape
+from packer_cli.options.shapes import KINDS, Shape
 from packer_cli.records import Notify
+from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
     INCOMPLETE,
     INDEX,
@@ -20,127 +39,438 @@ from packer_cli.result.layout import (
     TOKENIZER,
     UNITS,
     WORK,
+    Count,
+    digest,
     kind_of,
+    saved_dataset,
+    unnamed_shard,
 )
-from packer_cli.result.manifest import Manifest, Result
-from packer_cli.result.saved_dataset import saved_dataset
-from packer_cli.verify.findings import FOREIGN, Findings
-from packer_cli.verify.reading import (
-    Stored,
-    content_of,
-    digest_of,
-    is_file,
-    lines_of,
-    names_in,
-    path_of,
+from packer_cli.result.manifest import Manifest, Result, run_of_sides, shape_of
+from packer_cli.result.manifest_file import checksum
+from packer_cli.result.warnings import why_too_much_unused
+from packer_cli.result.wording import plural
+from packer_cli.run.commits import UnitRecord, counts_of
+from packer_cli.run.finalize import totals_of_documents, totals_of_rows
+
+_SOMETIMES = {"unread", "unused", "dropped_length", "attention_cost", "incomplete"}
+
+
+class Remedy(NamedTuple):
+    """A kind of problem, and what to do about it; {} is the command that makes such results."""
+
+    kind: str
+    tip: str
+
+
+DAMAGED = Remedy("a damaged result", "copy the directory again, or {} again with --overwrite")
+FOREIGN = Remedy(
+    "foreign files", "move them elsewhere: trainers may take them for part of the result"
+)
+CHANGED = Remedy(
+    "changed inputs",
+    "restore them, or run packer {} --update on the inputs as they are now; its --prune removes "
+    "documents of inputs that are gone",
+)
+DIFFERENT = Remedy(
+    "a result that differs from what its inputs and options give",
+    "{} again with --overwrite; if that is not sound either, report it as a bug in packer",
+)
+STALE = Remedy(
+    "tokenized documents that are not those of their inputs",
+    "restore the inputs, or tokenize them again and pack again, both with --overwrite",
 )
 
 
-def check_files(stored: Stored, findings: Findings, notify: Notify) -> None:
+class Problem(NamedTuple):
+    """A problem, the file that it is in, and what to do about it."""
+
+    file: str
+    problem: str
+    remedy: Remedy = DAMAGED
+
+
+class Findings:
+    """What was checked, and all that is wrong. Threads add to it under `lock`.
+
+    command  that made the result: pack or tokenize
+    stop     set when the check is to end early
+    figures  what was checked: shards, their bytes, tokens, and rows or documents. Where units were
+             packed again: `documents_compared` and `inputs_compared`, which were encoded or read
+             again, `units_packed_again`, and `documents_traced` of tokenized directories, encoded
+             again from their own inputs
+    """
+
+    def __init__(self, command: str, notify: Notify, stop: threading.Event | None = None) -> None:
+        self.command, self.notify = command, notify
+        self.stop = stop or threading.Event()
+        self.lock = threading.Lock()
+        self.problems: list[Problem] = []
+        self._held = "document" if command == "tokenize" else "row"
+        self.figures: dict[str, int | None] = {
+            **dict.fromkeys(("shards", "bytes", f"{self._held}s", "tokens"), 0),
+            **dict.fromkeys(("documents_compared", "inputs_compared", "units_packed_again")),
+        }
+        if command == "tokenize":  # which is never made of tokenized directories
+            self.figures["documents_traced"] = None
+
+    def add(self, file: str, *texts: str, remedy: Remedy = DAMAGED) -> None:
+        with self.lock:
+            self.problems.extend(Problem(file, text, remedy) for text in texts)
+
+    def count(self, figure: str, more: int) -> None:
+        """Add to one of the figures."""
+        with self.lock:
+            self.figures[figure] = (self.figures.get(figure) or 0) + more
+
+    def stop_if_asked(self) -> None:
+        """Raise Interrupted once `stop` is set."""
+        if self.stop.is_set():
+            raise Interrupted("stopped")
+
+    def is_as_listed(
+        self, name: str, path: Path | str, sha256: str, size: int | None = None,
+        remedy: Remedy = DAMAGED,
+    ) -> bool:  # fmt: skip
+        """Whether a file is there with its digest and size; if not, that is added as a problem."""
+        try:
+            now = digest(path, self.stop.is_set)
+            self.stop_if_asked()
+            text = f"its sha256 is {now[1]}, the manifest says {sha256}"
+            if size not in (None, now[0]):
+                text = f"has {now[0]} bytes, the manifest says {size}"
+            elif now[1] == sha256:
+                return True
+        except DataError as error:
+            text = error.message.removeprefix(f"{path}: ")
+        self.add(name, text, remedy=remedy)
+        return False
+
+    def lines(self, directory: Path) -> list[str]:
+        """A line for each problem, or one that says what was checked."""
+        if self.problems:
+            return [f"{directory}: {one.file}: {one.problem}" for one in sorted(self.problems)]
+        figures = {name: value or 0 for name, value in self.figures.items()}
+        held = plural(figures[f"{self._held}s"], self._held)
+        line = f"{directory}: {plural(figures['shards'], 'shard')}, {held}: sound"
+        traced = self.figures.get("documents_traced")
+        if self.figures["documents_compared"] is not None:
+            documents = plural(figures["documents_compared"], "document")
+            inputs = plural(figures["inputs_compared"], "input")
+            read = "encoded again" if traced is None else "read again"
+            line += f"; {documents} of {inputs} {read}: the same"
+        if traced:
+            line += (
+                f"; {plural(traced, 'document')} encoded again from what was tokenized: the same"
+            )
+        if units := figures["units_packed_again"]:
+            again = "tokenized" if self.command == "tokenize" else "packed"
+            line += f"; {plural(units, 'unit')} {again} again: the same {self._held}s"
+        return [line]
+
+    def tip(self) -> str:
+        """What to do about every kind of problem that there is."""
+        remedies = sorted({problem.remedy for problem in self.problems})
+        tips = [one.tip.format(self.command) for one in remedies]
+        if len(tips) == 1:
+            return tips[0]
+        return "; ".join(f"{one.kind}: {tip}" for one, tip in zip(remedies, tips, strict=True))
+
+    def as_json(self) -> dict[str, Any]:
+        problems = [
+            {"file": one.file, "problem": one.problem, "tip": one.remedy.tip.format(self.command)}
+            for one in sorted(self.problems)
+        ]
+        return {"ok": not problems, "problems": problems, **self.figures}
+
+
+# The manifest
+
+
+def check_manifest(directory: Path, facts: Result, config: DocumentConfig, add: Findings) -> None:
+    """Add what cannot be true, whatever the shards hold."""
+    if (sha256 := checksum(facts.document)) != facts.sha256:
+        text = f"was edited: its contents have the sha256 {sha256}, it says {facts.sha256}"
+        add.add(MANIFEST, text)
+    name = INCOMPLETE if facts.incomplete else MANIFEST
+    if not (directory / name).is_file():
+        add.add(MANIFEST, f"is not named {name}")
+    add.add(MANIFEST, *_impossible_options(facts, config), *uncovered(facts, config, {}))
+    if isinstance(facts, Manifest) and isinstance(config, PackConfig):
+        add.add(MANIFEST, *_wrong_tables(facts, config))
+
+
+def _impossible_options(facts: Result, config: DocumentConfig) -> Iterator[str]:
+    """Options that no finished run with such records, or bad ones, can have."""
+    shape, kind = shape_of(facts), facts.document["config"]["shape"]
+    if shape.members:
+        for name, member in shape.members.items():
+            if member.kind not in KINDS:
+                yield f"{name!r} is no shape of records"
+        if kind != shape.kind:
+            yield f"config: shape is {kind!r}, by the inputs it is {shape.kind!r}"
+        for one in facts.inputs_now.values():
+            if one.shape is None:
+                yield f"{one.path} has no shape, though other inputs have"
+    yield from other_options(config, shape)
+    if facts.rejected_records and config.on_error == "fail":
+        yield f"config: on_error is 'fail', but rejected_records is {facts.rejected_records}"
+    if reason := why_too_much_unused(config.max_unused, facts.looked_at_characters, facts.unused):
+        yield f"config: {reason}"
+
+
+def other_options(config: DocumentConfig, shape: Shape) -> list[str]:
+    """Options that a run with records of this shape would have set differently."""
+    try:
+        made = dict(vars(for_shape(config, shape)))
+    except UsageError as error:
+        return [f"config: {error.message}"]
+    if not shape.members or config.shape is not None:  # None: each input has its own
+        made["shape"] = shape.kind
+    return [
+        f"config: {name} is {value!r}, a run would have {made[name]!r}"
+        for name, value in vars(config).items()
+        if made[name] != value
+    ]
+
+
+def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
+    """Sources and stages that are not those of the options, or leave out inputs or rows."""
+    expected = run_of_sides(facts.document) if facts.side and facts.run else ""
+    if facts.run != expected:
+        yield f"run is {facts.run!r}, by config and inputs it is {expected!r}"
+    amounts, stages = (
+        (config.mixture.sources, config.mixture.stages) if config.mixture else ((), ())
+    )
+    edges = list(accumulate((one.inputs for one in amounts), initial=0))
+    asked = [(one.name, inputs) for one, inputs in zip(amounts, pairwise(edges), strict=True)]
+    if [(one.name, one.inputs) for one in facts.sources] != asked:
+        yield "sources are not those of config: mixture"
+    elif amounts and edges[-1] != len(facts.inputs):
+        yield f"sources have {edges[-1]} inputs, there are {len(facts.inputs)}"
+    firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
+    if [one.name for one in facts.stages] != [one.name for one in stages]:
+        yield "stages are not those of config: mixture"
+    elif [one.first_row for one in facts.stages] != firsts[:-1]:
+        yield "a stage does not begin where the one before it ends"
+    elif stages and firsts[-1] != facts.rows:
+        yield f"stages have {firsts[-1]} rows, rows is {facts.rows}"
+
+
+def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) -> list[str]:
+    """Inputs that the slices of all units do not cover exactly once, from beginning to end.
+
+    `ends`: how many row groups or documents inputs have, where that is known. Of a source, a
+    recipe may take nothing: a small one may have no document on one side of a split.
+    """
+    is_mixed = isinstance(config, PackConfig) and config.mixture is not None
+    slices: dict[int, list[tuple[float, float]]] = {}
+    for unit in facts.units:
+        for file, start, stop in unit.slices:
+            slices.setdefault(file, []).append((start, inf if stop is None else stop))
+    wrong = []
+    for index, one in enumerate(facts.inputs):
+        parts, reached = sorted(slices.get(index, [])), 0.0
+        at: float | None = None
+        if one.removed and parts:
+            wrong.append(f"a unit reads {one.path}, which is marked as removed")
+        if one.removed or (is_mixed and not parts and not one.documents):
+            continue
+        format_ = format_named(one.format_then(config.input_format) or "jsonl")
+        cut_by = "byte" if format_.counts_bytes or not format_.cut_by else format_.cut_by
+        end: float = one.size if cut_by == "byte" else ends.get(index, inf)
+        for begin, after in parts:
+            if at is None and (begin != reached or after <= begin):
+                at = min(begin, reached)
+            reached = after
+        if at is None and inf not in (end, reached) and reached != end:
+            at = min(reached, end)
+        if not parts and end:
+            wrong.append(f"the units' slices of {one.path} are missing: no unit reads it")
+        elif at is not None:
+            text = f"leave out, or read twice, what begins at {cut_by} {at:.0f}"
+            wrong.append(f"the units' slices of {one.path} {text}")
+    return wrong
+
+
+# Side files
+
+
+def check_files(directory: Path, facts: Result, findings: Findings) -> None:
     """Check the names and digests of side files against the manifest."""
-    facts = stored.facts
-    digests = _side_files(facts, findings)
-    names = names_in(stored)
-    for name, sha256 in digests.items():
-        if name in names and is_file(stored, name):
-            _check_digest(stored, name, sha256, findings)
-        else:
-            findings.add(name, "is missing")
-    known = {MANIFEST, INPUT_TIMES, *digests, *(shard.file for shard in facts.shards)}
-    if facts.incomplete:
-        known = known - {MANIFEST} | {INCOMPLETE}
-    leftovers = {name for name in names if name == WORK or is_leftover(name, WORK)}
-    for name in sorted(names - known - leftovers):
-        findings.add(name, "a foreign file: the manifest does not list it", remedy=FOREIGN)
-    for name in sorted(leftovers):
-        notify(
-            f"{path_of(stored, name)}: belongs to a run that is writing here, or that ended "
-            "before it could remove it; the next packer pack to this directory removes it"
-        )
-
-
-def check_contents(stored: Stored, findings: Findings) -> None:
-    """Check the contents of side files, whose digests are right, against the manifest."""
-    _check_saved_dataset(stored, findings)
-    if REJECTED in stored.facts.side_files:
-        _check_rejected(stored, findings)
-
-
-def _side_files(manifest: Result, findings: Findings) -> dict[str, str]:
-    """Name -> sha256 of every file but shards and manifest."""
-    digests = dict(manifest.side_files)
-    never = {INPUT_TIMES} if isinstance(manifest, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
+    digests = dict(facts.side_files)
+    never = {INPUT_TIMES} if isinstance(facts, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
     for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in (STATE, INFO, UNITS):
         if name not in digests:
             findings.add(MANIFEST, f"does not list {name}, which every result has")
-    if manifest.tokenizer and manifest.tokenizer.sha256:
-        sha256 = manifest.tokenizer.sha256
-        if digests.setdefault(TOKENIZER, sha256) != sha256:
-            findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
-    if (REJECTED in digests) != bool(manifest.rejected_records):
+    sha256 = facts.tokenizer.sha256 if facts.tokenizer else ""
+    if sha256 and digests.setdefault(TOKENIZER, sha256) != sha256:
+        findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
+    if (REJECTED in digests) != bool(facts.rejected_records):
         listed = "lists" if REJECTED in digests else "does not list"
-        findings.add(
-            MANIFEST, f"{listed} {REJECTED}, rejected_records is {manifest.rejected_records}"
-        )
-    return digests
-
-
-def _check_digest(stored: Stored, name: str, expected: str, findings: Findings) -> None:
+        text = f"{listed} {REJECTED}, rejected_records is {facts.rejected_records}"
+        findings.add(MANIFEST, text)
+    there = {name: expected for name, expected in digests.items() if (directory / name).is_file()}
+    for name in digests.keys() - there:
+        findings.add(name, "is missing")
+    for name, expected in there.items():
+        findings.is_as_listed(name, directory / name, expected)
     try:
-        digest = digest_of(stored, name)[1]
-    except PackerError as error:
-        findings.add(name, error.message.removeprefix(f"{path_of(stored, name)}: "))
-        return
-    if digest != expected:
-        findings.add(name, f"its sha256 is {digest}, the manifest says {expected}")
-
-
-def _check_saved_dataset(stored: Stored, findings: Findings) -> None:
-    """`datasets` must open all shards in order, and tell this result from any other."""
-    shards = stored.facts.shards
-    identity = "".join(shard.sha256 for shard in shards)
-    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
-    for name, data in saved_dataset(files, identity).items():
-        try:
-            content, expected = json.loads(content_of(stored, name)), json.loads(data)
-        except (ValueError, RecursionError) as error:
-            findings.add(name, f"not valid JSON: {error}")
-            continue
-        if not isinstance(content, dict):
-            findings.add(name, f"holds a {type(content).__name__}, not a JSON object")
-            continue
-        for key in sorted(content.keys() | expected.keys()):
-            if key in content and key in expected and content[key] == expected[key]:
-                continue
-            text = f"its {key} is not that of the shards in the manifest"
-            if key == "_data_files":
-                listed = content.get(key)
-                count = len(listed) if isinstance(listed, list) else 0
-                text += f": it lists {count} files, {len(files)} expected"
-            findings.add(name, text)
-
-
-def _check_rejected(stored: Stored, findings: Findings) -> None:
-    """Each rejected record has a line, and each input as many as its figure says."""
-    inputs = stored.facts.inputs
-    counts = dict.fromkeys((one.path for one in inputs), 0)
-    for number, line in enumerate(lines_of(stored, REJECTED), 1):
-        try:
-            record = json.loads(line)
-            path, place = record["file"], record["position"]
-            is_place = place is None or (type(place) is int and place >= 0)
-            if path not in counts or not is_place:
-                raise ValueError(f"{path!r} at {place!r} is not a record of an input")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            findings.add(REJECTED, f"line {number} is not a rejected record: {error}")
-            return
-        counts[path] += 1
-    for one in inputs:
-        if counts[one.path] != one.rejected_records:
-            findings.add(
-                REJECTED,
-                f"has {counts[one.path]} records of {one.path}, the manifest says "
-                f"{one.rejected_records}",
+        names = set(os.listdir(directory))
+    except OSError as error:
+        raise from_os_error(error, directory, "read") from error
+    own = INCOMPLETE if facts.incomplete else MANIFEST
+    for name in sorted(names - {own, INPUT_TIMES, *digests, *(one.file for one in facts.shards)}):
+        if name == WORK:
+            findings.notify(
+                f"{directory / name}: belongs to a run that is writing here, or that ended "
+                "before it could remove it; the next packer pack to this directory removes it"
             )
+        else:
+            text = "a foreign file: the manifest does not list it"
+            findings.add(name, text, remedy=FOREIGN)
+
+
+def check_contents(directory: Path, facts: Result, config: DocumentConfig, add: Findings) -> None:
+    """Check what side files hold, whose digests are right, against the manifest."""
+    add.add(UNITS, *_wrong_records(directory, facts, config))
+    identity = "".join(shard.sha256 for shard in facts.shards)
+    files = [shard.file for shard in facts.shards if kind_of(shard.file) != INDEX]
+    for name, data in saved_dataset(files, identity).items():
+        if facts.side_files.get(name) != hashlib.sha256(data).hexdigest():
+            add.add(name, "is not the one that `datasets` opens the manifest's shards with")
+    if REJECTED in facts.side_files:
+        add.add(REJECTED, *_wrong_rejected(directory, facts))
+
+
+class _Rejected(msgspec.Struct):
+    file: str
+    position: Count | None  # None: the whole file
+
+
+def _wrong_rejected(directory: Path, facts: Result) -> Iterator[str]:
+    """Lines that are no rejected records, and inputs with another number of them."""
+    decode, found, listed = msgspec.json.Decoder(_Rejected).decode, Counter[str](), Counter[str]()
+    with open(directory / REJECTED, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                found[decode(line).file] += 1
+            except (ValueError, RecursionError) as error:
+                yield f"line {number} is not a rejected record: {error}"
+                return
+    for one in facts.inputs:
+        listed[one.path] += one.rejected_records
+    for path in sorted(found | listed):
+        if found[path] != listed[path]:
+            yield f"has {found[path]} records of {path}, the manifest says {listed[path]}"
+
+
+# The records of units
+
+
+def unit_records(directory: Path) -> Iterator[UnitRecord]:
+    """The records of a result's units. Raises DataError for a line that is not one."""
+    decode = msgspec.json.Decoder(UnitRecord).decode
+    try:
+        with open(directory / UNITS, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield decode(line)
+                except (ValueError, RecursionError) as error:
+                    text = f"{directory / UNITS}: line {number} is not the record of a unit"
+                    raise DataError(f"{text}: {error}", "copy the directory again") from error
+    except OSError as error:
+        raise from_os_error(error, directory / UNITS, "read") from error
+
+
+def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> Iterator[str]:
+    """How the records of units, which `--update` relies on, differ from what they make up: the
+    units, the shards and every figure of the manifest.
+    """
+    longest = facts.config.max_length if isinstance(facts, Manifest) else 0
+    total = Counts(piece_length=np.zeros(longest + 1, np.int64))
+    units, shards, rejected = list[Any](), list[Any](), 0
+    try:
+        for record in unit_records(directory):
+            counts = counts_of(record)
+            if len(counts.piece_length) > longest + 1:
+                raise ValueError("pieces that are longer than a row")
+            for text in _wrong_record(record, facts):
+                yield f"unit {record.unit}: {text}"
+            total.add(counts)
+            units.append((record.unit, [part[:3] for part in record.slices]))
+            shards += record.shards
+            rejected += record.rejected
+        if units != [(one.unit, one.slices) for one in facts.units]:
+            yield f"its {len(units)} units are not the {len(facts.units)} in the manifest"
+            return
+        numbers = [number for number, _ in units]
+        if sorted({*numbers}) != numbers:
+            yield "its units are not in order"
+        if shards != facts.shards:
+            yield "its shards are not those in the manifest"
+        if not total.conserved():
+            yield f"encoded_tokens is {total.encoded_tokens} in all units, other than their sums"
+        for name, value, listed in _other_figures(total, facts, config):
+            yield f"{name}: {value} in all units, {listed} in the manifest"
+    except DataError as error:
+        yield error.message.removeprefix(f"{directory / UNITS}: ")
+        return
+    except (ValueError, OverflowError, RecursionError) as error:
+        yield f"unit {units[-1][0] if units else 0}: impossible counts: {error}"
+        return
+    size = os.path.getsize(directory / REJECTED) if REJECTED in facts.side_files else 0
+    if rejected != size:
+        yield f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}"
+
+
+def _wrong_record(record: UnitRecord, facts: Result) -> Iterator[str]:
+    """How a record is none of a finished result with these inputs and this tokenizer."""
+    kinds = Counter[str]()
+    for shard in record.shards:
+        kind = kind_of(shard.file)
+        begin = unnamed_shard(kind, record.unit, kinds[kind]).removesuffix(".arrow")
+        if shard.unit != record.unit or not shard.file.startswith(begin):
+            yield f"{shard.file} is not where part {kinds[kind]} belongs"
+        kinds[kind] += 1
+    if any(part[0] >= len(facts.inputs) for part in record.slices):
+        yield "has a slice of an input that is not among the inputs"
+    if record.reused or record.rejected_from or record.rejected < 0:
+        yield "is not the record of a finished result"
+    ours, theirs = record.tokenizer or {}, facts.document["tokenizer"] or {}
+    # earlier packers wrote less, and an update keeps their units
+    names = ours.keys() & theirs.keys()
+    if bool(ours) != bool(theirs) or any(ours[name] != theirs[name] for name in names):
+        yield "its tokenizer is not that in the manifest"
+    digests = {index: (one.size, one.sha256) for index, one in enumerate(facts.inputs)}
+    for index, *digest_then in record.inputs:
+        if tuple(digest_then) != digests.get(index):
+            yield f"its input {index} is not as in the manifest"
+
+
+def _other_figures(
+    total: Counts, facts: Result, config: DocumentConfig
+) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value by the units, value in the manifest) of every figure that a run writes, where
+    they differ. Raises ValueError for values that no manifest can have.
+    """
+    made = (
+        totals_of_rows(config, total)
+        if isinstance(config, PackConfig)
+        else totals_of_documents(total)
+    )
+    rest = {name: one for name, one in facts.document.items() if name not in _SOMETIMES}
+    again = type(facts).of(rest | made)
+    for name in sorted((made.keys() | _SOMETIMES) - {"histograms"} & {*facts.__struct_fields__}):
+        if getattr(again, name) != getattr(facts, name):
+            yield name, made.get(name), facts.document.get(name)
+    for name, listed in asdict(facts.histograms).items():
+        value = getattr(again.histograms, name)
+        if listed and value != listed:  # an earlier packer did not count all
+            yield name, value, listed
+    for index, one in enumerate(facts.inputs):
+        own = total.file(index)
+        for name in facts.counted_by_input:
+            if getattr(own, name) != getattr(one, name):
+                yield f"{name} of {one.path}", getattr(own, name), getattr(one, name)

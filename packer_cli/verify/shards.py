@@ -1,223 +1,324 @@
-"""Every shard of a result read once: its digest, the rules of its rows, its figures.
+"""Every shard of a result read once: its digest, the rules of its rows or documents, their figures.
 
-Shards are hashed while their rows are checked, units on threads.
+A shard whose bytes are not those of the manifest is not looked into. Units are checked on threads.
 """
 
 from __future__ import annotations
 
-import threading
-from typing import IO, Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from packer_cli.config.options import PackConfig
-from packer_cli.errors import Interrupted, PackerError
+from packer_cli.errors import PackerError
+from packer_cli.packing.figures import squared_sums
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.result.counts import Counts
-from packer_cli.result.documents import Documents, documents_of, segments_in
-from packer_cli.result.layout import MANIFEST, TOKENIZER
-from packer_cli.result.reader import PackedDirectory, first_line, metadata_of
-from packer_cli.result.recount import count_documents, count_rows, differences
-from packer_cli.result.rules import Broken, RowLimits, broken_rules, broken_sources
-from packer_cli.result.shard_writer import schema
-from packer_cli.result.shards import Shard
-from packer_cli.result.view_writer import view_schema
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard, digest
+from packer_cli.result.manifest import config_of
+from packer_cli.result.reader import (
+    PackedDirectory,
+    first_line,
+    metadata_of,
+    segments_of,
+    squared_lengths,
+)
+from packer_cli.result.recount import (
+    count_documents,
+    count_rows,
+    count_tokenized,
+    differences,
+    document_differences,
+    sound_batches,
+)
+from packer_cli.result.rules import (
+    Broken,
+    RowLimits,
+    broken_rules,
+    broken_sources,
+    documents_of,
+    segments_in,
+)
+from packer_cli.result.shard_writer import documents_schema, index_schema, stored_schema
+from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
-from packer_cli.verify.findings import Findings
-from packer_cli.verify.reading import (
-    Hashed,
-    Stored,
-    content_of,
-    digest_of,
-    is_file,
-    open_shard,
-    path_of,
-)
-from packer_cli.verify.squared_lengths import SumChecks
+from packer_cli.verify.files import Findings
 
+Stored: TypeAlias = PackedDirectory | TokenizedDirectory
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
 
 
-class ShardChecks:
-    """Checks units, and adds up what is in them."""
+class Checks(ABC):
+    """Checks units, and adds up what is in them.
 
-    def __init__(
-        self,
-        packed: PackedDirectory,
-        config: PackConfig,
-        findings: Findings,
-        progress: Progress,
-        stop: threading.Event,
-    ) -> None:
-        facts, tokenizer = packed.facts, packed.facts.tokenizer
-        self._packed = packed
-        self._config = config
-        self._findings = findings
-        self._progress = progress
-        self._stop = stop
-        sha256 = tokenizer.sha256 if tokenizer else ""
-        self._schema = (
-            view_schema(config, sha256)
-            if config.view
-            else schema(config, facts.pad_token_id, sha256)
-        )
-        self._limits = RowLimits.of(facts, highest_of(packed, findings))
+    figures   of a shard, which are counted again
+    together  shards that are read at once: one of documents has its index beside it
+    """
+
+    figures: tuple[str, ...] = ("documents", "tokens", "trained_tokens")
+    together = 2
+
+    def __init__(self, stored: Stored, findings: Findings, progress: Progress) -> None:
+        facts = stored.facts
+        self._facts, self._path, self._check_size = facts, stored.path, stored.check_size
+        self._findings, self._progress = findings, progress
+        self._sha256 = facts.tokenizer.sha256 if facts.tokenizer else ""
+        self._highest = self._highest_id()
+        inputs = range(len(facts.inputs))  # a damaged manifest may name others
         self._files = {
-            unit.unit: np.unique([part[0] for part in unit.slices]).astype(np.int64)
+            unit.unit: [part[0] for part in unit.slices if part[0] in inputs]
             for unit in facts.units
         }
-        self._sums = SumChecks(packed, findings)
         self._counts = Counts()
-        self._complete = True  # whether every row was counted
+        self._complete = True  # whether everything was counted
 
     def check_unit(self, shards: list[Shard]) -> None:
-        """The shards of one unit, and its documents, whose pieces lie in any of them."""
-        counts = Counts()
-        of_shards = [self._check_shard(shard, counts) for shard in shards]
-        parts = [part for parts in of_shards if parts for part in parts]
-        if None not in of_shards and parts:
-            documents = documents_of(np.concatenate(parts, axis=1))
-            count_documents(documents, counts, self._packed.max_length)
-            _count_inputs(documents, counts)
-            where = shards[0].file if len(shards) == 1 else f"unit {shards[0].unit}"
-            self._findings.add(where, *self._gaps(documents))
+        """The shards of one unit, each alone, and what lies in them together."""
+        counts, places = Counts(), list[Int64]()
+        each = [shards[at : at + self.together] for at in range(0, len(shards), self.together)]
+        sound = False not in [self._is_sound(some, counts, places) for some in each]
+        if sound and places:
+            where = shards[0].file if len(each) == 1 else f"unit {shards[0].unit}"
+            every = np.concatenate(places, axis=1)
+            self._findings.add(where, *self._misplaced(shards[0].unit, every, counts))
         with self._findings.lock:
             self._counts.add(counts)
+            self._complete = self._complete and sound
 
-    def _check_shard(self, shard: Shard, counts: Counts) -> list[Int64] | None:
-        """The segments of each batch, see `result.documents`; None if not sound."""
-        path, name = path_of(self._packed, shard.file), shard.file
-        rules: dict[str, Broken] = {}
-        texts: list[str] = []
-        parts: list[Int64] = []
-        mine = Counts()
-        try:
-            with open_shard(self._packed, shard) as file:
-                self._check_bytes(file, shard, rules, mine, parts, texts)
-        except Interrupted:
-            raise
-        except PackerError as error:
-            texts.append(error.message.removeprefix(f"{path}: "))
-        except OSError as error:
-            texts.append(f"cannot be read: {error.strerror or error}")
-        texts += [str(broken) for broken in rules.values()]
-        figures = ["rows", "segments", "tokens"]
-        figures += ["trained_tokens"] if "labels" in self._config.columns else []
-        if not texts:
-            texts += [
-                f"holds {value} {figure}, the manifest says {listed}"
-                for figure in figures
-                if (value := getattr(mine, figure)) != (listed := getattr(shard, figure))
-            ]
-        self._findings.add(name, *texts)
-        with self._findings.lock:
-            self._complete = self._complete and not texts
-            self._findings.shards += 1
-            self._findings.bytes += shard.bytes
-            self._findings.rows += mine.rows
-            self._findings.tokens += mine.tokens
-        counts.add(mine)
-        return None if texts else parts
+    def check_totals(self) -> None:
+        """Check the manifest's figures, if everything could be counted."""
+        if self._complete:
+            self._findings.add(MANIFEST, *self._differences())
 
-    def _check_bytes(
-        self,
-        file: IO[bytes],
-        shard: Shard,
-        rules: dict[str, Broken],
-        counts: Counts,
-        parts: list[Int64],
-        texts: list[str],
-    ) -> None:
-        """Read an open shard once: its schema, its batches and its digest."""
-        hashed = Hashed(file, shard.bytes, self._stop)
+    def _is_sound(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> bool:
+        """Whether shards that are read together are sound. OUT counts, places."""
+        findings, mine, first = self._findings, Counts(), shards[0]
+        if False in [self._is_unchanged(shard) for shard in shards]:
+            return False
+        where, texts = first.file, list[str]()
         try:
-            for stored in self._packed.stored_batches(pa.PythonFile(hashed, mode="r")):
-                if not counts.rows:
-                    texts += schema_differences(stored.schema, self._schema)
-                first_row = counts.rows
-                counts.rows += stored.num_rows
-                if stored.schema.names != self._schema.names:
-                    self._complete = False
-                    break
-                for batch in self._packed.filled(stored, first_row):
-                    self._check_batch(batch, first_row, shard, rules, counts, parts)
-                    first_row += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
+            texts += self._read(shards, mine, places)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: of names
             texts.append(f"not a readable shard: {first_line(error)}")
-        if (digest := hashed.digest()) != shard.sha256:
-            texts.append(f"its sha256 is {digest}, the manifest says {shard.sha256}")
-        if hashed.end != _STREAM_END:
-            texts.append("does not end with the end marker of an Arrow stream")
+        except PackerError as error:
+            findings.stop_if_asked()
+            where, _, text = error.message.removeprefix(f"{self._path}/").partition(": ")
+            texts = [text]
+        listed = {name: getattr(first, name.replace("documents", "rows")) for name in self.figures}
+        texts = texts or [
+            f"holds {getattr(mine, name)} {name}, the manifest says {value}"
+            for name, value in listed.items()
+            if getattr(mine, name) != value
+        ]
+        findings.add(where, *texts)
+        counts.add(mine)
+        findings.count("shards", 1)
+        for name in {"rows", "documents", "tokens"} & findings.figures.keys():
+            findings.count(name, getattr(mine, name))
+        return not texts
 
-    def _check_batch(
-        self,
-        batch: Any,
-        first_row: int,
-        shard: Shard,
-        rules: dict[str, Broken],
-        counts: Counts,
-        parts: list[Int64],
-    ) -> None:
-        config = self._config
-        step = max(1, _CHUNK_TOKENS // config.max_length)
+    def _is_unchanged(self, shard: Shard) -> bool:
+        path, findings = self._path / shard.file, self._findings
+        self._progress.read(shard.bytes, 0)
+        findings.count("bytes", shard.bytes)
+        try:
+            self._check_size(shard)
+        except PackerError as error:
+            findings.add(shard.file, error.message.removeprefix(f"{path}: "))
+            return False
+        if not findings.is_as_listed(shard.file, path, shard.sha256):
+            return False
+        with open(path, "rb") as file:
+            file.seek(max(0, shard.bytes - len(_STREAM_END)))
+            if is_whole := file.read() == _STREAM_END:
+                return is_whole
+        findings.add(shard.file, "does not end with the end marker of an Arrow stream")
+        return False
+
+    def _highest_id(self) -> int | None:
+        """The highest id that the tokenizer gives; None when that is not known."""
+        tokenizer, path = self._facts.tokenizer, self._path / TOKENIZER
+        if tokenizer is None:
+            return None
+        if not tokenizer.sha256:
+            return BytesEngine.VOCAB_SIZE - 1
+        try:
+            if not path.is_file() or digest(path)[1] != tokenizer.sha256:
+                return None  # reported already
+            return highest_id(path.read_bytes())
+        except (PackerError, OSError):
+            return None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            self._findings.add(TOKENIZER, f"is not a tokenizer: {error}")
+            return None
+
+    @abstractmethod
+    def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
+        """Errors in shards. OUT counts, places: where what they hold comes from."""
+
+    @abstractmethod
+    def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
+        """Errors in how a unit follows its inputs. OUT counts, of what only a unit shows."""
+
+    @abstractmethod
+    def _differences(self) -> list[str]:
+        """The manifest's figures that are not those of the shards."""
+
+
+class RowChecks(Checks):
+    """Checks rows of a packed directory or a view."""
+
+    together = 1
+
+    def __init__(self, packed: PackedDirectory, findings: Findings, progress: Progress) -> None:
+        super().__init__(packed, findings, progress)
+        facts = packed.facts
+        self._packed, self._config = packed, config_of(facts)
+        self._schema = stored_schema(self._config, facts.pad_token_id, self._sha256)
+        self._limits = RowLimits.of(facts, self._highest)
+        self._squares: dict[str, Int64] = {}  # int64[rows] of each shard
+        trained = ("trained_tokens",) if "labels" in self._config.columns else ()
+        self.figures = ("rows", "segments", "tokens", *trained)
+
+    def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
+        (shard,) = shards
+        rules, squares = dict[str, Broken](), list[Int64]()
+        first, texts = 0, list[str]()
+        for stored in self._packed.stored(shard):
+            texts = texts or schema_differences(stored.schema, self._schema)
+            if stored.schema.names != self._schema.names:
+                return texts
+            for batch in self._packed.filled(stored, first):
+                self._findings.stop_if_asked()
+                broken = self._broken(batch, shard.unit)
+                for one in broken:
+                    before, at = rules.get(one.rule), one._replace(row=first + one.row)
+                    rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
+                if not broken:
+                    counts.add(count_rows(batch, self._config.max_length))
+                    squares.append(squared_sums(*segments_of(batch)[1:]))
+                    if "segments" in self._config.columns:
+                        places.append(segments_in(batch))
+                first += batch.num_rows
+                self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
+        if squares:
+            self._squares[shard.file] = np.concatenate(squares)
+        return texts + [str(one) for one in rules.values()]
+
+    def _broken(self, batch: Any, unit: int) -> list[Broken]:
+        step = max(1, _CHUNK_TOKENS // self._config.max_length)
         broken = [
             one._replace(row=begin + one.row)
             for begin in range(0, batch.num_rows, step)
             for one in broken_rules(batch.slice(begin, step), self._limits)
         ]
-        if not broken and "segments" in config.columns:
-            broken = broken_sources(batch, self._files.get(shard.unit, np.empty(0, np.int64)))
-            parts.append(segments_in(batch))
-        tokens = 0
-        if not broken:
-            more = count_rows(batch, config.max_length)
-            more.rows, tokens = 0, more.tokens  # rows count, sound or not
-            counts.add(more)
-            self._sums.compare(batch, shard, first_row)
-        for one in broken:
-            before = rules.get(one.rule)
-            at = one._replace(row=first_row + one.row)
-            rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
-        self._progress.read(batch.nbytes, 0)
-        self._progress.wrote(tokens, batch.num_rows * config.max_length)
+        if broken or "segments" not in self._config.columns:
+            return broken
+        return broken_sources(batch, np.array(self._files.get(unit, []), np.int64))
 
-    def _gaps(self, documents: Documents) -> list[str]:
-        """Documents whose pieces do not follow each other from their first token on."""
+    def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
+        documents = documents_of(places)
+        count_documents(documents, counts, self._packed.max_length)
         file, position, start, _ = documents.segments
+        files, first = np.unique(file[documents.first[:-1]], return_index=True)
+        tokens = np.add.reduceat(documents.tokens, first)
+        some = np.diff(first, append=len(documents.first) - 1)
+        for index, number, length in np.stack([files, some, tokens], axis=1).tolist():
+            counts.file(index).documents += number
+            counts.file(index).tokens += length
         expected = documents.expected_starts(whole=self._config.truncate_side != "left")
-        wrong = start != expected
-        if not wrong.any():
-            return []
-        at = int(np.argmax(wrong))
-        source = self._packed.facts.inputs[file[at]].path
-        return [
-            f"the document at position {position[at]} of {source} has a piece from token "
-            f"{start[at]}, expected from {expected[at]} ({np.count_nonzero(wrong)} pieces)"
+        wrong = np.flatnonzero(start != expected)
+        for at in wrong[:1].tolist():
+            yield (
+                f"the document at position {position[at]} of {self._facts.inputs[file[at]].path} "
+                f"has a piece from token {start[at]}, expected from {expected[at]} "
+                f"({len(wrong)} pieces)"
+            )
+
+    def _differences(self) -> list[str]:
+        self._check_squares()
+        wrong = differences(self._counts, self._packed)
+        if "segments" not in self._config.columns:
+            return wrong
+        return wrong + [
+            f"{name} of the input {one.path}: {value} in the shards, {listed} in the manifest"
+            for index, one in enumerate(self._facts.inputs)
+            for name in ("documents", "tokens")
+            if (value := getattr(self._counts.file(index), name)) != (listed := getattr(one, name))
         ]
 
-    def check_totals(self) -> None:
-        """Check the manifest's figures, if every shard could be counted."""
-        self._sums.report()
-        if not self._complete:
+    def _check_squares(self) -> None:
+        """Compare the side file that has an int64 for each row, unless it is known to be wrong."""
+        findings = self._findings
+        problems = {one.file for one in findings.problems}
+        if SQUARED_LENGTHS not in self._facts.side_files or SQUARED_LENGTHS in problems:
             return
-        wrong = differences(self._counts, self._packed)
-        if "segments" in self._config.columns:
-            for index, one in enumerate(self._packed.facts.inputs):
-                counted = self._counts.file(index)
-                wrong += [
-                    f"{name} of the input {one.path}: {value} in the shards, "
-                    f"{listed} in the manifest"
-                    for name in ("documents", "tokens")
-                    if (value := getattr(counted, name)) != (listed := getattr(one, name))
-                ]
-        self._findings.add(MANIFEST, *wrong)
+        try:
+            listed = squared_lengths(self._packed, compared=True)
+        except PackerError as error:
+            place = self._path / SQUARED_LENGTHS
+            findings.add(SQUARED_LENGTHS, error.message.removeprefix(f"{place}: "))
+            return
+        made = np.concatenate([self._squares[shard.file] for shard in self._facts.shards])
+        wrong = np.flatnonzero(listed[: len(made)] != made[: len(listed)])
+        for row in wrong[:1].tolist():
+            text = f"has {listed[row]} for row {row}, whose segments make {made[row]}"
+            findings.add(SQUARED_LENGTHS, f"{text} ({len(wrong)} rows)")
+
+
+class DocumentChecks(Checks):
+    """Checks documents of a tokenized directory, each of which has its number in its shard."""
+
+    def __init__(
+        self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress
+    ) -> None:
+        super().__init__(tokenized, findings, progress)
+        self._tokenized, has_chosen = tokenized, tokenized.has_pairs
+        has_trained = tokenized.facts.config.shape != "text"
+        self._schemas = [
+            documents_schema(self._sha256, has_trained=has_trained, has_chosen=has_chosen),
+            index_schema(has_chosen=has_chosen),
+        ]
+        self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
+
+    def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
+        for shard, expected in zip(shards, self._schemas, strict=True):
+            with pa.memory_map(str(self._path / shard.file)) as file:
+                if texts := schema_differences(pa.ipc.read_schema(file), expected):
+                    return texts
+        number = self._number[shards[0].file]
+        for batch, index in sound_batches(self._tokenized, number, self._highest):
+            self._findings.stop_if_asked()
+            place = [batch.column(name).to_numpy() for name in ("file", "position")]
+            places.append(np.stack(place).astype(np.int64))
+            count_tokenized(batch, index, counts)
+            self._progress.wrote(len(batch.column("input_ids").values), 0)
+        return []
+
+    def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
+        """Documents are in the order of the unit's slices, and of their positions."""
+        file, position = places
+        files = self._files.get(unit, [])
+        rank = np.full(len(self._facts.inputs), -1, np.int64)
+        rank[np.array(files[::-1], np.int64)] = np.arange(len(files))[::-1]
+        order = rank[file]
+        back = (np.diff(order) < 0) | ((np.diff(order) == 0) & (np.diff(position) <= 0))
+        wrong = np.flatnonzero((order < 0) | (position < 0) | np.append(False, back))
+        for at in wrong[:1].tolist():
+            path = self._facts.inputs[int(file[at])].path
+            if order[at] < 0:
+                yield f"its document {at} is of {path}, which the unit does not read"
+            else:
+                yield f"its document {at} is at {position[at]} of {path}, not after the one before"
+
+    def _differences(self) -> list[str]:
+        return document_differences(self._counts, self._tokenized.facts)
 
 
 def schema_differences(written: Any, expected: Any) -> list[str]:
@@ -228,42 +329,11 @@ def schema_differences(written: Any, expected: Any) -> list[str]:
         for key in sorted(theirs.keys() | ours.keys())
         if theirs.get(key) != ours.get(key)
     ]
-    if not written.equals(expected):
-        names = ", ".join(expected.names)
-        texts.append(
-            f"has the columns {', '.join(written.names)}, not {names}"
-            if written.names != expected.names
-            else "has a column that may be null"
-        )
+    if written.names != expected.names:
+        names = [", ".join(one.names) for one in (written, expected)]
+        texts.append(f"has the columns {names[0]}, not {names[1]}")
+    elif not written.equals(expected):
+        texts.append("has a column that may be null")
     elif not texts and written.metadata != expected.metadata:
         texts.append("its metadata is not written as packer writes it")
     return texts
-
-
-def _count_inputs(documents: Documents, counts: Counts) -> None:
-    """Add the documents and tokens of each input."""
-    files, first = np.unique(documents.segments[0][documents.first[:-1]], return_index=True)
-    tokens = np.add.reduceat(documents.tokens, first)
-    some = np.diff(first, append=len(documents.first) - 1)
-    for index, number, length in zip(files.tolist(), some.tolist(), tokens.tolist(), strict=True):
-        of_file = counts.file(index)
-        of_file.documents += number
-        of_file.tokens += length
-
-
-def highest_of(packed: Stored, findings: Findings) -> int | None:
-    """The highest id that the tokenizer gives; None when that is not known."""
-    tokenizer = packed.facts.tokenizer
-    if tokenizer is None:
-        return None
-    if not tokenizer.sha256:
-        return BytesEngine.VOCAB_SIZE - 1
-    try:
-        if not is_file(packed, TOKENIZER) or digest_of(packed, TOKENIZER)[1] != tokenizer.sha256:
-            return None  # reported already
-        return highest_id(content_of(packed, TOKENIZER))
-    except (PackerError, OSError):
-        return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        findings.add(TOKENIZER, f"is not a tokenizer: {error}")
-        return None

@@ -22,7 +22,7 @@ from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
 from packer_cli.export import FORMATS
-from packer_cli.show.rows import read_row
+from packer_cli.reports.show import read_row
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -72,8 +72,8 @@ def rows_of_segments(directory: Path) -> list[list[Piece]]:
     ]
 
 
-def export(directory: Path, to: str, output: Path) -> Path:
-    result = packer("export", directory, "--to", to, "--output", output)
+def export(directory: Path, to: str, output: Path, *options: object) -> Path:
+    result = packer("export", directory, "--to", to, "--output", output, *options)
     assert result.exit_code == 0, result.stderr
     tokens = open_packed(directory).manifest["tokens"]
     assert result.stdout.startswith(f"{output}: ")
@@ -87,6 +87,9 @@ def cut(values: list[int], lengths: list[int]) -> list[list[int]]:
     ends = np.cumsum(lengths)
     assert ends[-1] == len(values)
     return [values[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+# --- formats of rows ---
 
 
 def read_trl(folder: Path) -> list[list[Piece]]:
@@ -139,126 +142,36 @@ def read_megatron_bridge(folder: Path) -> list[list[Piece]]:
     return rows
 
 
-def without_padding(rows: list[list[Piece]], like: list[list[Piece]]) -> list[list[Piece]]:
-    """With a segment multiple the format keeps the padding inside rows."""
-    return [
-        [
-            (ids[: len(own)], labels[: len(own)])
-            for (ids, labels), (own, _) in zip(a, b, strict=True)
-        ]
-        for a, b in zip(rows, like, strict=True)
-    ]
-
-
-def test_trl(packed: Path, tmp_path: Path) -> None:
-    assert read_trl(export(packed, "trl", tmp_path / "out")) == rows_of_segments(packed)
-
-
-def test_llamafactory(packed: Path, tmp_path: Path) -> None:
-    rows = read_llamafactory(export(packed, "llamafactory", tmp_path / "out"))
-    assert rows == rows_of_segments(packed)
-
-
-def test_megatron_bridge(packed: Path, tmp_path: Path) -> None:
-    rows = read_megatron_bridge(export(packed, "megatron-bridge", tmp_path / "out"))
-    expected, multiple = rows_of_segments(packed), open_packed(packed).segment_multiple
-    assert {len(ids) % multiple for row in rows for ids, _ in row} == {0} or multiple == 1
-    assert without_padding(rows, expected) == expected
-    spare = [(ids[len(own) :], labels[len(own) :]) for a, b in zip(rows, expected, strict=True)
-             for (ids, labels), (own, _) in zip(a, b, strict=True)]  # fmt: skip
-    assert all(set(labels) <= {-100} and len(ids) < multiple for ids, labels in spare)
-
-
-def test_axolotl(packed: Path, tmp_path: Path) -> None:
-    table = table_of(export(packed, "axolotl", tmp_path / "out"))
-    assert set(table) == {"input_ids", "attention_mask", "labels"}
-    segments = list(zip(table["input_ids"], table["labels"], strict=True))
-    assert segments == [segment for row in rows_of_segments(packed) for segment in row]
+def read_axolotl(folder: Path) -> list[list[Piece]]:
+    """Each segment as a row of its own."""
+    table = table_of(folder)
+    assert list(table) == ["input_ids", "attention_mask", "labels"]
     assert table["attention_mask"] == [[1] * len(ids) for ids in table["input_ids"]]
+    return [[one] for one in zip(table["input_ids"], table["labels"], strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("to", "read"),
-    [
-        ("trl", read_trl),
-        ("llamafactory", read_llamafactory),
-        ("megatron-bridge", read_megatron_bridge),
-    ],
-)
-def test_files_of_limited_size(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, to: str, read: Callable[[Path], Any]
-) -> None:
-    """Rows come in a record batch of a unit, and here each begins a file."""
-    monkeypatch.setattr("packer_cli.export.writing._PART_BYTES", 1)
-    Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
-    command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
-    assert packer(*command, "--unit-bytes", "1K").exit_code == 0
-    out = export(Path("packed"), to, alone("out"))
-    assert len([path for path in out.rglob("*") if "-0000" in path.name]) >= 4
-    assert read(out) == rows_of_segments(Path("packed"))
+OF_ROWS: dict[str, Callable[[Path], list[list[Piece]]]] = {
+    "trl": read_trl,
+    "llamafactory": read_llamafactory,
+    "megatron-bridge": read_megatron_bridge,
+    "axolotl": read_axolotl,
+}
 
 
-def documents_of(directory: Path) -> list[list[int]]:
-    """Tokens of every document in the order of the inputs; some begin in their middle."""
-    manifest = open_packed(directory).manifest
-    if manifest["config"]["truncate_side"] != "left":
-        return [ids.tolist() for ids in recover_documents(directory).values()]
-    lines = Path(manifest["inputs"][0]["path"]).read_text().splitlines()
-    return [json.loads(line)["input_ids"][-L:] for line in lines]
-
-
-def test_unpacked(packed: Path, tmp_path: Path) -> None:
-    table = table_of(export(packed, "unpacked", tmp_path / "out"))
-    assert list(table) == ["input_ids", "labels"]
-    assert table["input_ids"] == documents_of(packed)
-    manifest = open_packed(packed).manifest
-    trained = sum(label != -100 for labels in table["labels"] for label in labels)
-    assert trained == manifest["trained_tokens"]
-    for ids, labels in zip(*table.values(), strict=True):
-        assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
-
-
-def test_unpacked_is_an_input_of_the_same_documents(packed: Path, tmp_path: Path) -> None:
-    manifest = open_packed(packed).manifest
-    export(packed, "unpacked", tmp_path / "in")
-    again = packer("pack", tmp_path / "in", "-l", L, "-o", tmp_path / "again", "-q",
-                   "--keep-untrained")  # fmt: skip
-    assert again.exit_code == 0, again.stderr
-    repacked = check_directory(tmp_path / "again")
-    assert repacked["tokens"] == manifest["tokens"]
-    ids = [ids.tolist() for ids in recover_documents(tmp_path / "again").values()]
-    assert ids == documents_of(packed)
-
-
-def test_megatron(packed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result, folder = packer("export", packed, "--to", "megatron", "-o", out), out
-    if "labels" in Path(open_packed(packed).manifest["inputs"][0]["path"]).read_text():
-        assert_error(result, 2, "are not to be trained on, which --to megatron cannot say")
-        return
-    assert result.exit_code == 0, result.stderr
-    index = (folder / "documents.idx").read_bytes()
-    header, version, code, sequences, boundaries = struct.unpack_from("<9sQBQQ", index)
-    assert (header, version, code) == (b"MMIDIDX\0\0", 1, 4)
-    lengths = np.frombuffer(index, np.int32, sequences, 34)
-    pointers = np.frombuffer(index, np.int64, sequences, 34 + 4 * sequences)
-    ends = np.frombuffer(index, np.int64, boundaries, 34 + 12 * sequences)
-    assert len(index) == 34 + 12 * sequences + 8 * boundaries
-    assert ends.tolist() == list(range(sequences + 1))
-    tokens = np.fromfile(folder / "documents.bin", np.int32)
-    assert cut(tokens.tolist(), lengths.tolist()) == documents_of(packed)
-    assert pointers.tolist() == [0, *(np.cumsum(lengths, dtype=np.int64) * 4).tolist()[:-1]]
-
-
-def test_nanotron(packed: Path, tmp_path: Path) -> None:
-    result = packer("export", packed, "--to", "nanotron", "--output", tmp_path / "out")
-    if result.exit_code:
-        assert_error(result, 2, "are not to be trained on, which --to nanotron cannot say")
-        return
-    tokens = np.fromfile(tmp_path / "out" / "00000_tokens.ds", "<u4")
-    ends = np.fromfile(tmp_path / "out" / "00000_tokens.ds.index", "<u8")
-    lengths = np.diff(ends.astype(np.int64), prepend=0)
-    assert cut(tokens.tolist(), lengths.tolist()) == documents_of(packed)
+@pytest.mark.parametrize("to", OF_ROWS)
+def test_rows(packed: Path, tmp_path: Path, to: str) -> None:
+    rows, expected = OF_ROWS[to](export(packed, to, tmp_path / "out")), rows_of_segments(packed)
+    if to == "axolotl":
+        expected = [[segment] for row in expected for segment in row]
+    if to == "megatron-bridge":  # keeps the padding inside rows
+        multiple, added = open_packed(packed).segment_multiple, []
+        for row, own in zip(rows, expected, strict=True):
+            for at, ((ids, labels), (real, _)) in enumerate(zip(row, own, strict=True)):
+                assert len(ids) % multiple == 0
+                row[at] = ids[: len(real)], labels[: len(real)]
+                added.append((len(ids) - len(real), {*labels[len(real) :]}))
+        assert all(size < multiple and labels <= {-100} for size, labels in added)
+    assert rows == expected
 
 
 def shards_of(directory: Path) -> Any:
@@ -292,6 +205,96 @@ def test_numpy(packed: Path, tmp_path: Path) -> None:
     assert description == json.loads(shards.schema.metadata[b"packer"])
 
 
+# --- formats of documents ---
+
+
+def documents_of(directory: Path) -> list[list[int]]:
+    """Tokens of every document in the order of the inputs; some begin in their middle."""
+    manifest = open_packed(directory).manifest
+    if manifest["config"]["truncate_side"] != "left":
+        return [ids.tolist() for ids in recover_documents(directory).values()]
+    lines = Path(manifest["inputs"][0]["path"]).read_text().splitlines()
+    return [json.loads(line)["input_ids"][-L:] for line in lines]
+
+
+def read_megatron(folder: Path) -> list[list[int]]:
+    index = (folder / "documents.idx").read_bytes()
+    header, version, code, sequences, boundaries = struct.unpack_from("<9sQBQQ", index)
+    assert (header, version, code) == (b"MMIDIDX\0\0", 1, 4)
+    lengths = np.frombuffer(index, np.int32, sequences, 34)
+    pointers = np.frombuffer(index, np.int64, sequences, 34 + 4 * sequences)
+    ends = np.frombuffer(index, np.int64, boundaries, 34 + 12 * sequences)
+    assert len(index) == 34 + 12 * sequences + 8 * boundaries
+    assert ends.tolist() == list(range(sequences + 1))
+    assert pointers.tolist() == [0, *(np.cumsum(lengths, dtype=np.int64) * 4).tolist()[:-1]]
+    tokens = np.fromfile(folder / "documents.bin", np.int32)
+    return cut(tokens.tolist(), lengths.tolist())
+
+
+def read_nanotron(folder: Path) -> list[list[int]]:
+    tokens = np.fromfile(folder / "00000_tokens.ds", "<u4")
+    ends = np.fromfile(folder / "00000_tokens.ds.index", "<u8")
+    return cut(tokens.tolist(), np.diff(ends.astype(np.int64), prepend=0).tolist())
+
+
+def read_unpacked(folder: Path) -> list[list[int]]:
+    documents: list[list[int]] = table_of(folder)["input_ids"]
+    return documents
+
+
+OF_DOCUMENTS = {"megatron": read_megatron, "nanotron": read_nanotron, "unpacked": read_unpacked}
+
+
+@pytest.mark.parametrize("to", OF_DOCUMENTS)
+def test_documents(packed: Path, tmp_path: Path, to: str) -> None:
+    has_labels = "labels" in (packed.parent / "data.jsonl").read_text()
+    if has_labels and to != "unpacked":
+        result = packer("export", packed, "--to", to, "-o", tmp_path / "out")
+        assert_error(result, 2, f"are not to be trained on, which --to {to} cannot say")
+        return
+    out = export(packed, to, tmp_path / "out")
+    assert OF_DOCUMENTS[to](out) == documents_of(packed)
+    if to != "unpacked":
+        return
+    table, manifest = table_of(out), open_packed(packed).manifest
+    assert list(table) == ["input_ids", "labels"]
+    assert sum(one != -100 for own in table["labels"] for one in own) == manifest["trained_tokens"]
+    for ids, labels in zip(*table.values(), strict=True):
+        assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+    again = packer("pack", out, "-l", L, "-o", tmp_path / "again", "-q", "--keep-untrained")
+    assert again.exit_code == 0, again.stderr
+    assert check_directory(tmp_path / "again")["tokens"] == manifest["tokens"]
+    ids = [ids.tolist() for ids in recover_documents(tmp_path / "again").values()]
+    assert ids == documents_of(packed)
+
+
+@pytest.mark.parametrize("to", OF_DOCUMENTS)
+def test_a_document_more_or_less_shows(small: Path, to: str) -> None:
+    manifest = json.loads((small / "manifest.json").read_text())
+    manifest["documents"] += 1
+    manifest["inputs"][0]["documents"] += 1
+    (small / "manifest.json").write_text(json.dumps(manifest))
+    result = packer("export", small, "--to", to, "-o", "out")
+    assert_error(result, 1, "packed: holds 50 documents, the manifest says 51")
+    assert nothing_at("out")
+
+
+# --- what all have in common ---
+
+
+@pytest.mark.parametrize("to", ["trl", "llamafactory", "megatron-bridge"])
+def test_files_of_limited_size(folder: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Rows come in a record batch of a unit, and here each begins a file."""
+    monkeypatch.setattr("packer_cli.export.formats._PART_BYTES", 1)
+    Path("data.jsonl").write_text("\n".join('{"text": "some words"}' for _ in range(200)))
+    command = ["pack", "data.jsonl", "-l", L, "-t", "bytes", "-o", "packed", "-q"]
+    assert packer(*command, "--unit-bytes", "1K").exit_code == 0
+    Path("alone").mkdir()
+    out = export(Path("packed"), to, Path("alone/out"))
+    assert len([path for path in out.rglob("*") if "-0000" in path.name]) >= 4
+    assert OF_ROWS[to](out) == rows_of_segments(Path("packed"))
+
+
 def test_json(small: Path) -> None:
     result = packer("export", small, "--to", "trl", "-o", "out", "--json")
     manifest = open_packed(small).manifest
@@ -307,15 +310,19 @@ def test_help_names_every_format() -> None:
 @pytest.mark.parametrize("to", OF_PACKED)
 def test_what_a_format_needs(folder: Path, to: str) -> None:
     Path("data.jsonl").write_text('{"text": "some words"}')
-    command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "packed", "-q"]
-    assert packer(*command, "--columns", "input_ids,cu_seqlens").exit_code == 0
+    command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-q", "--columns"]
+    assert packer(*command, "input_ids,cu_seqlens", "-o", "packed").exit_code == 0
     result = packer("export", "packed", "--to", to, "-o", "out")
     if to in ("numpy", "parquet"):
         assert result.exit_code == 0
         return
-    missing = "segments" if to in ("megatron", "nanotron", "unpacked") else "labels"
+    missing = "segments" if to in OF_DOCUMENTS else "labels"
     assert_error(result, 2, f"packed: has no column {missing}, which --to {to} needs")
     assert nothing_at("out")
+    if to == "unpacked":  # has labels where the directory has them
+        assert packer(*command, "input_ids,cu_seqlens,segments", "-o", "bare").exit_code == 0
+        assert packer("export", "bare", "--to", to, "-o", "out").exit_code == 0
+        assert list(table_of(Path("out"))) == ["input_ids"]
 
 
 def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
@@ -325,26 +332,3 @@ def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
     result = packer("export", "packed", "--to", "unpacked", "-o", "out")
     assert_error(result, 2, "1 of its tokens are not to be trained on, which --to unpacked cannot")
     assert packer("export", "packed", "--to", "parquet", "-o", "out").exit_code == 0
-
-
-def test_unpacked_without_labels(small: Path) -> None:
-    command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", "bare", "-q"]
-    assert packer(*command, "--columns", "input_ids,cu_seqlens,segments").exit_code == 0
-    table = table_of(export(Path("bare"), "unpacked", alone("a")))
-    assert list(table) == ["input_ids"]
-
-
-def alone(name: str) -> Path:
-    Path("alone").mkdir()
-    return Path("alone") / name
-
-
-@pytest.mark.parametrize("to", ["megatron", "nanotron", "unpacked"])
-def test_a_document_more_or_less_shows(small: Path, to: str) -> None:
-    manifest = json.loads((small / "manifest.json").read_text())
-    manifest["documents"] += 1
-    manifest["inputs"][0]["documents"] += 1
-    (small / "manifest.json").write_text(json.dumps(manifest))
-    result = packer("export", small, "--to", to, "-o", "out")
-    assert_error(result, 1, "packed: holds 50 documents, the manifest says 51")
-    assert nothing_at("out")

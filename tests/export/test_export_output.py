@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from altered import altered
 from exporting import OF_PACKED, damage, nothing_at, table_of
+from owning import killed
 from support import assert_error, contents, heavy, packer, packer_script
 
-from packer_cli.export import FORMATS, destination
+from packer_cli.export import FORMATS
 from packer_cli.export.destination import MARKER
+from packer_cli.ownership import Folder, own_folder
 
 
 @pytest.mark.parametrize(
@@ -89,41 +91,18 @@ def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
     assert_error(
         result, 2, "out: holds files that packer did not make, or that have changed: notes"
     )
-    before = contents(small)
+    before, (shard,) = contents(small), small.glob("*.arrow")
+    whole, earlier = shard.read_bytes(), contents("out")
+    damage(shard)
+    Path("out/notes").unlink()
+    result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
+    assert_error(result, 1, shard.name)  # and the earlier export stays
+    assert contents("out") == {name: earlier[name] for name in earlier if name != "notes"}
+    shard.write_bytes(whole)
     for other in ("packed", "."):
         result = packer("export", small, "--to", "trl", "-o", other, "--overwrite")
         assert_error(result, 2, f"{other}: ")
     assert contents(small) == before
-    assert Path("out/notes").read_text() == "mine"
-
-
-@pytest.mark.parametrize("exchange", [True, False], ids=["one step", "two renames"])
-def test_overwrite_keeps_the_earlier_export_until_the_end(
-    small: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
-    command = ["export", small, "-o", "out", "--overwrite"]
-    assert packer(*command, "--to", "numpy").exit_code == 0
-    before = contents("out")
-    (shard,) = small.glob("*.arrow")
-    whole = shard.read_bytes()
-    damage(shard)
-    assert_error(packer(*command, "--to", "trl"), 1, shard.name)
-    assert contents("out") == before
-    shard.write_bytes(whole)
-    with monkeypatch.context() as patch:
-        if exchange:
-            patch.setattr(destination, "_exchange", lambda *places: _fail_at(Path("out"), "out"))
-        else:
-            rename = os.rename
-            patch.setattr(destination, "_exchange", lambda *places: False)
-            patch.setattr(
-                os,
-                "rename",
-                lambda own, to, **at: _fail_at(Path(own), "new") or rename(own, to, **at),
-            )
-        assert_error(packer(*command, "--to", "trl"), 1, "out: cannot write")
-    assert contents("out") == before
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 
 # A program that is packer where directories cannot be exchanged, killed between the two renames.
@@ -170,16 +149,38 @@ def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
 
 
 def test_what_others_gave_such_a_name_stays(small: Path) -> None:
-    for content in ({"mine": b"mine"}, {MARKER: b""}, {"owner.json": b'{"id": "x"}'}, {}):
+    for content in ({"mine": b"mine"}, {MARKER: b""}, {"owner.json": b'{"id": "x"}'}):
         name = Path("out.packer-partial")
         name.mkdir()
         for file, data in content.items():
             Path(name, file).write_bytes(data)
         result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-        assert_error(result, 2, "out.packer-partial: has no owner.json of packer's")
+        assert_error(result, 2, "out.packer-partial: is not packer's own folder")
         assert contents(name) == content
         assert not Path("out").exists()
         shutil.rmtree(name)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "train/notes.txt", "mine/data-00000.arrow"])
+def test_what_others_put_into_a_half_made_export_stays(small: Path, name: str) -> None:
+    command = ["export", str(small), "-o", "out", "--to", "trl"]
+    killed(command, 5)
+    (work,) = Path().glob("out.packer-partial/*/new")
+    mine = work / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_bytes(b"mine")
+    assert_error(
+        packer(*command),
+        2,
+        "new: holds files that packer did not make, or",
+        name.removesuffix("/data-00000.arrow"),
+    )
+    assert mine.read_bytes() == b"mine"
+    mine.unlink()
+    if mine.parent.name == "mine":
+        mine.parent.rmdir()
+    assert packer(*command).exit_code == 0
+    assert not Path("out.packer-partial").exists()
 
 
 def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> None:
@@ -195,19 +196,6 @@ def test_a_file_of_an_export_that_was_changed_is_not_replaced(small: Path) -> No
     Path("out/mine").rmdir()
     assert_error(packer(*command, "trl"), 2, "that have changed: labels.npy")
     assert contents("out") == before
-
-
-def test_a_removal_that_was_interrupted_goes_on(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["export", small, "-o", "out", "--overwrite", "--to"]
-    assert packer(*command, "numpy").exit_code == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda path: _fail_at(path, "new"))
-        assert packer(*command, "parquet").exit_code == 0
-    assert list(Path().glob("out.packer-partial/*/new/labels.npy"))
-    assert packer(*command, "trl").exit_code == 0
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 
 def _fail_at(path: Path, name: str) -> None:
@@ -248,6 +236,14 @@ def test_a_parent_that_is_not_to_be_written_is_named(
     monkeypatch.setattr(os, "mkdir", mkdir)
     result = packer("export", small, "--to", "trl", "-o", "out")
     assert_error(result, 1, f"{Path.cwd()}: cannot write: Permission denied")
+
+
+def test_an_export_that_is_written_by_another_run(small: Path) -> None:
+    with Folder(Path.cwd()) as parent, own_folder(parent, "out.packer-partial", Path("out")):
+        result = packer("export", small, "--to", "trl", "-o", "out")
+        assert_error(result, 1, "out: another run is writing there")
+    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
+    assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 
 def test_a_link_is_followed(small: Path) -> None:

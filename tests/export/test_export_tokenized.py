@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 from exporting import files_of, nothing_at, table_of
 from spoiling import arrow_file, rewrite, tokenize
@@ -59,14 +57,6 @@ def test_labels_say_what_is_trained_on(folder: Path) -> None:
     result = packer("export", "tokens", "--to", "megatron", "-o", "m", "-q")
     assert_error(result, 2, "tokens: 1 of its tokens are not to be trained on, which --to megatron")
     assert nothing_at("m")
-
-
-@pytest.mark.usefixtures("tokens")
-def test_megatron_index() -> None:
-    export("megatron")
-    index = Path("megatron/documents.idx").read_bytes()
-    assert struct.unpack_from("<QQ", index, 18) == (8, 9)
-    assert np.frombuffer(index, "<i4", 8, 34).tolist() == [10] * 8
 
 
 @pytest.mark.usefixtures("tokens")

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.config.documents import DocumentConfig
-from packer_cli.config.mixture import Amount, Mixture
-from packer_cli.config.options import PackConfig
-from packer_cli.config.recipe import Recipe, Source
-from packer_cli.config.run_options import RunOptions
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.mixture import Amount, Mixture
+from packer_cli.options.options import PackConfig
+from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.run_options import RunOptions
 from packer_cli.run.recipe import pack_recipe
 
 TOKENS_OF = {"letters": "abc", "digits": "0123456789", "signs": "+-*/"}  # of the sources below

@@ -20,7 +20,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from packer_cli import open_packed
-from packer_cli.show.rows import read_row
+from packer_cli.reports.show import read_row
 
 # those of the trainers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -197,14 +197,6 @@ def test_datasets_maps_what_was_unpacked(supervised: Path, tmp_path: Path) -> No
     assert dataset.map(lambda row: {"n": len(row["labels"])})["n"][:] == [
         len(ids) for ids in documents.values()
     ]
-
-
-def test_axolotl_finds_its_columns(supervised: Path, tmp_path: Path) -> None:
-    """What `_is_dataset_already_tokenized` of axolotl/utils/data/wrappers.py asks for."""
-    dataset = load_from_disk(export(supervised, "axolotl", tmp_path / "out"))
-    assert set(dataset.features) == {"input_ids", "attention_mask", "labels"}
-    segments = [segment for row in rows_of(supervised) for segment in row]
-    assert list(zip(dataset["input_ids"], dataset["labels"], strict=True)) == segments
 
 
 def test_megatron_bridge_collates_the_packed_rows(

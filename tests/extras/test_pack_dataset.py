@@ -90,17 +90,6 @@ def test_no_sequences() -> None:
     assert (len(dataset), dataset.column_names) == (0, COLUMNS)
 
 
-def test_a_plan_of_other_lengths_is_refused() -> None:
-    plan = plan_packing([3, 2, 4, 3], 8)
-    for wrong in (
-        SEQUENCES[:3],
-        [*SEQUENCES[:3], [1]],
-        [SEQUENCES[1], SEQUENCES[0], *SEQUENCES[2:]],
-    ):
-        with pytest.raises(DataError, match="other lengths than these sequences have"):
-            pack_dataset_from_result(plan, wrong)
-
-
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [

@@ -16,7 +16,6 @@ from packer_cli.torch import (
     PackedSampler,
     answer_logps,
     block_mask_collate,
-    check_isolation,
     flash_attn_collate,
     packed_collate_fn,
     padded_collate,
@@ -141,74 +140,52 @@ def test_collators_of_other_rows_refuse_pairs(collate: Any, records: list[Pair])
     assert "preference_collate" in caught.value.tip
 
 
-def test_refused() -> None:
-    plain = [
-        {k: v for k, v in row.items() if k not in ("pair", "side")} for row in rows_of(PAIRS, 12)
-    ]
-    with pytest.raises(UsageError, match="rows without pair and side"):
-        of_pairs(plain)
-    with pytest.raises(UsageError, match="not every answer has another side") as caught:
-        of_pairs(rows_of(LABELLED, 12))
-    assert "unpaired_collate" in caught.value.tip
-    with pytest.raises(UsageError, match="does not know the model"):
-        preference_collate(rows_of(PAIRS, 12))
-    with pytest.raises(UsageError, match="bloom"):
-        preference_collate(rows_of(PAIRS, 12), config=BloomConfig())
-    with pytest.raises(UsageError, match="config and collate"):
-        of_pairs(rows_of(PAIRS, 12), collate=separate_collate)
+def changed(**columns: Any) -> list[Any]:
+    """The row of PAIRS with other values in a column, or, for None, without it."""
     (row,) = rows_of(PAIRS, 12)
-    with pytest.raises(UsageError, match="without labels"):
-        of_pairs([{name: value for name, value in row.items() if name != "labels"}])
+    made = dict(row)
+    for name, values in columns.items():
+        del made[name]
+        if values is not None:
+            made[name] = torch.as_tensor(values, dtype=row[name].dtype)
+    return [made]
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "problem"),
-    [
-        ("side", [1, 0, 2, 0], "side is .*not 0 or 1"),
-        ("side", [1, 0, 1], "row 0 of a batch has 4 segments, and 3 values in side"),
-        ("pair", [0, 0, 1, 1, 2], "row 0 of a batch has 4 segments, and 5 values in pair"),
-        ("labels", [9] * 12, "a label is on no token, or on the first of a segment"),
-    ],
-)
-def test_damaged_rows(name: str, values: list[int], problem: str) -> None:
-    (row,) = rows_of(PAIRS, 12)
-    with pytest.raises(DataError, match=problem):
-        of_pairs([row | {name: torch.tensor(values, dtype=row[name].dtype)}])
+# the labels of all answers but the last two; and a row without any
+FEWER = [row["labels"].tolist()[: row["cu_seqlens"][2]] + [-100] * 7 for row in rows_of(PAIRS, 12)]
+NO_ANSWER = "of a batch has an answer without a token"  # it would be the likeliest of all
+BOTH = "a batch has pairs, and answers with a label beside"
+NO_SIDE = "not every answer has another side"
+WRONG: list[tuple[Any, list[Any], str]] = [
+    (of_pairs, changed(pair=None, side=None), "rows without pair and side"),
+    (of_pairs, changed(pair=None), "rows without pair and side"),
+    (of_pairs, changed(side=None), "rows without pair and side"),
+    (partial(varlen_collate, config=None), changed(pair=None), "rows of pairs, for a collator of"),
+    (partial(varlen_collate, config=None), changed(side=None), "rows of pairs, for a collator of"),
+    (of_pairs, rows_of(LABELLED, 12), NO_SIDE),
+    (of_pairs, changed(side=[1, 1, 1, 0]), NO_SIDE),
+    (of_pairs, changed(side=[1, 0, 0, 0]), NO_SIDE),
+    (preference_collate, rows_of(PAIRS, 12), "does not know the model"),
+    (partial(preference_collate, config=BloomConfig()), rows_of(PAIRS, 12), "bloom"),
+    (partial(of_pairs, collate=separate_collate), rows_of(PAIRS, 12), "config and collate"),
+    (of_pairs, changed(labels=None), "without labels"),
+    (unpaired, [*rows_of(PAIRS, 12), *rows_of(LABELLED, 12)], BOTH),
+    (partial(unpaired, mismatched=True), [*rows_of(PAIRS, 12), *rows_of(LABELLED, 12)], BOTH),
+    (of_pairs, changed(side=[1, 0, 2, 0]), "side is .*not 0 or 1"),
+    (of_pairs, changed(side=[1, 0, 1]), "row 0 of a batch has 4 segments, and 3 values in side"),
+    (of_pairs, changed(pair=[0, 0, 1, 1, 2]), "row 0 of a batch has 4 segments, and 5 values in p"),
+    (of_pairs, changed(labels=[9] * 12), "a label is on no token, or on the first of a segment"),
+    *((how, rows, f"row {number} {NO_ANSWER}") for how in (of_pairs, unpaired)
+      for number, rows in enumerate((changed(labels=FEWER[0][:12]),
+                                     [*rows_of(PAIRS, 12), *changed(labels=[-100] * 12)]))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("collate", [of_pairs, unpaired])
-def test_answers_without_a_token_are_refused(collate: Any) -> None:
-    """Their log-probability would be 0: more likely than any answer is."""
-    (row,) = rows_of(PAIRS, 12)
-    labels = row["labels"].clone()
-    labels[row["cu_seqlens"][2] :] = -100
-    with pytest.raises(DataError, match="row 0 of a batch has an answer without a token"):
-        collate([row | {"labels": labels}])
-    with pytest.raises(DataError, match="row 1 of a batch has an answer without a token"):
-        collate([row, row | {"labels": torch.full_like(labels, -100)}])
-
-
-@pytest.mark.parametrize("mismatched", [False, True])
-def test_pairs_beside_labelled_answers_are_refused(mismatched: bool) -> None:
-    rows = [*rows_of(PAIRS, 12), *rows_of(LABELLED, 12)]
-    with pytest.raises(UsageError, match="a batch has pairs, and answers with a label beside"):
-        unpaired(rows, mismatched=mismatched)
-
-
-@pytest.mark.parametrize("name", ["pair", "side"])
-def test_rows_that_lost_one_column_are_rows_of_pairs(name: str) -> None:
-    rows = [{k: v for k, v in row.items() if k != name} for row in rows_of(PAIRS, 12)]
-    with pytest.raises(UsageError, match="rows of pairs, for a collator of other rows"):
-        varlen_collate(rows, config=None)
-    with pytest.raises(UsageError, match="rows without pair and side"):
-        of_pairs(rows)
-
-
-@pytest.mark.parametrize("sides", [[1, 1, 1, 0], [1, 0, 0, 0]])
-def test_pairs_of_the_same_side(sides: list[int]) -> None:
-    (row,) = rows_of(PAIRS, 12)
-    with pytest.raises(UsageError, match="not every answer has another side"):
-        of_pairs([row | {"side": torch.tensor(sides)}])
+@pytest.mark.parametrize(("collate", "rows", "message"), WRONG)
+def test_refused(collate: Any, rows: list[Any], message: str) -> None:
+    with pytest.raises((UsageError, DataError), match=message) as caught:
+        collate(rows)
+    assert message != NO_SIDE or "unpaired_collate" in caught.value.tip
 
 
 def test_a_model_given_the_whole_batch_does_not_train() -> None:
@@ -216,11 +193,6 @@ def test_a_model_given_the_whole_batch_does_not_train() -> None:
     with pytest.raises((ValueError, TypeError)):
         tiny_model()(**batch)
     assert tiny_model()(**batch["inputs"]).loss is None
-
-
-def test_isolation() -> None:
-    batch = of_pairs(rows_of(random_pairs(9, 61), 64))
-    check_isolation(tiny_model(), batch["inputs"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

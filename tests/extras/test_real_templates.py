@@ -33,8 +33,6 @@ from support import heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from packer_cli.supervised.chat_template import ChatTemplate
-
 FOLDERS = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"
 OF_MODELS = Path(sys.prefix) / "chat_templates"  # by the Makefile
@@ -138,20 +136,6 @@ def accepted(tokenizer: Any, name: str, template: str) -> Json | None:
 
 def further_as_heavy(names: Iterable[str]) -> list[Any]:
     return [heavy(name) if name in SIBLINGS else name for name in names]
-
-
-@pytest.mark.parametrize("name", further_as_heavy(TEMPLATES))
-def test_templates_are_compiled(name: str) -> None:
-    """None is left to jinja2, and none is rendered otherwise."""
-    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<p>"}
-    template = ChatTemplate(TEMPLATES[name].read_text(encoding="utf-8"), tokens, engine="compiled")
-    for structure in STRUCTURES.values():
-        for record in (structure, with_text_arguments(structure)):
-            talk = record["messages"], record.get("tools"), False
-            by_jinja2 = template._by_jinja2_or_none(talk)
-            compiled = template._by_code(talk, bytearray(template._branches))
-            assert (compiled is None) == (by_jinja2 is None)
-            assert compiled is None or compiled.is_like(by_jinja2)
 
 
 def spans_of(text: str) -> tuple[str, list[tuple[int, int]]]:

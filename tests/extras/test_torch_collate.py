@@ -14,7 +14,7 @@ from support import packer
 from transformers import DataCollatorWithFlattening
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.mapped import Lists
+from packer_cli.result.reader import Lists
 from packer_cli.torch import (
     PackedDataset,
     block_mask_collate,
@@ -24,7 +24,7 @@ from packer_cli.torch import (
     separate_collate,
     varlen_collate,
 )
-from packer_cli.torch.rows import RowBatch
+from packer_cli.torch.dataset import RowBatch
 
 IDS, LABELS = "input_ids", "labels"
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import load_from_disk
 from recipes import TOKENS_OF, pack_sources, write_sources
-from support import packer
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from packer_cli import open_packed
-from packer_cli.config.mixture import Stage
-from packer_cli.errors import DataError, UsageError
-from packer_cli.result.documents import sources_of
+from packer_cli.errors import DataError
+from packer_cli.options.mixture import Stage
 from packer_cli.torch import (
     PackedDataset,
     PackedSampler,
@@ -46,63 +41,23 @@ STAGES = (
 )
 
 
-@pytest.fixture(scope="module", params=["packed", "view"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def mixed(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few hundred rows that hold documents of three sources."""
     folder = tmp_path_factory.mktemp("mixed")
     return pack_sources(
         folder / "out", write_sources(folder), {"signs": {"epochs": 2.0}}, max_length=L,
-        view=kind == "view", unit_bytes=20_000,
+        unit_bytes=20_000,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def staged(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("staged")
     return pack_sources(
         folder / "out", write_sources(folder, 600), {name: {"weight": 1.0} for name in NAMES},
-        max_length=L, view=kind == "view", unit_bytes=10_000, mixture={"stages": STAGES},
+        max_length=L, unit_bytes=10_000, mixture={"stages": STAGES},
     )  # fmt: skip
-
-
-def source_of(tokens: Any) -> int:
-    """The number of the source whose characters these are, the end of the document left out."""
-    characters = {chr(token) for token in tokens if token < 256}
-    (number,) = (k for k, name in enumerate(NAMES) if characters <= set(TOKENS_OF[name]))
-    return number
-
-
-def documents_of(row: dict[str, Any]) -> Iterator[Any]:
-    for begin, end in pairwise(row["cu_seqlens"].tolist()):
-        yield row["input_ids"][begin:end].tolist()
-
-
-def test_each_segment_knows_its_source(mixed: Path) -> None:
-    dataset = PackedDataset(mixed, WITH_SOURCE)
-    assert dataset.sources == NAMES
-    seen = set()
-    for row in dataset:
-        assert row["source"].dtype == torch.int32
-        assert row["source"].tolist() == [source_of(one) for one in documents_of(row)]
-        seen |= set(row["source"].tolist())
-    assert seen == {0, 1, 2}
-
-
-def test_the_source_is_that_of_the_segments_input(mixed: Path) -> None:
-    opened = open_packed(mixed)
-    inputs = [
-        sources_of(batch)[0]
-        for shard in opened.manifest["shards"] for batch in opened.batches(shard)
-    ]  # fmt: skip
-    dataset = PackedDataset(mixed, "source")
-    assert dataset.columns == ("source",)
-    found = dataset.__getitems__(range(len(dataset))).ragged["source"].values
-    assert found.tolist() == np.concatenate(inputs).tolist()
 
 
 def test_without_asking_rows_are_as_ever(mixed: Path) -> None:
@@ -175,37 +130,6 @@ def test_other_ways_to_the_model_keep_sources(mixed: Path) -> None:
     assert list(named) == ["input_ids", "source_ids"]
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_workers_say_sources(mixed: Path, how: str) -> None:
-    dataset = PackedDataset(mixed, WITH_SOURCE)
-    loader = DataLoader(
-        dataset, 7, collate_fn=partial(padded_collate, config=None), num_workers=2,
-        multiprocessing_context=how,
-    )  # fmt: skip
-    found = torch.cat([batch["source_ids"] for batch in loader])
-    rows = dataset.__getitems__(range(len(dataset)))
-    assert torch.equal(found, padded_collate(rows, config=None)["source_ids"])
-
-
-def test_results_without_sources(folder: Path) -> None:
-    Path("data.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert packer("pack", "data.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "-q").exit_code == 0
-    assert PackedDataset("out").sources == PackedDataset("out").stages == ()
-    with pytest.raises(UsageError, match=r"columns: 'source': .*out has no sources") as caught:
-        PackedDataset("out", WITH_SOURCE)
-    assert "pack a recipe" in str(caught.value.tip)
-
-
-def test_results_without_segments(tmp_path: Path) -> None:
-    out = pack_sources(
-        tmp_path / "out", write_sources(tmp_path, 20), max_length=L,
-        columns=("input_ids", "labels", "cu_seqlens"),
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="packed without the column segments"):
-        PackedDataset(out, WITH_SOURCE)
-    assert PackedDataset(out).sources == NAMES
-
-
 def test_a_segment_of_no_source(mixed: Path, tmp_path: Path) -> None:
     """A manifest whose sources leave an input out is damaged; nothing is made up."""
     shutil.copytree(mixed, tmp_path / "copy")
@@ -213,9 +137,7 @@ def test_a_segment_of_no_source(mixed: Path, tmp_path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest["sources"] = manifest["sources"][:2]
     path.write_text(json.dumps(manifest))
-    tokens = [mixed.parent / "mix-tokenized" / name for name in NAMES]
-    how = {"tokens": tokens} if manifest["config"].get("view") else {}
-    dataset = PackedDataset(tmp_path / "copy", WITH_SOURCE, **how)
+    dataset = PackedDataset(tmp_path / "copy", WITH_SOURCE)
     with pytest.raises(DataError, match=r"a segment is of input 2, which no source in manifest"):
         dataset.__getitems__(range(len(dataset)))
 
@@ -255,70 +177,6 @@ def test_an_epoch_goes_through_the_stages(staged: Path) -> None:
     assert list(PackedSampler(dataset, seed=None)) == list(range(len(dataset)))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (3, 2), (2, 5)])
-@pytest.mark.parametrize("even", [True, False])
-def test_ranks_and_resuming_keep_the_stages(
-    staged: Path, before: int, after: int, even: bool
-) -> None:
-    dataset = PackedDataset(staged)
-    one = PackedSampler(dataset, **SMALL)
-    endless = [row for _ in range(2) for row in one]
-
-    def ranks(world: int) -> list[PackedSampler]:
-        return [PackedSampler(dataset, rank=rank, world_size=world, even=even, **SMALL)
-                for rank in range(world)]  # fmt: skip
-
-    for steps in (1, 17, dataset.stages[1].first_row // before, len(dataset) // before - 1):
-        first = ranks(before)
-        shares = [list(islice(sampler, steps)) for sampler in first]
-        taken = list(chain.from_iterable(zip(*shares, strict=True)))
-        state = json.loads(json.dumps(first[0].state_dict(rows=steps)))
-        rest = ranks(after)
-        for sampler in rest:
-            sampler.load_state_dict(state)
-        shares = [list(sampler) for sampler in rest]
-        longest = max(map(len, shares))
-        taken += [rows[k] for k in range(longest) for rows in shares if k < len(rows)]
-        assert taken == endless[: len(taken)]
-        assert len(taken) > len(dataset) - after
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stages_come_in_order_through_a_loader(staged: Path, workers: int) -> None:
-    dataset = PackedDataset(staged, WITH_SOURCE)
-    sampler = PackedSampler(dataset, **SMALL)
-    loader = DataLoader(
-        dataset, 4, sampler=sampler, collate_fn=partial(padded_collate, config=None),
-        num_workers=workers, drop_last=True,
-    )  # fmt: skip
-    steps = [set(batch["document_sources"].tolist()) - {-1} for batch in loader]
-    assert len(steps) == len(dataset) // 4
-    middle, end = (one.first_row for one in dataset.stages[1:])
-    assert set().union(*steps[: middle // 4]) == {0}
-    assert set().union(*steps[-(-middle // 4) : end // 4]) == {0, 1, 2}
-    assert set().union(*steps[-(-end // 4) :]) == {2}
-
-
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-def test_a_stateful_loader_goes_on_in_its_stage(staged: Path) -> None:
-    dataset = PackedDataset(staged)
-
-    def loader() -> Any:
-        return StatefulDataLoader(
-            dataset, 4, sampler=PackedSampler(dataset, **SMALL), num_workers=2,
-            collate_fn=partial(padded_collate, config=None),
-        )  # fmt: skip
-
-    whole = [batch["input_ids"] for batch in loader()]
-    first = loader()
-    taken = [batch["input_ids"] for batch in islice(first, 30)]
-    again = loader()
-    again.load_state_dict(first.state_dict())
-    taken += [batch["input_ids"] for batch in again]
-    assert all(map(torch.equal, taken, whole))
-    assert len(taken) == len(whole)
-
-
 def test_a_state_of_other_stages_is_refused(staged: Path) -> None:
     dataset = PackedDataset(staged)
     state = PackedSampler(dataset).state_dict()
@@ -332,20 +190,37 @@ def test_a_state_of_other_stages_is_refused(staged: Path) -> None:
         PackedSampler(dataset).load_state_dict(earlier)
 
 
-def test_stages_that_are_not_the_rows(staged: Path, tmp_path: Path) -> None:
-    shutil.copytree(staged, tmp_path / "copy")
-    path = tmp_path / "copy" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["stages"][1]["first_row"] += 1
-    path.write_text(json.dumps(manifest))
-    tokens = [staged.parent / "mix-tokenized" / name for name in NAMES]
-    how = {"tokens": tokens} if manifest["config"].get("view") else {}
-    with pytest.raises(DataError, match=r"its stages are not its .* rows, one after another"):
-        PackedSampler(PackedDataset(tmp_path / "copy", **how))
+def test_stages_and_sources_of_joined_results(mixed: Path, staged: Path) -> None:
+    """Stages go on after one another, one without is one stage; a source has one number in all."""
+    alone = pack_sources(
+        staged.parent / "alone", {"signs": staged.parent / "signs.jsonl"}, max_length=L, view=True
+    )
+    dataset = PackedDataset([alone, staged, mixed], WITH_SOURCE)
+    assert dataset.sources == ("signs", "letters", "digits")
+    batch = varlen_collate(dataset.__getitems__(range(len(dataset))), config=None)
+    for number, name in enumerate(dataset.sources):
+        of_it = batch["input_ids"][batch["source_ids"] == number].tolist()
+        assert {chr(token) for token in of_it if token < 256} == set(TOKENS_OF[name])
+    assert [one.name for one in dataset.stages] == [None, "begin", "middle", "end", None]
+    ends = np.cumsum([one.rows for one in dataset.stages]).tolist()
+    assert [one.first_row for one in dataset.stages] == [0, *ends[:-1]]
+    assert ends[-1] == len(dataset)
+    rows = list(PackedSampler(dataset, **SMALL))
+    for begin, end in pairwise([0, *ends]):
+        assert sorted(rows[begin:end]) == list(range(begin, end))
 
 
-def test_pickled_datasets_have_sources_and_stages(staged: Path) -> None:
-    dataset = PackedDataset(staged, WITH_SOURCE)
-    again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
-    assert (again.sources, again.stages) == (dataset.sources, dataset.stages)
-    assert torch.equal(again[-1]["source"], dataset[-1]["source"])
+@pytest.mark.parametrize("view", [False, True])
+def test_datasets_opens_both_sides_of_a_split(tmp_path: Path, view: bool) -> None:
+    out = pack_sources(
+        tmp_path / "out", write_sources(tmp_path), max_length=L, view=view,
+        mixture={"validation_share": 0.2},
+    )  # fmt: skip
+    loaded = load_from_disk(str(out))
+    assert list(loaded) == ["train", "validation"]
+    for part, theirs in loaded.items():
+        ours = PackedDataset(out / part)
+        assert len(ours) == len(theirs) > 5
+        names = ["cu_seqlens"] if view else ["cu_seqlens", "input_ids", "labels"]
+        for row in (0, len(ours) - 1):  # a view has references to tokens
+            assert {n: ours[row][n].tolist() for n in names} == {n: theirs[row][n] for n in names}

@@ -1,41 +1,112 @@
-"""PackedSampler: one order for any number of ranks, resumed on any other, in everyone's loaders."""
+"""PackedSampler: one order for any number of ranks, plain or in even steps, in every loader."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import pickle
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.data_loader import BatchSamplerShard
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from recipes import pack_sources, write_sources
 from support import packer
 from torch import distributed
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.options.mixture import Stage
 from packer_cli.torch import PackedDataset, PackedSampler, varlen_collate
 
-ROWS = 1000
+L, ROWS = 64, 1000
 SMALL = {"block_rows": 16, "window_blocks": 4}
+SIZES = {"batch_size": 2, "micro_batches": 3, "hidden_size": 1}
+WORLD, BATCH, MICRO = 4, 2, 3
+STEP = WORLD * BATCH * MICRO
+BALANCES = [None, "step", "order"]
+of_any_balance = pytest.mark.parametrize("balance", BALANCES)
+stateful = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+collate = partial(varlen_collate, config=None)
 
 
-def ranks(world: int, rows: int = ROWS, **options: Any) -> list[PackedSampler]:
-    return [PackedSampler(rows, rank=r, world_size=world, **SMALL, **options) for r in range(world)]
+def lines(count: int, seed: int) -> str:
+    """Documents of long-tailed lengths, so that rows of one document and rows of many are there."""
+    random = np.random.default_rng(seed)
+    lengths = np.clip(random.lognormal(2, 1.3, count), 1, L).astype(int)
+    return "".join(json.dumps({"input_ids": random.integers(1, 60, length).tolist()}) + "\n"
+                   for length in lengths)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A packed directory, by length so that rows cost unlike much, and a view."""
+    folder = tmp_path_factory.mktemp("results")
+    for name, seed in (("a", 0), ("b", 1)):
+        (folder / f"{name}.jsonl").write_text(lines(3000, seed))
+    commands = [
+        ["pack", "a.jsonl", "-l", L, "-o", "packed", "--unit-bytes", "20K", "--strategy", "bfd"],
+        ["tokenize", "b.jsonl", "-o", "tokens"],
+        ["pack", "tokens", "-l", L, "--view", "-o", "view"],
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for command in commands:
+            done = packer(*command, "-q")
+            assert done.exit_code == 0, done.stderr
+    return [folder / "packed", folder / "view"]
+
+
+@pytest.fixture(scope="module")
+def dataset(results: list[Path]) -> PackedDataset:
+    return PackedDataset(results[0])
+
+
+def ranks(
+    dataset: Any, world: int = WORLD, balance: str | None = None, **options: Any
+) -> list[PackedSampler]:
+    chosen = SMALL | (SIZES if balance else {}) | options
+    return [
+        PackedSampler(dataset, rank=rank, world_size=world, balance=balance, **chosen)
+        for rank in range(world)
+    ]
 
 
 def together(samplers: list[PackedSampler], most: int | None = None) -> list[int]:
-    """The rows of one iteration of all ranks in the order of steps; `most` rows of each."""
+    """The rows of one iteration of all ranks in the order of turns; `most` rows of each."""
     shares = [list(islice(sampler, most)) for sampler in samplers]
-    steps = max(map(len, shares))
-    return [rows[step] for step in range(steps) for rows in shares if step < len(rows)]
+    turns = max(map(len, shares))
+    return [rows[turn] for turn in range(turns) for rows in shares if turn < len(rows)]
+
+
+def steps_of(samplers: list[PackedSampler], size: int = STEP) -> list[list[list[int]]]:
+    """Of the next iteration: [step][rank][row]."""
+    shares = [list(sampler) for sampler in samplers]
+    most = size // len(samplers)
+    count = -(-len(shares[0]) // most)
+    return [[rows[most * step : most * (step + 1)] for rows in shares] for step in range(count)]
+
+
+def rows_in(steps: list[list[list[int]]]) -> list[list[int]]:
+    return [sorted(row for rows in step for row in rows) for step in steps]
+
+
+def unevenness(dataset: PackedDataset, steps: list[list[list[int]]]) -> float:
+    """The costliest rank's share of the mean rank's, mean over steps."""
+    costs = 6 * L + dataset.squared_lengths
+    sums = [[costs[rows].sum() for rows in step] for step in steps]
+    return float(np.mean([max(one) / np.mean(one) for one in sums]))
+
+
+# --- one order ---
 
 
 def test_an_epoch_is_every_row_once_and_no_epoch_is_like_another() -> None:
@@ -65,194 +136,107 @@ def test_a_window_reads_whole_blocks() -> None:
     assert neighbours < 50
 
 
-@pytest.mark.parametrize("world", [2, 4, 5, 8])
-def test_ranks_stripe_one_order(world: int) -> None:
-    samplers = ranks(world)
-    assert together(samplers) == list(PackedSampler(ROWS, **SMALL))
-    assert {len(sampler) for sampler in samplers} == {ROWS // world}
-
-
 @pytest.mark.parametrize("even", [True, False])
-@pytest.mark.parametrize("world", [3, 7])
-def test_ranks_that_do_not_divide_the_rows(world: int, even: bool) -> None:
+@pytest.mark.parametrize("world", [2, 3, 5, 7])
+def test_ranks_stripe_one_order(world: int, even: bool) -> None:
     """Nothing is repeated or skipped over the epochs of a run, and no rank waits for another."""
     one = PackedSampler(ROWS, **SMALL)
     endless = list(chain.from_iterable(list(one) for _ in range(4)))
-    samplers, taken = ranks(world, even=even), []
+    samplers, taken = ranks(ROWS, world, even=even), []
     for epoch in range(3):
         assert {sampler.epoch for sampler in samplers} == {epoch}
         lengths = [len(sampler) for sampler in samplers]
         rows = together(samplers)
         assert len(rows) == sum(lengths)
-        assert max(lengths) - min(lengths) == (not even)
+        assert max(lengths) - min(lengths) == (not even and ROWS % world > 0)
         taken += rows
     assert taken == endless[: len(taken)]
     assert 3 * ROWS - world < len(taken) <= 3 * ROWS
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 3), (3, 8), (1, 5), (8, 1), (2, 2)])
-def test_a_run_resumes_on_another_number_of_ranks(before: int, after: int) -> None:
-    one = PackedSampler(ROWS, **SMALL)
-    endless = [row for _ in range(3) for row in one]
-    samplers = ranks(before)
-    taken = together(samplers, most=37)
-    state = json.loads(json.dumps(samplers[0].state_dict()))
-    assert state["samples"] == 37 * before
-    resumed = ranks(after)
-    for sampler in resumed:
-        sampler.load_state_dict(state)
-    taken += together(resumed)
-    taken += together(resumed)
-    assert taken == endless[: len(taken)]
-    assert len(taken) > 2 * ROWS - after
+@of_any_balance
+def test_a_run_goes_on_with_other_ranks_and_sizes(dataset: PackedDataset, balance: Any) -> None:
+    """In the middle of steps and windows, and again before those are over."""
+    rows: list[int] = []
+    state: dict[str, Any] | None = None
+    epochs = 0
+    for world, batch, micro, most in ((4, 2, 3, 7), (3, 1, 5, 2), (8, 2, 1, 9), (1, 4, 2, 30),
+                                      (2, 1, 1, None), (2, 1, 1, None)):  # fmt: skip
+        options = {"batch_size": batch, "micro_batches": micro} if balance else {}
+        samplers = ranks(dataset, world, balance, **options)
+        for sampler in samplers:
+            if state:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        rows += together(samplers, most)
+        state = samplers[0].state_dict()
+        epochs = samplers[0].epoch
+    assert state is not None
+    assert state["samples"] == len(rows)
+    plain = PackedSampler(dataset, **SMALL)
+    expected = [row for _ in range(3) for row in plain]
+    if balance is None:
+        assert rows == expected[: len(rows)]
+    else:
+        assert Counter(rows) == Counter(expected[: len(rows)])
+        assert len(state["dealt"]) == 1
+    assert epochs == 2
 
 
-def test_an_iteration_that_was_left_begins_again() -> None:
-    sampler = PackedSampler(ROWS, **SMALL)
-    first = list(islice(sampler, 10))
-    assert list(islice(sampler, 10)) == first
-    assert sampler.state_dict()["samples"] == 10
+@of_any_balance
+def test_a_run_is_the_same_twice_and_goes_on_at_any_row(
+    dataset: PackedDataset, balance: Any
+) -> None:
+    endless = [[*one, *one] for one in ranks(dataset, balance=balance)]
+    for rows in (0, 1, 5, 6, 13, len(endless[0]) // 2):
+        samplers = ranks(dataset, balance=balance)
+        for sampler, share in zip(samplers, endless, strict=True):
+            assert list(islice(sampler, rows)) == share[:rows]
+            state = json.loads(json.dumps(sampler.state_dict()))
+            assert state.get("dealt") == ([[0, WORLD, BATCH, MICRO]] if balance else None)
+            again = ranks(dataset, balance=balance)[sampler.rank]
+            again.load_state_dict(state)
+            assert [*again, *again][: len(share) - rows] == share[rows:]
 
 
-def test_an_iteration_that_ends_at_its_last_row_is_an_epoch() -> None:
-    """As `for _, batch in zip(range(len(loader)), loader)` does, asking for no row too many."""
-    one, sampler = PackedSampler(ROWS, **SMALL), PackedSampler(ROWS, **SMALL)
-    for epoch in range(3):
-        assert list(islice(sampler, len(sampler))) == list(one)
-        assert sampler.state_dict()["samples"] == ROWS * (epoch + 1)
-
-
-def test_epochs_that_are_set() -> None:
-    one = PackedSampler(ROWS, **SMALL)
+@of_any_balance
+def test_iterations_and_epochs(dataset: PackedDataset, balance: Any) -> None:
+    """One that is left begins again; one that ends at its last row, asking for no row too many, is
+    an epoch; epochs may be set.
+    """
+    one, other = (ranks(dataset, 3, balance)[1] for _ in range(2))
     epochs = [list(one) for _ in range(3)]
-    sampler = PackedSampler(ROWS, **SMALL)
+    assert list(islice(other, 10)) == list(islice(other, 10)) == epochs[0][:10]
+    assert other.state_dict()["samples"] == 30
+    for epoch in range(3):
+        assert list(islice(other, len(other))) == epochs[epoch]
     for epoch in (2, 0, 1, 1):
-        sampler.set_epoch(epoch)
-        assert list(sampler) == epochs[epoch]
-    sampler.load_state_dict({**one.state_dict(), "samples": ROWS + 5})
-    sampler.set_epoch(1)  # it is in there
-    assert list(sampler) == epochs[1][5:]
-    sampler.load_state_dict({**one.state_dict(), "samples": ROWS + 5})
-    with pytest.raises(UsageError, match="after a state of epoch 1 was loaded"):
-        sampler.set_epoch(0)
+        other.set_epoch(epoch)
+        assert list(other) == epochs[epoch]
+    fresh = ranks(dataset, 3, balance)[1]
+    deque(fresh, 0)
+    state = fresh.state_dict()
+    state["samples"] += 15
+    if balance is None:
+        other.load_state_dict(state)
+        other.set_epoch(1)  # it is in there
+        assert list(other) == epochs[1][5:]
+        other.load_state_dict(state)
+        with pytest.raises(UsageError, match="after a state of epoch 1 was loaded"):
+            other.set_epoch(0)
 
 
-def test_bad_input() -> None:
-    with pytest.raises(DataError, match="9 ranks share 8 rows: some would get none"):
-        PackedSampler(8, rank=0, world_size=9)
-    assert list(PackedSampler(8, rank=7, world_size=8, seed=None)) == [7]
-    with pytest.raises(UsageError, match="give both or none"):
-        PackedSampler(8, rank=0)
-    with pytest.raises(UsageError, match="rank: 2 is not between 0 and world_size - 1, 1"):
-        PackedSampler(8, rank=2, world_size=2)
-    with pytest.raises(UsageError, match="block_rows: 0"):
-        PackedSampler(8, block_rows=0)
-    with pytest.raises(DataError, match="state has rows 9, this sampler 8"):
-        PackedSampler(8).load_state_dict(PackedSampler(9).state_dict())
-
-
-def test_several_ranks_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
-        PackedSampler(8)
-    assert len(PackedSampler(8, rank=0, world_size=1)) == 8
-
-
-def test_several_ranks_must_be_given_before_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under torchrun, above init_process_group, each would take all rows."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
-        PackedSampler(8)
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert len(PackedSampler(8)) == 8
-
-
-# --- in the loaders of others ---
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PackedDataset:
-    """80 rows of 16 tokens; the first token of each is its number."""
-    folder = tmp_path_factory.mktemp("packed")
-    lines = (json.dumps({"input_ids": [row] * 16}) for row in range(80))
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    result = packer("pack", folder / "data.jsonl", "-l", 16, "-o", folder / "out", "-q")
-    assert result.exit_code == 0, result.stderr
-    return PackedDataset(folder / "out")
-
-
-def rows_of(batch: dict[str, Any]) -> list[int]:
-    return batch["input_ids"].view(-1, 16)[:, 0].tolist()
-
-
-def expected_rows(dataset: PackedDataset, epochs: int = 1) -> list[int]:
-    one = PackedSampler(dataset, **SMALL)
-    return [int(dataset[row]["input_ids"][0]) for _ in range(epochs) for row in one]
-
-
-def test_a_state_of_other_data_is_refused(dataset: PackedDataset) -> None:
-    """As many rows of the same documents, packed with another seed, are not the same rows."""
-    state = PackedSampler(dataset).state_dict()
-    PackedSampler(len(dataset)).load_state_dict(state)
-    PackedSampler(dataset).load_state_dict(PackedSampler(len(dataset)).state_dict())
-    with pytest.raises(DataError, match="the sampler's state has data another, this sampler"):
-        PackedSampler(dataset).load_state_dict(state | {"data": "another"})
-
-
-def test_a_plain_loader_is_resumed_on_more_ranks(dataset: PackedDataset) -> None:
-    sampler = PackedSampler(dataset, **SMALL)
-    loader = DataLoader(
-        dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None)
-    )
-    taken = [row for batch in islice(loader, 5) for row in rows_of(batch)]
-    state = sampler.state_dict()
-    assert state["samples"] == 20
-    rest = []
-    for rank in range(2):
-        again = PackedSampler(dataset, rank=rank, world_size=2, **SMALL)
-        again.load_state_dict(state)
-        loader = DataLoader(
-            dataset, 4, sampler=again, collate_fn=partial(varlen_collate, config=None)
-        )
-        rest.append([row for batch in loader for row in rows_of(batch)])
-    assert len(rest[0]) == len(rest[1]) == 30
-    taken += chain.from_iterable(zip(*rest, strict=True))
-    assert taken == expected_rows(dataset)
-
-
-def test_a_plain_loader_that_reads_ahead_is_told_where_it_is(dataset: PackedDataset) -> None:
-    sampler = PackedSampler(dataset, **SMALL)
-    loader = DataLoader(
-        dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=2
-    )
-    taken = [row for batch in islice(loader, 5) for row in rows_of(batch)]
-    assert sampler.state_dict()["samples"] > 20
-    again = PackedSampler(dataset, **SMALL)
-    again.load_state_dict(sampler.state_dict(rows=5 * 4))
-    loader = DataLoader(dataset, 4, sampler=again, collate_fn=partial(varlen_collate, config=None))
-    taken += [row for batch in loader for row in rows_of(batch)]
-    assert taken == expected_rows(dataset)
-
-
-@pytest.mark.parametrize(("epoch", "steps"), [(0, 3), (0, 14), (1, 1), (1, 13), (2, 14)])
-def test_rows_are_counted_within_an_epoch(dataset: PackedDataset, epoch: int, steps: int) -> None:
-    """80 rows are 13 batches of 6 and one of 2: all steps times their size would be too many."""
-    sampler, again = (PackedSampler(dataset, **SMALL) for _ in range(2))
-    for _ in range(epoch):
-        list(sampler)
-    loader = DataLoader(
-        dataset, 6, sampler=sampler, collate_fn=partial(varlen_collate, config=None), num_workers=1
-    )
-    taken = [row for batch in islice(loader, steps) for row in rows_of(batch)]
-    again.load_state_dict(sampler.state_dict(rows=steps * 6))
-    taken += [int(dataset[row]["input_ids"][0]) for row in again]
-    assert taken == expected_rows(dataset, epoch + 2)[80 * epoch :][: len(taken)]
-    assert len(taken) == (80 if steps < 14 else 160)
+def test_a_sampler_pickles_where_it_is(dataset: PackedDataset) -> None:
+    for balance in BALANCES:
+        one = ranks(dataset, balance=balance)[1]
+        rows = iter(one)
+        begun = list(islice(rows, 7))
+        again = pickle.loads(pickle.dumps(one))  # noqa: S301
+        assert again.state_dict() == one.state_dict()
+        assert list(again) == begun + list(rows)
 
 
 def test_rows_of_one_rank_count_for_all() -> None:
-    samplers = ranks(3)
+    samplers = ranks(ROWS, 3)
     together(samplers)  # 999 rows
     together(samplers, most=100)
     assert [sampler.state_dict(rows=7)["samples"] for sampler in samplers] == [999 + 21] * 3
@@ -263,30 +247,232 @@ def test_rows_of_one_rank_count_for_all() -> None:
     assert samplers[0].state_dict(rows=0)["samples"] == 999 + 21
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+def test_several_ranks_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also under torchrun, above init_process_group, where each would take all rows."""
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "is_initialized", lambda: True)
+        patch.setattr(distributed, "get_world_size", lambda: 2)
+        with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
+            PackedSampler(8)
+        assert len(PackedSampler(8, rank=0, world_size=1)) == 8
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"torch\.distributed runs 2 ranks"):
+        PackedSampler(8)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(PackedSampler(8)) == 8
+
+
+# --- even steps ---
+
+
+def test_balanced_steps_are_even(results: list[Path]) -> None:
+    """Those of one result, of several; with the rows of the plain step, or within a window."""
+    for paths in (results[0], results):
+        dataset = PackedDataset(paths)
+        found = [int(np.square(np.diff(row["cu_seqlens"])).sum()) for row in dataset]
+        assert dataset.squared_lengths.tolist() == found
+        plain, even = ranks(dataset), ranks(dataset, balance="step")
+        for _ in range(2):
+            assert [len(sampler) for sampler in even] == [len(sampler) for sampler in plain]
+            before, after = steps_of(plain), steps_of(even)
+            assert rows_in(before) == rows_in(after)
+            assert before != after
+            assert unevenness(dataset, before) > 1.15 > 1.1 > unevenness(dataset, after)
+    dataset = PackedDataset(results[0])
+    ways: dict[str | None, dict[str, Any]] = {None: {}, "step": {}, "order": {"window": 4}}
+    plain, even, windows = (
+        steps_of(ranks(dataset, balance=how, block_rows=8, **more)) for how, more in ways.items()
+    )
+    assert Counter(chain(*rows_in(plain))) == Counter(chain(*rows_in(windows)))
+    assert unevenness(dataset, windows) < unevenness(dataset, even)
+    assert [len(rows) for rows in windows[0]] == [BATCH * MICRO] * WORLD
+
+
+def test_stages_follow_one_another(tmp_path: Path) -> None:
+    stages = (
+        Stage(6_000, (("letters", 1.0), ("digits", 0.0), ("signs", 0.0)), "begin"),
+        Stage(20_000, (("letters", 1.0), ("digits", 1.0), ("signs", 1.0)), "end"),
+    )
+    staged = pack_sources(
+        tmp_path / "out", write_sources(tmp_path, 600),
+        {name: {"weight": 1.0} for name in ("letters", "digits", "signs")},
+        max_length=L, unit_bytes=10_000, mixture={"stages": stages},
+    )  # fmt: skip
+    dataset = PackedDataset(staged)
+    border = dataset.stages[1].first_row
+    assert border > STEP
+    for balance in ("step", "order"):
+        steps = rows_in(steps_of(ranks(dataset, balance=balance)))
+        of_both = [step for step in steps if step[0] < border <= step[-1]]
+        assert len(of_both) == (border % STEP > 0)
+        before = [row for step in steps[: border // STEP] for row in step]
+        assert max(before) < border
+        assert len(set(chain(*steps))) == len(dataset) // WORLD * WORLD
+
+
+def test_a_plain_run_goes_on_balanced(dataset: PackedDataset) -> None:
+    plain = ranks(dataset)
+    rows = together(plain, 5)
+    balanced = ranks(dataset, balance="order")
+    for sampler in balanced:
+        sampler.load_state_dict(plain[0].state_dict())
+    rows += together(balanced)
+    expected = list(PackedSampler(dataset, **SMALL))
+    assert Counter(rows) == Counter(expected[: len(rows)])
+    assert balanced[0].state_dict()["dealt"] == [[20, WORLD, BATCH, MICRO]]
+
+
+# --- what cannot be ---
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    *((f"{name}: is only for balance", {name: 2})
+      for name in ("batch_size", "micro_batches", "hidden_size", "window")),
+    ("cost: is only for balance", {"cost": lambda sums: sums}),
+    ("give both or none", {"rank": 0}),
+    ("rank: 2 is not between 0 and world_size - 1, 1", {"rank": 2, "world_size": 2}),
+    ("block_rows: 0 is less than 1", {"block_rows": 0}),
+]  # fmt: skip
+WRONG_BALANCE: list[tuple[str, dict[str, Any]]] = [
+    ("balance: 'even' is not one of step, order", {"balance": "even"}),
+    ("balance: 'step' without batch_size", {"batch_size": None}),
+    ("hidden_size and cost: neither given", {"hidden_size": None}),
+    ("hidden_size and cost: both given", {"cost": lambda sums: sums}),
+    ("hidden_size: 0 is less than 1", {"hidden_size": 0}),
+    ("batch_size: 2.0 is not a whole number", {"batch_size": 2.0}),
+    ("batch_size: 0 is less than 1", {"batch_size": 0}),
+    ("micro_batches: -1 is less than 1", {"micro_batches": -1}),
+    ('window: is only for balance="order"', {"window": 8}),
+    ("window: 0 is less than 1", {"balance": "order", "window": 0}),
+    ("balance: 'step' with even=False", {"even": False}),
+    *((message, {"hidden_size": None, "cost": cost}) for message, cost in (
+        (r"an array of shape \(\) for \d+ rows, not", lambda sums: 1.0),
+        (r"an array of shape \(\d+,\) for \d+ rows", lambda sums: sums[1:]),
+        ("cost: is nan for row 1", lambda sums: np.where(np.arange(len(sums)) == 1, np.nan, sums)),
+        ("cost: is inf for row 0", lambda sums: sums * 1e300),
+        ("cost: is -1.0 for row 0", lambda sums: -1 + 0 * sums),
+        ("cost: returned str, which is no array of numbers", lambda sums: "much"),
+    )),
+]  # fmt: skip
+
+
+def test_options_that_do_not_go_together(dataset: PackedDataset) -> None:
+    for how, cases in (({}, WRONG), ({"balance": "step"} | SIZES, WRONG_BALANCE)):
+        for message, options in cases:
+            with pytest.raises(UsageError, match=message) as caught:
+                PackedSampler(dataset, **(how | options))
+            assert "\n" not in caught.value.message
+
+
+def test_sizes_of_numpy_make_states_that_json_can_hold(dataset: PackedDataset) -> None:
+    sizes = {name: np.int64(size) for name, size in SIZES.items()}
+    places = {"rank": np.int64(0), "world_size": np.int64(2)}
+    sampler = PackedSampler(
+        dataset,
+        balance="order",
+        window=np.int64(8),
+        **sizes,
+        **places,  # type: ignore[arg-type]
+    )
+    next(iter(sampler))
+    state = sampler.state_dict()
+    other = PackedSampler(dataset, balance="order", window=8, rank=0, world_size=2, **SIZES)
+    next(iter(other))
+    assert json.loads(json.dumps(state)) == other.state_dict()
+
+
+def test_what_has_no_costs(dataset: PackedDataset) -> None:
+    with pytest.raises(UsageError, match="a number of rows does not say what each row costs"):
+        PackedSampler(100, balance="step", **SIZES)
+    with pytest.raises(UsageError, match="a Subset does not say what each row costs"):
+        PackedSampler(Subset(dataset, range(50)), balance="step", **SIZES)
+    for balance in ({}, {"balance": "step"} | SIZES):
+        with pytest.raises(DataError, match=r"9999 ranks share \d+ rows: some would get none"):
+            PackedSampler(dataset, rank=0, world_size=9999, **balance)
+
+
+def test_states_of_another_balance_are_refused(dataset: PackedDataset) -> None:
+    plain, step, order = (ranks(dataset, balance=balance)[0] for balance in BALANCES)
+    assert set(plain.state_dict()) == {
+        "samples", "data", "rows", "seed", "block_rows", "window_blocks", "stages",
+    }  # fmt: skip
+    for one, other, message in (
+        (step, plain, "balance step, this sampler None"),
+        (step, order, "balance step, this sampler order"),
+        (order, ranks(dataset, balance="order", window=9)[0], "window 64, this sampler 9"),
+        (step, ranks(dataset, balance="step", hidden_size=2)[0], "cost 1, this sampler 2"),
+    ):
+        with pytest.raises(DataError, match=message):
+            other.load_state_dict(one.state_dict())
+    own = [ranks(dataset, balance="step", hidden_size=None, cost=cost)[0]
+           for cost in (lambda sums: sums, lambda sums: sums + 1, lambda sums: sums)]  # fmt: skip
+    own[2].load_state_dict(own[0].state_dict())
+    with pytest.raises(DataError, match=r"cost [0-9a-f]{64}, this sampler"):
+        own[1].load_state_dict(own[0].state_dict())
+    plainly = plain.state_dict()
+    PackedSampler(len(dataset), **SMALL).load_state_dict(plainly)  # of rows that have no name
+    plain.load_state_dict(PackedSampler(len(dataset), **SMALL).state_dict())
+    for change, message in (({"data": "another"}, "data another"), ({"rows": 9}, "rows 9, this")):
+        with pytest.raises(DataError, match=f"the sampler's state has {message}"):
+            plain.load_state_dict(plainly | change)
+
+
+# --- in the loaders of others ---
+
+
+def numbers(dataset: PackedDataset) -> Callable[[Any], list[int]]:
+    """The rows of a batch, by their tokens."""
+    known = {bytes(row["input_ids"].numpy().astype(np.int64).data): number
+             for number, row in enumerate(dataset)}  # fmt: skip
+    assert len(known) == len(dataset)
+    return lambda batch: [known[bytes(ids.numpy().data)] for ids in batch["input_ids"].view(-1, L)]
+
+
+@of_any_balance
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [5, 20])
-def test_a_stateful_loader_goes_on_where_it_was(
-    dataset: PackedDataset, workers: int, steps: int
+def test_a_loader_that_reads_ahead_is_told_where_it_is(
+    dataset: PackedDataset, balance: Any, workers: int
 ) -> None:
-    def loader() -> Any:
-        sampler = PackedSampler(dataset, **SMALL)
+    read = numbers(dataset)
+    sampler, one = (ranks(dataset, balance=balance)[2] for _ in range(2))
+
+    def batches(own: PackedSampler) -> Iterator[list[int]]:
+        loader: Any = DataLoader(
+            dataset, BATCH, sampler=own, collate_fn=collate, num_workers=workers
+        )
+        return map(read, loader)
+
+    rows = list(one)
+    assert list(islice(batches(sampler), 7)) == [rows[2 * n : 2 * n + 2] for n in range(7)]
+    if workers:
+        assert sampler.state_dict()["samples"] > 7 * BATCH * WORLD
+    again = ranks(dataset, balance=balance)[2]
+    again.load_state_dict(sampler.state_dict(rows=7 * BATCH))
+    assert [row for batch in batches(again) for row in batch] == rows[14:]
+
+
+@stateful
+@of_any_balance
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_with_other_sizes(
+    dataset: PackedDataset, balance: Any, workers: int
+) -> None:
+    read = numbers(dataset)
+
+    def loader(sampler: PackedSampler) -> Any:
         return StatefulDataLoader(
-            dataset,
-            4,
-            sampler=sampler,
-            collate_fn=partial(varlen_collate, config=None),
-            num_workers=workers,
+            dataset, BATCH, sampler=sampler, collate_fn=collate, num_workers=workers
         )
 
-    first = loader()
-    taken = [row for batch in islice(first, steps) for row in rows_of(batch)]
-    again = loader()
-    again.load_state_dict(first.state_dict())
-    for _ in range(2):
-        taken += [row for batch in again for row in rows_of(batch)]
-    assert taken == expected_rows(dataset, 3)[: len(taken)]
-    assert len(taken) in (160, 240)
+    first = [loader(one) for one in ranks(dataset, balance=balance)]
+    rows = [row for one in first for batch in islice(one, 4) for row in read(batch)]
+    state = first[0].state_dict()
+    for sampler in ranks(dataset, 3, balance, **({"micro_batches": 2} if balance else {})):
+        again = loader(sampler)
+        again.load_state_dict(state)
+        rows += [row for batch in again for row in read(batch)]
+    plain = list(PackedSampler(dataset, **SMALL))
+    assert Counter(rows) == Counter(plain[: len(rows)])
+    assert len(plain) - len(rows) < 3
 
 
 @pytest.fixture
@@ -299,21 +485,11 @@ def accelerator() -> Iterator[Accelerator]:
 def test_accelerate_gives_each_epoch_its_order(
     dataset: PackedDataset, accelerator: Accelerator
 ) -> None:
+    read, one = numbers(dataset), PackedSampler(dataset, **SMALL)
     sampler = PackedSampler(dataset, rank=0, world_size=1, **SMALL)
-    loader = accelerator.prepare(
-        DataLoader(dataset, 4, sampler=sampler, collate_fn=partial(varlen_collate, config=None))
-    )
-    taken = [row for _ in range(2) for batch in loader for row in rows_of(batch)]
-    assert taken == expected_rows(dataset, 2)
-
-
-def test_accelerate_deals_the_batches_of_one_order_to_processes(dataset: PackedDataset) -> None:
-    shards = [
-        list(BatchSamplerShard(BatchSampler(PackedSampler(dataset, **SMALL), 4, False), 2, process))
-        for process in range(2)
-    ]
-    dealt = chain.from_iterable(chain.from_iterable(zip(*shards, strict=True)))
-    assert list(dealt) == list(PackedSampler(dataset, **SMALL))
+    loader = accelerator.prepare(DataLoader(dataset, 4, sampler=sampler, collate_fn=collate))
+    taken = [row for _ in range(2) for batch in loader for row in read(batch)]
+    assert taken == [*one, *one]
 
 
 class Reading(TrainerCallback):
@@ -331,14 +507,7 @@ class PackedTrainer(Trainer):
         return PackedSampler(self.train_dataset, rank=0, world_size=1, **SMALL)
 
 
-def train(dataset: PackedDataset, folder: Path, stop: int | None, resume: bool) -> list[int]:
-    seen: list[int] = []
-
-    def collate(rows: Any) -> dict[str, Any]:
-        batch = varlen_collate(rows, config=None)
-        seen.extend(rows_of(batch))
-        return batch
-
+def trainer_of(dataset: PackedDataset, folder: Path, **how: Any) -> Trainer:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
@@ -346,40 +515,39 @@ def train(dataset: PackedDataset, folder: Path, stop: int | None, resume: bool) 
     )  # fmt: skip
     options = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=4, max_steps=30, save_steps=25,
-        logging_steps=10, use_cpu=True, report_to="none", remove_unused_columns=False,
-        disable_tqdm=True, dataloader_pin_memory=False, save_only_model=False,
+        logging_steps=10, use_cpu=True, report_to="none", disable_tqdm=True,
+        dataloader_pin_memory=False, save_only_model=False,
+        remove_unused_columns=how.pop("removes", False),
     )  # fmt: skip
-    trainer = PackedTrainer(
-        model=LlamaForCausalLM(config), args=options, train_dataset=dataset,
-        data_collator=collate, callbacks=[Reading(stop)],
-    )  # fmt: skip
-    outcome = trainer.train(resume_from_checkpoint=resume)
-    assert torch.isfinite(torch.tensor(outcome.training_loss))
-    return seen
+    return PackedTrainer(model=LlamaForCausalLM(config), args=options, train_dataset=dataset, **how)
 
 
 def test_the_trainer_trains_and_resumes_in_the_order(
     dataset: PackedDataset, tmp_path: Path
 ) -> None:
-    expected = expected_rows(dataset, 2)
-    seen = train(dataset, tmp_path, stop=25, resume=False)
-    assert seen[:100] == expected[:100]
-    resumed = train(dataset, tmp_path, stop=None, resume=True)
-    assert resumed[:20] == expected[100:120]  # the loader of accelerate reads one batch ahead
+    read, one = numbers(dataset), PackedSampler(dataset, **SMALL)
+    expected = [*one, *one]
+
+    def train(stop: int | None) -> list[int]:
+        seen: list[int] = []
+
+        def seeing(rows: Any) -> dict[str, Any]:
+            batch = collate(rows)
+            seen.extend(read(batch))
+            return batch
+
+        trainer = trainer_of(dataset, tmp_path, data_collator=seeing, callbacks=[Reading(stop)])
+        outcome = trainer.train(resume_from_checkpoint=stop is None)
+        assert torch.isfinite(torch.tensor(outcome.training_loss))
+        return seen
+
+    assert train(25)[:100] == expected[:100]
+    # the loader of accelerate reads one batch ahead
+    assert train(None)[:20] == expected[100:120]
 
 
 def test_a_trainer_that_removes_columns_is_told(dataset: PackedDataset, tmp_path: Path) -> None:
-    options = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True
-    )
-    config = LlamaConfig(
-        vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2,
-    )  # fmt: skip
-    trainer = PackedTrainer(
-        model=LlamaForCausalLM(config), args=options, train_dataset=dataset,
-        data_collator=partial(varlen_collate, config=None),
-    )  # fmt: skip
+    trainer = trainer_of(dataset, tmp_path, data_collator=collate, removes=True)
     with pytest.raises(UsageError, match="rows without cu_seqlens") as caught:
         trainer.train()
     assert "remove_unused_columns=False" in caught.value.tip

@@ -29,16 +29,6 @@ def test_tensors_give_the_rows_of_lists(kind: torch.dtype) -> None:
     assert packed.spans == expected.spans
 
 
-def test_a_batch_tensor_is_a_list_of_its_rows() -> None:
-    rows = pack_sequences(torch.arange(6).reshape(3, 2), 4, strategy="next-fit")
-    assert rows.input_ids.tolist() == [[0, 1, 2, 3], [4, 5, 0, 0]]
-
-
-def test_one_tensor_among_lists_is_read_too() -> None:
-    rows = pack_sequences([[1, 2], torch.tensor([3])], 4, strategy="next-fit")
-    assert rows.input_ids.tolist() == [[1, 2, 3, 0]]
-
-
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
@@ -51,12 +41,3 @@ def test_one_tensor_among_lists_is_read_too() -> None:
 def test_tensors_that_are_no_sequence_are_named(tensor: torch.Tensor, message: str) -> None:
     with pytest.raises(DataError, match=message):
         pack_sequences([torch.tensor([1]), tensor], 4)
-
-
-def test_rows_are_ready_for_a_loss() -> None:
-    rows = pack_sequences([torch.tensor(sequence) for sequence in FOUR], 8)
-    logits = torch.zeros(*rows.input_ids.shape, 13)
-    loss = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), rows.labels[:, 1:].flatten().long()
-    )
-    assert loss.item() == pytest.approx(torch.log(torch.tensor(13.0)).item())

@@ -31,10 +31,9 @@ from torch.utils.data import DataLoader
 
 from packer_cli import open_packed, storage
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result import cached, fetching
-from packer_cli.result.cache import Ahead
-from packer_cli.result.foresight import largest_window
-from packer_cli.steps.order import Order
+from packer_cli.result import cache, cached
+from packer_cli.result.cached import Foresight
+from packer_cli.steps.schedule import Order
 from packer_cli.torch import PackedDataset, PackedSampler, padded_collate
 
 L = 64
@@ -82,7 +81,7 @@ def proxy(
     """Before a bucket that holds the result at URL."""
     endpoint, proxy = servers
     s3_server.point_to(proxy.endpoint, folder, monkeypatch)
-    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(cache, "_FIRST_WAIT", 0.001)
     proxy.undisturbed()
     with s3_server.empty_bucket(endpoint) as proxy.bucket:
         upload(proxy, packed)
@@ -139,9 +138,9 @@ def test_rows_are_those_of_the_local_directory(
 
 
 def size_of(folder: str) -> int:
-    """Of packer's files in a cache, without owner.json."""
+    """Of packer's files in a cache."""
     found = [path for path in Path(folder).rglob("*") if path.is_file()]
-    return sum(path.stat().st_size for path in found if path.name != "owner.json")
+    return sum(path.stat().st_size for path in found)
 
 
 def test_spawned_workers(proxy: s3_server.Proxy, packed: Path) -> None:
@@ -243,34 +242,6 @@ class TestFaults:
         assert max(seen.values()) >= 3  # what failed twice was asked for again
         S3FileSystem.clear_instance_cache()
 
-    @pytest.mark.parametrize("how", ["500", "cut", "reset"])
-    def test_for_good(
-        self, proxy: s3_server.Proxy, monkeypatch: pytest.MonkeyPatch, how: str
-    ) -> None:
-        """Bounded: the error comes from the worker that wants the rows, and names the object."""
-        monkeypatch.setattr(fetching, "TRIES", 2)
-        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-        monkeypatch.setattr(S3FileSystem, "retries", 1)  # they would take a minute
-        S3FileSystem.clear_instance_cache()
-        dataset = PackedDataset(URL, cache="cache")
-        proxy.disturb = lambda key: how if "shard-00002" in key else ""
-        with pytest.raises(DataError, match=f"{URL}/shard-00002-.*: cannot read: .*tried 2 times"):
-            ids(dataset, PackedSampler(dataset, **SMALL), workers=1)
-        S3FileSystem.clear_instance_cache()
-
-    def test_an_object_that_is_replaced(self, proxy: s3_server.Proxy, packed: Path) -> None:
-        shard = open_packed(packed).facts.shards[2]
-        whole = (packed / shard.file).read_bytes()
-        dataset = PackedDataset(URL, cache="cache")
-        put(proxy, shard.file, whole[:-1] + bytes([whole[-1] ^ 1]))
-        with pytest.raises(DataError, match=f"its sha256 is .*, the manifest says {shard.sha256}"):
-            ids(dataset, workers=1)
-        put(proxy, shard.file, whole[: len(whole) // 2])
-        with pytest.raises(DataError, match=f"has {len(whole) // 2} bytes, the manifest says"):
-            ids(dataset, workers=1)
-        put(proxy, shard.file, whole)
-        assert torch.equal(ids(dataset, workers=1), ids(PackedDataset(packed)))
-
     def test_another_result_in_its_place(self, proxy: s3_server.Proxy, packed: Path) -> None:
         dataset = PackedDataset(URL, cache="cache")
         first = dataset[0]["input_ids"]
@@ -286,7 +257,7 @@ class TestFaults:
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has a timeout, and there are only so many."""
     monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(cache, "_FIRST_WAIT", 0.001)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
         with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
@@ -296,7 +267,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never silent, and a request ends all the same."""
     monkeypatch.setattr(storage, "_TOTAL_SECONDS", 1.0)
-    monkeypatch.setattr(fetching, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(cache, "_FIRST_WAIT", 0.001)
 
     def answer(connection: socket.socket) -> None:
         with connection, suppress(OSError):
@@ -342,9 +313,7 @@ class TestRoom:
         self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch, workers: int
     ) -> None:
         """That is no waste: its sampler's order fits, whoever fetches the shards."""
-        monkeypatch.setattr(
-            Ahead, "follow", lambda self, wanted, room: None
-        )  # as if it were too slow
+        monkeypatch.setattr(Foresight, "coming", lambda self, rows: None)  # as if it were too slow
         dataset = PackedDataset(URL, cache="cache", cache_bytes=150_000)
         both = dataset, PackedDataset(packed)
         share = {"rank": 0, "world_size": 64, "block_rows": 16, "window_blocks": 2}
@@ -402,7 +371,8 @@ class TestRoom:
         foresight = dataset.foresight
         assert foresight is not None
         for block_rows, window_blocks in ((4, 3), (16, 4), (50, 2), (100, 1)):
-            bound = largest_window(foresight._blocks([], block_rows), window_blocks)
+            (blocks,) = foresight.largest_blocks([], block_rows)
+            bound = int(blocks[:window_blocks].sum())
             rows = len(dataset) // block_rows * block_rows  # a shorter block would shift windows
             order, size = Order(rows, 0, block_rows, window_blocks), block_rows * window_blocks
             for epoch in range(3):

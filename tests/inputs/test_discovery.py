@@ -1,4 +1,4 @@
-"""From what the user names to files and work units."""
+"""From what the user names to files and work units: folders, globs, lists, stdin, sources."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from support import (
     recover_texts,
 )
 
-from packer_cli.config.options import PackConfig
-from packer_cli.config.run_options import RunOptions
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.work_units import plan_units
+from packer_cli.mixing.units import plan_units
+from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import RunOptions
+from packer_cli.ownership import ID
 from packer_cli.records import InputFile
 from packer_cli.run.pipeline import pack as run
 
@@ -40,102 +41,162 @@ pytestmark = pytest.mark.usefixtures("folder")
 QUIET = ("-l", 16, "-t", "bytes", "-q")
 
 
-TEXTS = [f"text {i} " + "ab" * (i % 5) for i in range(40)]
-PLAIN = {
-    "jsonl": jsonl(*TEXTS),
-    "txt": "\n".join(TEXTS).encode(),
-    "csv": b"id,text\n" + b"".join(f'1,"{text}"\r\n'.encode() for text in TEXTS),
-    "tsv": b"text\tid\n" + b"".join(f"{text}\t1\n".encode() for text in TEXTS),
-}
+def save(files: dict[str, str | bytes]) -> None:
+    for name, content in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-@pytest.mark.parametrize("ending", COMPRESSORS)
-@pytest.mark.parametrize("kind", PLAIN)
-def test_compressed_files_give_the_same_as_plain_ones(folder: Path, kind: str, ending: str) -> None:
-    data, compress = PLAIN[kind], COMPRESSORS[ending]
-    cut = len(data) // 2  # members one after the other, cut anywhere, are one file
-    (folder / f"a.{kind}.{ending}").write_bytes(compress(data[:cut]) + compress(data[cut:]))
-    pack(f"a.{kind}.{ending}", "-l", 16, "--unit-bytes", "50")
-    assert recover_texts("out") == TEXTS
-    (folder / f"a.{kind}").write_bytes(data)
-    result = packer("pack", f"a.{kind}", *QUIET, "-o", "plain")
-    assert result.exit_code == 0
-    # positions count plain bytes, so the documents are at the same places
-    assert list(recover_documents("out")) == list(recover_documents("plain"))
+def named(*names: str) -> None:
+    """Files of one text each, which is the file's name."""
+    save({name: jsonl(name) for name in names})
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)
 def test_compressed_data_larger_than_its_blocks(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+    monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     monkeypatch.setattr(byte_streams, "BLOCK_BYTES", 1 << 16)
     texts = [f"{i} " + "word " * 4000 for i in range(30)]
-    (folder / f"a.jsonl.{ending}").write_bytes(COMPRESSORS[ending](jsonl(*texts)))
+    save({f"a.jsonl.{ending}": COMPRESSORS[ending](jsonl(*texts))})
     pack(f"a.jsonl.{ending}", "-l", 4096, "--no-eos", "--columns", "input_ids,cu_seqlens,segments")
     documents = recover_documents("out").values()
     assert [bytes(tokens.astype("u1")).decode() for tokens in documents] == texts
 
 
-def test_a_directory_gives_all_files_it_knows_sorted(folder: Path) -> None:
-    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl", ".hidden.jsonl", ".git/x.jsonl"):
-        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "data" / name).write_bytes(jsonl(name))
-    (folder / "data" / "sub" / "d.parquet").touch()
-    pq.write_table(pa.table({"text": ["d.parquet"]}), folder / "data" / "sub" / "d.parquet")
-    (folder / "data" / "notes.docx").write_bytes(b"not an input")
-    manifest = pack("data", "-l", 16)
-    assert [one["path"] for one in manifest["inputs"]] == [
-        "data/a.jsonl", "data/b.jsonl", "data/sub/c.jsonl", "data/sub/d.parquet",
-    ]  # fmt: skip
-    assert recover_texts("out") == ["a.jsonl", "b.jsonl", "sub/c.jsonl", "d.parquet"]
+# what is named -> the files that are read, in this order
+FILES = ["x1.jsonl", "x2.jsonl", "a[1].jsonl", "b c.jsonl", "#g.jsonl", "@h.jsonl", "d/e.jsonl",
+         "d/f.jsonl", "d/sub/x3.jsonl", "d/.hidden.jsonl", "d/.git/x.jsonl"]  # fmt: skip
+NAMED: dict[str, list[str]] = {
+    "d": ["d/e.jsonl", "d/f.jsonl", "d/sub/x3.jsonl"],
+    "x2.jsonl x1.jsonl": ["x2.jsonl", "x1.jsonl"],
+    "x*.jsonl": ["x1.jsonl", "x2.jsonl"],
+    "**/x*.jsonl": ["d/sub/x3.jsonl", "x1.jsonl", "x2.jsonl"],
+    "a[1].jsonl": ["a[1].jsonl"],
+    "file://HERE/x*.jsonl": ["x1.jsonl", "x2.jsonl"],
+}
 
 
-def test_inputs_keep_the_order_of_the_command(folder: Path) -> None:
-    for name in ("a", "b", "c"):
-        (folder / f"{name}.jsonl").write_bytes(jsonl(name))
-    manifest = pack("c.jsonl", "a.jsonl", "b.jsonl", "-l", 16)
-    assert [one["path"] for one in manifest["inputs"]] == ["c.jsonl", "a.jsonl", "b.jsonl"]
-    assert recover_texts("out") == ["c", "a", "b"]
+@pytest.mark.parametrize("inputs", NAMED)
+def test_what_is_named(folder: Path, inputs: str) -> None:
+    named(*FILES)
+    save({"d/notes.docx": "not an input"})
+    manifest = pack(*inputs.replace("HERE", str(folder)).split(), "-l", 16)
+    assert recover_texts("out") == NAMED[inputs]
+    if "HERE" not in inputs:
+        assert [one["path"] for one in manifest["inputs"]] == NAMED[inputs]
 
 
-def test_globs(folder: Path) -> None:
-    for name in ("x1.jsonl", "x2.jsonl", "y.jsonl", "sub/x3.jsonl"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(jsonl(name))
-    pack("x*.jsonl", "-l", 16)
-    assert recover_texts("out") == ["x1.jsonl", "x2.jsonl"]
-    pack("**/x*.jsonl", "-l", 16, "--overwrite")
-    assert recover_texts("out") == ["sub/x3.jsonl", "x1.jsonl", "x2.jsonl"]
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_list_names_whatever_the_command_line_does(folder: Path, mark: str, end: str) -> None:
+    named(*FILES)
+    lines = ["# some", "", "d", "  b c.jsonl\t", "./#g.jsonl", "./@h.jsonl", "x*.jsonl"]
+    save({"lists/l.txt": mark + end.join(lines), "two.txt": "a[1].jsonl\n"})
+    pack("@lists/l.txt", f"@file://{folder}/two.txt", "-l", 16)
+    names = [*NAMED["d"], "b c.jsonl", "#g.jsonl", "@h.jsonl", *NAMED["x*.jsonl"], "a[1].jsonl"]
+    assert recover_texts("out") == names
 
 
-def test_globs_leave_results_out(folder: Path) -> None:
-    save({"data/a.jsonl": jsonl("a"), "data/running/.packer/owner.json": b""})
-    save({"data/running/rejected.jsonl": b"-", "data/running/sub/b.jsonl": jsonl("b")})
-    assert packer("pack", "data/a.jsonl", *QUIET, "-o", "data/done").exit_code == 0
-    assert Path("data/done/units.jsonl").exists()
-    for number, root in enumerate(["data", f"file://{folder}/data"]):
-        out = f"out-{number}"
-        result = packer("pack", f"{root}/**/*.jsonl", "-l", 16, "-t", "bytes", "-o", out)
-        assert result.exit_code == 0, result.stderr
-        assert recover_texts(out) == ["a", "b"]
-        assert result.stderr.splitlines()[:2] == [
-            f"packer: {root}/{name}: left out: it holds a result of packer"
-            for name in ("done", "running")
-        ]
-    result = packer("pack", "data/done/*.jsonl", *QUIET, "-o", "no")
-    assert_error(result, 2, "data/done/*.jsonl: matches only results of packer")
-    (folder / "data" / "done").rename(folder / "done")
-    os.chdir("done")
-    result = packer("pack", "*.jsonl", *QUIET, "-o", "../no")
-    assert_error(result, 2, "*.jsonl: matches only results of packer")
+def test_an_update_goes_by_the_inputs_not_by_the_list_and_other_commands_take_lists() -> None:
+    named("a.jsonl", "d/e.jsonl", "d/f.jsonl")
+    save({"one.txt": "a.jsonl\nd/e.jsonl\n", "two.txt": "d/f.jsonl\na.jsonl\n", "all.txt": "tok\n"})
+    pack("@one.txt", "-l", 16)
+    result = packer("pack", "@two.txt", *QUIET, "-o", "out", "--update")
+    assert_error(result, 2, "d/e.jsonl")
+    pack("@two.txt", "d/e.jsonl", "-l", 16, "--update")
+    assert sorted(recover_texts("out")) == ["a.jsonl", "d/e.jsonl", "d/f.jsonl"]
+    assert packer("plan", "@one.txt", "-l", "16", "-t", "bytes").exit_code == 0
+    done = packer("tokenize", "@one.txt", "-t", "bytes", "-q", "-o", "tok")
+    assert done.exit_code == 0, done.stderr
+    done = packer("pack", "@all.txt", "-l", 16, "-q", "-o", "packed")
+    assert done.exit_code == 0, done.stderr
+    assert sorted(recover_texts("packed")) == ["a.jsonl", "d/e.jsonl"]
+
+
+# id: (content, code, message)
+REFUSED_LISTS = {
+    "missing": (b"# x\n\nno.jsonl\n", 2, "l.txt, line 3: no.jsonl: no such file or directory"),
+    "unknown format": (b"a.jsonl\nl.txt\nx.bin2\n", 2, "l.txt, line 3: x.bin2: cannot tell the"),
+    "no match": (b"*.parquet", 2, "l.txt, line 1: *.parquet: no file matches this pattern"),
+    "twice": (b"a.jsonl\nd\n./a.jsonl\n", 2, "l.txt, line 3: ./a.jsonl: the same file as a.jsonl"),
+    "same line twice": (b"a.jsonl\na.jsonl\n", 2, "l.txt, line 2: a.jsonl: the same file as"),
+    "nested": (b"@other.txt\n", 2, "l.txt, line 1: @other.txt is a list, expected a file, folder"),
+    "stdin": (b"a.jsonl\n-\n", 2, "l.txt, line 2: - is stdin, expected a file, folder, glob"),
+    "empty": (b"\n# nothing\n", 2, "l.txt: lists no inputs"),
+    "not UTF-8": (b"a.jsonl\ncaf\xe9\n", 1, "l.txt, line 2: invalid UTF-8 at byte 3"),
+    "NUL": (b"a\0b\n", 1, "l.txt, line 1: a NUL byte, expected the name of an input"),
+    "long": (b"x" * (1 << 17), 1, "l.txt, line 1: a line of 65536 bytes or more"),
+    "UTF-16": ("\ufeffa".encode("utf-16-be"), 1, "l.txt: begins with the byte order mark of UTF"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED_LISTS)
+def test_errors_name_the_list_and_its_line(case: str) -> None:
+    content, code, message = REFUSED_LISTS[case]
+    named("a.jsonl", "d/e.jsonl")
+    save({"l.txt": content, "x.bin2": b""})
+    assert_error(packer("pack", "@l.txt", *QUIET, "-o", "out"), code, message)
+    assert not Path("out").exists()
+
+
+DATASET = {"d/dataset_info.json": b"{}"}
+# id: (files, what is named, exit code, message, what of the tip)
+REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
+    "missing": ({}, "no.jsonl", 2, "no.jsonl: no such file or directory", "check the spelling"),
+    "no match": ({}, "no*.jsonl", 2, "no*.jsonl: no file matches this pattern", "patterns start"),
+    "only directories match": (
+        {"d/a.jsonl": "a"}, "d*", 2, "d*: no file matches this pattern, only directories", "as d"),
+    "unknown ending": ({"a.foo": b"x"}, "a.foo", 2, "a.foo: cannot tell the format", "--input-fo"),
+    "empty directory": ({"d/x.foo": b""}, "d", 2, "d: no input files in this directory", ".jsonl"),
+    "twice": ({"a.jsonl": "a"}, "a.jsonl ./a.jsonl", 2,
+              "./a.jsonl: the same file as a.jsonl; it would be packed twice", ""),
+    "twice by a directory": ({"d/a.jsonl": "a"}, "d/a.jsonl d", 2, "d/a.jsonl: the same file", ""),
+    "stdin twice": ({}, "- -", 2, "-: the same file as -", ""),
+    "several splits": ({"d/dataset_dict.json": b'{"splits": ["train", "test"]}'}, "d", 2,
+                       "d: a dataset with several splits: train, test", "for example d/train"),
+    "damaged splits": ({"d/dataset_dict.json": b'{"splits": [1]}'}, "d", 1,
+                       "d/dataset_dict.json: damaged: splits", ""),
+    "broken dataset": (DATASET | {"d/state.json": b"{"}, "d", 1, "d/state.json: not valid", ""),
+    "damaged state": (DATASET | {"d/state.json": b'{"_data_files": [{}]}'}, "d", 1,
+                      "d/state.json: damaged: _data_files", ""),
+    "files elsewhere": (DATASET | {"d/state.json": b'{"_data_files": [{"filename": "../a"}]}'}, "d",
+                        1, "d/state.json: names '../a' as a file of the dataset", ""),
+    "a result": ({"d/manifest.json": b'{"format_version": 1, "packer_version": ""}'}, "d", 2,
+                 "d: is a result of packer", "name the original data"),
+    "compressed Parquet": ({"a.parquet.gz": b""}, "a.parquet.gz", 2,
+                           "parquet files are not read through gzip", "decompress it"),
+    "Parquet from stdin": ({}, "- --input-format parquet", 2,
+                           "-: parquet cannot be read from stdin", ""),
+    "device": ({}, "/dev/null --input-format jsonl", 2, "/dev/null: not a regular file", "stdin"),
+    "text among ids": ({"a.jsonl": b'{"input_ids": [1]}', "b.txt": b"b"}, "a.jsonl b.txt", 1,
+                       "b.txt: text files hold texts, a.jsonl holds input_ids", "two commands"),
+    "no list": ({}, "@no.txt", 2, "no.txt: no such file", "./@no.txt"),
+    "a folder as a list": ({"d/a.jsonl": "a"}, "@d", 2, "d: a directory, expected a file that", ""),
+    "stdin as a list": ({}, "@-", 2, "@-: expected a file that lists inputs", ""),
+    "a list without a name": ({}, "@", 2, "@: expected a file that lists inputs", ""),
+    "a source": ({"a.py": b"x"}, "a.py", 2, "a.py: may be one document or one in each line",
+                 "add --sample-by document, or --input-format text"),
+    "sources in a list": ({"a.py": b"x", "l.txt": b"*.py"}, "@l.txt", 2, "a.py: may be one", ""),
+    "nothing but sources": ({"d/a.py": b"x"}, "d", 2, "d: no data files in this directory, only "
+                            "prose or source code", "add --sample-by document"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_inputs(case: str) -> None:
+    files, inputs, code, message, tip = REFUSED[case]
+    save({name: jsonl("a") if data == "a" else data for name, data in files.items()})
+    result = packer("pack", *inputs.split(), *QUIET, "-o", "out")
+    assert_error(result, code, message)
+    assert tip in result.stderr.splitlines()[1]
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/**", "*/[ab].jsonl"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_what_cannot_be_read_is_named_by_directory_and_pattern(
-    folder: Path, kind: str, inputs: str
-) -> None:
-    save({"d/a.jsonl": jsonl("a")})
+def test_what_cannot_be_read_is_named_by_directory_and_pattern(kind: str, inputs: str) -> None:
+    named("d/a.jsonl")
     if kind == "link":
         os.symlink("nowhere", "d/b.jsonl")
     else:
@@ -146,11 +207,9 @@ def test_what_cannot_be_read_is_named_by_directory_and_pattern(
 
 
 @pytest.mark.parametrize("inputs", ["d", "d/**/*.jsonl", "d/*/*.jsonl", "d/**"])
-def test_a_folder_that_cannot_be_listed_is_named_by_directory_and_pattern(
-    folder: Path, inputs: str
-) -> None:
-    save({"d/a.jsonl": jsonl("a"), "d/c/c.jsonl": jsonl("c"), "d/e/f.jsonl": jsonl("f")})
-    (folder / "d/c").chmod(0)
+def test_a_folder_that_cannot_be_listed_is_named_by_directory_and_pattern(inputs: str) -> None:
+    named("d/a.jsonl", "d/c/c.jsonl", "d/e/f.jsonl")
+    Path("d/c").chmod(0)
     program = """
 import ctypes, os, sys
 for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: by which root may read all
@@ -161,159 +220,85 @@ os.execv(sys.argv[1], sys.argv[1:])
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr.startswith("error: d/c"), done.stderr
     assert ": cannot read: Permission denied\n" in done.stderr
-    (folder / "d/c").chmod(0o755)
-
-
-def test_a_file_with_the_name_of_a_pattern(folder: Path) -> None:
-    (folder / "a[1].jsonl").write_bytes(jsonl("yes"))
-    pack("a[1].jsonl", "-l", 16)
-    assert recover_texts("out") == ["yes"]
-
-
-def test_datasets_and_results_inside_a_directory(folder: Path) -> None:
-    (folder / "data").mkdir()
-    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
-    dataset = folder / "data" / "saved"
-    dataset.mkdir()
-    table = pa.table({"text": ["from the dataset"]})
-    with pa.ipc.new_stream(dataset / "one.arrow", table.schema) as writer:
-        writer.write_table(table)
-    (dataset / "state.json").write_text('{"_data_files": [{"filename": "one.arrow"}]}')
-    (dataset / "dataset_info.json").write_text("{}")
-    result = packer("pack", "data", *QUIET, "-o", "data/packed")
-    assert result.exit_code == 0, result.stderr
-    assert recover_texts("data/packed") == ["a", "from the dataset"]
-    pack("data", "-l", 16)  # does not take data/packed for an input
-    assert recover_texts("out") == ["a", "from the dataset"]
+    Path("d/c").chmod(0o755)
 
 
 def test_only_results_are_left_out_and_that_is_said(folder: Path) -> None:
     save({f"data/web/{name}.json": jsonl(name) for name in ("a", "manifest", "state")})
-    save({"data/running/.packer/owner.json": b"", "data/running/b.jsonl": jsonl("b")})
+    save({f"data/running/.packer/{ID}/lock": b"", "data/running/sub/b.json": jsonl("b")})
+    save({"data/running/rejected.json": b"-"})
     assert packer("pack", "data/web", *QUIET, "-o", "data/done").exit_code == 0
-    result = packer("pack", "data", "-l", 16, "-t", "bytes", "-o", "out")
-    assert result.exit_code == 0, result.stderr
-    assert recover_texts("out") == ["a", "manifest", "state"]
-    assert result.stderr.splitlines()[:2] == [
-        f"packer: data/{name}: left out: it holds a result of packer"
-        for name in ("done", "running")
-    ]
+    assert Path("data/done/units.jsonl").exists()
+    for number, root in enumerate(("data", "data/**/*.json", f"file://{folder}/data/**/*.json")):
+        result = packer("pack", root, "-l", 16, "-t", "bytes", "-o", f"out-{number}")
+        assert result.exit_code == 0, result.stderr
+        below = ["b"] * bool(number)  # a folder of a result is left out with all that is in it
+        assert recover_texts(f"out-{number}") == [*below, "a", "manifest", "state"]
+        at = root.removesuffix("/**/*.json")
+        assert result.stderr.splitlines()[:2] == [
+            f"packer: {at}/{name}: left out: it holds a result of packer"
+            for name in ("done", "running")
+        ]
+    result = packer("pack", "data/done/*.jsonl", *QUIET, "-o", "no")
+    assert_error(result, 2, "data/done/*.jsonl: matches only results of packer")
+    (folder / "data" / "done").rename(folder / "done")
+    os.chdir("done")
+    result = packer("pack", "*.jsonl", *QUIET, "-o", "../no")
+    assert_error(result, 2, "*.jsonl: matches only results of packer")
 
 
-def test_a_link_to_a_directory_above_ends(folder: Path) -> None:
-    (folder / "data" / "sub").mkdir(parents=True)
-    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
-    (folder / "data" / "sub" / "up").symlink_to(folder / "data")
-    (folder / "more").mkdir()
-    (folder / "more" / "b.jsonl").write_bytes(jsonl("b"))
-    (folder / "data" / "sub" / "more").symlink_to(folder / "more")
-    pack("data", "-l", 16)
-    assert recover_texts("out") == ["a", "b"]
+def test_folders_of_datasets_and_links(folder: Path) -> None:
+    """What `Dataset.save_to_disk` makes gives the files that it names, in their order."""
+    names = ["data-00000-of-00002.arrow", "b.arrow"]
+    save({"data/a.jsonl": jsonl("a"), "data/saved/cache-1234.arrow": b"not an input"})
+    for name in names:
+        table = pa.table({"text": [name]})
+        with pa.ipc.new_stream(f"data/saved/{name}", table.schema) as writer:
+            writer.write_table(table)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": "train"}
+    save({"data/saved/state.json": json.dumps(state), "data/saved/dataset_info.json": "{}"})
+    named("more/b.jsonl")
+    (folder / "data/up").symlink_to(folder / "data")
+    (folder / "data/w").symlink_to(folder / "more")
+    pq.write_table(pa.table({"text": ["z"]}), "data/w/z.parquet")
+    for out in ("data/packed", "out"):  # which is no input then
+        assert packer("pack", "data", *QUIET, "-o", out).exit_code == 0
+        assert recover_texts(out) == ["a", *names, "more/b.jsonl", "z"]
 
 
-def test_input_format_overrides_names(folder: Path) -> None:
-    (folder / "data").mkdir()
-    (folder / "data" / "part-0").write_bytes(jsonl("a"))
-    (folder / "data" / "part-1.txt").write_bytes(jsonl("b"))
+def test_input_format_overrides_names() -> None:
+    save({"data/part-0": jsonl("a"), "data/part-1.txt": jsonl("b")})
     pack("data", "-l", 16, "--input-format", "jsonl")
     assert recover_texts("out") == ["a", "b"]
 
 
-def save(files: dict[str, bytes]) -> None:
-    for name, data in files.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_bytes(data)
-
-
-REFUSED: dict[str, tuple[dict[str, bytes], list[str], int, str]] = {
-    "missing": ({}, ["no.jsonl"], 2, "no.jsonl: no such file or directory"),
-    "no match": ({}, ["no*.jsonl"], 2, "no*.jsonl: no file matches this pattern"),
-    "only directories match": (
-        {"d/a.jsonl": jsonl("a")}, ["d*"], 2, "d*: no file matches this pattern, only directories",
-    ),
-    "unknown ending": ({"a.foo": b"x"}, ["a.foo"], 2, "a.foo: cannot tell the format"),
-    "empty directory": ({"d/x.foo": b""}, ["d"], 2, "d: no input files in this directory"),
-    "twice": (
-        {"a.jsonl": jsonl("a")}, ["a.jsonl", "./a.jsonl"], 2,
-        "./a.jsonl: the same file as a.jsonl; it would be packed twice",
-    ),
-    "twice by a directory": (
-        {"d/a.jsonl": jsonl("a")}, ["d/a.jsonl", "d"], 2, "d/a.jsonl: the same file as d/a.jsonl",
-    ),
-    "stdin twice": ({}, ["-", "-"], 2, "-: the same file as -"),
-    "several splits": (
-        {"d/dataset_dict.json": b'{"splits": ["train", "test"]}'}, ["d"], 2,
-        "d: a dataset with several splits: train, test",
-    ),
-    "broken dataset": (
-        {"d/state.json": b"{", "d/dataset_info.json": b"{}"}, ["d"], 1,
-        "d/state.json: not valid JSON",
-    ),
-    "a result": (
-        {"d/manifest.json": b'{"format_version": 1, "packer_version": ""}'}, ["d"], 2,
-        "d: is a result of packer",
-    ),
-    "a dataset with a damaged state": (
-        {"d/state.json": b'{"_data_files": [{}]}', "d/dataset_info.json": b"{}"}, ["d"], 1,
-        "d/state.json: damaged: _data_files",
-    ),
-    "a dataset with a damaged list of splits": (
-        {"d/dataset_dict.json": b'{"splits": [1]}'}, ["d"], 1,
-        "d/dataset_dict.json: damaged: splits",
-    ),
-    "compressed Parquet": (
-        {"a.parquet.gz": b""}, ["a.parquet.gz"], 2, "parquet files are not read through gzip",
-    ),
-    "Parquet from stdin": (
-        {}, ["-", "--input-format", "parquet"], 2, "-: parquet cannot be read from stdin",
-    ),
-    "device": ({}, ["/dev/null", "--input-format", "jsonl"], 2, "/dev/null: not a regular file"),
-    "text among ids": (
-        {"a.jsonl": b'{"input_ids": [1]}', "b.txt": b"b"}, ["a.jsonl", "b.txt"], 1,
-        "b.txt: text files hold texts, a.jsonl holds input_ids",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_inputs(case: str) -> None:
-    files, inputs, code, message = REFUSED[case]
-    save(files)
-    assert_error(packer("pack", *inputs, *QUIET, "-o", "out"), code, message)
-    assert not Path("out").exists()
-
-
-def test_the_tip_for_a_dataset_of_several_splits_can_be_followed(folder: Path) -> None:
-    (folder / "d").mkdir()
-    (folder / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    result = packer("pack", "d", *QUIET)
-    assert result.stderr.splitlines()[1] == "tip: name the one to pack, for example d/train"
-
-
-def test_two_names_of_a_file(folder: Path) -> None:
-    save({"a.jsonl": jsonl("a"), "d/x.jsonl": jsonl("x")})
+def test_two_names_of_a_file() -> None:
+    named("a.jsonl", "d/x.jsonl")
     os.link("a.jsonl", "b.jsonl")
     os.symlink("a.jsonl", "c.jsonl")
     for inputs in (["a.jsonl", "b.jsonl"], ["a.jsonl", "c.jsonl"], ["*.jsonl"]):
         other = inputs[-1].replace("*", "b")
-        assert_error(
-            packer("pack", *inputs, *QUIET, "-o", "out"), 2, f"{other}: the same file as a.jsonl"
-        )
+        result = packer("pack", *inputs, *QUIET, "-o", "out")
+        assert_error(result, 2, f"{other}: the same file as a.jsonl")
     assert packer("pack", "b.jsonl", "d", *QUIET, "-o", "out").exit_code == 0
 
 
-def test_a_name_that_is_not_utf8(folder: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.jsonl")
-    (folder / name).write_bytes(jsonl("a"))
+def test_a_name_that_is_not_utf8() -> None:
+    named(os.fsdecode(b"caf\xe9.jsonl".replace(b"\xe9", b"e")))
+    Path("cafe.jsonl").rename(os.fsdecode(b"caf\xe9.jsonl"))
     assert_error(packer("pack", ".", *QUIET, "-o", "out"), 2, "caf\\xe9.jsonl")
 
 
-def test_stdin(folder: Path) -> None:
-    result = unaltered("pack", "-", *QUIET, "-o", "out", stdin=jsonl(*TEXTS))
+def test_stdin_and_its_bad_lines() -> None:
+    texts = [f"text {i} " + "ab" * (i % 5) for i in range(40)]
+    result = unaltered("pack", "-", *QUIET, "-o", "out", stdin=jsonl(*texts))
     assert (result.returncode, result.stderr) == (0, "")
-    manifest = check_directory("out")
-    assert [one["path"] for one in manifest["inputs"]] == ["-"]
-    assert recover_texts("out") == TEXTS
+    assert [one["path"] for one in check_directory("out")["inputs"]] == ["-"]
+    assert recover_texts("out") == texts
+    result = unaltered("pack", "-", *QUIET, "-o", "no", stdin=jsonl("good") + b"{bad\n")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: -, byte 17: not valid JSON")
+    assert not Path("no").exists()
 
 
 def test_stdin_larger_than_a_block_as_text_in_small_pieces(folder: Path) -> None:
@@ -331,7 +316,7 @@ def test_stdin_larger_than_a_block_as_text_in_small_pieces(folder: Path) -> None
     assert (manifest["documents"], manifest["tokens"]) == (200_001, 5_000_001 + 400_000)
 
 
-def test_stdin_of_two_runs_in_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_of_two_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("first", "second"):
         data = jsonl(name * 5)
         Path("data").write_bytes(data)
@@ -340,14 +325,6 @@ def test_stdin_of_two_runs_in_one_process(folder: Path, monkeypatch: pytest.Monk
             run(["-"], Path(name), PackConfig(16), RunOptions(progress=False), "bytes")
         told = check_directory(name)["inputs"][0]
         assert (told["size"], told["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-
-
-def test_a_bad_line_of_stdin_names_its_byte(folder: Path) -> None:
-    data = jsonl("good") + b"{bad\n"
-    result = unaltered("pack", "-", *QUIET, "-o", "out", stdin=data)
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: -, byte 17: not valid JSON")
-    assert not Path("out").exists()
 
 
 @given(
@@ -363,9 +340,8 @@ def test_units_cover_every_file_once_and_in_order(
     ]
     units = plan_units(files, PackConfig(max_length=8, unit_bytes=unit_bytes))
     assert [unit.index for unit in units] == list(range(len(units)))
-    slices = [part for unit in units for part in unit.slices]
     edges: dict[int, list[Any]] = {}
-    for part in slices:
+    for part in (part for unit in units for part in unit.slices):
         edges.setdefault(part.file, []).append((part.start, part.stop))
     assert list(edges) == [file.index for file in files]
     for file in files:
@@ -373,12 +349,78 @@ def test_units_cover_every_file_once_and_in_order(
         assert parts[0][0] == 0
         assert parts[-1][1] in (None, file.size)
         assert all(a[1] == b[0] for a, b in pairwise(parts))
-        if file.compression:
-            assert parts == [(0, None)]
+        assert not file.compression or parts == [(0, None)]
 
 
-def test_config_of_the_manifest_is_what_was_asked(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("a"))
-    config = pack("a.jsonl", "-l", 16, "--unit-bytes", "2k", "--shard-bytes", "1.5M")["config"]
-    assert (config["unit_bytes"], config["shard_bytes"]) == (2048, 1572864)
-    assert json.loads(Path("out/manifest.json").read_bytes())["config"] == config
+# --- files that are one document each: prose, sources and the like, with --sample-by document
+
+WHOLE = ("--sample-by", "document")
+SOURCES: dict[str, str | bytes] = {  # in the order in which they are read
+    "src/README.md": "# Title\n\nText\n",
+    "src/a.py": "def f():\n\treturn '\u2028'\n",
+    "src/z.rst": "z\n=\n",
+    "src/lib/b.rs": "fn main() {}",
+    "src/lib/c.H": "int c;\r\n\r\nint d;\r\n",
+    "src/lib/d.test.ts": "const d = 1\n",
+}
+
+
+def test_a_folder_of_sources() -> None:
+    save(SOURCES | {"src/.git/x.py": "no", "src/logo.png": b"\x89PNG", "src/lib/.e.py": "no"})
+    manifest = pack("src", "-l", 16, *WHOLE)
+    assert [one["path"] for one in manifest["inputs"]] == list(SOURCES)
+    assert recover_texts("out") == list(SOURCES.values())
+    assert {position for _, position in recover_documents("out")} == {0}
+    shown = json.loads(packer("show", "out", "0", "--json").stdout.splitlines()[0])
+    assert shown["segments"][0]["file"].startswith("src/")
+    done = packer("tokenize", "src", "-t", "bytes", "-q", "-o", "tokens", *WHOLE)
+    assert done.exit_code == 0, done.stderr
+    for name in ("out", "tokens"):
+        done = packer("verify", name, "--against-inputs", "--sample", "all")
+        assert done.exit_code == 0, done.stderr
+    assert packer("plan", "src", "-l", "16", "-t", "bytes", *WHOLE).exit_code == 0
+    Path("src/a.py").write_text("new")
+    pack("src", "-l", 16, *WHOLE, "--update")
+    assert sorted(recover_texts("out")) == sorted((SOURCES | {"src/a.py": "new"}).values())
+
+
+def test_sources_that_are_named_compressed_or_beside_data() -> None:
+    save(SOURCES | {"list.txt": "src/a.py\n", "data/README.md": "about"})
+    named("data/a.jsonl")
+    for name in ("src/*.py", "src/a.py", "@list.txt"):
+        pack(name, "-l", 16, *WHOLE, "--overwrite")
+        assert recover_texts("out") == [SOURCES["src/a.py"]]
+    pack("data", "-l", 16, "--overwrite")
+    assert recover_texts("out") == ["data/a.jsonl"]
+    save({f"more/a.py.{end}": COMPRESSORS[end](end.encode()) for end in COMPRESSORS})
+    pack("more", "-l", 16, *WHOLE, "--overwrite")
+    assert recover_texts("out") == sorted(COMPRESSORS)
+    save({"any/package.json": "{\n}\n", "any/Makefile": "all:\n", "any/a.py": "a"})
+    pack("any", "-l", 16, *WHOLE, "--input-format", "text", "--overwrite")
+    assert recover_texts("out") == ["all:\n", "a", "{\n}\n"]
+    for name, output in (("src/z.rst", "z-packed-16"), ("@list.txt", "list-packed-16")):
+        assert packer("pack", name, *QUIET, *WHOLE).exit_code == 0
+        assert Path(output).is_dir() or Path("src", output).is_dir()
+
+
+# id: (a file's content, what is said of it)
+NO_TEXTS = {
+    "NUL": (b"ab\0c", "not text: a NUL byte at byte 2 of the document"),
+    "binary": (b"\x89PNG\r\n", "invalid UTF-8 at byte 0 of the document: 0x89"),
+    "UTF-16": ("\ufeffa".encode("utf-16-le"), "the byte order mark of UTF-16LE, expected UTF-8"),
+    "long": (b"x" * 41, "the document is longer than 40 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", NO_TEXTS)
+def test_a_file_that_is_no_text_is_a_bad_record(case: str) -> None:
+    data, reason = NO_TEXTS[case]
+    save({"src/a.py": "good", "src/b.ts": data, "src/c.py": "too"})
+    options = (*WHOLE, "--max-line-bytes", 40)
+    result = packer("pack", "src", *QUIET, "-o", "out", *options)
+    assert_error(result, 1, f"src/b.ts, line 1 (byte 0): {reason}")
+    assert pack("src", "-l", 16, *options, "--on-error", "skip")["rejected_records"] == 1
+    assert recover_texts("out") == ["good", "too"]
+    rejected = json.loads(Path("out/rejected.jsonl").read_text())
+    assert rejected["file"] == "src/b.ts"
+    assert rejected["reason"].startswith(reason)

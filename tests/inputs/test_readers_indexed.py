@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_tokenizers as tiny
 from showing import show_json
 from support import assert_error, check_directory, pack, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.result.shards import digest
+from packer_cli.result.layout import digest
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -73,8 +72,11 @@ def expected(documents: list[list[int]] = DOCUMENTS) -> dict[tuple[int, int], li
 @pytest.mark.parametrize("kind", CODES)
 def test_megatron_of_every_token_type(kind: str) -> None:
     megatron("a", kind=kind)
-    manifest = pack("a.bin", "-l", 6)
+    manifest = pack("a.bin", "-l", 16, "--strategy", "next-fit")
     assert documents_packed() == expected()
+    segments = show_json("0")[0]["segments"]
+    places = [(one["position"], one["position_unit"]) for one in segments]
+    assert places == [(0, "document"), (2, "document"), (3, "document"), (4, "document")]
     assert manifest["empty_documents"] == 1
     assert manifest["config"]["add_eos"] is False
     (one,) = manifest["inputs"]
@@ -116,6 +118,11 @@ def test_loss_of_datatrove_is_what_is_trained_on() -> None:
     (batch,) = packed.batches(packed.manifest["shards"][0])
     assert batch.column("labels").to_pylist() == [[-100, -100, 3, -100, 5, -100, -100, -100]]
     assert (manifest["trained_tokens"], manifest["untrained_documents"]) == (2, 1)
+    # and goes with the documents that stay
+    datatrove("a", [[1, 2], [3, 1 << 31, 4], [5, 6]], "<u4", loss=[1, 1, 1, 1, 1, 0, 1])
+    manifest = pack("a.ds", "-l", 8, "--on-error", "skip", "--overwrite")
+    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5, 6]}
+    assert manifest["trained_tokens"] == 2
 
 
 WRITERS: dict[str, tuple[Callable[..., None], str, list[str]]] = {
@@ -162,14 +169,6 @@ def test_slices_are_documents(form: str, unit_bytes: object) -> None:
         assert result.exit_code == 0, result.stderr
 
 
-def test_show_says_which_document(folder: Path) -> None:
-    megatron("a")
-    pack("a.bin", "-l", 16, "--strategy", "next-fit")
-    segments = show_json("0")[0]["segments"]
-    places = [(one["position"], one["position_unit"]) for one in segments]
-    assert places == [(0, "document"), (2, "document"), (3, "document"), (4, "document")]
-
-
 @pytest.mark.parametrize("to", ["megatron", "nanotron"])
 def test_what_is_exported_is_read_again(to: str) -> None:
     datatrove("a", kind="<u4")
@@ -197,20 +196,6 @@ def test_ids_that_are_none_are_bad_records(
     manifest = pack(name, "-l", 8, "--on-error", "skip")
     assert (manifest["rejected_records"], manifest["documents"]) == (1, 2)
     assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5]}
-
-
-def test_loss_goes_with_the_documents_that_stay() -> None:
-    datatrove("a", [[1, 2], [3, 1 << 31, 4], [5, 6]], "<u4", loss=[1, 1, 1, 1, 1, 0, 1])
-    manifest = pack("a.ds", "-l", 8, "--on-error", "skip")
-    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5, 6]}
-    assert manifest["trained_tokens"] == 2
-
-
-def test_an_id_that_the_tokenizer_does_not_have(folder: Path) -> None:
-    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config={"eos_token": tiny.EOS})
-    megatron("a", [[1], [2, 5000]])
-    result = packer("pack", "a.bin", "-l", 8, "-q", "-t", "tok")
-    assert_error(result, 1, "a.bin, document 1: input_ids holds 5000, the tokenizer's highest id")
 
 
 @pytest.mark.parametrize("form", WRITERS)
@@ -263,14 +248,6 @@ DAMAGED_MEGATRON = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "message"), DAMAGED_MEGATRON)
-def test_damaged_megatron(damage: Any, message: str) -> None:
-    megatron("a")
-    damage()
-    assert_error(packer("pack", "a.bin", "-l", 6, "-q", "--on-error", "skip"), 1, message)
-    assert not Path("a-packed-6").exists()
-
-
 DAMAGED_DATATROVE = [
     (lambda: cut("a.ds", 1), "a.ds: 19 bytes, expected a multiple of 2, the bytes of a token"),
     (lambda: cut("a.ds", 2), "a.ds: 18 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
@@ -287,11 +264,17 @@ DAMAGED_DATATROVE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "message"), DAMAGED_DATATROVE)
-def test_damaged_datatrove(damage: Any, message: str) -> None:
-    datatrove("a")
+@pytest.mark.parametrize(
+    ("form", "damage", "message"),
+    [("megatron", *one) for one in DAMAGED_MEGATRON]
+    + [("datatrove", *one) for one in DAMAGED_DATATROVE],
+)
+def test_damaged_pairs(form: str, damage: Any, message: str) -> None:
+    write, main, _ = WRITERS[form]
+    write("a")
     damage()
-    assert_error(packer("pack", "a.ds", "-l", 6, "-q", "--on-error", "skip"), 1, message)
+    assert_error(packer("pack", main, "-l", 6, "-q", "--on-error", "skip"), 1, message)
+    assert not Path("a-packed-6").exists()
 
 
 @pytest.mark.parametrize(
@@ -317,6 +300,17 @@ def test_other_files_called_bin_are_left_out_of_a_folder(folder: Path) -> None:
     megatron("data/c")  # beside a pair, it may be one that has lost its index
     message = "data/model.bin: expected model.idx beside it, there is none"
     assert_error(packer("pack", "data", "-l", 6, "-o", "other"), 1, message)
+
+
+def test_a_format_that_is_named_and_not_through_stdin_nor_compressed() -> None:
+    megatron("a")
+    os.rename("a.bin", "a.tokens")
+    pack("a.tokens", "-l", 6, "--input-format", "megatron")
+    assert documents_packed() == expected()
+    Path("a.bin.gz").write_bytes(b"")
+    assert_error(packer("pack", "a.bin.gz", "-l", 6), 2, "megatron files are not read through gzip")
+    result = packer("pack", "-", "--input-format", "datatrove", "-l", 6, "-o", "out")
+    assert_error(result, 2, "datatrove cannot be read from stdin")
 
 
 def test_no_documents_at_all() -> None:
@@ -351,20 +345,6 @@ def test_an_index_that_changes_changes_the_input(how: list[str]) -> None:
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])
-
-
-def test_not_through_stdin_nor_compressed(folder: Path) -> None:
-    (folder / "a.bin.gz").write_bytes(b"")
-    assert_error(packer("pack", "a.bin.gz", "-l", 6), 2, "megatron files are not read through gzip")
-    result = packer("pack", "-", "--input-format", "datatrove", "-l", 6, "-o", "out")
-    assert_error(result, 2, "datatrove cannot be read from stdin")
-
-
-def test_a_format_that_is_named(folder: Path) -> None:
-    megatron("a")
-    os.rename("a.bin", "a.tokens")
-    pack("a.tokens", "-l", 6, "--input-format", "megatron")
-    assert documents_packed() == expected()
 
 
 @pytest.mark.parametrize("form", WRITERS)

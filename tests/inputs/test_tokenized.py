@@ -32,7 +32,7 @@ from support import (
 from tokenizing import documents_in, tokenize
 
 from packer_cli import open_packed
-from packer_cli.config.strategies import NAMES
+from packer_cli.options.options import NAMES
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -166,7 +166,9 @@ UNITS = ["-l", 64, "--unit-bytes", "64k"]
 
 
 @pytest.mark.parametrize("options", [[], ["--no-shuffle"], ["--strategy", "wrap"]])
-def test_every_document_once(three: list[list[str]], options: list[str]) -> None:
+def test_every_document_once_and_the_same_bytes_however_they_are_packed(
+    three: list[list[str]], options: list[str]
+) -> None:
     manifest = pack("a", "b", "c", *UNITS, *options)
     assert len(manifest["units"]) > 3
     assert {place: ids.tolist() for place, ids in recover_documents("out").items()} == by_place(
@@ -176,10 +178,6 @@ def test_every_document_once(three: list[list[str]], options: list[str]) -> None
     assert named == [Path(name, "manifest.json") for name in "abc"]
     for one in named:
         assert one.is_file()
-
-
-@pytest.mark.parametrize("options", [[], ["--no-shuffle"]])
-def test_the_same_bytes_however_they_are_packed(three: list[list[str]], options: list[str]) -> None:
     command = ["a", "b", "c", *UNITS, *options]
     pack(*command, "--workers", 1, out="one")
     pack(*command, "--workers", 5, out="five")
@@ -323,20 +321,6 @@ def test_options_that_come_too_late(three: list[list[str]], options: list[str]) 
     assert not Path("out").exists()
 
 
-def test_the_default_output_is_named_after_the_directory(three: list[list[str]]) -> None:
-    for name in ("a", "a/", "a/manifest.json"):
-        assert packer("pack", name, "-l", 64, "-q", "--overwrite").exit_code == 0
-    assert [path.name for path in Path().glob("*-packed-64")] == ["a-packed-64"]
-
-
-def test_directories_of_different_tokenizers(three: list[list[str]], folder: Path) -> None:
-    chat_tokenizer(folder / "tok", CHATML)
-    tokenize("a.jsonl", tokenizer="tok", out="other")
-    done = packer("pack", "a", "other", "-l", 64, "-o", "out")
-    assert_error(done, 2, "a was tokenized with bytes",
-                 "other with tok (sha256 ")  # fmt: skip
-
-
 def test_texts_and_chats_together(both_kinds: Path) -> None:
     manifest = pack("texts", "chats", "-l", 64)
     assert manifest["config"]["overlong"] == "split-text"
@@ -361,7 +345,11 @@ def test_texts_and_chats_together(both_kinds: Path) -> None:
     assert all((labels[place] == -100).sum() > 2 for place in chats)
 
 
-def test_what_does_not_go_together(three: list[list[str]]) -> None:
+def test_what_does_not_go_together(three: list[list[str]], folder: Path) -> None:
+    chat_tokenizer(folder / "tok", CHATML)
+    tokenize("a.jsonl", tokenizer="tok", out="other")
+    done = packer("pack", "a", "other", "-l", 64, "-o", "out")
+    assert_error(done, 2, "a was tokenized with bytes", "other with tok (sha256 ")
     for inputs in (["a", "b.jsonl"], ["b.jsonl", "a"]):
         done = packer("pack", *inputs, "-l", 64, "-q", "-o", "out")
         assert_error(done, 2, "a is tokenized, b.jsonl is not")
@@ -386,17 +374,9 @@ def test_how_a_directory_is_named(
     assert packer("pack", name, "-l", 64, "-q", "-o", out).exit_code == 0
     usual = Path(out).parent / "usual"
     assert rows_in(out) == rows_in(str(usual))
-
-
-def test_a_directory_below_a_folder_of_inputs_is_left_out(three: list[list[str]]) -> None:
-    Path("inputs").mkdir()
-    Path("a").rename("inputs/tokens")
-    Path("b.jsonl").rename("inputs/b.jsonl")
-    done = packer("pack", "inputs", "-t", "bytes", "-l", 64, "-o", "out")
-    assert "inputs/tokens: left out: it holds a result of packer" in done.stderr
-    assert done.exit_code == 0
-    (one,) = check_directory("out")["inputs"]
-    assert one["path"] == "inputs/b.jsonl"
+    if name != "manifest.json":
+        assert packer("pack", name, "-l", 64, "-q").exit_code == 0
+        assert [path.name for path in Path().glob("*-packed-64")] == ["a-packed-64"]
 
 
 NOT_NAMED = {
@@ -434,11 +414,6 @@ def test_a_tokenized_directory_beside_files_is_left_out_once_and_that_is_said(
     assert one["path"] == "sets/b.jsonl"
 
 
-def newer(folder: Path) -> None:
-    path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 7'))
-
-
 def unfinished(folder: Path) -> None:
     """As a run that fails leaves it."""
     shutil.rmtree(folder)
@@ -448,49 +423,34 @@ def unfinished(folder: Path) -> None:
     assert list(work_folder(folder).glob("unit-*.json"))
 
 
-def cut(folder: Path) -> None:
-    os.truncate(next(folder.glob("documents-00000*")), 1000)
+def newer(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 7'))
 
 
-def cut_index(folder: Path) -> None:
-    os.truncate(next(folder.glob("index-00000*")), 100)
-
-
-def lacking(folder: Path) -> None:
-    next(folder.glob("documents-00000*")).unlink()
-
-
-def without_manifest(folder: Path) -> None:
-    (folder / "manifest.json").unlink()
-
-
-def rubbish(folder: Path) -> None:
-    path = next(folder.glob("documents-00000*"))
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def not_json(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"kind": "tokenized", "format_version"')
+def first(folder: Path, kind: str = "documents") -> Path:
+    return next(folder.glob(f"{kind}-00000*"))
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "code", "message"),
     [
-        (newer, "a/manifest.json: format version 7, this packer reads 1"),
-        (unfinished, "a: is a result of packer that is not finished"),
-        (cut, ".arrow: has 1000 bytes, the manifest says"),
-        (cut_index, ".arrow: has 100 bytes, the manifest says"),
-        (lacking, ".arrow: is missing"),
-        (without_manifest, ".arrow: is a shard of a tokenized directory"),
-        (rubbish, "not a readable shard"),
-        (not_json, ".arrow: is a shard of a tokenized directory"),
+        (newer, 1, "a/manifest.json: format version 7, this packer reads 1"),
+        (unfinished, 2, "a: is a result of packer that is not finished"),
+        (lambda a: os.truncate(first(a), 1000), 1, ".arrow: has 1000 bytes, the manifest says"),
+        (lambda a: os.truncate(first(a, "index"), 100), 1, ".arrow: has 100 bytes, the manifest"),
+        (lambda a: first(a).unlink(), 1, ".arrow: is missing"),
+        (lambda a: first(a).write_bytes(bytes(first(a).stat().st_size)), 1, "not a readable shard"),
+        (lambda a: (a / "manifest.json").unlink(), 2, ".arrow: is a shard of a tokenized"),
+        (lambda a: (a / "manifest.json").write_text('{"kind": "tokenized", "format_version"'), 2,
+         ".arrow: is a shard of a tokenized directory"),
     ],
-)
-def test_directories_that_are_not_whole(three: list[list[str]], damage: Any, message: str) -> None:
+)  # fmt: skip
+def test_directories_that_are_not_whole(
+    three: list[list[str]], damage: Any, code: int, message: str
+) -> None:
     damage(Path("a"))
-    done = packer("pack", "a", "-l", 64, "-q", "-o", "out")
-    of_name = damage in (unfinished, without_manifest, not_json)
-    assert_error(done, 2 if of_name else 1, message)
+    assert_error(packer("pack", "a", "-l", 64, "-q", "-o", "out"), code, message)
     assert not Path("out/manifest.json").exists()
 
 
@@ -546,8 +506,8 @@ import shutil
 import subprocess
 import sys
 from packer_cli.cli import app as cli
-from packer_cli.run import worker
-make, done = worker.make_unit, []
+from packer_cli.run import unit
+make, done = unit.pack_unit, []
 def change(unit, job):
     result = make(unit, job)
     if not done:
@@ -555,7 +515,7 @@ def change(unit, job):
         shutil.rmtree("b")
         shutil.copytree("c", "b")
     return result
-worker.make_unit = change
+unit.pack_unit = change
 cli.main()
 """
     failed = altered(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer_cli.result.content_order import among, repeated, spread_order
+from packer_cli.result.tokenized import among, repeated, spread_order
 
 # few values, so that hashes are equal, and in one half only
 HALF = st.sampled_from([0, 1, 2, 1 << 32, (1 << 64) - 1])

@@ -13,8 +13,8 @@ from support import heavy, packer
 from tokenizing import tokenize
 
 from packer_cli import open_packed
-from packer_cli.result.documents import segments_in
 from packer_cli.result.reader import segments_of
+from packer_cli.result.rules import segments_in
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -14,13 +14,16 @@ import pytest
 from owning import killed
 from support import jsonl, packer
 
+from packer_cli.ownership import ID
+
 pytestmark = pytest.mark.usefixtures("folder")
 TREES = int(os.environ.get("PACKER_TREES", "30"))
 
 
 NAMES = (
-    ".packer", ".packer/lock", ".packer/run.json", ".packer/owner.json", ".packer/replacing.json",
-    ".packer/manifest.json", ".packer/notes", f".packer-{'0' * 32}/x", f".packer/{'a' * 32}/lock",
+    ".packer", ".packer/lock", ".packer/run.json", f".packer/{ID}/notes",
+    f".packer/{ID}/run.json.part", f".packer/{'a' * 32}/lock",
+    ".packer/manifest.json", ".packer/notes",
     "manifest.json", "manifest.incomplete.json", "state.json", "dataset_info.json", "units.jsonl",
     "input_times.json", "rejected.jsonl", "tokenizer.json", "tokenizer_config.json",
     "chat_template.jinja", "shard-00000-000.arrow", "shard-00000-000.arrow.part",
@@ -34,8 +37,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
       for more in ((), ("--overwrite",), ("--on-error", "skip", "--overwrite"), ("--add",))),
     ("pack", "in/a.jsonl", "in/b.jsonl", "-o", "out", "--update"),
     ("pack", "in/b.jsonl", "-o", "out", "--update", "--prune"),
-    ("pack", "in/a.jsonl", "-o", "file://HERE/remote", "--staging", "staging"),
-    ("pack", "in/b.jsonl", "-o", "file://HERE/remote", "--staging", "staging", "--overwrite"),
+    ("pack", "in/a.jsonl", "-o", "disk://HERE/remote", "--staging", "staging"),
+    ("pack", "in/b.jsonl", "-o", "disk://HERE/remote", "--staging", "staging", "--overwrite"),
     ("finalize", "out"),
     ("export", "source", "--to", "numpy", "-o", "exported"),
     ("export", "source", "--to", "parquet", "-o", "exported", "--overwrite"),
@@ -58,10 +61,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert packer(*command).exit_code == 0
         for step in (30, 50):  # amid units, and while the result is put in place
             killed(["pack", "in/a.jsonl", *options, "-o", f"killed{step}"], step)
-        remote = ["-o", f"file://{folder}/remote", "--staging", "staging"]
-        killed(["pack", "in/a.jsonl", *options, *remote], 90)
-        for unfinished in ("killed30/.packer", "killed50/.packer", "staging/result"):
-            assert Path(unfinished).exists()
+        remote = ["-o", f"disk://{folder}/remote", "--staging", "staging"]
+        killed(["pack", "in/a.jsonl", *options, *remote], 50)  # amid its upload
+        for unfinished in ("killed30", "killed50", "staging", "remote"):
+            assert Path(unfinished, ".packer").exists()
     finally:
         os.chdir(before)
     return folder
@@ -103,6 +106,8 @@ def plant(random_: random.Random) -> dict[str, str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         kind = random_.randrange(4)
+        if path.name == "run.json.part":  # a file of that name would be packer's
+            kind = 3
         if kind == 0:
             path.mkdir()
             path = path / "inside"

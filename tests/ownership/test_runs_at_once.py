@@ -23,8 +23,7 @@ from support import jsonl, packer, packer_script
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.locks import InUseError, locked_folder
-from packer_cli.ownership import Folder, claim, remove_leftovers
+from packer_cli.ownership import Folder, InUseError, own_folder, remove_own
 
 pytestmark = pytest.mark.usefixtures("folder")
 TREES = int(os.environ.get("PACKER_TREES", "30"))
@@ -34,14 +33,22 @@ EACH = 1 if TREES > 1000 else 4 if TREES >= 400 else 8  # of the steps at which 
 OWN = re.compile("lock")
 
 
+holders = list[Path]()
+
+
 def begin(parent: Folder) -> None:
-    claim(parent, ".packer").close()
+    with suppress(InUseError), own_folder(parent, ".packer", parent.path):
+        holders.append(parent.path)
+        assert holders.count(parent.path) == 1
+        holders.remove(parent.path)
 
 
 def begin_and_end(parent: Folder) -> None:
-    with suppress(InUseError), locked_folder(parent, ".packer", parent.path) as own:
-        own.remove(OWN)
-        remove_leftovers(parent, ".packer", OWN)
+    with suppress(InUseError), own_folder(parent, ".packer", parent.path) as own:
+        holders.append(parent.path)
+        assert holders.count(parent.path) == 1
+        holders.remove(parent.path)
+        remove_own(parent, ".packer", own, OWN)
 
 
 class Interleaved(threading.Thread):

@@ -13,7 +13,7 @@ from pages import Page
 from support import pack, packer
 
 from packer_cli import PackPlan, open_packed, plan_packing
-from packer_cli.config.strategies import NAMES, takes_input_order
+from packer_cli.options.options import NAMES, takes_input_order
 
 # Lengths, tokens in a row, and how many percent more rows than of best-fit-decreasing are allowed.
 DATA = {

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
-from packer_cli.packing.attention_cost import AttentionCost
+from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import Loss
 from packer_cli.result.counts import (
     ROW_FILL_BUCKETS,
     Counts,
-    FileCounts,
+    InputTotals,
     fill_histogram,
     powers_histogram,
 )
 
 FIGURE = st.integers(0, 1 << 40)
-NUMBERS = [item.name for item in fields(Counts) if item.type == "int"]
+NUMBERS = [name for name in Counts.__struct_fields__ if isinstance(getattr(Counts(), name), int)]
 
 
 def histogram(buckets: int) -> st.SearchStrategy[Any]:
@@ -42,7 +43,7 @@ COUNTS = st.builds(
     piece_length=st.lists(FIGURE, min_size=1, max_size=9).map(np.array),
     attention_before=COSTS,
     attention_after=COSTS,
-    files=st.dictionaries(st.integers(0, 5), st.builds(FileCounts, *[FIGURE] * 14), max_size=3),
+    files=st.dictionaries(st.integers(0, 5), st.builds(InputTotals, *[FIGURE] * 14), max_size=3),
 )
 
 
@@ -53,9 +54,8 @@ def copied(counts: Counts) -> Counts:
 def plain(counts: Counts) -> dict[str, Any]:
     """All figures as Python's own, without the zeros behind the longest piece."""
     figures = {
-        item.name: value.tolist() if isinstance(value, np.ndarray) else value
-        for item in fields(counts)
-        for value in [getattr(counts, item.name)]
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in asdict(counts).items()
     }
     while len(figures["piece_length"]) > 1 and not figures["piece_length"][-1]:
         figures["piece_length"].pop()
@@ -96,9 +96,9 @@ def test_sums_are_those_of_every_figure(parts: list[Counts], random: Any) -> Non
     for name in ("document_length", "row_fill", "segments_per_row", "piece_length"):
         assert sums[name] == reduce(added, (part[name] for part in before), plain(Counts())[name])
     for index in {index for part in before for index in part["files"]}:
-        of_file = [vars(part["files"][index]) for part in before if index in part["files"]]
+        of_file = [asdict(part["files"][index]) for part in before if index in part["files"]]
         expected = {name: sum(one[name] for one in of_file) for name in of_file[0]}
-        assert vars(sums["files"][index]) == expected
+        assert asdict(sums["files"][index]) == expected
     random.shuffle(parts)
     assert plain(total(parts)) == sums
     assert plain(total([copied(part) for part in parts])) == sums

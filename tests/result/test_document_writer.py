@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli.records import TokenBatch
-from packer_cli.result.document_writer import DocumentWriter, documents_schema
+from packer_cli.result.shard_writer import DocumentWriter, documents_schema
 
 _BATCHES = (
     (600_000, 700_000),  # put together

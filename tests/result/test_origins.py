@@ -10,8 +10,8 @@ from support import jsonl, packer
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.result.documents import sources_of
 from packer_cli.result.origins import Origin, Origins
+from packer_cli.result.rules import sources_of
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 
 

@@ -1,8 +1,10 @@
-"""Shards keep their bytes: digests of runs of every kind, from before anything was moved.
+"""Results keep their bytes: digests of runs and exports of every kind, from before anything moved.
 
-A digest covers the shards alone; manifests may gain keys. Whoever changes rows on purpose puts new
-digests here, says so in the changelog, and raises the version, so that `--update` mixes none of
-the old with the new. `PYTHONPATH=tests python tests/run/test_golden.py` prints all of them.
+The first digest of a line covers the shards of all manifests, or the files of an export; the second
+one the totals of the manifests that are not zero, which may therefore gain keys. Whoever changes
+rows on purpose puts new digests here, says so in the changelog, and raises the version, so that
+`--update` mixes none of the old with the new. `PYTHONPATH=tests python tests/run/test_golden.py`
+prints all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import tiny_tokenizers
 from chats import CHATML
 from support import packer
 
-from packer_cli.config.strategies import NAMES
+from packer_cli.cli.export import EXPORT_FORMATS
+from packer_cli.export.destination import MARKER
+from packer_cli.options.options import NAMES
 
 WORDS = [
     "the",
@@ -77,10 +81,36 @@ def write_inputs() -> None:
     bad = [{"text": texts[0]}, {"text": 5}, {"txt": "a"}, *({"text": text} for text in texts[:99])]
     _lines("bad.jsonl", bad)
     tiny_tokenizers.save(Path("pieces"), tiny_tokenizers.sentencepiece())
+    byte_level = tiny_tokenizers.byte_level()
+    for number, part in enumerate(("prefix", "suffix", "middle")):
+        tiny_tokenizers.with_added_token(byte_level, f"<|fim_{part}|>", 1000 + number)
+    tiny_tokenizers.save(
+        Path("fim"), byte_level, tokenizer_config={"eos_token": tiny_tokenizers.EOS}
+    )
+    pairs = [
+        (_text(random_, 20), _text(random_, 30) + "!", _text(random_, 30) + "?") for _ in range(90)
+    ]
+    _lines("pairs.jsonl", [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in pairs])
+    _lines("shown.jsonl", [{"messages": chat, "note": "left out"} for chat in _reasoned(random_)])
+    Path("mix.toml").write_text(RECIPE)
 
 
-def run(*arguments: object) -> None:
-    result = packer("pack", *arguments, "-q", "-o", "out")
+def _reasoned(random_: random.Random) -> list[list[Json]]:
+    """Conversations with reasoning, flags and turns that the template does not show."""
+    return [
+        [
+            {"role": "system", "content": _text(random_, 5)},
+            {"role": "user", "content": _text(random_, 9)},
+            {"role": "assistant", "content": _text(random_, 9), "train": number % 3 > 0},
+            {"role": "user", "content": _text(random_, 9)},
+            {"role": "assistant", "content": "so", "reasoning_content": _text(random_, 9)},
+        ]
+        for number in range(60)
+    ]
+
+
+def run(*arguments: object, out: str = "out", command: str = "pack") -> None:
+    result = packer(command, *arguments, "-q", "-o", out)
     assert result.exit_code == 0, result.stderr
 
 
@@ -104,6 +134,56 @@ def _ranks() -> None:
         _bytes("text.jsonl", "--unit-bytes", "4k", "--rank", rank, "--world-size", 3)()
 
 
+def _tokenized(*options: object) -> None:
+    """A tokenized directory in which conversations are, with turn ends and what is trained on."""
+    run(*CHAT[:3], "-t", "pieces", "--unit-bytes", "8k", *options, out="tok", command="tokenize")
+
+
+def _packed_again(*options: object) -> None:
+    _tokenized()
+    run("tok", "-l", 128, *options)
+
+
+def _exported(form: str) -> Callable[[], None]:
+    def export() -> None:
+        packed = "prompts.jsonl" if form == "unpacked" else "text.jsonl"
+        if form == "packed":
+            _tokenized()
+            run("tok", "-l", 128, "--view", out="result")
+        else:
+            run(packed, "-t", "pieces", "-l", 64, "--unit-bytes", "4k", out="result")
+        exported = packer("export", "result", "--to", form, "-o", "out", "-q")
+        assert exported.exit_code == 0, exported.stderr
+
+    return export
+
+
+RECIPE = """
+max_length = 128
+tokenizer = "pieces"
+seed = 3
+unit_bytes = "8k"
+
+[[source]]
+name = "words"
+inputs = ["text.jsonl", "more.jsonl"]
+weight = 3
+
+[[source]]
+name = "chats"
+inputs = ["chat.jsonl"]
+chat_template = "chat.jinja"
+weight = 1
+max_epochs = 10
+
+[[source]]
+name = "ids"
+inputs = ["tokens.jsonl"]
+epochs = 0.5
+
+[validation]
+share = "10%"
+"""
 CHAT = ("chat.jsonl", "--chat-template", "chat.jinja", "-l", 256)
 RUNS: dict[str, Callable[[], None]] = {
     "text": _bytes("text.jsonl"),
@@ -126,54 +206,107 @@ RUNS: dict[str, Callable[[], None]] = {
     "ranks": _ranks,
     "rejected": _bytes("bad.jsonl", "--on-error", "skip"),
     **{f"by {name}": _pieces("text.jsonl", "--strategy", name) for name in NAMES},
+    "pairs": _pieces("pairs.jsonl", "--shape", "preference"),
+    "each turn": lambda: run(*CHAT, "-t", "pieces", "--turns", "each"),
+    "reasoning and flags": lambda: run("shown.jsonl", *CHAT[1:], "-t", "bytes"),
+    "fill in the middle": lambda: run("text.jsonl", "-t", "fim", "-l", 64, "--fim-rate", 0.5),
+    "tokenized": lambda: run(*CHAT[:3], "-t", "bytes", command="tokenize"),
+    "packed again": _packed_again,
+    "view": lambda: _packed_again("--view"),
+    "view in another order": lambda: _packed_again("--view", "--seed", 5),
+    "recipe": lambda: run("mix.toml"),
+    "recipe as a view": lambda: run("mix.toml", "--view"),
+    **{f"exported to {form}": _exported(form) for form in EXPORT_FORMATS},
 }
 
 
-def digest() -> str:
-    """Of all shards, whatever they are called."""
-    sha = hashlib.sha256()
-    for shard in json.loads(Path("out/manifest.json").read_bytes())["shards"]:
-        sha.update(Path("out", shard["file"]).read_bytes())
-    return sha.hexdigest()[:32]
+def digests() -> str:
+    """Digests of all shards, or all files of an export, and of the totals of the manifests."""
+    data, totals = hashlib.sha256(), []
+    for path in sorted(Path("out").rglob("manifest.json")):
+        manifest = json.loads(path.read_bytes())
+        for shard in manifest.get("shards", []):
+            data.update((path.parent / shard["file"]).read_bytes())
+        totals.append({key: value for key, value in manifest.items() if _is_total(key, value)})
+    if not totals:
+        for path in sorted(Path("out").rglob("*")):
+            if path.is_file() and path.name != MARKER:
+                data.update(_content(path))
+    said = json.dumps(totals, sort_keys=True).encode()
+    return f"{data.hexdigest()[:32]} {hashlib.sha256(said).hexdigest()[:16]}"
+
+
+def _is_total(key: str, value: Any) -> bool:
+    """Not what templates leave out, token by token of each kind: nobody is told of it."""
+    by_kind = key.startswith("unshown_") and key.endswith("_tokens") and key != "unshown_tokens"
+    of_totals = isinstance(value, int | float) or key == "histograms"
+    return of_totals and bool(value) and not by_kind and key != "format_version"
+
+
+def _content(path: Path) -> bytes:
+    """A Parquet file's rows, for its bytes name the library that wrote them."""
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    return json.dumps(pa.parquet.read_table(path).to_pylist()).encode()
 
 
 GOLDEN = {
-    "text": "11d1000bf3eddfd2de42dd1c11d21c36",
-    "text in pieces": "e2d673d3006ac4270c0b4d910c1b2766",
-    "code": "76aa3e39b96f9d95b7706a19673fdddd",
-    "parquet": "daded081206fbb7102847362f3810cad",
-    "csv": "b1183d41cf324fd6b5e54ff32da6a091",
-    "chat": "27dc2c8d8f84cc9154701a176634ec3e",
-    "chat, last turn, truncated": "f51153dc1947e59e27fa47e82603eed6",
-    "prompts": "c0becd23d98e427edf01c1be56c1560e",
-    "tokens": "3393431e10b274c47ef4051fc31f9790",
-    "segment multiple": "dfe11f4ece9ec5a9b2503e099364ae27",
-    "shifted labels": "83597026e8696635a121fe53e55f2bcc",
-    "few segments": "50df61492264cc7a1f77bd9298203ef0",
-    "separator, dropped": "c94ba75df5d2fae325c77a4d3a3dc56e",
-    "small units": "c5a93366789c11712edcbb561f2c42b8",
-    "update": "207313ed2776b8c4e94139e11f8d0cc8",
-    "ranks": "2978b6b152bd8fdd7593b7191910f8cb",
-    "rejected": "d95f71f5c4c79ac83eca6896662c011d",
-    "by best-fit": "e2d673d3006ac4270c0b4d910c1b2766",
-    "by best-fit-decreasing": "0c61e2f40de993c91da526257c67be94",
-    "by first-fit": "79d5edcdb682258c7cf1fc0245d579e3",
-    "by online-best-fit": "167ad59279014ffc1ba9830bba37572b",
-    "by online-first-fit": "d4da7a2e12f5357935af8363d4010c73",
-    "by worst-fit": "238e250521e82fb2177e1925d802df08",
-    "by first-fit-shuffle": "c0dbb5a1153bf4a6589e4a4528c0cbca",
-    "by next-fit": "1daa7b934fb7cec15261991138bbb9c8",
-    "by harmonic": "bbf7d0ccbb031fa6aa82af373dd73438",
-    "by mffd": "5b903a2f66c2abb99f31a4d8f6ff0c18",
-    "by wrap": "e5e3a5010d4e080272df1c27cae956c7",
+    "text": "11d1000bf3eddfd2de42dd1c11d21c36 f85511853a565c0e",
+    "text in pieces": "e2d673d3006ac4270c0b4d910c1b2766 7cccd089fda02bf1",
+    "code": "76aa3e39b96f9d95b7706a19673fdddd 7c7cf88be9b10061",
+    "parquet": "daded081206fbb7102847362f3810cad c9ccede0f9d82144",
+    "csv": "b1183d41cf324fd6b5e54ff32da6a091 aed4b2e068628100",
+    "chat": "27dc2c8d8f84cc9154701a176634ec3e 02fbc277e2715a24",
+    "chat, last turn, truncated": "f51153dc1947e59e27fa47e82603eed6 544502f153da1dc5",
+    "prompts": "c0becd23d98e427edf01c1be56c1560e dc8331a55ba00f3c",
+    "tokens": "3393431e10b274c47ef4051fc31f9790 b97a0eed8778b161",
+    "segment multiple": "dfe11f4ece9ec5a9b2503e099364ae27 d4751663606f9053",
+    "shifted labels": "83597026e8696635a121fe53e55f2bcc dc8331a55ba00f3c",
+    "few segments": "50df61492264cc7a1f77bd9298203ef0 75daa7a6f1544900",
+    "separator, dropped": "c94ba75df5d2fae325c77a4d3a3dc56e e10ce41df73fb75e",
+    "small units": "c5a93366789c11712edcbb561f2c42b8 31c079ae782ae22b",
+    "update": "207313ed2776b8c4e94139e11f8d0cc8 86535d2df9e07b2a",
+    "ranks": "2978b6b152bd8fdd7593b7191910f8cb 34743ff0f5bb28f8",
+    "rejected": "d95f71f5c4c79ac83eca6896662c011d dd9c25200ae0e07c",
+    "by best-fit": "e2d673d3006ac4270c0b4d910c1b2766 7cccd089fda02bf1",
+    "by best-fit-decreasing": "0c61e2f40de993c91da526257c67be94 5a4fe2243efa0220",
+    "by first-fit": "79d5edcdb682258c7cf1fc0245d579e3 d0447825cd3106be",
+    "by online-best-fit": "167ad59279014ffc1ba9830bba37572b 2b92c730e4beded2",
+    "by online-first-fit": "d4da7a2e12f5357935af8363d4010c73 f2da9ad5e9f78944",
+    "by worst-fit": "238e250521e82fb2177e1925d802df08 17698f85ba264523",
+    "by first-fit-shuffle": "c0dbb5a1153bf4a6589e4a4528c0cbca 4ecf8b7ff974207e",
+    "by next-fit": "1daa7b934fb7cec15261991138bbb9c8 f848906862afa2ab",
+    "by harmonic": "bbf7d0ccbb031fa6aa82af373dd73438 d21d565f67a53212",
+    "by mffd": "5b903a2f66c2abb99f31a4d8f6ff0c18 629734cef248a8f3",
+    "by wrap": "e5e3a5010d4e080272df1c27cae956c7 638f3754a8da5cd8",
+    "pairs": "c038d0f9dc2b8f5400e3a13bfc1e1d14 a2a43c36290f6f53",
+    "each turn": "8a0bea1d8619cca1ace7694323913d5f 74b930dd69b13ce1",
+    "reasoning and flags": "f31933c839ed9f51ae86aa1e0fd48e3b ce6e69dfa2f44f5f",
+    "fill in the middle": "3e2dbafecf079b2bccf7895b553a0b28 c0fd825ea363b54d",
+    "tokenized": "ef5df46760846d85a6f54113c5beba40 38b731d107e6fdf4",
+    "packed again": "87d97661369d66c2a8f227edbe90e185 304a7c54e28ca360",
+    "view": "7d56cbc76c9a9157c8c7db01679e9224 304a7c54e28ca360",
+    "view in another order": "1b784ec7637d5d628b82e1c8b8fc63d2 304a7c54e28ca360",
+    "recipe": "56457510dc36aa2293b4acadaad82993 50502c297215e753",
+    "recipe as a view": "5f202dc929972d5f063260fb17a07952 50502c297215e753",
+    "exported to trl": "1c6b190ef7589ad6569d62c3eb91ccb8 4f53cda18c2baa0c",
+    "exported to llamafactory": "c6dd905bbb92c371a8a3eafceeb0d3df 4f53cda18c2baa0c",
+    "exported to axolotl": "654d92eeb019c03ac5a9d8999b7c62c5 4f53cda18c2baa0c",
+    "exported to megatron": "29711326e1f5e5819424eb8fa057998c 4f53cda18c2baa0c",
+    "exported to megatron-bridge": "757a81571107d2a2da7b820dc86c515a 4f53cda18c2baa0c",
+    "exported to nanotron": "f111f5b484a1e2cd255a9edac6c6700d 4f53cda18c2baa0c",
+    "exported to numpy": "774d42375a61ca2404085281ae37dd26 4f53cda18c2baa0c",
+    "exported to parquet": "be3bf829f10515f0ad78f9b97c1ba2d9 4f53cda18c2baa0c",
+    "exported to unpacked": "6c8f7b19e72689d61df6b872c6bedd89 4f53cda18c2baa0c",
+    "exported to packed": "87d97661369d66c2a8f227edbe90e185 304a7c54e28ca360",
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_shards_keep_their_bytes(folder: Path, name: str) -> None:
+def test_results_keep_their_bytes(folder: Path, name: str) -> None:
     write_inputs()
     RUNS[name]()
-    assert digest() == GOLDEN[name]
+    assert digests() == GOLDEN[name]
 
 
 if __name__ == "__main__":
@@ -186,5 +319,6 @@ if __name__ == "__main__":
         for name, packs in RUNS.items():
             write_inputs()
             packs()
-            print(f'    "{name}": "{digest()}",')
-            shutil.rmtree("out")
+            print(f'    "{name}": "{digests()}",', flush=True)
+            for made in ("out", "tok", "result"):
+                shutil.rmtree(made, ignore_errors=True)

@@ -163,7 +163,7 @@ def test_tokenized_directories_take_no_more_memory_the_larger_they_are(folder: P
         Path("out").rename(name)
         for order in ("--shuffle", "--no-shuffle"):
             # the limit of mapped pages, made small for the test
-            before = "import packer_cli.result.tokenized_tokens as t; t._MOST_MAPPED = 16 << 20"
+            before = "import packer_cli.result.tokenized as t; t._MOST_MAPPED = 16 << 20"
             command = ["pack", name, "-l", 2048, *units, order]
             peaks[order, name] = peak_of(*command, before=before)
     for what in ("tokenize", "--shuffle", "--no-shuffle"):
@@ -178,7 +178,7 @@ def test_an_array_of_json_is_not_held(folder: Path, records: int, unit_bytes: st
         (folder / name).write_bytes(b"[" + b",\n".join([record] * count) + b"]")
     options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", unit_bytes]
     few, many = (peak_mib(name, *options) for name in ("few.json", "many.json"))
-    assert many < few + 40
+    assert many < few + 80  # of 600 MB; the tokens and rows of 60,000 records are kept, about 40
 
 
 def test_thousands_of_documents_are_not_held(folder: Path) -> None:

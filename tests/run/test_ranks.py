@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -23,7 +24,7 @@ from support import (
 )
 
 from packer_cli.ownership import Folder, claim
-from packer_cli.run import directory
+from packer_cli.run import destination
 
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
 
@@ -53,20 +54,22 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
         assert done.exit_code == 0, done.stderr
         if number != order[-1]:
             assert "units are still to be packed by other ranks" in done.stderr
+            assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", done.stderr, re.M)
             assert done.stdout == ""
+    assert re.search(r"^packer: out: done in \d+\.\d s$", done.stderr, re.M), done.stderr
     assert contents("out") == contents("whole")
 
 
 def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    find, looks = directory.identity_of, count()
+    find, looks = destination.find_own, count()
 
-    def looked(folder: Folder, name: str) -> str | None:
+    def looked(folder: Folder, name: str) -> Path | None:
         before = find(folder, name)
         if next(looks) == 1:  # after that for a result that is being put in place
-            claim(folder, name).close()
+            os.close(claim(folder, name).descriptor)
         return before
 
-    monkeypatch.setattr(directory, "identity_of", looked)
+    monkeypatch.setattr(destination, "find_own", looked)
     done = packer(*rank(0, 1))
     assert done.exit_code == 0, done.stderr
     assert contents("out") == contents("whole")
@@ -84,13 +87,6 @@ def test_all_at_once() -> None:
         out = f"out{attempt}"
         four_at_once(out)
         assert contents(out) == contents("whole")
-
-
-def test_only_the_last_rank_calls_the_result_done() -> None:
-    messages = [packer(*rank(number, 2)).stderr for number in (0, 1)]
-    assert "are still to be packed by other ranks" in messages[0]
-    assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", messages[0], re.M), messages
-    assert re.search(r"^packer: out: done in \d+\.\d s$", messages[1], re.M), messages
 
 
 def test_a_rank_that_is_lost_is_run_again() -> None:
@@ -111,11 +107,14 @@ def test_finalize_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         assert packer(*rank(number, 2)).exit_code == 0
     assert not Path("out/manifest.json").exists()
     done = packer("finalize", "out", "--json")
-    assert (
-        json.loads(done.stdout)["rows"]
-        == json.loads(Path("out/manifest.json").read_bytes())["rows"]
-    )
+    rows = json.loads(Path("out/manifest.json").read_bytes())["rows"]
+    assert json.loads(done.stdout)["rows"] == rows
     assert contents("out") == contents("whole")
+    losing = ["--overlong", "drop", "--max-loss", "0.01"]
+    assert packer(*rank(0, 1, "lost", *losing)).exit_code == 0
+    done = packer("finalize", "lost")
+    assert (done.exit_code, "of the tokens were lost" in done.stderr) == (1, True)
+    assert not Path("lost/manifest.json").exists()
 
 
 def test_ranks_must_agree() -> None:
@@ -125,49 +124,33 @@ def test_ranks_must_agree() -> None:
         done, 2, "out: holds an unfinished run that differs: --max-length was 64, is now 32"
     )
     Path("b.jsonl").write_bytes(jsonl("new"))
-    assert_error(packer(*rank(1, 2)), 2, "b.jsonl was written to")
+    assert_error(packer(*rank(1, 2)), 2, "b.jsonl has changed")
+
+
+AUTO = ["--rank", "auto", "--world-size", "auto"]
+ARRAY = "SLURM_ARRAY_TASK_"
 
 
 @pytest.mark.parametrize(
     ("environment", "given"),
     [
-        ({"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2"}, ["--rank", "auto"]),
-        (
-            {
-                "SLURM_ARRAY_TASK_ID": "8",
-                "SLURM_ARRAY_TASK_COUNT": "2",
-                "SLURM_ARRAY_TASK_MIN": "7",
-            },
-            ["--world-size", "auto"],
-        ),
-        (
-            {
-                "SLURM_ARRAY_TASK_ID": "12",
-                "SLURM_ARRAY_TASK_COUNT": "2",
-                "SLURM_ARRAY_TASK_MIN": "7",
-                "SLURM_ARRAY_TASK_STEP": "5",
-            },
-            ["--rank", "auto", "--world-size", "auto"],
-        ),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, ["--rank", "auto", "--world-size", "auto"]),
+        ({f"{ARRAY}ID": "1", f"{ARRAY}COUNT": "2"}, AUTO[:2]),
+        ({f"{ARRAY}ID": "8", f"{ARRAY}COUNT": "2", f"{ARRAY}MIN": "7"}, AUTO[2:]),
+        ({f"{ARRAY}ID": "12", f"{ARRAY}COUNT": "2", f"{ARRAY}MIN": "7", f"{ARRAY}STEP": "5"}, AUTO),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, AUTO),
         ({"JOB_COMPLETION_INDEX": "1"}, ["--world-size", "2"]),
+        ({f"{ARRAY}ID": "1", f"{ARRAY}COUNT": "2"}, []),  # a scheduler alone makes no ranks
     ],
 )
 def test_ranks_of_schedulers(
     environment: dict[str, str], given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert packer(*rank(0, 2)).exit_code == 0
+    if given:
+        assert packer(*rank(0, 2)).exit_code == 0
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out", *given)
     assert done.exit_code == 0, done.stderr
-    assert contents("out") == contents("whole")
-
-
-def test_a_scheduler_alone_makes_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "1")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
-    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out").exit_code == 0
     assert contents("out") == contents("whole")
 
 
@@ -177,29 +160,13 @@ def test_a_scheduler_alone_makes_no_ranks(monkeypatch: pytest.MonkeyPatch) -> No
         (["--rank", "2", "--world-size", "2"], "--rank: 2 is not between 0 and 1"),
         (["--rank", "1"], "--world-size: not given, and none of SLURM_ARRAY_TASK_COUNT"),
         (["--rank", "x", "--world-size", "2"], "--rank: 'x' is not a number"),
+        (["--rank", "auto", "--world-size", "auto"], "--rank: not given, and none of SLURM_ARRAY"),
         (["--rank", "0", "--world-size", "2", "--overwrite"], "--rank: does not go with"),
     ],
 )
 def test_what_makes_no_rank(options: list[str], message: str) -> None:
     assert_error(packer("pack", "a.jsonl", *OPTIONS, "-o", "out", *options), 2, message)
     assert not Path("out").exists()
-
-
-def test_auto_without_a_scheduler_says_what_to_give() -> None:
-    result = packer(
-        "pack", "a.jsonl", *OPTIONS, "-o", "out", *["--rank", "auto", "--world-size", "auto"]
-    )
-    assert_error(result, 2, "--rank: not given, and none of SLURM_ARRAY_TASK_ID")
-    assert "--rank 0 --world-size 4" in result.stderr
-
-
-def test_the_same_rank_twice_is_refused() -> None:
-    import fcntl
-
-    assert packer(*rank(0, 2)).exit_code == 0
-    with open(work_folder() / "rank-1-of-2.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert_error(packer(*rank(1, 2)), 1, "out: another run is writing there")
 
 
 def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
@@ -211,6 +178,7 @@ def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = packer(*rank(0, 1))
         assert_error(done, 1, "out: ranks of another --world-size than 1 are at work")
+        assert_error(packer(*rank(1, 2)), 1, "out: another run is writing there")
     assert packer(*rank(0, 1)).exit_code == 0
     assert contents("out") == contents("whole")
 
@@ -265,15 +233,3 @@ def test_all_come_back_after_that(ended: Path) -> None:
         subprocess.run(["cp", "-a", "out", out], check=True)
         four_at_once(out)
         assert contents(out) == contents("whole")
-
-
-def test_finalize_by_hand_keeps_to_max_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "packer_cli.run.pipeline.finalize_if_last", lambda *arguments, **options: None
-    )
-    losing = ["--overlong", "drop", "--max-loss", "0.01"]
-    assert packer(*rank(0, 1, "out", *losing)).exit_code == 0
-    done = packer("finalize", "out")
-    assert done.exit_code == 1
-    assert "of the tokens were lost" in done.stderr
-    assert not Path("out/manifest.json").exists()

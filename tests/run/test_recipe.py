@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from test_resume import CRASHING
 
 from packer_cli.errors import DataError
 from packer_cli.result import manifest_file
-from packer_cli.result.manifest_bytes import to_bytes
+from packer_cli.result.manifest_file import to_bytes
 from packer_cli.result.opening import open_packed
 
 EACH = 1 if int(os.environ.get("PACKER_KILLS", "10")) >= 50 else 9
@@ -82,31 +83,6 @@ def files_of(folder: str) -> dict[str, bytes]:
         if ".packer" not in name
         and not name.endswith(("manifest.json", "units.jsonl", "input_times.json"))
     }
-
-
-@pytest.mark.usefixtures("recipe")
-def test_killed_at_every_step_to_the_disk() -> None:
-    arguments = ["pack", "mix.toml", "--unit-bytes", "100k", "--workers", "1", "-q", "-o"]
-
-    def command(folder: str, step: int) -> list[str]:
-        failure = "os.kill(os.getpid(), 9)"
-        return [CRASHING.format(step=step, failure=failure), *arguments, f"{folder}/out"]
-
-    counted = altered(*command("whole", -1))
-    assert counted.returncode == 0, counted.stderr
-    steps = int(counted.stderr.split()[-1])
-    whole = files_of("whole")
-    assert any(name.startswith("out/validation/shard-") for name in whole)
-    assert any(name.startswith("mix-tokenized/b/documents-") for name in whole)
-    assert steps > 60
-    for step in range(1, steps + 1, EACH):
-        out = f"at{step}"
-        killed = altered(*command(out, step))
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        done = packer(*command(out, 0)[1:])
-        finished = "holds a finished result" in done.stderr  # it was killed while cleaning up
-        assert done.exit_code == 0 or finished, (step, done.stderr)
-        assert files_of(out) == whole, step
 
 
 def _sides(out: str) -> dict[str, str] | None:
@@ -284,34 +260,13 @@ def test_what_is_lost_of_a_side_is_packed_again(
     for path in (path for names in lost for path in Path("out").glob(names)):
         path.unlink()
     told = pack(how)
-    assert ("train: is finished already" in told) == (not replaced)
+    assert ("train: up to date" in told) == (not replaced)
     assert os.path.samestat(manifest.stat(), before) == (not replaced)
     assert files_of("out") == whole
     Path("out/dataset_dict.json").unlink()  # as a killed run leaves it
     next(Path("out/train").glob("shard-*")).unlink()
     done = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "out")
     assert_error(done, 2, "out/train: holds a finished result that differs: shard-", "is missing")
-
-
-@pytest.mark.usefixtures("recipe")
-def test_other_options_of_a_source_are_told_before_its_tokens_go() -> None:
-    pack()
-    write_recipe(top="eos = false")
-    again = packer("pack", "mix.toml", "-q", "--unit-bytes", "20k", "-o", "out", "--update")
-    assert_error(again, 2, "source 'a': mix-tokenized/a: was packed with other options: --eos")
-    pack("--overwrite")
-    pack(out="anew/out")
-    assert files_of("out") == files_of("anew/out")
-
-
-@pytest.mark.usefixtures("recipe")
-def test_a_result_in_place_of_tokens_is_not_lost() -> None:
-    done = packer("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "mix-tokenized/a")
-    assert done.exit_code == 0
-    before = contents("mix-tokenized/a")
-    failed = packer("pack", "mix.toml", "-q", "-o", "out", "--overwrite")
-    assert_error(failed, 2, "source 'a': mix-tokenized/a: holds packed rows")
-    assert contents("mix-tokenized/a") == before
 
 
 @pytest.mark.usefixtures("recipe")
@@ -325,18 +280,6 @@ def test_sources_that_are_tokenized_already(folder: Path) -> None:
     told = pack()
     assert "-tokenized/" not in told
     assert not Path("mix-tokenized").exists()
-
-
-@pytest.mark.usefixtures("recipe")
-def test_bad_records_of_one_source() -> None:
-    Path("b.jsonl").write_text('{"other": 1}\n' * 5)
-    failed = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert_error(failed, 1, "source 'b': b.jsonl", "text")
-    assert not Path("out").exists()
-    write_recipe(top='on_error = "skip"')
-    failed = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert_error(failed, 1, "source 'b': ")
-    assert not Path("out").exists()
 
 
 @pytest.mark.usefixtures("recipe")
@@ -388,21 +331,6 @@ def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
     assert_error(failed, 2, "mix.toml, source 'c': --train-on: assistant is not for records of")
 
 
-def test_overwriting_a_result_leaves_tokenized_documents_of_another_recipe(recipe: Path) -> None:
-    one = (
-        'max_length = 256\ntokenizer = "bytes"\ntokenized = "shared"\n'
-        '[[source]]\nname = "web"\ninputs = ["{}.jsonl"]\n'
-    )
-    Path("first.toml").write_text(one.format("a-1"))
-    Path("second.toml").write_text(one.format("b"))
-    assert packer("pack", "first.toml", "-o", "first", "--view", "-q").exit_code == 0
-    before = contents(recipe / "shared")
-    done = packer("pack", "second.toml", "-o", "second", "--overwrite", "-q")
-    assert_error(done, 2, "source 'web': shared/web: holds documents of other inputs", "a-1.jsonl")
-    assert contents(recipe / "shared") == before
-    assert packer("verify", "first").exit_code == 0
-
-
 def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
     """Half of its one document, or less, is none: the result is sound all the same."""
     Path("c.jsonl").write_bytes(jsonl("one document"))
@@ -416,6 +344,81 @@ def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
     for how in ((), ("--against-inputs", "--sample", "all")):
         done = packer("verify", "out", *how)
         assert done.exit_code == 0, done.output
+
+
+def renamed(name: str) -> None:
+    Path("mix.toml").write_text(Path("mix.toml").read_text().replace("b.jsonl", name))
+
+
+def write_bad(top: str = "") -> None:
+    Path("b.jsonl").write_text('{"other": 1}\n' * 5)
+    write_recipe(top=top)
+
+
+def put_rows_in_place_of_tokens() -> None:
+    done = packer("pack", "c.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "mix-tokenized/a")
+    assert done.exit_code == 0
+
+
+def put_tokens_of_another_recipe() -> None:
+    write_recipe(top='tokenized = "mix-tokenized"')
+    done = packer("tokenize", "c.jsonl", "-t", "bytes", "-q", "-o", "mix-tokenized/a")
+    assert done.exit_code == 0
+
+
+# what is done, options of the command, and the error
+REFUSED: dict[str, tuple[Callable[[], object], list[str], int, tuple[str, ...]]] = {
+    "rows where tokens are to be": (
+        put_rows_in_place_of_tokens, ["--overwrite"], 2,
+        ("source 'a': mix-tokenized/a: holds packed rows",),
+    ),
+    "tokens of another recipe": (
+        put_tokens_of_another_recipe, ["--overwrite"], 2,
+        ("source 'a': mix-tokenized/a: holds documents of other inputs", "c.jsonl"),
+    ),
+    "bad records": (write_bad, [], 1, ("source 'b': b.jsonl", "text")),
+    "nothing but bad records": (
+        lambda: write_bad('on_error = "skip"'), [], 1, ("source 'b': ",),
+    ),
+    "no such file": (
+        lambda: renamed("d.jsonl"), [], 2,
+        ("mix.toml, source 'b': d.jsonl: no such file or directory",),
+    ),
+    "a file of two sources": (
+        lambda: renamed("c.jsonl"), [], 2, ("mix.toml, sources 'b' and 'c': both have c.jsonl",),
+    ),
+    "one more input": (
+        lambda: None, ["--add"], 2, ("--add: a recipe names all of its inputs",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    change, options, code, parts = REFUSED[name]
+    change()
+    before = contents(".")
+    failed = packer("pack", "mix.toml", "-q", "-o", "out", *options)
+    assert_error(failed, code, *parts)
+    if name == "no such file":
+        assert "relative paths start at the recipe's folder" in failed.stderr
+    assert not Path("out").exists()
+    now = contents(".")
+    assert {path: now.get(path) for path in before} == before
+
+
+@pytest.mark.usefixtures("recipe")
+def test_other_options_of_a_source_are_told_before_its_tokens_go() -> None:
+    pack()
+    write_recipe(top="eos = false")
+    again = packer("pack", "mix.toml", "-q", "--unit-bytes", "20k", "-o", "out", "--update")
+    assert_error(again, 2, "source 'a': mix-tokenized/a: was packed with other options: --eos")
+    pack("--overwrite")
+    pack(out="anew/out")
+    assert files_of("out") == files_of("anew/out")
+    alone = packer("pack", "c.jsonl", "-l", "64", "--max-share-error", "1%")
+    assert_error(alone, 2, "--max-share-error needs a recipe with sources")
 
 
 LONG = """
@@ -484,20 +487,3 @@ def test_a_share_that_whole_documents_miss_is_told_and_no_error(
     (folder / "mix.toml").write_text("max_share_error = 0.02\n" + text)
     assert_error(packer("pack", "mix.toml", "-o", "newer", "-q"), 1, *told)
     assert not Path("newer").exists()
-
-
-def test_a_limit_of_shares_is_for_recipes(recipe: Path) -> None:
-    failed = packer("pack", "c.jsonl", "-l", "64", "--max-share-error", "1%")
-    assert_error(failed, 2, "--max-share-error: is for recipes with sources")
-
-
-@pytest.mark.usefixtures("recipe")
-def test_where_a_recipe_is_wrong_about_its_files() -> None:
-    text = Path("mix.toml").read_text()
-    Path("mix.toml").write_text(text.replace("b.jsonl", "d.jsonl"))
-    failed = packer("pack", "mix.toml", "-o", "out")
-    assert_error(failed, 2, "mix.toml, source 'b': d.jsonl: no such file or directory")
-    assert "relative paths start at the recipe's folder" in failed.stderr
-    Path("mix.toml").write_text(text.replace("b.jsonl", "c.jsonl"))
-    failed = packer("pack", "mix.toml", "-o", "out")
-    assert_error(failed, 2, "mix.toml, sources 'b' and 'c': both have c.jsonl")

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers
-from altered import altered
 from chats import assistant, chat, marked, user, write
 from forging import Result
-from support import assert_error, check_directory, jsonl, packer, packer_process, work_folder
-
-from packer_cli.run.identity import sealed, unsealed
+from support import assert_error, check_directory, jsonl, packer, packer_process
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
 OPTIONS = ["-t", "bytes", "--chat-template", "chat.jinja"]
@@ -140,17 +137,26 @@ def test_a_folder_of_one_shape_says_nothing_of_it() -> None:
     assert manifest_of()["config"]["train_on"] == "assistant"
 
 
-def test_a_file_without_known_fields_is_named() -> None:
-    write([{"title": "x", "body": "y"}], "sft/other.jsonl")
-    for options in ([], ["--on-error", "skip"]):
-        done = packer("pack", "sft", *QUIET, *options, "-o", "out")
-        assert_error(done, 1, "sft/other.jsonl: the records' fields fit none of", "title, body")
-        assert not Path("out").exists()
+CHATS = ["sft/messages.jsonl", "sft/sharegpt.jsonl"]
+REFUSED = [
+    (["sft", "other.jsonl"], 1, "other.jsonl: the records' fields fit none of", "title, body"),
+    (["sft", "other.jsonl", "--on-error", "skip"], 1, "other.jsonl: the records' fields fit none"),
+    (["sft", "--shape", "messages"], 1, "sft/alpaca.jsonl: the records' fields fit none of: mess"),
+    (["sft", "tokens.jsonl"], 1, "tokens.jsonl: holds tokens, sft/alpaca.jsonl holds alpaca"),
+    ([*CHATS, "--train-on", "completion"], 2, "completion is not for", "messages or conversations"),
+    ([*CHATS, "--prompt-template", "alpaca"], 2, "alpaca is not for", "messages or conversations"),
+    (["sft/alpaca.jsonl", "sft/prompts.jsonl"], 2, "--chat-template: is for messages",
+     "alpaca or prompt-completion"),
+]  # fmt: skip
 
 
-def test_a_shape_that_is_named_holds_for_all_files() -> None:
-    done = packer("pack", "sft", *QUIET, "--shape", "messages", "-o", "out")
-    assert_error(done, 1, "sft/alpaca.jsonl: the records' fields fit none of: messages")
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: " ".join(case[0]))
+def test_what_does_not_go_together_is_refused(case: Any) -> None:
+    write([{"title": "x", "body": "y"}], "other.jsonl")
+    write([{"input_ids": [1, 2, 3]}], "tokens.jsonl")
+    command, code, *message = case
+    assert_error(packer("pack", *command, *QUIET, "-o", "out"), code, *message)
+    assert not Path("out").exists()
 
 
 def test_a_shape_that_is_named_finds_its_fields_in_each_file() -> None:
@@ -189,28 +195,6 @@ def test_eos_that_only_prompts_need_is_missed(folder: Path) -> None:
     done = packer("pack", *inputs, *options)
     assert_error(done, 2, "tokenizer tok: its EOS token '<none>' is not in the vocabulary")
     run("pack", *inputs, *options, "--no-eos")
-
-
-def test_tokens_are_not_packed_beside_texts() -> None:
-    write([{"input_ids": [1, 2, 3]}], "sft/zz.jsonl")
-    done = packer("pack", "sft", *QUIET, "-o", "out")
-    assert_error(done, 1, "sft/zz.jsonl: holds tokens, sft/alpaca.jsonl holds alpaca")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--train-on", "completion", "--chat-template", "chat.jinja"], "completion is not for"),
-        (["--prompt-template", "alpaca", "--chat-template", "chat.jinja"], "alpaca is not for"),
-    ],
-)
-def test_an_option_is_for_one_of_the_shapes_at_least(options: list[str], message: str) -> None:
-    inputs = ["sft/messages.jsonl", "sft/sharegpt.jsonl"]
-    done = packer("pack", *inputs, "-q", "-t", "bytes", "-l", 64, *options, "-o", "out")
-    assert_error(done, 2, message, "of shape messages or conversations")
-    inputs = ["sft/alpaca.jsonl", "sft/prompts.jsonl"]
-    done = packer("pack", *inputs, *QUIET, "-o", "out")
-    assert_error(done, 2, "--chat-template: is for messages", "alpaca or prompt-completion")
 
 
 def test_turns_of_conversations_alone_become_documents() -> None:
@@ -284,105 +268,57 @@ def test_a_plan_with_texts_and_with_labels_of_some_tokens() -> None:
     assert json.loads(done.stdout)["outcomes"][0]["trained_tokens"] == 3
 
 
-def test_ranks_agree() -> None:
-    run("pack", "sft", *PACK, "--unit-bytes", 200, "-o", "out")
-    for rank in (0, 1):
-        run("pack", "sft", *PACK, "--unit-bytes", 200, "-o", "ranks", "--rank", rank,
-            "--world-size", 2)  # fmt: skip
-    assert manifest_of("ranks") == manifest_of()
+NEW = chat(user("new"), assistant("it is"))
+ALPACA, MESSAGES = "sft/alpaca.jsonl", "sft/messages.jsonl"
+SMALL = ["--unit-bytes", 40]
+# commands, each with records that are written before it, and documents and shapes at the end
+UPDATES: dict[str, tuple[list[Any], int, dict[str, str | None]]] = {
+    "a named file has another shape now": (
+        [["sft", *SMALL], ({ALPACA: [NEW]}, ["sft", *SMALL, "--update"])], 19,
+        {"alpaca": "messages", "messages": "messages", "prompts": "prompt-completion",
+         "sharegpt": "conversations"},
+    ),
+    "files of other shapes are added": (
+        [[MESSAGES, *SMALL], [ALPACA, *SMALL, "--add"],
+         ["sft/sharegpt.jsonl", "sft/prompts.jsonl", *SMALL, "--add"]], 24,
+        {"messages": "messages", "alpaca": "alpaca", "sharegpt": "conversations",
+         "prompts": "prompt-completion"},
+    ),
+    "all of one shape are left": (
+        [["sft", *SMALL], [MESSAGES, *SMALL, "--update", "--prune"]], 6, {"messages": None},
+    ),
+    "a kept file whose unit is packed again: its shape is found once more": (
+        [["sft/prompts.jsonl", MESSAGES],
+         ({"b.jsonl": [{"prompt": "a", "completion": "b"}], MESSAGES: [NEW]},
+          ["b.jsonl", MESSAGES, "--add"])], 8,
+        {"prompts": "prompt-completion", "messages": "messages", "b": "prompt-completion"},
+    ),
+    "what only the new files take changes nothing of those that stay": (
+        [[MESSAGES], [ALPACA, "--prompt-template", "chat", "--add"]], 12,
+        {"messages": "messages", "alpaca": "alpaca"},
+    ),
+}  # fmt: skip
 
 
-def test_a_run_that_was_killed_is_continued() -> None:
-    options = [*PACK, "--unit-bytes", 200, "--workers", 1]
-    run("pack", "sft", *options, "-o", "whole")
-    kill = """
-from packer_cli.run import commits
-write, done = commits.write_unit, []
-def killing(*args, **how):
-    write(*args, **how)
-    done.append(1)
-    if len(done) == 3:
-        import os
-        os._exit(9)
-commits.write_unit = killing
-from packer_cli.__main__ import main
-main()
-"""
-    assert altered(kill, "pack", "sft", *map(str, options), "-o", "out").returncode == 9
-    run("pack", "sft", *options, "-o", "out")
-    assert manifest_of() == manifest_of("whole")
-
-
-def test_an_older_unfinished_run_is_continued() -> None:
-    """Whose run.json knows nothing of the shapes of files."""
-    options = ["-t", "bytes", "-l", 64, "--unit-bytes", 100, "--overlong", "drop", "-o", "out"]
-    Path("t.jsonl").write_bytes(jsonl(*["text"] * 50) + b"{\n")
-    done = packer("pack", "t.jsonl", *options, "--on-error", "skip", "--max-errors", 0)
-    assert done.exit_code == 1, done.stderr
-    path = work_folder() / "run.json"
-    content = json.loads(unsealed(path.read_bytes()))
-    assert content["files"][0].pop("shape") is None
-    assert content["shape"].pop("members") == {}
-    path.write_bytes(sealed(json.dumps(content).encode()))
-    said = run("pack", "t.jsonl", *options, "--on-error", "skip", "--max-errors", 1)
-    assert "continuing: " in said
-
-
-def test_what_is_named_is_updated() -> None:
-    options = [*PACK, "--unit-bytes", 40]
-    run("pack", "sft", *options, "-o", "out")
-    write([chat(user("new"), assistant("it is"))], "sft/alpaca.jsonl")
-    run("pack", "sft", *options, "--update", "-o", "out")
-    assert shapes()["alpaca"] == "messages"
-    assert manifest_of()["documents"] == 19
-    verify()
-
-
-def test_files_of_other_shapes_are_added() -> None:
-    """To a result of one shape, and one of these to a result of several."""
-    options = [*PACK, "--unit-bytes", 40]
-    run("pack", "sft/messages.jsonl", *options, "-o", "out")
-    run("pack", "sft/alpaca.jsonl", *options, "--add", "-o", "out")
-    assert shapes() == {"messages": "messages", "alpaca": "alpaca"}
-    verify()
-    run("pack", "sft/sharegpt.jsonl", "sft/prompts.jsonl", *options, "--add", "-o", "out")
-    assert manifest_of()["documents"] == 24
-    verify()
-    run("pack", "sft", *options, "-o", "whole")
-    config = manifest_of("whole")["config"]
-    assert manifest_of()["config"] == config
-    run("pack", "sft/messages.jsonl", *options, "--update", "--prune", "-o", "out")
-    assert shapes() == {"messages": None}
-    assert manifest_of()["config"]["shape"] == "messages"
-    verify()
-
-
-def test_one_more_of_the_same_shape_is_added_as_before() -> None:
-    run("pack", "sft/prompts.jsonl", "-t", "bytes", "-l", 64, "-o", "out")
-    write([{"prompt": "a", "completion": "b"}], "b.jsonl")
-    run("pack", "b.jsonl", "-t", "bytes", "-l", 64, "--add", "-o", "out")
-    assert manifest_of()["documents"] == 7
-    verify()
-
-
-def test_a_kept_file_whose_unit_is_packed_again() -> None:
-    """Its shape is found once more."""
-    run("pack", "sft/prompts.jsonl", "sft/messages.jsonl", *PACK, "-o", "out")  # one unit
-    write([{"prompt": "a", "completion": "b"}], "b.jsonl")
-    write([chat(user("new"), assistant("it is"))], "sft/messages.jsonl")
-    run("pack", "b.jsonl", "sft/messages.jsonl", *PACK, "--add", "-o", "out")
-    assert manifest_of()["documents"] == 8
-    verify()
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_of_files_of_several_shapes(name: str) -> None:
+    commands, documents, expected = UPDATES[name]
+    for one in commands:
+        files, command = one if isinstance(one, tuple) else ({}, one)
+        for path, records in files.items():
+            write(records, path)
+        run("pack", *command, *PACK, "-o", "out")
+        verify()
+    assert (manifest_of()["documents"], shapes()) == (documents, expected)
+    if documents == 24:
+        run("pack", "sft", *SMALL, *PACK, "-o", "whole")
+        assert manifest_of()["config"] == manifest_of("whole")["config"]
 
 
 def test_an_option_that_no_longer_holds_for_what_stays_is_refused() -> None:
-    run("pack", "sft/messages.jsonl", *PACK, "-o", "out")
-    done = packer("pack", "sft/alpaca.jsonl", *QUIET, "--train-on", "all", "--add", "-o", "out")
+    run("pack", MESSAGES, *PACK, "-o", "out")
+    done = packer("pack", ALPACA, *QUIET, "--train-on", "all", "--add", "-o", "out")
     assert_error(done, 2, "--train-on was assistant, is now all")
-    # what only the new files take changes nothing of those that stay
-    run("pack", "sft/alpaca.jsonl", *PACK, "--prompt-template", "chat", "--add", "-o", "out")
-    assert manifest_of()["documents"] == 12
-    verify()
 
 
 def swap_shapes(manifest: dict[str, Any]) -> None:
@@ -406,7 +342,7 @@ def test_verify_notices_shapes_that_are_not_those_of_the_inputs(change: Any, pro
     change(result.manifest)
     result.save()
     done = packer("verify", "out", "--against-inputs", "--sample", "all")
-    assert done.exit_code == 1
+    assert done.exit_code == 1, done.stderr
     assert problem in done.stdout
 
 
@@ -415,7 +351,7 @@ def test_some_inputs_that_changed_leave_the_others_comparable() -> None:
     for name in NAMES[1:]:
         Path(f"sft/{name}.jsonl").write_text("{}\n")
     done = packer("verify", "out", "--against-inputs")
-    assert done.stdout.count("when it was packed") == 3
+    assert done.stdout.count("the manifest says") == 3
     assert "alpaca" not in done.stdout.replace("alpaca.jsonl", "")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from support import (
     jsonl,
     packer,
     recover_documents,
-    work_folder,
 )
 from tokenizing import batches_in, documents_in, texts_in, tokenize, trained_of
 
@@ -52,25 +50,25 @@ def in_format(name: str) -> list[str]:
             writer.write_table(table)
     elif name.endswith("csv"):
         Path(name).write_text("text\n" + "".join(f'"{text}"\n' for text in TEXTS))
-    elif name.endswith("gz"):
-        Path(name).write_bytes(gzip.compress(jsonl(*TEXTS)))
     else:
-        Path(name).write_bytes(jsonl(*TEXTS))
+        Path(name).write_bytes((gzip.compress if name.endswith("gz") else bytes)(jsonl(*TEXTS)))
     return [name]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.arrow", "a.csv"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.arrow", "a.csv", "-"])
 def test_documents_of_every_format(name: str) -> None:
-    manifest = tokenize(*in_format(name))
+    """Of stdin, too; in a script the path alone, or with --json the figures, are printed."""
+    if name == "-":
+        command = ["tokenize", "-", "-t", "bytes", "-o", "tokens", "--json", "-q"]
+        done = unaltered(*command, stdin=jsonl(*TEXTS))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["documents"] == len([text for text in TEXTS if text])
+        manifest = json.loads(Path("tokens/manifest.json").read_bytes())
+    else:
+        manifest = tokenize(*in_format(name))
     assert texts_in("tokens") == [text for text in TEXTS if text]
     assert manifest["empty_documents"] == TEXTS.count("")
     assert all(ids[-1] == BYTES_EOS for _, _, ids, _ in documents_in("tokens"))
-
-
-def test_stdin() -> None:
-    done = unaltered("tokenize", "-", "-t", "bytes", "-q", "-o", "tokens", stdin=jsonl("a"))
-    assert done.returncode == 0, done.stderr
-    assert texts_in("tokens") == ["a"]
 
 
 def test_documents_are_those_that_are_packed(texts: list[str]) -> None:
@@ -79,13 +77,6 @@ def test_documents_are_those_that_are_packed(texts: list[str]) -> None:
     packed = recover_documents("out")
     found = {(file, place): ids for file, place, ids, _ in documents_in("tokens")}
     assert {place: ids.tolist() for place, ids in packed.items()} == found
-
-
-def test_options_of_documents(texts: list[str]) -> None:
-    tokenize("b.jsonl", "--no-eos", "--separator", "\n\n")
-    assert [bytes(ids).decode() for _, _, ids, _ in documents_in("tokens")] == [
-        f"{text}\n\n" for text in texts[300:]
-    ]
 
 
 CHATS = [
@@ -129,31 +120,27 @@ def test_prompts_train_on_the_answer(record: dict[str, str]) -> None:
     assert flags[-1]
 
 
-def test_tokens_and_labels() -> None:
-    records = [
-        {"input_ids": [5, 6, 7]},
-        {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, -100, 8]},
-        {"input_ids": []},
-        {"input_ids": [9], "labels": [-100]},
-    ]
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        (  # (tokens, what is trained on)
+            [{"input_ids": [5, 6, 7]}, {"input_ids": [5, 6, 7, 8], "labels": [-100, 6, -100, 8]},
+             {"input_ids": []}, {"input_ids": [9], "labels": [-100]}],
+            [([5, 6, 7], [0, 3]), ([5, 6, 7, 8], [1, 2, 3, 4]), ([9], [])],
+        ),
+        ([{"input_ids": [1, 2]}, {"input_ids": [3]}], [([1, 2], None), ([3], None)]),
+    ],
+    ids=["labels", "tokens alone have null for everything"],
+)  # fmt: skip
+def test_tokens_and_labels(records: list[Any], expected: list[Any]) -> None:
     Path("a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
     manifest = tokenize("a.jsonl", tokenizer=None)
     assert manifest["tokenizer"] is None
-    found = [
-        (ids, trained_of(ids, trained).tolist()) for *_, ids, trained in documents_in("tokens")
+    found = [(ids, trained) for *_, ids, trained in documents_in("tokens")]
+    assert [(ids, trained_of(ids, trained).tolist()) for ids, trained in found] == [
+        (ids, trained_of(ids, trained).tolist()) for ids, trained in expected
     ]
-    assert found == [
-        ([5, 6, 7], [True, True, True]),
-        ([5, 6, 7, 8], [False, True, False, True]),
-        ([9], [False]),
-    ]
-
-
-def test_tokens_alone_have_null_for_everything() -> None:
-    Path("a.jsonl").write_text('{"input_ids": [1, 2]}\n{"input_ids": [3]}\n')
-    tokenize("a.jsonl", tokenizer=None)
-    assert [trained for *_, trained in documents_in("tokens")] == [None, None]
-    assert tokenize("a.jsonl", "--overwrite", tokenizer=None)["trained_tokens"] == 1
+    assert (found[0][1] is None) == (expected[0][1] is None)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +157,6 @@ def test_ids_that_are_none(ids: str, named: str | None, message: str) -> None:
     done = packer("tokenize", "a.jsonl", *chosen, "-q", "-o", "tokens")
     assert_error(done, 1, "a.jsonl", message)
     assert not Path("tokens/manifest.json").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b'{"text": ""}\n'])
-def test_nothing_at_all(content: bytes) -> None:
-    Path("a.jsonl").write_bytes(content)
-    done = packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
-    assert_error(done, 1, "no")
-    assert not Path("tokens").exists()
 
 
 def test_bad_records_are_skipped_and_told() -> None:
@@ -198,37 +177,16 @@ def test_bad_records_are_skipped_and_told() -> None:
     assert_error(failed, 1, "2 records are bad so far; --max-errors is 1")
 
 
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_ranks_write_what_one_process_writes(
-    texts: list[str], by_hand: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_units_and_parts_of_shards_change_nothing(texts: list[str]) -> None:
     command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "9k"]
     assert packer(*command, "-o", "whole").exit_code == 0
-    if by_hand:
-        monkeypatch.setattr("packer_cli.run.pipeline.finalize_if_last", lambda *a, **how: None)
     for rank in (2, 0, 1):
         done = packer(*command, "--rank", rank, "--world-size", 3, "-o", "out")
         assert done.exit_code == 0, done.stderr
-    if by_hand:
-        assert not Path("out/manifest.json").exists()
-        assert packer("finalize", "out").exit_code == 0
     assert contents("out") == contents("whole")
-
-
-@pytest.mark.parametrize("workers", [2, 7])
-def test_the_bytes_do_not_depend_on_workers(texts: list[str], workers: int) -> None:
-    tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--workers", 1, out="one")
-    tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--workers", workers, out="more")
-    assert contents("one") == contents("more")
-
-
-def test_units_and_parts_of_shards_change_nothing(texts: list[str]) -> None:
-    tokenize("a.jsonl", "b.jsonl", out="one")
-    manifest = tokenize(
-        "a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--shard-bytes", "1k", out="many"
-    )
+    manifest = tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--shard-bytes", "1k")
     assert len(manifest["shards"]) > 10
-    assert documents_in("one") == documents_in("many")
+    assert documents_in("whole") == documents_in("tokens")
 
 
 def test_a_unit_of_several_shards() -> None:
@@ -275,33 +233,6 @@ def test_the_index_is_of_content_alone(texts: list[str]) -> None:
     assert hashes[0] != hashes[1]
 
 
-def test_a_changed_input_is_tokenized_again(texts: list[str]) -> None:
-    tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k")
-    Path("b.jsonl").write_bytes(jsonl("new", "documents"))
-    before = {path.name for path in Path("tokens").glob("documents-*")}
-    manifest = tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--update")
-    assert sorted(texts_in("tokens")) == sorted(
-        [t for t in texts[:300] if t] + ["new", "documents"]
-    )
-    stay = before & {one["file"] for one in manifest["shards"]}
-    assert len(stay) > 5
-    again = packer("tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "--unit-bytes", "5k",
-                   "-o", "tokens", "--update")  # fmt: skip
-    assert "up to date" in again.stderr
-
-
-def test_an_input_whose_content_alone_has_changed_is_tokenized_again() -> None:
-    """Of the same size and time, on a machine that knows no times of change."""
-    Path("a.jsonl").write_bytes(jsonl("first"))
-    tokenize("a.jsonl")
-    status = Path("a.jsonl").stat()
-    Path("new").write_bytes(jsonl("other"))
-    os.utime("new", ns=(0, status.st_mtime_ns))
-    Path("new").rename("a.jsonl")
-    tokenize("a.jsonl", "--update")
-    assert texts_in("tokens") == ["other"]
-
-
 def test_adding_and_pruning(texts: list[str]) -> None:
     tokenize("a.jsonl")
     tokenize("b.jsonl", "--add")
@@ -310,16 +241,15 @@ def test_adding_and_pruning(texts: list[str]) -> None:
     assert_error(done, 2, "tokens: the update would drop", "a.jsonl (not named)")
     tokenize("b.jsonl", "--update", "--prune")
     assert texts_in("tokens") == [text for text in texts[300:] if text]
-
-
-def test_an_update_with_other_options_is_refused(texts: list[str]) -> None:
-    tokenize("a.jsonl")
-    done = packer(
-        "tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "tokens", "--update"
-    )
-    assert_error(done, 2, "--eos was on, is now off")
-    done = packer("pack", "a.jsonl", "-t", "bytes", "-l", 64, "-q", "-o", "tokens", "--update")
-    assert_error(done, 2, "tokens: ", "documents were tokenized")
+    before = {path.name for path in Path("tokens").glob("documents-*")}
+    Path("a.jsonl").write_bytes(jsonl("new", "documents"))
+    manifest = tokenize("a.jsonl", "b.jsonl", "--update")
+    assert sorted(texts_in("tokens")) == sorted([*filter(None, texts[300:]), "new", "documents"])
+    assert before < {one["file"] for one in manifest["shards"]}
+    for command in (["tokenize", "--no-eos"], ["pack", "-l", 64]):
+        options = [*command[1:], "-t", "bytes", "-q", "-o", "tokens", "--update"]
+        done = packer(command[0], "a.jsonl", "b.jsonl", *options)
+        assert_error(done, 2, "--eos was on, is" if command[0] != "pack" else "were tokenized")
 
 
 @pytest.mark.parametrize(("first", "second"), [("pack", "tokenize"), ("tokenize", "pack")])
@@ -351,31 +281,6 @@ def test_a_result_at_a_url(texts: list[str], stores: None) -> None:
         assert store.cat_file(f"/tokens/one/{path.name}") == path.read_bytes(), path
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--no-eos"], "--eos was on, is now off"),
-        (["--separator", "x"], "--separator was not given, is now x"),
-        (["--unit-bytes", "7k"], "--unit-bytes was 5120, is now 7168"),
-    ],
-)
-def test_an_unfinished_run_is_not_gone_on_with_otherwise(
-    texts: list[str], more: list[str], message: str
-) -> None:
-    command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "5k"]
-    with open("b.jsonl", "ab") as file:
-        file.write(b"{broken")
-    failed = packer(*command, "--workers", 1, "-o", "out")
-    assert_error(failed, 1, "not valid JSON")
-    assert len(list(work_folder().glob("unit-*.json"))) > 3
-    done = packer(*command, *more, "-o", "out")
-    assert_error(done, 2, "out: holds an unfinished run that differs: ", message)
-    rows = ["pack", *command[1:], "-l", 64]
-    assert_error(packer(*rows, "-o", "out"), 2, "documents were tokenized, now it is the other")
-    assert packer(*command, "--on-error", "skip", "-o", "out").exit_code == 0
-    assert len(texts_in("out")) == len([text for text in texts if text])
-
-
 def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
     tokenize("a.jsonl")
     for name in ("tokens", "tokens/manifest.json"):
@@ -386,28 +291,9 @@ def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
     assert_error(done, 2, "is a shard of a tokenized directory")
 
 
-def test_output_in_a_script(texts: list[str]) -> None:
-    """The path alone is where others are told; figures with --json."""
-    done = unaltered("tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens", "--json", "-q")
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
-    assert printed["documents"] == len([text for text in texts[:300] if text])
-    assert done.stderr == ""
-
-
 def test_a_url_is_refused(stores: None) -> None:
     done = packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "memory://tokens/one")
     assert done.exit_code == 0, done.stderr
     for name in ("memory://tokens/one", "memory://tokens/one/manifest.json"):
         done = packer("pack", name, "-l", 64, "-q", "-o", "out")
         assert_error(done, 2, "memory://tokens/one/: a URL, documents are only read from local")
-
-
-def test_rows_at_a_url(stores: None) -> None:
-    tokenize("a.jsonl")
-    assert packer("pack", "tokens", "-l", 64, "-q", "-o", "out").exit_code == 0
-    done = packer("pack", "tokens", "-l", 64, "-q", "-o", "memory://rows/one")
-    assert done.exit_code == 0, done.stderr
-    for path in Path("out").iterdir():
-        stored = fsspec.filesystem("memory").cat_file(f"/rows/one/{path.name}")
-        assert stored == path.read_bytes(), path

@@ -1,4 +1,4 @@
-"""`packer pack --update`, by the command line: what is new is packed, what stands is kept."""
+"""`packer pack --update`, `--add` and `--prune`: what is new is packed, what stands is kept."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from altered import altered
-from forging import Result
+from altered import altered, unaltered
 from support import (
     assert_error,
     check_directory,
@@ -24,53 +26,223 @@ from support import (
 
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.records import InputFile
-from packer_cli.result.layout import INPUT_TIMES, SQUARED_LENGTHS
+from packer_cli.result.layout import INPUT_TIMES
 
-OPTIONS = ["-l", 64, "-t", "bytes", "-q", "--unit-bytes", "5k"]
+OPTIONS = ["-l", 64, "-t", "bytes", "--unit-bytes", "5k", "-o", "out"]
+UPDATE, PRUNE, ADD = ["--update"], ["--update", "--prune"], ["--add"]
+_random = random.Random(0)
+TEXTS = {
+    name: [f"{name} " + "x" * _random.randrange(200) for _ in range(100)] for name in "abcdefgh"
+}
 
 
-def texts(seed: int, count: int = 100) -> list[str]:
-    random_ = random.Random(seed)
-    return [f"{seed} " + "x" * random_.randrange(200) for _ in range(count)]
+def path_of(name: str) -> str:
+    """a.jsonl for "a"; other names are those of files."""
+    return f"{name}.jsonl" if name in TEXTS else name
+
+
+def put(name: str, texts: str | None = None) -> Callable[[], object]:
+    """Write the documents of that letter, or other texts, to a file."""
+    held = jsonl(*TEXTS.get(texts or name, [texts or name]))
+    return lambda: Path(path_of(name)).write_bytes(held)
+
+
+def gone(*names: str) -> Callable[[], object]:
+    return lambda: [Path(path_of(name)).unlink() for name in names]
+
+
+def move(name: str, to: str) -> Callable[[], object]:
+    return lambda: Path(path_of(name)).rename(path_of(to))
+
+
+def both(*changes: Callable[[], object]) -> Callable[[], object]:
+    return lambda: [change() for change in changes]
+
+
+def shard(change: Callable[[Path], object]) -> Callable[[], object]:
+    return lambda: change(shard_of(Path("out"), 1))
 
 
 @pytest.fixture
 def result(folder: Path) -> Path:
-    """Of a.jsonl and b.jsonl, several units each."""
-    for seed, name in enumerate(("a.jsonl", "b.jsonl")):
-        Path(name).write_bytes(jsonl(*texts(seed)))
-    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out").exit_code == 0
+    """Of a.jsonl and b.jsonl, several units each; c.jsonl and d.jsonl are there."""
+    for name in "abcd":
+        put(name)()
+    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-q").exit_code == 0
     return folder / "out"
 
 
-def update(*arguments: object) -> str:
-    """What it says on stderr; the result is sound, and as `packer verify` wants it."""
-    quiet = [argument for argument in OPTIONS if argument != "-q"]
-    done = packer("pack", *arguments, *quiet, "--update", "-o", "out")
+def inodes() -> dict[str, tuple[int, int]]:
+    statuses = {path.name: path.stat() for path in Path("out").iterdir()}
+    return {name: (status.st_ino, status.st_mtime_ns) for name, status in statuses.items()}
+
+
+def run(*arguments: object, options: list[Any] = OPTIONS, again: bool = False) -> str:
+    """What it says on stderr; the result is sound, and no shard that stays is touched, unless it
+    is packed `again`.
+    """
+    before = inodes() if Path("out").exists() else {}
+    done = packer("pack", *arguments, *options)
     assert done.exit_code == 0, done.stderr
     check_directory("out")
-    verified = packer("verify", "out", "-q", "--against-inputs", "--sample", "all")
+    after = inodes()
+    stay = [name for name in before.keys() & after.keys() if name.endswith(".arrow")]
+    assert again or [before[name] for name in stay] == [after[name] for name in stay]
+    if "out: up to date" in done.stderr:
+        assert before == after
+    # what is kept without being named may be gone
+    against = [] if "--add" in arguments else ["--against-inputs", "--sample", "all"]
+    verified = packer("verify", "out", "-q", *against)
     assert verified.exit_code == 0, verified.stdout
     return done.stderr
 
 
-def inodes(folder: Path) -> dict[str, tuple[int, int]]:
-    statuses = {path.name: path.stat() for path in folder.iterdir()}
-    return {name: (status.st_ino, status.st_mtime_ns) for name, status in statuses.items()}
+def refused(*arguments: object, code: int = 2, message: str, tip: str = "") -> None:
+    """One error, and nothing of the result is touched."""
+    before = contents("out")
+    done = packer("pack", *OPTIONS, "-q", *arguments)
+    assert_error(done, code, message)
+    assert tip in done.stderr.splitlines()[1]
+    assert {name: data for name, data in contents("out").items() if ".packer" not in name} == {
+        name: data for name, data in before.items() if ".packer" not in name
+    }
 
 
-def shards_of(folder: Path, path: str) -> set[str]:
-    """The shards of the units that read an input."""
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    index = [source["path"] for source in manifest["inputs"]].index(path)
-    units = {u["unit"] for u in manifest["units"] if index in {part[0] for part in u["slices"]}}
-    return {shard["file"] for shard in manifest["shards"] if shard["unit"] in units}
+def packed() -> list[str]:
+    return sorted(recover_texts("out"))
 
 
-def test_nothing_new_changes_nothing(result: Path) -> None:
-    before = inodes(result)
-    assert "out: up to date" in update("a.jsonl", "b.jsonl")
-    assert inodes(result) == before
+def of(*names: str) -> list[str]:
+    return sorted(text for name in names for text in TEXTS.get(name, [name]))
+
+
+def paths() -> list[str]:
+    return [one["path"] for one in json.loads(Path("out/manifest.json").read_bytes())["inputs"]]
+
+
+class Step(NamedTuple):
+    """A change of files, a command on inputs, and the documents of the result afterwards."""
+
+    inputs: str
+    how: list[str]
+    documents: list[str]
+    said: str = "out: done in "
+    change: Callable[[], object] = lambda: None
+    again: bool = False  # units are packed again, and have the shards that they had
+
+
+SAME = "out: up to date"
+SCENARIOS: dict[str, list[Step]] = {
+    "nothing is new": [Step("a b", UPDATE, ["a", "b"], SAME)],
+    "a new input": [Step("a b c", UPDATE, ["a", "b", "c"])],
+    "a changed input": [Step("a b", UPDATE, ["d", "b"], change=put("a", "d"))],
+    "inputs go and come back": [
+        Step("b", PRUNE, ["b"], "out: drops 100 documents of 1 input: a.jsonl (not named)\n"),
+        Step("b", UPDATE, ["b"], SAME),
+        Step("b a", UPDATE, ["a", "b"]),
+    ],
+    "a number that is free": [Step("b", PRUNE, ["b"]), Step("b c", UPDATE, ["b", "c"])],
+    "to the name of one that was dropped": [
+        Step("b", PRUNE, ["b"]),
+        Step("a", UPDATE, ["b"], "1 input has moved: b.jsonl is now a.jsonl", move("b", "a")),
+    ],
+    "another file of equal size and time": [
+        Step("a b", UPDATE, [*(one.replace("xx", "yy") for one in TEXTS["a"]), "b"],
+             change=lambda: in_place_of("a.jsonl")),
+    ],
+    "only touched": [
+        Step("a b --checksum", UPDATE, ["a", "b"], SAME, lambda: os.utime("a.jsonl", ns=(0, 1))),
+        Step("a b", UPDATE, ["a", "b"], again=True),
+        Step("a b", UPDATE, ["a", "b"], SAME, lambda: Path("a.jsonl").chmod(0o600)),
+    ],
+    "a lost shard": [Step("a b", UPDATE, ["a", "b"], change=shard(Path.unlink), again=True)],
+    "lost squared lengths": [
+        Step("a b", UPDATE, ["a", "b"], change=gone("out/squared_lengths.npy"), again=True)
+    ],
+    "the command of every night": [
+        Step("c", ADD, ["a", "b", "c"]),
+        Step("c", ADD, ["a", "b", "c"], SAME),
+        Step("d", ADD, ["a", "b", "c", "d"], change=gone("a", "c")),
+        Step("d", ADD, ["a", "b", "c", "d"], SAME),
+    ],
+    "what is kept is not read": [
+        Step("c", ADD, ["a", "b", "c"],
+             "keeps 200 documents of 2 inputs: a.jsonl (not named), b.jsonl (no longer exists)",
+             both(put("a", "nonsense"), gone("b"))),
+    ],
+    "what was kept is named again": [
+        Step("c", ADD, ["a", "b", "c"]),
+        Step("c --checksum", ADD, ["a", "b", "c"], SAME),
+        Step("e", ADD, ["a", "b", "c", "e"], change=both(put("c", "d"), put("e"))),
+        Step("c", ADD, ["a", "b", "d", "e"]),
+    ],
+    "content that the result holds": [
+        Step("copy.jsonl", ADD, ["a", "b"], "has these inputs already: copy.jsonl (as a.jsonl)",
+             put("copy.jsonl", "a")),
+        Step("link.jsonl", ADD, ["a", "b"], SAME, lambda: os.symlink("a.jsonl", "link.jsonl")),
+        Step("b ./a.jsonl", ADD, ["a", "b"], SAME),
+        Step("c copy.jsonl", ADD, ["a", "b", "c"]),
+        Step("a copy.jsonl", ADD, ["a", "b", "c", "d"], change=put("a", "d")),
+    ],
+    "new files with the same content": [
+        Step("c copy.jsonl", ADD, ["a", "b", "c"],
+             "has these inputs already: copy.jsonl (as c.jsonl)",
+             put("copy.jsonl", "c")),
+    ],
+    "kept without known times": [
+        Step("c --checksum", ADD, ["a", "b", "c"], change=lambda: Path(
+            "out/input_times.json").write_text("{}")),
+        Step("a --checksum", ADD, ["a", "b", "c"], SAME),
+    ],
+    "equal bytes that are read in another way": [
+        Step("a.txt", PRUNE, [jsonl(one).decode().strip() for one in TEXTS["a"]],
+             change=move("a", "a.txt")),
+    ],
+    "an input of another shape": [
+        Step("a b q.jsonl", UPDATE, ["a", "b", "Q: 1 A: 2"], change=lambda: Path(
+            "q.jsonl").write_text('{"prompt": "Q: 1 ", "completion": "A: 2"}\n')),
+        Step("a b q.jsonl", UPDATE, ["a", "b", "Q: 1 A: 2"], SAME),
+    ],
+}  # fmt: skip
+
+
+def in_place_of(name: str) -> None:
+    """Put another file there, of equal size and time."""
+    status, content = os.stat(name), Path(name).read_bytes()
+    Path("new").write_bytes(content.replace(b"xx", b"yy"))
+    os.utime("new", ns=(0, status.st_mtime_ns))
+    os.rename("new", name)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_comes_of_updates(result: Path, name: str) -> None:
+    for step in SCENARIOS[name]:
+        step.change()
+        said = run(*map(path_of, step.inputs.split()), *step.how, again=step.again)
+        assert step.said in said
+        assert packed() == of(*step.documents)
+
+
+@pytest.mark.parametrize("how", [UPDATE, PRUNE, ADD], ids=["update", "prune", "add"])
+def test_inputs_that_have_moved_keep_their_units(result: Path, how: list[str]) -> None:
+    before = {name: how for name, how in inodes().items() if name.startswith("shard")}
+    Path("new").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        Path("new", name).write_bytes(Path(name).read_bytes())  # a copy: at other times
+        Path(name).unlink()
+    said = "out: 2 inputs have moved: b.jsonl is now new/b.jsonl, a.jsonl is now new/a.jsonl\n"
+    assert said in run("new/b.jsonl", "new/a.jsonl", *how)
+    assert packed() == of("a", "b")
+    assert inodes().items() >= before.items()
+    assert paths() == ["new/a.jsonl", "new/b.jsonl"]
+    assert SAME in run("new", *how)
+
+
+def test_units_are_those_of_the_same_command_from_scratch(result: Path) -> None:
+    run("a.jsonl", "b.jsonl", "c.jsonl", *UPDATE)
+    names = ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert packer("pack", *names, *OPTIONS[:-1], "fresh").exit_code == 0
+    assert contents("fresh") == contents("out")
 
 
 @pytest.mark.parametrize("renamed", [False, True])
@@ -79,10 +251,11 @@ def test_only_what_is_new_is_read(
 ) -> None:
     """The earlier result says what the records of the other inputs are."""
     name, field = ("body", ["--text-field", "body"]) if renamed else ("text", [])
-    for seed, path in enumerate(("a.jsonl", "b.jsonl", "c.jsonl")):
-        lines = [json.dumps({name: text}) + "\n" for text in texts(seed)]
-        Path(path).write_text("".join(lines))
-    assert packer("pack", "a.jsonl", "b.jsonl", *field, *OPTIONS, "-o", "out").exit_code == 0
+    for path in "abc":
+        Path(path_of(path)).write_text(
+            "".join(json.dumps({name: text}) + "\n" for text in TEXTS[path])
+        )
+    assert packer("pack", "a.jsonl", "b.jsonl", *field, *OPTIONS).exit_code == 0
     times = json.loads(Path("out", INPUT_TIMES).read_bytes())
     Path("out", INPUT_TIMES).write_text(json.dumps(times | {"racy": []}))  # they are old by now
     read, fields = list[str](), JsonlReader.fields
@@ -93,120 +266,83 @@ def test_only_what_is_new_is_read(
 
     monkeypatch.setattr(JsonlReader, "fields", noted)
     files = ("a.jsonl", "b.jsonl", "c.jsonl")
-    assert packer("pack", *files, *field, *OPTIONS, "--update", "-o", "out").exit_code == 0
+    assert packer("pack", *files, *field, *OPTIONS, *UPDATE).exit_code == 0
     assert read == ["c.jsonl"]
-    assert "up to date" in update(*files, *field)
-    assert sorted(recover_texts("out")) == sorted(text for seed in range(3) for text in texts(seed))
-
-
-def test_a_new_input_of_another_shape_beside_those_that_are_not_read(result: Path) -> None:
-    answers = [{"prompt": f"What is {n}?", "completion": f" A number, {n}."} for n in range(9)]
-    Path("c.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
-    update("a.jsonl", "b.jsonl", "c.jsonl")
-    manifest = json.loads((result / "manifest.json").read_bytes())
-    assert [one.get("shape") for one in manifest["inputs"]] == ["text", "text", "prompt-completion"]
-    assert "up to date" in update("a.jsonl", "b.jsonl", "c.jsonl")
-
-
-def test_a_new_input_is_packed_beside_the_others(result: Path) -> None:
-    before = {name: how for name, how in inodes(result).items() if name.startswith("shard")}
-    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    update("a.jsonl", "b.jsonl", "c.jsonl")
-    assert inodes(result).items() >= before.items()
-    names = ["a.jsonl", "b.jsonl", "c.jsonl"]
-    assert packer("pack", *names, *OPTIONS, "-o", "fresh").exit_code == 0
-    assert contents("fresh") == contents("out")
-
-
-def test_an_input_between_the_others_gets_a_number_of_its_own(result: Path) -> None:
-    Path("aa.jsonl").write_bytes(jsonl(*texts(2)))
-    update("a.jsonl", "aa.jsonl", "b.jsonl")
-    assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1) + texts(2))
-
-
-def test_a_changed_input_is_packed_again(result: Path) -> None:
-    kept = {name: inodes(result)[name] for name in shards_of(result, "b.jsonl")}
-    kept = {n: how for n, how in kept.items() if n not in shards_of(result, "a.jsonl")}
-    assert kept
-    Path("a.jsonl").write_bytes(jsonl(*texts(3)))
-    update("a.jsonl", "b.jsonl")
-    assert inodes(result).items() >= kept.items()
-    assert sorted(recover_texts("out")) == sorted(texts(1) + texts(3))
-
-
-def test_inputs_that_go_and_come_back(result: Path) -> None:
-    messages = update("b.jsonl", "--prune")
-    assert "out: drops 100 documents of 1 input: a.jsonl (not named)\n" in messages
-    assert sorted(recover_texts("out")) == sorted(texts(1))
-    assert "a.jsonl" not in packer("stats", "out", "--by", "input").stdout
-    assert "out: up to date" in update("b.jsonl")
-    update("b.jsonl", "a.jsonl")
-    assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
-
-
-def test_a_number_that_is_free_is_given_again(result: Path) -> None:
-    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    update("b.jsonl", "--prune")
-    update("b.jsonl", "c.jsonl")
-    assert sorted(recover_texts("out")) == sorted(texts(1) + texts(2))
-    manifest = json.loads((result / "manifest.json").read_bytes())
-    assert [source["path"] for source in manifest["inputs"]] == ["c.jsonl", "b.jsonl"]
+    assert SAME in run(*files, *field, *UPDATE)
+    assert packed() == of("a", "b", "c")
 
 
 def test_small_inputs_that_share_a_unit(folder: Path) -> None:
     names = [f"{i:02d}.jsonl" for i in range(20)]
-    for seed, name in enumerate(names):
-        Path(name).write_bytes(jsonl(*texts(seed, 5)))
-    assert packer("pack", *names, *OPTIONS, "-o", "out").exit_code == 0
+    for name in names:
+        Path(name).write_bytes(jsonl(*(f"{name} {i} " + "x" * 90 for i in range(5))))
+    assert packer("pack", *names, *OPTIONS).exit_code == 0
     Path(names[7]).write_bytes(jsonl("new"))
     Path(names[11]).unlink()
-    before = inodes(folder / "out")
+    before = inodes()
     names.pop(11)
-    update(*names, "--prune")
-    expected = [t for i in range(20) if i not in (7, 11) for t in texts(i, 5)]
-    assert sorted(recover_texts("out")) == sorted([*expected, "new"])
-    after = inodes(folder / "out")
+    run(*names, *PRUNE)
+    kept = [f"{n} {i} " + "x" * 90 for n in names if n != "07.jsonl" for i in range(5)]
+    assert packed() == sorted([*kept, "new"])
+    after = inodes()
     assert any(before[n] == after[n] for n in before.keys() & after.keys() if "shard" in n)
 
 
+def test_inputs_that_hang_together_by_their_units(folder: Path) -> None:
+    """Every unit reads the end of one input and the beginning of the next: all go, or none."""
+    options = ["-l", 64, "-t", "bytes", "--unit-bytes", 2500, "-o", "out"]
+
+    def write(name: str, texts: str) -> None:
+        table = pa.table({"text": TEXTS[texts][:30]})
+        pq.write_table(table, f"{name}.parquet", row_group_size=10, compression="none")
+
+    names = [f"{name}.parquet" for name in "abcdef"]
+    for name in "abcdef":
+        write(name, name)
+    assert packer("pack", *names, *options).exit_code == 0
+    units = json.loads(Path("out/manifest.json").read_bytes())["units"]
+    assert sum(len({part[0] for part in unit["slices"]}) > 1 for unit in units) > 1
+    for changed, documents in (("f", "abcdeg"), ("a", "hbcdeg")):
+        write(changed, documents[ord(changed) - ord("a")])
+        run(*names, *UPDATE, options=options, again=True)
+        assert packed() == sorted(text for one in documents for text in TEXTS[one][:30])
+
+
 def test_rejected_records_of_units_that_stand_are_kept(folder: Path) -> None:
-    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
-        Path(name).write_bytes(jsonl(*texts(1)) + b"{\n" + jsonl(*texts(2)) + b"{broken\n")
-    options = [*OPTIONS, "--on-error", "skip"]
-    assert packer("pack", "a.jsonl", "b.jsonl", "c.jsonl", *options, "-o", "out").exit_code == 0
-    Path("b.jsonl").write_bytes(jsonl(*texts(3)) + b"[]\n")
-    arguments = ["pack", "a.jsonl", "b.jsonl", "c.jsonl", *options]
-    assert packer(*arguments, "--update", "-o", "out").exit_code == 0
-    assert packer(*arguments, "-o", "fresh").exit_code == 0
+    for name in "abc":
+        lines = jsonl(*TEXTS[name]) + b"{\n" + jsonl(*TEXTS["d"]) + b"{broken\n"
+        Path(path_of(name)).write_bytes(lines)
+    arguments = ["a.jsonl", "b.jsonl", "c.jsonl", "--on-error", "skip"]
+    run(*arguments)
+    Path("b.jsonl").write_bytes(jsonl(*TEXTS["b"]) + b"[]\n")
+    run(*arguments, *UPDATE)
+    Path("c.jsonl").rename("moved.jsonl")  # whose rejected records name it
+    arguments[2] = "moved.jsonl"
+    run(*arguments, *UPDATE)
+    assert packer("pack", *arguments, *OPTIONS[:-1], "fresh").exit_code == 0
     lines = [Path(out, "rejected.jsonl").read_text().splitlines() for out in ("out", "fresh")]
     assert sorted(lines[0]) == sorted(lines[1])
     assert len(lines[0]) == 5
-    assert packer("verify", "out", "-q").exit_code == 0
 
 
-def test_what_tells_that_an_input_has_changed(result: Path) -> None:
-    status = os.stat("a.jsonl")
-    os.utime("a.jsonl", ns=(0, status.st_mtime_ns + 1))
-    assert "up to date" in update("a.jsonl", "b.jsonl", "--checksum")
-    assert "up to date" not in update("a.jsonl", "b.jsonl")
-    content = Path("a.jsonl").read_bytes()
-    status = os.stat("a.jsonl")
-    Path("a.jsonl").write_bytes(content.replace(b"0 xx", b"0 yy"))
-    os.utime("a.jsonl", ns=(0, status.st_mtime_ns))
-    assert "up to date" not in update("a.jsonl", "b.jsonl")  # neither size nor time of change
-    Path("a.jsonl").chmod(0o600)
-    assert "up to date" in update("a.jsonl", "b.jsonl")
-
-
-def test_another_file_of_equal_size_and_time_in_its_place_is_packed_again(result: Path) -> None:
-    status = os.stat("a.jsonl")
-    changed = [text.replace("x", "y") for text in texts(0)]
-    Path("new.jsonl").write_bytes(jsonl(*changed))
-    os.utime("new.jsonl", ns=(0, status.st_mtime_ns))
-    os.rename("new.jsonl", "a.jsonl")
-    assert os.stat("a.jsonl").st_size == status.st_size
-    update("a.jsonl", "b.jsonl")
-    assert sorted(recover_texts("out")) == sorted(changed + texts(1))
+def test_how_bad_records_are_dealt_with_may_differ_from_night_to_night(folder: Path) -> None:
+    for name in "ab":
+        Path(path_of(name)).write_bytes(jsonl(*TEXTS[name]) + b"{\n" * 3)
+    skipping = ["--on-error", "skip"]
+    run("a.jsonl", *skipping)
+    # the limit is for what this run packs
+    few = packer("pack", "b.jsonl", *skipping, "--max-errors", 2, *OPTIONS, "-q", *ADD)
+    assert_error(few, 1, "records are bad", "--max-errors is 2")
+    run("b.jsonl", *skipping, "--max-errors", 3, *ADD)
+    assert len(Path("out/rejected.jsonl").read_bytes().splitlines()) == 6
+    put("c")()
+    assert "out: 6 bad records skipped by an earlier run\n" in run("c.jsonl", *ADD)
+    assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 6
+    Path("d.jsonl").write_bytes(b"{\n")
+    before = Path("out/manifest.json").read_bytes()
+    done = packer("pack", "d.jsonl", *OPTIONS, "-q", *ADD)
+    assert_error(done, 1, "d.jsonl, line 1")
+    assert Path("out/manifest.json").read_bytes() == before
 
 
 def test_a_copy_is_what_it_was(
@@ -217,9 +353,7 @@ def test_a_copy_is_what_it_was(
     copy.mkdir()
     subprocess.run(["cp", "-a", "a.jsonl", "b.jsonl", "out", copy], check=True)
     monkeypatch.chdir(copy)
-    before = inodes(copy / "out")
-    assert "out: up to date" in update("a.jsonl", "b.jsonl")
-    assert inodes(copy / "out") == before
+    assert SAME in run("a.jsonl", "b.jsonl", *UPDATE)
 
 
 def test_what_was_written_just_before_is_compared_by_contents(
@@ -243,234 +377,19 @@ def test_what_was_written_just_before_is_compared_by_contents(
             return status
         return Ticking(status, first.setdefault("a.jsonl", status))
 
-    Path("a.jsonl").write_bytes(jsonl("first"))
+    put("a.jsonl", "first")()
     monkeypatch.setattr("packer_cli.storage.os.stat", ticking)
-    arguments = ["pack", "a.jsonl", *OPTIONS, "-o", "out"]
-    assert packer(*arguments).exit_code == 0
-    Path("a.jsonl").write_bytes(jsonl("later"))
-    assert packer(*arguments, "--update").exit_code == 0
-    assert recover_texts("out") == ["later"]
-
-
-def test_a_result_of_which_only_times_are_known(result: Path) -> None:
-    """As it was written before there were identities."""
-    times = [os.stat(name).st_mtime_ns for name in ("a.jsonl", "b.jsonl")]
-    Path("out/input_times.json").write_text(json.dumps({"mtime_ns": times}))
-    assert "up to date" in update("a.jsonl", "b.jsonl")
-    content = Path("a.jsonl").read_bytes()
-    Path("a.jsonl").write_bytes(content.replace(b"0 xx", b"0 yy"))
-    os.utime("a.jsonl", ns=(0, times[0]))
-    assert "up to date" not in update("a.jsonl", "b.jsonl")
-
-
-def test_other_options_are_refused(result: Path, tmp_path: Path) -> None:
-    before = contents("out")
-    options = ["-t", "bytes", "--unit-bytes", "5k", "--update", "-o", "out"]
-    done = packer("pack", "a.jsonl", "b.jsonl", *options, "-l", 128, "--overlong", "drop")
-    assert_error(done, 2, "--max-length was 64, is now 128", "--overlong was split, is now drop")
-    assert "--overwrite" in done.stderr
-    assert contents("out") == before
-
-
-def test_a_result_of_another_version_is_refused(
-    result: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents("out")
-    monkeypatch.setattr("packer_cli.__version__", "9.9")
-    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
-    assert_error(done, 2, "out: was packed by packer ", "this is packer 9.9")
-    assert "--overwrite" in done.stderr
-    assert contents("out") == before
-    plain = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out")
-    assert_error(plain, 2, "holds a finished result that differs: packer was ", "is now 9.9")
-    assert contents("out") == before
-
-
-@pytest.mark.parametrize("how", [["--update"], ["--update", "--prune"], ["--add"]])
-def test_inputs_that_have_moved_keep_their_units(result: Path, how: list[str]) -> None:
-    before, texts_before = inodes(result), sorted(recover_texts("out"))
-    Path("new").mkdir()
-    for name in ("a.jsonl", "b.jsonl"):
-        Path("new", name).write_bytes(Path(name).read_bytes())  # a copy: at other times
-        Path(name).unlink()
-    messages = update("new/b.jsonl", "new/a.jsonl", *how)
-    said = "out: 2 inputs have moved: b.jsonl is now new/b.jsonl, a.jsonl is now new/a.jsonl\n"
-    assert said in messages
-    assert sorted(recover_texts("out")) == texts_before
-    shards = {name: how for name, how in before.items() if name.startswith("shard")}
-    assert inodes(result).items() >= shards.items()
-    paths = [one["path"] for one in json.loads((result / "manifest.json").read_bytes())["inputs"]]
-    assert paths == ["new/a.jsonl", "new/b.jsonl"]
-    before = inodes(result)
-    assert "up to date" in update("new", *how)
-    assert inodes(result) == before
-
-
-def test_an_input_that_moves_to_the_name_of_one_that_was_dropped(result: Path) -> None:
-    update("b.jsonl", "--prune")
-    Path("b.jsonl").rename("a.jsonl")
-    update("a.jsonl")
-    assert sorted(recover_texts("out")) == sorted(texts(1))
-
-
-def test_what_was_rejected_of_an_input_that_has_moved(folder: Path) -> None:
-    """rejected.jsonl names it as the manifest does."""
-    Path("a.jsonl").write_bytes(b"{\n" + jsonl(*texts(1)))
-    command = ["--on-error", "skip"]
-    assert packer("pack", "a.jsonl", *command, *OPTIONS, "-o", "out").exit_code == 0
-    Path("a.jsonl").rename("b.jsonl")
-    update("b.jsonl", *command)
-    assert '"file":"b.jsonl"' in Path("out/rejected.jsonl").read_text()
-
-
-def test_equal_bytes_that_are_read_in_another_way_are_other_documents(folder: Path) -> None:
-    Path("a.jsonl").write_bytes(jsonl("one"))
-    assert packer("pack", "a.jsonl", *OPTIONS, "-o", "out").exit_code == 0
-    Path("a.jsonl").rename("a.txt")
-    done = packer("pack", "a.txt", *OPTIONS, "--update", "--prune", "-o", "out")
-    assert done.exit_code == 0
-    assert recover_texts("out") == [jsonl("one").decode().rstrip()]
-
-
-def test_how_bad_records_are_dealt_with_may_differ_from_night_to_night(folder: Path) -> None:
-    for seed, name in enumerate(("a.jsonl", "b.jsonl")):
-        Path(name).write_bytes(jsonl(*texts(seed)) + b"{\n" * 3)
-    skipping = ["--on-error", "skip"]
-    assert packer("pack", "a.jsonl", *skipping, *OPTIONS, "-o", "out").exit_code == 0
-    # the limit is for what this run packs
-    few = packer("pack", "b.jsonl", *skipping, "--max-errors", 2, *OPTIONS, "--add", "-o", "out")
-    assert_error(few, 1, "records are bad", "--max-errors is 2")
-    update("b.jsonl", *skipping, "--max-errors", 3, "--add")
-    assert len(Path("out/rejected.jsonl").read_bytes().splitlines()) == 6
-    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    told = update("c.jsonl", "--add")  # with --on-error fail
-    assert "out: 6 bad records skipped by an earlier run\n" in told
-    result = Path("out/manifest.json")
-    assert json.loads(result.read_bytes())["rejected_records"] == 6
-    Path("d.jsonl").write_bytes(b"{\n")
-    before = result.read_bytes()
-    done = packer("pack", "d.jsonl", *OPTIONS, "--add", "-o", "out")
-    assert_error(done, 1, "d.jsonl, line 1")
-    assert result.read_bytes() == before
-
-
-def test_options_that_cannot_be_had_together(result: Path) -> None:
-    done = packer("pack", "a.jsonl", *OPTIONS, "--update", "--overwrite", "-o", "out")
-    assert_error(done, 2, "--update and --overwrite")
-    done = packer("pack", "a.jsonl", *OPTIONS, "--checksum", "-o", "out")
-    assert_error(done, 2, "--checksum: is for --update")
-
-
-def test_an_update_of_nothing_packs_everything(result: Path) -> None:
-    assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "new").exit_code == 0
-    assert contents("new") == contents("out")
-
-
-def test_a_lost_shard_is_packed_again(result: Path) -> None:
-    shard_of(result, 1).unlink()
-    assert "up to date" not in update("a.jsonl", "b.jsonl")
-    assert sorted(recover_texts("out")) == sorted(texts(0) + texts(1))
-
-
-@pytest.mark.parametrize("name", ["dataset_info.json", "state.json"])
-def test_a_lost_side_file_is_written_again(result: Path, name: str) -> None:
-    before = contents("out")
-    Path("out", name).unlink()
-    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out")
-    assert_error(done, 2, f"differs: {name} is missing or damaged")
-    assert "up to date" not in update("a.jsonl", "b.jsonl")
-    assert contents("out") == before
-
-
-def test_what_has_changed_in_its_place_is_not_up_to_date(result: Path) -> None:
-    """A shard of the size that the manifest says."""
-    shard = shard_of(result, 1)
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-100] + bytes(100))
-    for how, said in ((), f"{shard.name} is missing or damaged"), (("--update",), shard.name):
-        done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, *how, "-o", "out")
-        assert_error(done, 2, said)
-    shard.write_bytes(content)
-    assert "up to date" in update("a.jsonl", "b.jsonl")
-
-
-@pytest.mark.parametrize("how", ["--prune", "--add"])
-def test_killed_during_an_update(result: Path, how: str) -> None:
-    if how == "--prune":
-        Path("b.jsonl").unlink()
-    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    subprocess.run(["cp", "-a", "out", "copy"], check=True)
-    update("a.jsonl", "c.jsonl", how)
-    crash = """
-import os
-from packer_cli.cli import app as cli
-steps, rename = {step}, os.rename
-def counted(a, b):
-    global steps
-    steps -= 1
-    if not steps:
-        os.kill(os.getpid(), 9)
-    rename(a, b)
-os.rename = os.replace = counted
-cli.main()
-"""
-    arguments = ["pack", "a.jsonl", "c.jsonl", *map(str, OPTIONS), "--update", how, "-o"]
-    for step in (1, 2, 8, 15, 25, 30, 33):
-        out = f"out{step}"
-        subprocess.run(["cp", "-a", "copy", out], check=True)
-        killed = altered(crash.format(step=step), *arguments, out)
-        done = packer(*arguments, out)
-        assert done.exit_code == 0, (step, done.stderr)
-        assert contents(out) == contents("out"), (step, killed.returncode)
-
-
-def test_a_result_without_squared_lengths_gets_them(result: Path) -> None:
-    """An earlier packer has not written them; `check_directory` counts those of kept units, too."""
-    earlier = Result("out")
-    del earlier.manifest["side_files"][SQUARED_LENGTHS]
-    earlier.save()
-    Path("out", SQUARED_LENGTHS).unlink()
-    kept = shards_of(result, "b.jsonl")
-    Path("a.jsonl").write_bytes(jsonl(*texts(2)))
-    update("a.jsonl", "b.jsonl")
-    assert shards_of(result, "b.jsonl") == kept
-
-
-def test_squared_lengths_of_a_lost_file_are_counted_again(result: Path) -> None:
-    Path("out", SQUARED_LENGTHS).unlink()
-    Path("a.jsonl").write_bytes(jsonl(*texts(2)))
-    update("a.jsonl", "b.jsonl")
-
-
-def test_squared_lengths_that_were_changed_are_not_replaced(result: Path) -> None:
-    """Like every file that is no longer what packer wrote."""
-    path = Path("out", SQUARED_LENGTHS)
-    path.write_bytes(path.read_bytes()[:-8])
-    Path("a.jsonl").write_bytes(jsonl(*texts(2)))
-    before = contents("out")
-    done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "--update", "-o", "out")
-    assert_error(done, 2, "out: holds files that packer did not make, or that have changed")
-    assert SQUARED_LENGTHS in done.stderr
-    assert contents("out") == before
-
-
-def test_records_that_are_missing_are_noticed(result: Path) -> None:
-    """Their documents would be missing, too, from a result that looks complete."""
-    records = Path("out/units.jsonl").read_bytes().splitlines(keepends=True)
-    Path("out/units.jsonl").write_bytes(b"".join(records[:-1]))
-    Path("c.jsonl").write_bytes(jsonl(*texts(2)))
-    before = contents("out")
-    done = packer("pack", "a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS, "--update", "-o", "out")
-    assert_error(done, 1, "out/units.jsonl: damaged: not what the manifest says")
-    assert "--overwrite" in done.stderr
-    assert contents("out") == before
+    assert packer("pack", "a.jsonl", *OPTIONS).exit_code == 0
+    put("a.jsonl", "later")()
+    assert packer("pack", "a.jsonl", *OPTIONS, *UPDATE).exit_code == 0
+    assert packed() == ["later"]
 
 
 @pytest.mark.parametrize(
     "times",
     [None, "", "[]", '{"mtime_ns": 5}', '{"mtime_ns": []}', '{"mtime_ns": {}}', "[" * 100_000],
 )
-@pytest.mark.parametrize("how", [[], ["--update"]])
+@pytest.mark.parametrize("how", [[], UPDATE])
 def test_without_times_contents_are_compared(
     result: Path, times: str | None, how: list[str]
 ) -> None:
@@ -479,58 +398,253 @@ def test_without_times_contents_are_compared(
     path.unlink()
     if times is not None:
         path.write_text(times)
-    run = ["pack", "a.jsonl", "b.jsonl", *OPTIONS[:-3], *OPTIONS[-2:], *how, "-o", "out"]
-    done = packer(*run)
-    assert "out: up to date" in done.stderr
-    again = json.loads(path.read_text()) if times is None else None
-    assert again is None or again["inputs"] == json.loads(before)["inputs"]
-    Path("a.jsonl").write_bytes(Path("a.jsonl").read_bytes().replace(b"0 xx", b"0 yy"))
+    command = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, *how]
+    assert SAME in packer(*command).stderr
     if times is None:
-        done = packer(*run)
+        assert json.loads(path.read_text())["inputs"] == json.loads(before)["inputs"]
+        in_place_of("a.jsonl")
+        done = packer(*command)
         assert done.exit_code == (0 if how else 2), done.stderr
         assert how or "a.jsonl has changed" in done.stderr
         assert "up to date" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "state.json", "squared_lengths.npy"])
+def test_a_lost_side_file_is_written_again(result: Path, name: str) -> None:
+    before = contents("out")
+    Path("out", name).unlink()
+    refused("a.jsonl", "b.jsonl", message=f"differs: {name} is missing or damaged")
+    assert SAME not in run("a.jsonl", "b.jsonl", *UPDATE)
+    assert contents("out") == before
+
+
+def damage(path: Path) -> None:
+    """Other content of the same size."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-100] + bytes(100))
+
+
+@pytest.mark.parametrize("how", ["--update", "--overwrite"])
+def test_what_an_unfinished_update_would_keep_is_looked_at_again(result: Path, how: str) -> None:
+    Path("c.jsonl").write_bytes(jsonl(*TEXTS["c"]) + b"{\n")
+    command = ["pack", "a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS, "-q", "--on-error", "skip"]
+    assert_error(packer(*command, "--max-errors", 0, *UPDATE), 1, "records are bad")
+    one = shard_of(result, 1)
+    content = one.read_bytes()
+    damage(one)
+    assert_error(packer(*command, how), 2, one.name)
+    one.unlink()
+    assert packer(*command, how).exit_code == 0
+    assert one.read_bytes() == content
+    assert packer("verify", "out", "-q", "--against-inputs").exit_code == 0
+
+
+AB, LINK = ("a.jsonl", "b.jsonl"), lambda: os.symlink("a.jsonl", "link.jsonl")
+REFUSED: dict[str, tuple[tuple[object, ...], Callable[[], object], int, str, str]] = {
+    "other options": (
+        (*AB, *UPDATE, "-l", 128, "--overlong", "drop"), lambda: None, 2,
+        "other options: --max-length was 64, is now 128; --overlong was split, is now drop",
+        "--overwrite",
+    ),
+    "an update that names one new file": (
+        ("c.jsonl", *UPDATE), lambda: None, 2,
+        "drop 200 documents of 2 inputs: a.jsonl (not named), b.jsonl (not named)", "--add",
+    ),
+    "a file that is gone": (
+        ("b.jsonl", *UPDATE), gone("a"), 2, "1 input: a.jsonl (no longer exists)", "--prune",
+    ),
+    "one file by two names": (
+        ("link.jsonl", *ADD), both(LINK, put("a", "changed")), 2,
+        "link.jsonl: is a.jsonl in the result, by another name", "use the name",
+    ),
+    "the same, updated": (
+        ("link.jsonl", *UPDATE), both(LINK, put("a", "changed")), 2,
+        "link.jsonl: is a.jsonl in the result", "use the name",
+    ),
+    "a damaged shard": (AB, shard(damage), 2, "is missing or damaged", ""),
+    "a damaged shard, updated": ((*AB, *UPDATE), shard(damage), 2, "shard-00001", ""),
+    "damaged records": (
+        (*AB, "c.jsonl", *UPDATE), lambda: Path("out/units.jsonl").write_bytes(
+            b"".join(Path("out/units.jsonl").read_bytes().splitlines(True)[:-1])),
+        1, "out/units.jsonl: damaged: not what the manifest says", "--overwrite",
+    ),
+    "add and prune": (("c.jsonl", *ADD, "--prune"), lambda: None, 2, "--add and --prune: ", ""),
+    "add and overwrite": (("c.jsonl", *ADD, "--overwrite"), lambda: None, 2, "--add and --ov", ""),
+    "prune alone": (("c.jsonl", "--prune"), lambda: None, 2, "--prune needs --update", ""),
+    "checksum alone": (("c.jsonl", "--checksum"), lambda: None, 2, "--checksum needs --update", ""),
+    "update and overwrite": (
+        (*AB, *UPDATE, "--overwrite"), lambda: None, 2, "--update and --overwrite", "",
+    ),
+    "add and ranks": (
+        ("c.jsonl", *ADD, "--rank", 0, "--world-size", 2), lambda: None, 2, "--rank: does not", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(result: Path, name: str) -> None:
+    arguments, change, code, message, tip = REFUSED[name]
+    change()
+    refused(*arguments, code=code, message=message, tip=tip)
+
+
+def test_a_url_cannot_be_added_to(result: Path) -> None:
+    done = packer("pack", "c.jsonl", *OPTIONS[:-1], "memory://out", *ADD)
+    assert_error(done, 2, "--add: memory://out: a URL")
+
+
+def test_only_the_first_of_many_inputs_are_named(folder: Path) -> None:
+    names = [f"{i:02}.jsonl" for i in range(12)]
+    for name in names:
+        put(name)()
+    assert packer("pack", *names, *OPTIONS).exit_code == 0
+    message = (
+        "drop 11 documents of 11 inputs: 00.jsonl (not named), 01.jsonl (not named), "
+        "02.jsonl (not named) and 8 more"
+    )
+    refused(names[-1], *UPDATE, message=message, tip="--add")
+
+
+def test_a_result_of_another_version_is_refused(
+    result: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packer_cli.__version__", "9.9")
+    refused(*AB, *UPDATE, message="out: was packed by packer ", tip="--overwrite")
+    refused(*AB, message="holds a finished result that differs: packer was ", tip="--overwrite")
+
+
 def test_the_plain_command_after_an_update_has_nothing_to_do(result: Path) -> None:
-    Path("aa.jsonl").write_bytes(jsonl(*texts(2)))
+    put("aa.jsonl", "c")()
     names = ["a.jsonl", "aa.jsonl", "b.jsonl"]
-    update(*names)
-    done = packer("pack", *names, *OPTIONS, "-o", "out")
-    assert_error(done, 2, "out: holds a finished result of these inputs")
-    assert "tip: nothing need be done to have their documents" in done.stderr
+    run(*names, *UPDATE)
+    tip = "tip: nothing need be done to have their documents"
+    refused(*names, message="out: holds a finished result of these inputs", tip=tip)
 
 
 def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
     """Without one, padding is id 0; the built-in one pads with an id of its own."""
-    for name in ("a.jsonl", "b.jsonl"):
+    for name in AB:
         Path(name).write_text('{"input_ids": [1, 2, 3]}\n' * 50)
-    assert packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out").exit_code == 0
-    arguments = ["pack", "a.jsonl", "b.jsonl", "-l", 64, "-q", "--update", "-o", "out"]
-    done = packer(*arguments, "-t", "bytes")
+    options = ["-l", 64, "-q", "-o", "out"]
+    assert packer("pack", "a.jsonl", *options).exit_code == 0
+    done = packer("pack", *AB, *options, *UPDATE, "-t", "bytes")
     assert_error(done, 2, "the tokenizer was not given, is now bytes")
-    assert packer(*arguments).exit_code == 0
-    assert packer("verify", "out", "-q").exit_code == 0
+    run(*AB, *UPDATE, options=options)
 
 
-def test_inputs_that_hang_together_by_their_units(folder: Path) -> None:
-    """Every unit reads the end of one input and the beginning of the next: all go, or none."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+# A program that is packer, but is killed when all is packed and recorded.
+KILLED = """
+import os
+from packer_cli.cli import app as cli
+from packer_cli.run import pipeline
+def killed(*arguments):
+    os.kill(os.getpid(), 9)
+pipeline.finalize = killed
+cli.main()
+"""
 
-    names = [f"{i}.parquet" for i in range(6)]
-    for seed, name in enumerate(names):
-        pq.write_table(
-            pa.table({"text": texts(seed, 30)}), name, row_group_size=10, compression="none"
+
+def test_an_interrupted_addition_goes_on(result: Path) -> None:
+    Path("a.jsonl").unlink()
+    command = ["pack", "c.jsonl", *map(str, OPTIONS), *ADD]
+    assert altered(KILLED, *command).returncode == -9
+    assert packed() == of("a", "b")
+    # nobody would see that the third night was never added
+    message = "out: holds an unfinished run with other inputs: c.jsonl"
+    refused("d.jsonl", *ADD, message=message, tip="remove out/.packer")
+    refused("b.jsonl", *ADD, message=message, tip="first run its command again")
+    again = unaltered(*command)
+    assert again.returncode == 0, again.stderr
+    assert "out: continuing: " in again.stderr
+    assert packed() == of("a", "b", "c")
+    check_directory("out")
+
+
+def test_an_interrupted_first_night_is_not_forgotten(folder: Path) -> None:
+    for name in "ab":
+        put(name)()
+    assert altered(KILLED, "pack", "a.jsonl", *map(str, OPTIONS), *ADD).returncode == -9
+    message = "out: holds an unfinished run with other inputs: a.jsonl"
+    refused("b.jsonl", *ADD, message=message, tip="first run its command again")
+    for name in AB:
+        run(name, *ADD)
+    assert packed() == of("a", "b")
+
+
+@pytest.mark.parametrize("checksum", [[], ["--checksum"]])
+@pytest.mark.parametrize("shard_lost", [False, True])
+def test_kept_inputs_of_a_unit_that_is_packed_anew(
+    folder: Path, checksum: list[str], shard_lost: bool
+) -> None:
+    """They are read again, or named where they cannot be."""
+    names = [f"{i}.jsonl" for i in range(4)]
+    for i, name in enumerate(names):
+        put(name, f"text {i}")()
+    assert packer("pack", *names, *OPTIONS, "--unit-bytes", "16M").exit_code == 0
+    options = [*OPTIONS, "--unit-bytes", "16M"]
+    put(names[1], "changed")()
+    run(names[1], *ADD, options=options)
+    assert packed() == ["changed", "text 0", "text 2", "text 3"]
+    if shard_lost:
+        next(Path("out").glob("shard-*")).unlink()
+    else:
+        put(names[1], "changed again")()
+    Path(names[2]).unlink()
+    arguments = [names[1], *ADD, *checksum, "--unit-bytes", "16M"]
+    message = f"{names[2]}: is not named, no longer exists, and would have to be packed again"
+    refused(*arguments, message=message, tip="restore the file")
+    put(names[2], "quite another")()
+    message = f"{names[2]}: is not named, has changed, and would have to be packed again"
+    refused(*arguments, message=message, tip="to pack it as it is now, name it")
+    run(names[1], names[2], *ADD, *checksum, options=options)
+    changed = "changed" if shard_lost else "changed again"
+    assert packed() == sorted([changed, "quite another", "text 0", "text 3"])
+
+
+def test_kept_inputs_without_known_times_count_as_changed(folder: Path) -> None:
+    for name in "abc":
+        put(name)()
+    options = [*OPTIONS, "--unit-bytes", "16M"]
+    run(*AB, options=options)
+    Path("out/input_times.json").write_text("{}")
+    run("c.jsonl", "--checksum", *ADD, options=options)
+    message = "b.jsonl: is not named, has changed, and would have to be packed again"
+    refused("a.jsonl", *ADD, "--unit-bytes", "16M", message=message, tip="--checksum")
+    assert SAME in run("a.jsonl", *ADD, "--checksum", options=options)
+    run(*AB, *ADD, options=options, again=True)
+    assert packed() == of("a", "b", "c")
+
+
+def test_content_that_is_named_twice_is_warned_of(result: Path) -> None:
+    put("copy.jsonl", "a")()
+    for how in (["--overwrite"], []):
+        done = packer("pack", "a.jsonl", "copy.jsonl", *OPTIONS, "-q", *how)
+        assert done.exit_code == 0
+        assert done.stderr == (
+            "packer: warning: out: 100 documents are there more than once: copy.jsonl has the "
+            "content of a.jsonl; name one of such files\n"
         )
-    options = ["-l", 64, "-t", "bytes", "--unit-bytes", 2500]
-    assert packer("pack", *names, *options, "-o", "out").exit_code == 0
-    units = json.loads(Path("out/manifest.json").read_bytes())["units"]
-    assert sum(len({part[0] for part in unit["slices"]}) > 1 for unit in units) > 2
-    pq.write_table(
-        pa.table({"text": texts(9, 30)}), names[-1], row_group_size=10, compression="none"
-    )
-    assert packer("pack", *names, *options, "--update", "-o", "out").exit_code == 0
-    expected = [t for seed in (0, 1, 2, 3, 4, 9) for t in texts(seed, 30)]
-    assert sorted(recover_texts("out")) == sorted(expected)
-    assert packer("verify", "out", "-q").exit_code == 0
+
+
+def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
+    options = [*map(str, OPTIONS), "-q"]
+    first = unaltered("pack", "-", *options, "--add", stdin=jsonl("one", "two"))
+    assert first.returncode == 0, first.stderr
+    for how in ("--add", "--update"):
+        again = unaltered("pack", "-", *options, how, stdin=jsonl("three"))
+        assert again.returncode == 2
+        assert "-: stdin would replace the documents that came from stdin before" in again.stderr
+    put("a.jsonl", "three")()
+    run("a.jsonl", *ADD)
+    assert packed() == ["one", "three", "two"]
+    last = unaltered("pack", "-", *options, "--update", "--prune", stdin=jsonl("four"))
+    assert last.returncode == 0, last.stderr
+    assert packed() == ["four"]
+
+
+def test_parquet_that_is_kept_needs_no_file(result: Path) -> None:
+    pq.write_table(pa.table({"text": TEXTS["d"]}), "d.parquet", row_group_size=10)
+    run("d.parquet", *ADD)
+    Path("d.parquet").unlink()
+    run("c.jsonl", *ADD)
+    assert packed() == of("a", "b", "c", "d")

@@ -12,18 +12,17 @@ import pytest
 from shop import MARKER, OPTIONS, OUT, Shop, fail_at, local, pack, succeeds, there
 from support import assert_error, contents, jsonl, packer
 
-from packer_cli.run import transfer
-from packer_cli.run.staging import default_staging
+from packer_cli.run import upload
+from packer_cli.run.upload import default_staging
 
 pytestmark = pytest.mark.usefixtures("stores")
 
 
 def test_the_same_bytes_as_a_local_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_THREADS", 1)
+    monkeypatch.setattr(upload, "_THREADS", 1)
     for url in (OUT, "memory://bucket/out/", f"file://{Path.cwd()}/deep/out"):
         succeeds(out=url)
         assert there(url) == local()
-        assert not Path("deep/out/.packer").exists()
     assert len(list(Path("local-a.jsonl").glob("*.arrow"))) > 3
     names = [name for what, name in Shop.log if what == "write"]
     shards = [name for name in names if name.endswith(".arrow")]
@@ -56,7 +55,7 @@ def test_stats_of_a_url() -> None:
         (["--update"], f"--update: {OUT}: a URL"),
         (["--rank", "0", "--world-size", "2"], f"--rank: {OUT}: a URL"),
         (["-o", "shop://"], "--output: shop://: names no folder"),
-        (["-o", "out", "--staging", "s"], "--staging: is for an --output that is a URL"),
+        (["-o", "out", "--staging", "s"], "--staging needs an --output that is a URL"),
         (["-o", "nowhere://a/b"], "nowhere://a/b: unknown protocol"),
         (["-o", ""], "--output: is empty"),
         (["--staging", "shop://a/b"], "--staging: 'shop://a/b' is not a local path"),
@@ -133,12 +132,12 @@ def test_a_staged_run_of_other_options_or_for_another_url_is_refused() -> None:
     assert pack("--staging", "s").exit_code == 1
     Shop.disturb = lambda what, name: None
     result = pack("--staging", "s", "--seed", 7)
-    assert_error(result, 2, "holds an unfinished run for", "--seed was 0, is now 7")
+    assert_error(result, 2, "holds an unfinished run that differs: --seed was 0, is now 7")
     result = pack("--staging", "s", out="shop://bucket/other")
     assert_error(result, 2, "--staging: s: holds files for an upload to another URL")
     with open("a.jsonl", "ab") as file:
         file.write(jsonl("more"))
-    assert_error(pack("--staging", "s"), 2, "a.jsonl was written to")
+    assert_error(pack("--staging", "s"), 2, "a.jsonl has changed")
     succeeds("--staging", "s", "--overwrite")
     assert there() == local()
 
@@ -149,7 +148,7 @@ def test_a_store_that_cannot_be_written_to_is_found_before_the_work(
     def fail(*given: object) -> None:
         raise AssertionError("packs")
 
-    monkeypatch.setattr("packer_cli.run.pipeline._Job._pack_rest", fail)
+    monkeypatch.setattr("packer_cli.run.pipeline._Packing._pack_rest", fail)
     for error, code, message in (
         (NotImplementedError(), 2, "cannot write at shop://"),
         (PermissionError(errno.EACCES, "Forbidden"), 1, "cannot write: Forbidden"),
@@ -182,16 +181,6 @@ def test_a_result_that_is_marked_incomplete_is_not_uploaded() -> None:
     assert "manifest.json" in there()
 
 
-def test_a_second_run_is_refused_at_once() -> None:
-    def again(what: str, name: str) -> None:
-        Shop.disturb = lambda what, name: None
-        assert_error(pack(), 1, "another run is writing there")
-
-    Shop.disturb = again
-    succeeds()
-    assert there() == local()
-
-
 def test_a_staging_directory_of_somebody_else_is_not_used(folder: Path) -> None:
     (folder / "theirs").mkdir()
     default_staging(OUT).symlink_to(folder / "theirs")
@@ -200,3 +189,24 @@ def test_a_staging_directory_of_somebody_else_is_not_used(folder: Path) -> None:
     fail_at(1, OSError("no"))
     assert pack().exit_code == 1
     assert default_staging(OUT).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("notes", "--staging: s: is neither empty"), (".packer/notes", "s/.packer: is not packer's")],
+)
+def test_a_staging_directory_with_files_of_others(name: str, message: str) -> None:
+    Path("s/.packer").mkdir(parents=True)
+    Path("s", name).write_bytes(b"mine")
+    result = pack("--staging", "s", "--overwrite")
+    assert_error(result, 2, message)
+    assert "choose another --staging" in result.stderr
+    assert contents("s") == {name: b"mine"}
+
+
+def test_a_damaged_shard_of_the_same_size_is_uploaded_again() -> None:
+    succeeds()
+    (shard,) = (name for name in Shop.objects if "shard-00001" in name)
+    Shop.objects[shard] = Shop.objects[shard][:-1] + b"?"
+    succeeds("--overwrite")
+    assert there() == local()

@@ -27,9 +27,8 @@ from support import (
 )
 
 from packer_cli import open_packed
-from packer_cli.config.options import PackConfig
-from packer_cli.config.run_options import RunOptions
-from packer_cli.config.strategies import ALIASES, NAMES
+from packer_cli.options.options import ALIASES, NAMES, PackConfig
+from packer_cli.options.run_options import RunOptions
 from packer_cli.result.reader import rows_of
 from packer_cli.run.pipeline import pack as run
 
@@ -65,37 +64,16 @@ def test_the_same_command_gives_the_same_bytes(data: Path) -> None:
     assert len(check_directory("one")["shards"]) > 3
 
 
-def test_the_number_of_workers_changes_no_byte(data: Path) -> None:
-    for workers in (1, 2, 4):
-        command = ["pack", *INPUTS, "--workers", workers, "-o", f"out{workers}"]
-        assert packer(*command).exit_code == 0
-    assert contents("out1") == contents("out2") == contents("out4")
-
-
-def test_overwriting_gives_the_same_bytes(data: Path) -> None:
-    assert packer("pack", *INPUTS, "-o", "out").exit_code == 0
-    before = contents("out")
-    assert packer("pack", *INPUTS, "-o", "out", "--overwrite").exit_code == 0
-    assert contents("out") == before
-
-
 def test_the_seed_changes_the_order_and_nothing_else(data: Path) -> None:
-    rows = {}
-    for seed in (0, 1, 2**63 - 1):
-        manifest = pack(*INPUTS[:4], "--seed", seed, "--overwrite")
-        rows[seed] = Path("out", manifest["shards"][0]["file"]).read_bytes()
-        assert recover_texts("out") == TEXTS
-        assert manifest["rows"] == pack(*INPUTS[:4], "--overwrite")["rows"]
-    assert len(set(rows.values())) == 3
-
-
-def test_shuffling_can_be_switched_off(data: Path) -> None:
-    files = []
-    for seed in (0, 1):
-        options = ["--strategy", "online-best-fit", "--no-shuffle", "--seed", seed]
-        pack(*INPUTS[:4], *options, "--overwrite")
-        files.append(shard_of().read_bytes())
-    assert files[0] == files[1]
+    """And with --no-shuffle nothing."""
+    for options, different in (([], 3), (["--strategy", "online-best-fit", "--no-shuffle"], 1)):
+        shards, rows = set[bytes](), set[int]()
+        for seed in (0, 1, 2**63 - 1):
+            manifest = pack(*INPUTS[:4], "--seed", seed, *options, "--overwrite")
+            shards.add(shard_of().read_bytes())
+            rows.add(manifest["rows"])
+            assert recover_texts("out") == TEXTS
+        assert (len(shards), len(rows)) == (different, 1)
 
 
 @pytest.mark.parametrize("strategy", NAMES)
@@ -120,7 +98,10 @@ def test_aliases_are_the_same_strategy(data: Path, alias: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["next-fit", "wrap"])
 def test_strategies_that_keep_the_input_order(data: Path, strategy: str) -> None:
-    pack(*INPUTS[:4], "--strategy", strategy)
+    """Shuffling would carry some row into the next window, and not the open one."""
+    shuffled = packer("pack", *INPUTS, "--strategy", strategy, "--shuffle")
+    assert_error(shuffled, 2, f"--shuffle: would undo what --strategy {strategy} is for")
+    pack(*INPUTS[:4], "--strategy", strategy, "--no-shuffle")
     packed = open_packed("out")
     places = [
         (segment["file"], segment["position"], segment["start"])
@@ -154,22 +135,18 @@ def test_no_token_is_lost_without_a_count(data: Path, overlong: str, max_length:
     assert manifest["truncated_documents"] + manifest["dropped_documents"] == counted
 
 
-def test_dropping_everything(data: Path) -> None:
-    result = packer("pack", *INPUTS[:2], "-l", 2, "-t", "bytes", "-q", "--overlong", "drop")
-    assert result.exit_code == 1
-    assert "nothing to pack: 1 empty, 300 dropped and 0 rejected records" in result.stderr
-
-
-def test_overlong_error_names_the_document(data: Path) -> None:
+def test_what_overlong_refuses(data: Path) -> None:
+    """A run that keeps nothing; and the first document that is too long, by its line."""
+    options = ["-t", "bytes", "-q", "-o", "out", "--overlong"]
+    nothing = packer("pack", *INPUTS[:2], "-l", 2, *options, "drop")
+    message = "nothing to pack: 1 empty, 300 dropped and 0 rejected records"
+    assert_error(nothing, 1, message)
     first = next(i for i, length in enumerate(LENGTHS) if length > 64)
-    options = ["-l", 64, "-t", "bytes", "-q", "--overlong", "error", "-o", "out"]
-    result = packer("pack", "a.jsonl", *options)
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: a.jsonl, line {first + 1} (byte ")
-    assert f"the document has {LENGTHS[first]} tokens, --max-length is 64\n" in result.stderr
+    result = packer("pack", "a.jsonl", "-l", 64, *options, "error")
+    message = f"the document has {LENGTHS[first]} tokens, --max-length is 64"
+    assert_error(result, 1, f"error: a.jsonl, line {first + 1} (byte ", message)
     assert not Path("out").exists()
-    longest = max(LENGTHS)
-    pack("a.jsonl", "b.jsonl", "-l", longest, "--overlong", "error")
+    pack("a.jsonl", "b.jsonl", "-l", max(LENGTHS), "--overlong", "error")
     assert recover_texts("out") == TEXTS
 
 
@@ -178,21 +155,13 @@ def test_a_document_whose_pieces_cannot_be_numbered(
     data: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """2**31 tokens, made small for the test: the start of a piece is an int32."""
-    monkeypatch.setattr("packer_cli.run.rows.MAX_DOCUMENT_TOKENS", 100)
+    monkeypatch.setattr("packer_cli.run.unit.MAX_DOCUMENT_TOKENS", 100)
     (data / "long.jsonl").write_bytes(jsonl("x" * 99, "y" * 100))
     options = ["long.jsonl", "-l", 64, "-t", "bytes", "-q", "--strategy", strategy]
     message = "long.jsonl, line 2 (byte 112): the document has 101 tokens, the most is 100"
     assert_error(packer("pack", *options), 1, message)
     if strategy != "wrap":
         pack(*options[:3], "--overlong", "truncate")
-
-
-@pytest.mark.parametrize("strategy", ["next-fit", "wrap"])
-def test_shuffling_is_refused_where_the_order_is_kept(data: Path, strategy: str) -> None:
-    """It would carry some row into the next window, and not the open one."""
-    result = packer("pack", *INPUTS, "--strategy", strategy, "--shuffle")
-    assert_error(result, 2, f"--shuffle: would undo what --strategy {strategy} is for")
-    pack(*INPUTS[:4], "--strategy", strategy, "--no-shuffle")
 
 
 @pytest.mark.parametrize("eos", ["--eos", "--no-eos"])

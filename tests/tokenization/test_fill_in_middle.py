@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
-from support import assert_error, check_directory, contents, packer, recover_documents
+from support import assert_error, check_directory, packer, recover_documents
 from test_real_data import SHARED
 from tokenizers import Tokenizer
 
@@ -99,20 +99,18 @@ def test_every_text_is_whole_and_some_are_rearranged(
     assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
 
 
-def test_the_share_that_has_the_suffix_first(tokenizer: _Tokens) -> None:
-    path = tokenizer()
+def test_the_share_that_has_the_suffix_first_and_other_tokens(tokenizer: _Tokens) -> None:
+    mine = ("[P]", "[S]", "[M]")
+    path = tokenizer(mine)
     options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--overlong", "drop"]
     for share in (0, 0.3, 1):
-        pack("texts.jsonl", *options, "--fim-spm-rate", share)
-        cut = [parts_of(ids, path) for ids in documents().values()]
+        named = ["--fim-tokens", "[P],[S],[M]", "--fim-spm-rate", share]
+        pack("texts.jsonl", *options, *named)
+        cut = [parts_of(ids, path, mine) for ids in documents().values()]
         assert all(parts is not None for parts in cut)
-        beginning_first = sum(1 for parts in cut if parts and parts[0])
+        first = sum(1 for parts in cut if parts and parts[0]) / len(cut)
         # of a text that is cut at its very beginning nothing tells
-        assert (
-            beginning_first == 0
-            if share == 1
-            else abs(beginning_first / len(cut) - 1 + share) < 0.1
-        )
+        assert first == 0 if share == 1 else abs(first - 1 + share) < 0.1
 
 
 def test_a_text_is_the_same_document_wherever_it_is(tokenizer: _Tokens) -> None:
@@ -150,19 +148,11 @@ def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens, policy: str) 
     assert manifest["special_tokens_in_text"] == (ids.count(tiny.EOS_ID) or 20)
 
 
-def test_other_tokens_can_be_named(tokenizer: _Tokens) -> None:
-    mine = ("[P]", "[S]", "[M]")
-    path = tokenizer(mine)
-    named = ["-l", 4096, "-t", path, "--fim-rate", 1, "--fim-tokens", "[P],[S],[M]"]
-    pack("texts.jsonl", *named)
-    assert all(parts_of(ids, path, mine) for ids in documents().values())
-
-
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
         (["--fim-rate", 2], ["--fim-rate", "between 0 and 1"]),
-        (["--fim-spm-rate", 0.1], ["--fim-spm-rate: is for --fim-rate"]),
+        (["--fim-spm-rate", 0.1], ["--fim-spm-rate needs --fim-rate"]),
         (["--fim-rate", 1, "--fim-tokens", "[P],[S]"], ["[P],[S] are not three different"]),
         (["--fim-rate", 1, "--fim-tokens", "[P],[S],[M]"], ["'[P]' is not a token of its own"]),
         (["--fim-rate", 1, "-t", "bytes"], ["tokenizer bytes", "found none that packer knows"]),
@@ -173,6 +163,9 @@ def test_refused(tokenizer: _Tokens, options: list[Any], parts: list[str]) -> No
     result = packer("pack", "texts.jsonl", "-l", 512, "-o", "out", *which, *options)
     assert_error(result, 2, *parts)
     assert not Path("out").exists()
+    Path("texts.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    result = packer("pack", "texts.jsonl", "-l", 512, "-t", tokenizer(), "--fim-rate", 1)
+    assert_error(result, 2, "--fim-rate", "prompt-completion")
 
 
 @pytest.mark.parametrize("text", ["a<s>b{}", "{}<s>", "<s>{}", "<s><s>", "a <s> <s>{} b"])
@@ -233,21 +226,6 @@ def test_a_text_that_has_the_tokens_itself_stays_as_it_is(
     assert "".join(parts_of(other, path) or []) == texts[2]
     assert manifest["fim_documents"] == 1
     assert manifest["special_tokens_in_text"] == (4 if special else 0)
-
-
-def test_refused_for_conversations(tokenizer: _Tokens) -> None:
-    Path("texts.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    result = packer("pack", "texts.jsonl", "-l", 512, "-t", tokenizer(), "--fim-rate", 1)
-    assert_error(result, 2, "--fim-rate: is for plain text", "prompt-completion")
-
-
-def test_nothing_changes_without_it(tokenizer: _Tokens) -> None:
-    path = tokenizer()
-    pack("texts.jsonl", "-l", 512, "-t", path)
-    pack("texts.jsonl", "-l", 512, "-t", path, "--fim-rate", 0, out="again")
-    shards = [{name: data for name, data in contents(one).items() if name.endswith("arrow")}
-              for one in ("out", "again")]  # fmt: skip
-    assert shards[0] == shards[1]
 
 
 @pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"needs the real data in {SHARED}")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from support import assert_error, check_directory, jsonl, packer, packer_process
 from tiny_tokenizers import EOS
 
 from packer_cli.errors import DataError
-from packer_cli.tokenization.locate import TokenizerFiles, locate
+from packer_cli.tokenization.locate import locate
 
 PACK = ["pack", "data.jsonl", "-l", "16", "-o", "out", "--tokenizer-backend", "tokenizers"]
 CONFIG = {"eos_token": EOS}
@@ -32,13 +33,9 @@ def data(folder: Path) -> Path:
 def test_a_folder_and_its_tokenizer_json_are_the_same(folder: Path) -> None:
     tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config=CONFIG)
     by_folder, by_file = locate("tok"), locate("tok/tokenizer.json")
-    assert by_folder.json == by_file.json == (folder / "tok/tokenizer.json").read_bytes()
-    assert by_folder.companions == by_file.companions
-    assert by_folder.eos == by_file.eos == EOS
-
-
-def test_a_tokenizer_json_may_have_any_name(folder: Path) -> None:
-    (folder / "mine.json").write_text(json.dumps(tiny.byte_level()))
+    assert replace(by_file, source="tok") == by_folder
+    assert (by_file.json, by_file.eos) == ((folder / "tok/tokenizer.json").read_bytes(), EOS)
+    (folder / "mine.json").write_text(json.dumps(tiny.byte_level()))  # of any name
     assert locate("mine.json").eos == EOS
 
 
@@ -59,59 +56,39 @@ def test_the_output_holds_the_tokenizer(folder: Path) -> None:
     }
 
 
-def _write(name: str, content: str | bytes) -> None:
-    path = Path(name)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
+# (what is named, its content or None, what is said of it)
+NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
+    ("./none", None, "no such file or folder"),
+    ("/none/tok", None, "no such file or folder"),
+    ("none.json", None, "no such file or folder"),
+    ("a/b/c", None, "no such file or folder"),  # too deep for a hub name
+    ("not a hub name", None, "not a hub name"),
+    (".", None, "the folder has no tokenizer.json"),
+    ("t/tokenizer.json", "{", NO_TOKENIZER),
+    ("t/tokenizer.json", b'{"\xff": 1}', NO_TOKENIZER),
+    ("t/tokenizer.json", "[" * 10_000, NO_TOKENIZER),
+    ("t/tokenizer.json", "", NO_TOKENIZER),
+    ("t/tokenizer.json", "[]", NO_TOKENIZER),
+    ("t/tokenizer.json", '{"a": 1}', NO_TOKENIZER + ".*`model`"),
+    ("t/tokenizer.json", '{"model": {}, "added_tokens": [1]}',
+     NO_TOKENIZER + r".*added_tokens\[0\]"),
+    ("t/tokenizer.json", '{"model": {"type": "Unheard"}}', "tokenizer.json cannot be loaded"),
+    ("t/tokenizer_config.json", "{", "t/tokenizer_config.json: not valid JSON"),
+    ("t/special_tokens_map.json", "[]", "a JSON list, not an object"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("source", "content", "part"),
-    [
-        pytest.param("./none", None, "no such file or folder", id="no such path"),
-        pytest.param("/none/tok", None, "no such file or folder", id="no such absolute path"),
-        pytest.param("none.json", None, "no such file or folder", id="no such file"),
-        pytest.param("a/b/c", None, "no such file or folder", id="too deep for a hub name"),
-        pytest.param("not a hub name", None, "not a hub name", id="no hub name"),
-        pytest.param(".", None, "the folder has no tokenizer.json", id="empty folder"),
-        pytest.param("t/tokenizer.json", "{", NO_TOKENIZER, id="cut JSON"),
-        pytest.param("t/tokenizer.json", b'{"\xff": 1}', NO_TOKENIZER, id="invalid UTF-8"),
-        pytest.param("t/tokenizer.json", "[" * 10_000, NO_TOKENIZER, id="deep JSON"),
-        pytest.param("t/tokenizer.json", "", NO_TOKENIZER, id="empty file"),
-        pytest.param("t/tokenizer.json", "[]", NO_TOKENIZER, id="list"),
-        pytest.param("t/tokenizer.json", '{"a": 1}', NO_TOKENIZER + ".*`model`", id="other JSON"),
-        pytest.param(
-            "t/tokenizer.json",
-            '{"model": {}, "added_tokens": [1]}',
-            NO_TOKENIZER + r".*added_tokens\[0\]",
-            id="malformed added tokens",
-        ),
-        pytest.param(
-            "t/tokenizer.json",
-            '{"model": {"type": "Unheard"}}',
-            "tokenizer.json cannot be loaded",
-            id="unknown model",
-        ),
-        pytest.param(
-            "t/tokenizer_config.json", "{", "t/tokenizer_config.json: not valid JSON", id="config"
-        ),
-        pytest.param(
-            "t/special_tokens_map.json", "[]", "a JSON list, not an object", id="special tokens"
-        ),
-    ],
-)
-@pytest.mark.parametrize("engine", ["tokenizers", "auto"])
+@pytest.mark.parametrize(("source", "content", "part"), NO_TOKENIZERS)
 def test_what_is_no_tokenizer_is_a_usage_error(
-    source: str, content: str | bytes | None, part: str, engine: str
+    source: str, content: str | bytes | None, part: str
 ) -> None:
     if content is not None:
         tiny.save(Path("t"), tiny.byte_level())
-        _write(source, content)
+        Path(source).write_bytes(content.encode() if isinstance(content, str) else content)
         source = "t"
-    result = packer(*PACK[:-1], engine, "-t", source)
+    result = packer(*PACK[:-2], "-t", source)
     assert_error(result, 2, f"tokenizer {source}")
     assert re.search(part, result.stderr)
-
     assert not Path("out").exists()
 
 
@@ -126,11 +103,6 @@ def test_an_unreadable_tokenizer_names_the_file(monkeypatch: pytest.MonkeyPatch)
         locate("tok")
 
 
-def _names(name: str) -> TokenizerFiles:
-    tiny.save(Path(name), tiny.byte_level())
-    return locate(name)
-
-
 @pytest.mark.parametrize(
     ("option", "variable", "source"),
     [("flagged", "named", "flagged"), (None, "named", "named"), (None, "", "bytes"),
@@ -139,8 +111,8 @@ def _names(name: str) -> TokenizerFiles:
 def test_the_option_comes_before_the_environment_before_bytes(
     monkeypatch: pytest.MonkeyPatch, option: str | None, variable: str | None, source: str
 ) -> None:
-    _names("flagged")
-    _names("named")
+    for name in ("flagged", "named"):
+        tiny.save(Path(name), tiny.byte_level())
     if variable is not None:
         monkeypatch.setenv("PACKER_TOKENIZER", variable)
     result = packer(*PACK, *(["-t", option] if option else []))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,15 @@ EOS_CONFIG = {"eos_token": EOS}
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Load]:
+def load(tmp_path: Path) -> Load:
     """load(document, engine, companion={...}, option=...): through a folder, as users do."""
-    with ExitStack() as stack:
 
-        def make(document: tiny.Json, engine: str = "tokenizers", **rest: Any) -> Tokenizer:
-            companions = {
-                name: rest.pop(name) for name in list(rest) if isinstance(rest[name], dict)
-            }
-            files = locate(str(tiny.save(tmp_path / "tokenizer", document, **companions)))
-            tokenizer = load_tokenizer(files, backend=engine, framing=Framing(**rest))
-            return stack.enter_context(closing(tokenizer))
+    def make(document: tiny.Json, engine: str = "tokenizers", **rest: Any) -> Tokenizer:
+        companions = {name: rest.pop(name) for name in list(rest) if isinstance(rest[name], dict)}
+        files = locate(str(tiny.save(tmp_path / "tokenizer", document, **companions)))
+        return load_tokenizer(files, backend=engine, framing=Framing(**rest))
 
-        yield make
+    return make
 
 
 def documents(tokenizer: Tokenizer, *texts: str) -> list[list[int]]:
@@ -87,38 +82,21 @@ def test_ids_may_lie_above_the_vocabulary_size(load: Load, engine: str) -> None:
     assert documents(tokenizer, "a<|high|>b") == [[a, 200_019, b, 200_019]]
 
 
-def test_an_id_beyond_all_reason_is_refused(tmp_path: Path) -> None:
-    document = tiny.with_added_token(tiny.byte_level(), "<|huge|>", 1 << 31)
-    folder = tiny.save(tmp_path, document)
-    with pytest.raises(UsageError, match="has the id 2147483648, at most 16777216 works"):
-        locate(str(folder))
+TOKEN = {"__type": "AddedToken", "content": BOS, "lstrip": False}
 
 
 @pytest.mark.parametrize(
     "companions",
     [
-        pytest.param({"tokenizer_config": {"eos_token": EOS, "bos_token": BOS}}, id="strings"),
-        pytest.param(
-            {
-                "tokenizer_config": {
-                    "eos_token": {"__type": "AddedToken", "content": EOS, "lstrip": False},
-                    "bos_token": {"__type": "AddedToken", "content": BOS, "lstrip": False},
-                }
-            },
-            id="objects",
-        ),
-        pytest.param(
-            {"special_tokens_map": {"eos_token": EOS, "bos_token": {"content": BOS}}},
-            id="special_tokens_map",
-        ),
-        pytest.param(
-            {
-                "tokenizer_config": {"eos_token": EOS, "bos_token": None},
-                "special_tokens_map": {"eos_token": "x", "bos_token": BOS},
-            },
-            id="config before map",
-        ),
+        {"tokenizer_config": {"eos_token": EOS, "bos_token": BOS}},
+        {"tokenizer_config": {"eos_token": TOKEN | {"content": EOS}, "bos_token": TOKEN}},
+        {"special_tokens_map": {"eos_token": EOS, "bos_token": {"content": BOS}}},
+        {
+            "tokenizer_config": {"eos_token": EOS, "bos_token": None},
+            "special_tokens_map": {"eos_token": "x", "bos_token": BOS},
+        },
     ],
+    ids=["strings", "objects", "special_tokens_map", "config before map"],
 )
 def test_special_tokens_come_from_either_file_as_strings_or_objects(
     load: Load, companions: dict[str, tiny.Json]
@@ -127,61 +105,39 @@ def test_special_tokens_come_from_either_file_as_strings_or_objects(
     assert (info.bos_token_id, info.eos_token_id, info.pad_token_id) == (BOS_ID, EOS_ID, EOS_ID)
 
 
-def test_a_well_known_eos_needs_no_configuration(load: Load) -> None:
-    assert load(tiny.byte_level()).info.eos_token_id == EOS_ID
-
-
 X, Y = 2, 3  # of tiny.letters
 
 
-@pytest.mark.parametrize(
-    ("template", "options", "text", "expected"),
-    [
-        pytest.param((), {}, "xy", [X, Y, EOS_ID], id="EOS appended"),
-        pytest.param((), {}, "xy</s>", [X, Y, EOS_ID], id="EOS in the text already"),
-        pytest.param((), {}, "</s>", [EOS_ID], id="EOS is the text"),
-        pytest.param((), {}, "x</s>y", [X, EOS_ID, Y, EOS_ID], id="EOS inside"),
-        pytest.param((), {"eos": False}, "xy", [X, Y], id="no EOS"),
-        pytest.param((), {"eos": False}, "xy</s>", [X, Y, EOS_ID], id="no EOS, in the text"),
-        pytest.param(("A", EOS), {}, "xy", [X, Y, EOS_ID], id="post-processor EOS"),
-        pytest.param(
-            ("A", EOS), {}, "xy</s>", [X, Y, EOS_ID], id="post-processor EOS, in the text"
-        ),
-        pytest.param(("A", EOS), {"eos": False}, "xy", [X, Y], id="no post-processor EOS"),
-        pytest.param((BOS, "A"), {}, "xy", [BOS_ID, X, Y, EOS_ID], id="BOS"),
-        pytest.param((BOS, "A"), {}, "<s>xy", [BOS_ID, X, Y, EOS_ID], id="BOS in the text already"),
-        pytest.param((BOS, "A"), {}, "x<s>y", [BOS_ID, X, BOS_ID, Y, EOS_ID], id="BOS inside"),
-        pytest.param((BOS, "A"), {"eos": False}, "xy", [BOS_ID, X, Y], id="BOS, no EOS"),
-        pytest.param((BOS, "A", EOS), {}, "xy", [BOS_ID, X, Y, EOS_ID], id="BOS and EOS"),
-        pytest.param(
-            (BOS, "A", EOS), {}, "<s>xy</s>", [BOS_ID, X, Y, EOS_ID], id="both in the text already"
-        ),
-        pytest.param(("A", BOS), {}, "xy", [X, Y, BOS_ID, EOS_ID], id="EOS after another suffix"),
-        pytest.param((BOS, "A", EOS), {}, "", [], id="empty text"),
-        pytest.param((BOS, "A", EOS), {}, "abc", [], id="text without a token"),
-    ],
-)
-def test_bos_and_eos_are_there_once(
-    load: Load,
-    template: tuple[str, ...],
-    options: dict[str, bool],
-    text: str,
-    expected: list[int],
-) -> None:
+# id: (what the post-processor makes, how it is framed, the text, its tokens)
+FRAMED: dict[str, tuple[tuple[str, ...], dict[str, bool], str, list[int]]] = {
+    "EOS appended": ((), {}, "xy", [X, Y, EOS_ID]),
+    "EOS in the text already": ((), {}, "xy</s>", [X, Y, EOS_ID]),
+    "EOS is the text": ((), {}, "</s>", [EOS_ID]),
+    "EOS inside": ((), {}, "x</s>y", [X, EOS_ID, Y, EOS_ID]),
+    "no EOS": ((), {"eos": False}, "xy", [X, Y]),
+    "no EOS, in the text": ((), {"eos": False}, "xy</s>", [X, Y, EOS_ID]),
+    "post-processor EOS": (("A", EOS), {}, "xy", [X, Y, EOS_ID]),
+    "post-processor EOS, in the text": (("A", EOS), {}, "xy</s>", [X, Y, EOS_ID]),
+    "no post-processor EOS": (("A", EOS), {"eos": False}, "xy", [X, Y]),
+    "BOS": ((BOS, "A"), {}, "xy", [BOS_ID, X, Y, EOS_ID]),
+    "BOS in the text already": ((BOS, "A"), {}, "<s>xy", [BOS_ID, X, Y, EOS_ID]),
+    "BOS inside": ((BOS, "A"), {}, "x<s>y", [BOS_ID, X, BOS_ID, Y, EOS_ID]),
+    "BOS, no EOS": ((BOS, "A"), {"eos": False}, "xy", [BOS_ID, X, Y]),
+    "BOS and EOS": ((BOS, "A", EOS), {}, "xy", [BOS_ID, X, Y, EOS_ID]),
+    "both in the text already": ((BOS, "A", EOS), {}, "<s>xy</s>", [BOS_ID, X, Y, EOS_ID]),
+    "EOS after another suffix": (("A", BOS), {}, "xy", [X, Y, BOS_ID, EOS_ID]),
+    "empty text": ((BOS, "A", EOS), {}, "", []),
+    "text without a token": ((BOS, "A", EOS), {}, "abc", []),
+}
+
+
+@pytest.mark.parametrize("case", FRAMED)
+def test_bos_and_eos_are_there_once(load: Load, case: str) -> None:
+    template, options, text, expected = FRAMED[case]
     document = tiny.letters()
     if template:
         document = tiny.with_template(document, *template)
     assert documents(load(document, **options), "x", text, "y")[1] == expected
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_bos_and_eos_with_either_engine(load: Load, engine: str) -> None:
-    document = tiny.with_template(tiny.byte_level(), BOS, "A")
-    a = document["model"]["vocab"]["a"]
-    tokens = documents(load(document, engine), "a", "", "<s>a</s>", "a</s>a")
-    assert tokens == [
-        [BOS_ID, a, EOS_ID], [], [BOS_ID, a, EOS_ID], [BOS_ID, a, EOS_ID, a, EOS_ID],
-    ]  # fmt: skip
 
 
 def test_a_post_processor_that_rewrites_the_text_is_refused(load: Load) -> None:
@@ -208,33 +164,24 @@ def test_without_any_eos_padding_is_id_zero(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "arguments", "parts"),
+    ("config", "arguments", "part"),
     [
-        pytest.param({}, [], ["no configuration names its EOS token"], id="none known"),
-        pytest.param(
-            {"eos_token": "<none>"}, [], ["'<none>' is not in the vocabulary"], id="configured"
-        ),
-        pytest.param(
-            {"eos_token": EOS},
-            ["--eos-token", "<none>"],
-            ["'<none>' is not in the vocabulary"],
-            id="wrong --eos-token",
-        ),
-        pytest.param(
-            {"eos_token": EOS}, ["--eos-token", ""], ["'' is not in the vocabulary"], id="empty"
-        ),
+        ({}, [], "no configuration names its EOS token"),
+        ({"eos_token": "<none>"}, [], "'<none>' is not in the vocabulary"),
+        ({"eos_token": EOS}, ["--eos-token", "<none>"], "'<none>' is not in the vocabulary"),
+        ({"eos_token": EOS}, ["--eos-token", ""], "'' is not in the vocabulary"),
     ],
 )
 @pytest.mark.parametrize("engine", ["tokenizers", "auto"])
 def test_an_unusable_eos_is_an_error_that_names_the_option(
-    folder: Path, engine: str, config: tiny.Json, arguments: list[str], parts: list[str]
+    folder: Path, engine: str, config: tiny.Json, arguments: list[str], part: str
 ) -> None:
     document = tiny.with_added_token(tiny.byte_level(), "<|endoftext|>", 400)  # two candidates
     tiny.save(folder / "tok", document, tokenizer_config=config)
     Path("data.jsonl").write_bytes(jsonl("a"))
     command = ["pack", "data.jsonl", "-l", "8", "-t", "tok", "--tokenizer-backend", engine]
     result = packer(*command, *arguments)
-    assert_error(result, 2, "tokenizer tok: ", *parts)
+    assert_error(result, 2, "tokenizer tok: ", part)
     assert "--eos-token" in result.stderr
     assert "--no-eos" in result.stderr
     assert not Path("data-packed-8").exists()

@@ -1,0 +1,522 @@
+"""What the probe of a structure tells of all conversations that have it, learned once and kept.
+
+Which pieces the text leaves out, and where in each turn of the assistant its own words begin and
+end. The marks in the template's loops give the turn. It is compared with another rule, that of
+prefixes, message by message: the end of a prompt for the message is not the assistant's, and the
+end of the conversation up to and with the message is. Only what follows the last mark before
+is compared, so that a template may render earlier turns in another way.
+
+So what is told of a record is a function of that record, the template and the options alone: what
+was told of others is taken only for what is known to be rendered alike.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise, product
+from typing import Any, NamedTuple
+
+from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
+from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
+from packer_cli.chat.probe import PROBED, Piece, Probe, kinds_of, probe_of, told_of
+
+PROBE = "\ue000probe\ue001"
+OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
+Span = tuple[int, int]
+Turns = dict[int, Turn]  # by the numbers of their messages
+_FOLLOWING = "7999994952"
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "b"}},
+               "required": ["a"]}  # fmt: skip
+_FUNCTION = {"name": "f", "description": "d", "parameters": _PARAMETERS}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]  # for templates that take no talk without
+_MOST_KEPT = 1 << 12  # structures; what is learned begins anew beyond
+_Message = dict[str, Any]
+
+
+class _DisagreementError(Exception):
+    """The two rules disagree, or the template mixes words of several speakers."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """What lies around the assistant's words in one kind of turn.
+
+    header   what the turn begins with, and is not the assistant's
+    ending   what follows the turn, and ends it
+    tail     white space that the turn ends in, and is not the assistant's
+    resumes  whether the assistant goes on after the results of tools that the turn holds
+    """
+
+    header: str
+    ending: str = ""
+    tail: str = ""
+    resumes: bool = False
+
+    def spans(self, text: str, turn: Turn, inner: list[Turn]) -> list[Span] | None:
+        """The assistant's part of such a turn; None when the turn is not of this kind.
+
+        `inner`: the turns of others that it holds, in order.
+        """
+        stop = inner[0].start if inner else turn.stop
+        if not text.startswith(self.header, turn.start, stop):
+            return None
+        if not text.startswith(self.ending, stop) or not text.endswith(self.tail, turn.start, stop):
+            return None
+        start = turn.start + len(self.header)
+        spans = [(start, max(start, stop + len(self.ending) - len(self.tail)))]
+        if inner and self.resumes:
+            spans.append((inner[-1].stop, turn.stop))
+        return spans
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the probe of a conversation tells.
+
+    refusal    why the template does not render it, "" when it does: then nothing else is told
+    missing    the pieces that the text leaves out
+    empty      numbers of messages of the assistant of which it shows nothing, though they have
+               something
+    edges      of the assistant's turns, by their messages' numbers, or why they have none
+    shown      numbers of the assistant's messages of which the text shows something
+    mistagged  what is wrong with the template's `{% generation %}` tags, "" for nothing
+    """
+
+    refusal: str = ""
+    missing: tuple[Piece, ...] = ()
+    empty: tuple[int, ...] = ()
+    edges: dict[int, Edges | str] = field(default_factory=dict)
+    shown: tuple[int, ...] = ()
+    mistagged: str = ""
+
+    def is_of_all(self, messages: list[_Message]) -> bool:
+        """Whether all conversations of the structure have such edges: none holds a name or the
+        like.
+        """
+        for number, edges in self.edges.items():
+            message = messages[number]
+            if len(message) > 2 and isinstance(edges, Edges):
+                around = edges.header + edges.ending
+                if any(
+                    isinstance(value, str) and value and value in around
+                    for key, value in message.items()
+                    if key not in PROBED
+                ):
+                    return False
+        return True
+
+
+class Told(NamedTuple):
+    """What is told of one conversation. `words`: whether they may matter to the template;
+    `is_shared`: whether what is learned may come from another conversation.
+    """
+
+    words: bool
+    is_shared: bool
+    learned: Learned
+
+
+class Structures:
+    """What the probes of conversations tell of one template, with the same arguments. Safe to share
+    between threads.
+
+    talk, tools  a question and its answer, and the tools that they take
+    prompt       what the template writes before a first answer
+    prompts      whether it does so if it is asked to
+
+    All of these only where turns have to be found.
+    """
+
+    def __init__(self, template: ChatTemplate, *, find_turns: bool) -> None:
+        """Raises UndecidableError when turns have to be found, and the template renders no question
+        with its answer.
+        """
+        self.template, self._find_turns = template, find_turns
+        self.prompt, self.prompts = "", False
+        self.talk: list[_Message] = []
+        self.tools: list[Any] | None = None
+        if find_turns and not template.marks_generation:
+            self.talk, self.tools, question = _question(template)
+            self.prompt, self.prompts = _generation_prompt(*question)
+        self._known: dict[Any, Learned] = {}
+
+    def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
+        """What is told of a conversation."""
+        words, structure = self._structure(messages, tools)
+        learned = self._known.get(structure)
+        if learned is None:
+            learned = self.learn(messages, tools)
+            if structure is not None and learned.is_of_all(messages):
+                if len(self._known) >= _MOST_KEPT:
+                    self._known.clear()
+                self._known[structure] = learned
+        return Told(words, structure is not None, learned)
+
+    def _structure(self, messages: list[_Message], tools: list[Any] | None) -> tuple[bool, Any]:
+        """(whether the words of a conversation may matter, all that the rendering of its probe
+        depends on). None for the second where that may be what only this record has.
+        """
+        words = self.template.looks.messages.find(messages)
+        if words and not all(map(PROBED.issuperset, messages)):
+            return True, None
+        known = self.template.mentions
+        others = [
+            (number, key, told_of(value, known, key))
+            for number, message in enumerate(messages)
+            if len(message) > 2 or type(message.get("content")) is list
+            for key, value in message.items()
+            if key in known and (key not in PROBED or type(value) is list)
+        ]
+        looked_into = tools and self.template.looks.tools.asks
+        told = repr(tools) if looked_into else told_of(tools, known)
+        return words, (words, told, kinds_of(messages), tuple(others))
+
+    def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
+        """The conversation with marks in the place of words."""
+        return probe_of(messages, tools, names_tools=self.template.looks.tools.asks)
+
+    def learn(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
+        """What the conversation's own probe tells."""
+        probe = self.probe(messages, tools)
+        speakers = [n for n, message in enumerate(messages) if message.get("role") == ASSISTANT]
+        try:
+            rendering = self.template.render(probe.messages, probe.tools)
+        except RefusedError:
+            try:  # some take calls of certain tools only
+                probe = probe_of(messages, tools, names_calls=True, names_tools=True)
+                rendering = self.template.render(probe.messages, probe.tools)
+            except RefusedError as error:
+                return Learned(str(error), edges=dict.fromkeys(speakers, str(error)))
+        missing = probe.missing_in(rendering.text)
+        learned = Learned(missing=missing, empty=probe.empty_without(missing))
+        if not self._find_turns:
+            return learned
+        if self.template.marks_generation:
+            return replace(learned, mistagged=_mistagged(probe, rendering))
+        shown = probe.shown_in(rendering.text)
+        return replace(
+            learned,
+            edges=_Learner(self, probe, rendering).all_edges(),
+            shown=tuple(n for n in speakers if not shown.isdisjoint(probe.marks[n])),
+        )
+
+
+def _mistagged(probe: Probe, rendering: Rendering) -> str:
+    """What is wrong with tags that hold words of others."""
+    tagged = " ".join(rendering.text[start:stop] for start, stop in rendering.generated)
+    in_tags = probe.shown_in(tagged)
+    for message, marks in zip(probe.messages, probe.marks, strict=True):
+        if message.get("role") != ASSISTANT and not in_tags.isdisjoint(marks):
+            return f"its {{% generation %}} tags hold words of role {message.get('role')}"
+    return ""
+
+
+class _Learner:
+    """Learns the edges of the turns of one probe."""
+
+    def __init__(self, structures: Structures, probe: Probe, rendering: Rendering) -> None:
+        self._template = structures.template
+        self._prompt, self._prompts = structures.prompt, structures.prompts
+        self._probe, self._rendering, self._text = probe, rendering, rendering.text
+        self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
+        self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
+
+    def all_edges(self) -> dict[int, Edges | str]:
+        """Edges of the assistant's turns, by their messages' numbers, or why they have none."""
+        turns = [one for one in self._rendering.turns if one.message.get("role") == ASSISTANT]
+        numbered_turns = numbered(turns, self._probe.messages) or {}
+        inner = inner_turns(self._rendering.turns, numbered_turns)
+        told: dict[int, Edges | str] = {}
+        for number in reversed(numbered_turns):  # the last one first: it tells how turns end
+            try:
+                edges = self._edges(number, numbered_turns[number], inner.get(number, []))
+            except _DisagreementError as error:
+                told[number] = str(error)
+                continue
+            why = f"message {number} does not begin as the template's prompt ends"
+            told[number] = edges or why
+        return told
+
+    def _edges(self, number: int, turn: Turn, inner: list[Turn]) -> Edges | None:
+        """Edges of the turn of message `number`; None when nothing tells where its words begin.
+
+        Raises _DisagreementError.
+        """
+        text, own = self._text, self._probe.marks[number]
+        first = min((p for m in own if (p := text.find(m, turn.start, turn.stop)) >= 0),
+                    default=turn.stop)  # fmt: skip
+        last = max((p + len(m) for m in own if (p := text.rfind(m, turn.start, turn.stop)) >= 0),
+                   default=-1)  # fmt: skip
+        core = self._prompt.strip()
+        if core and self._template.prompt_is_constant and text.startswith(self._prompt, turn.start):
+            start: int | None = turn.start + len(self._prompt)
+        else:
+            start = self._start(number, turn, first)
+        if start is None:
+            start = self._after_prompt(turn, first)
+        elif core and self._prompts and text.startswith(core, turn.start):
+            # though no prompt for this message shows it
+            start = max(start, self._after_prompt(turn, first) or start)
+        if start is None:
+            return None
+        resumes = bool(inner) and last > inner[-1].start
+        until = inner[0].start if inner else turn.stop
+        header = text[turn.start : start]
+        end = text[max(start, last) : until]
+        stop: int | None = until
+        # what ends like the last turn needs no rendering of the conversation up to it
+        if not self._usual_end or inner or not end.endswith(self._usual_end):
+            stop = None if resumes else self._stop(number, start, until, header)
+        if number + 1 == len(self._probe.messages) and stop == until == len(text):
+            self._usual_end = end.strip() and end
+        if stop is None:
+            edges = Edges(header, resumes=resumes)
+        elif stop >= until:
+            edges = Edges(header, ending=text[until:stop])
+        elif not text[stop:until].strip():
+            edges = Edges(header, tail=text[stop:until])
+        else:
+            raise _DisagreementError(
+                f"by its turns it is {_shown(text, start, until)}, by prefixes of the conversation "
+                f"{_shown(text, start, stop)}"
+            )
+        self._check(number, turn, edges.spans(text, turn, inner) or [])
+        return edges
+
+    def _start(self, number: int, turn: Turn, first: int) -> int | None:
+        """Where the assistant begins by the prompt for the message, within its turn."""
+        before = self._render(number, add_generation_prompt=True)
+        if before is None:
+            return None
+        anchor = self._last_mark(before, number)
+        here = self._place(anchor, first) if anchor else 0
+        if here is None:
+            return None
+        rest = before[before.rfind(anchor) + len(anchor) :] if anchor else before
+        start = here + shared(rest, self._text[here:first])
+        if not self._prompts and not self._text[turn.start : start].strip():
+            return None  # a template that writes no prompts tells nothing
+        if start < turn.start:
+            return None
+        if start - here == len(rest):
+            return start
+        # the prompt goes on differently: fine where something else gives the place, too
+        told = start in (first, turn.start) or self._text[start:].lstrip().startswith(("<", "["))
+        return start if told and (anchor or self._text[here:start].strip()) else None
+
+    def _after_prompt(self, turn: Turn, first: int) -> int | None:
+        """Where the assistant begins by the prompt for a first answer."""
+        core = self._prompt.strip()
+        start = self._text.find(core, turn.start, first)
+        if not core:
+            return turn.start
+        if start < 0:  # it may begin like that
+            begins = shared(self._prompt.lstrip(), self._text[turn.start : first])
+            return (
+                turn.start + begins
+                if self._text[turn.start : turn.start + begins].strip()
+                else None
+            )
+        start += len(core)
+        # templates may end the prompt in more white space than the turn has there
+        rest = self._prompt[len(self._prompt.rstrip()) :]
+        while rest and self._text.startswith(rest[0], start):
+            start, rest = start + 1, rest[1:]
+        return start
+
+    def _stop(self, number: int, start: int, until: int, header: str) -> int | None:
+        """Where the assistant ends, by the conversation up to and with the message.
+
+        `until`: where it ends by its turn, which begins with `header`.
+        """
+        upto = self._render(number + 1)
+        if upto is None:
+            return None
+        anchor = self._last_mark(upto, number + 1)
+        own = self._probe.marks[number]
+        if anchor not in own and any(mark in upto for mark in own):
+            return None
+        limit = len(self._text) if anchor in own else start
+        here = self._place(anchor, limit) if anchor else 0
+        if here is None:
+            return None
+        rests = [upto[upto.rfind(anchor) + len(anchor) :] if anchor else upto]
+        if not self._prompts and header.strip():  # a prompt, though nobody asked for one
+            rests = [rests[0].removesuffix(header)]
+        if number + 1 == len(self._probe.messages):
+            followed = self._render(number + 1, followed=True)
+            if followed is not None and anchor and anchor in followed:
+                rests.append(followed[followed.rfind(anchor) + len(anchor) :])
+        same = min(shared(rest, self._text[here:]) for rest in rests)
+        if anchor not in own and (same < len(rests[0]) and here + same < until):
+            return None  # in an empty answer, end and beginning look alike
+        begin = here if anchor in own else start
+        if here + same < until and self._ends_alike(rests, same, here + same, until):
+            return until
+        if len(rests) > 1 and here + same == begin and not self._text[begin:until].strip():
+            same = len(rests[0])  # the end of the text is the only end that the turn has
+        # with nothing in common, the turn goes on otherwise than it ends
+        return here + same if same and here + same >= start else None
+
+    def _ends_alike(self, rests: list[str], shared: int, stop: int, until: int) -> bool:
+        """Whether the turn, which goes on otherwise than the conversation up to the message from
+        `stop` on, ends as that does in `until`, white space aside: `"id": 7}</call><end>` as
+        `}</call><end>`.
+
+        `rests`: what is compared, from where `shared` characters are the same: that conversation,
+        and perhaps the same with another message behind.
+        """
+        ending = _unspaced(self._text[stop:until])
+        end, *followed = (_unspaced(rest[shared:].partition(_FOLLOWING)[0]) for rest in rests)
+        return bool(end) and ending.endswith(end) and all(ending in rest for rest in followed)
+
+    def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
+        """All words of the message that the text has are in the spans, and no others."""
+        inside = " ".join(self._text[start:stop] for start, stop in spans)
+        own = self._probe.marks[number]
+        shown = self._probe.shown_in(inside).difference(own)
+        if others := [self._owners[mark] for mark in shown if mark in self._owners]:
+            role = self._probe.messages[min(others)].get("role")
+            raise _DisagreementError(
+                f"its turn holds words of another message, of role {role}: {inside!r}"
+            )
+        whole = self._text[turn.start : turn.stop]
+        if any(mark in whole and mark not in inside for mark in own):
+            raise _DisagreementError(f"its turn {whole!r} has words of its own outside {inside!r}")
+
+    def _render(
+        self, count: int, *, add_generation_prompt: bool = False, followed: bool = False
+    ) -> str | None:
+        messages = self._probe.messages[:count]
+        if count == len(self._probe.messages) and not (add_generation_prompt or followed):
+            return self._text
+        if followed:
+            messages = [*messages, {"role": "user", "content": _FOLLOWING}]
+        try:
+            return self._template.render(
+                messages, self._probe.tools, add_generation_prompt=add_generation_prompt
+            ).text
+        except RefusedError:
+            return None
+
+    def _last_mark(self, text: str, count: int) -> str:
+        """The last mark in a text of `count` messages, "" for none."""
+        last, at = "", -1
+        for mark in chain.from_iterable(reversed(self._probe.marks[:count])):
+            if (later := text.rfind(mark, at + 1)) >= 0:  # behind the last so far, which is short
+                last, at = mark, later
+        return last
+
+    def _place(self, mark: str, limit: int) -> int | None:
+        """Where the last such mark before `limit` ends in the whole text."""
+        begin = self._text.rfind(mark, 0, limit)
+        return None if begin < 0 else begin + len(mark)
+
+
+def shared(a: str, b: str) -> int:
+    """How many characters two texts have in common from their beginnings, no tag cut in two."""
+    count = common_prefix(a, b)
+    if count in (len(a), len(b)):
+        return count
+    tag = OPEN_TAG.search(a, 0, count)
+    return tag.start() if tag else count
+
+
+def _unspaced(text: str) -> str:
+    return "".join(text.split())
+
+
+def common_prefix(a: str, b: str) -> int:
+    for i, (x, y) in enumerate(zip(a, b)):  # noqa: B905 up to the shorter one's end
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _shown(text: str, start: int, stop: int) -> str:
+    return repr(f"{text[max(0, start - 40) : start]}⟦{text[start:stop]}⟧{text[stop : stop + 40]}")
+
+
+def numbered(turns: list[Turn], messages: list[_Message]) -> Turns | None:
+    """The assistant's turns with the numbers of their messages; None when that cannot be told.
+
+    A template that makes new messages must make as many.
+    """
+    speakers = [i for i, message in enumerate(messages) if message.get("role") == ASSISTANT]
+    if len(turns) != len(speakers):
+        numbers = {id(messages[i]): i for i in speakers}
+        some = {numbers.get(id(turn.message), -1): turn for turn in turns}
+        return some if turns and -1 not in some and len(some) == len(turns) else None
+    found = dict(zip(speakers, turns, strict=True))
+    if any(turn.message is not messages[i] for i, turn in found.items()) and are_messages(
+        turns, messages
+    ):
+        return None  # in another order, or one of them twice
+    return found
+
+
+def inner_turns(turns: list[Turn], outer: Turns) -> dict[int, list[Turn]]:
+    """The turns of others that lie in each of some turns, where any do."""
+    if all(a.stop <= b.start for a, b in pairwise(turns)):
+        return {}
+    return {
+        number: [
+            one
+            for one in turns
+            if turn.start <= one.start
+            and one.stop <= turn.stop
+            and one.message.get("role") != ASSISTANT
+        ]
+        for number, turn in outer.items()
+    }
+
+
+def are_nested(turns: list[Turn]) -> bool:
+    """Whether one of the assistant's turns holds another one."""
+    return any(b.start < a.stop for a, b in pairwise(turns))
+
+
+def are_messages(turns: list[Turn], messages: list[_Message]) -> bool:
+    """Whether the template's turns are the messages themselves, not made of them."""
+    known = {id(message) for message in messages}
+    return all(id(turn.message) in known for turn in turns)
+
+
+def _question(
+    template: ChatTemplate,
+) -> tuple[list[_Message], list[Any] | None, tuple[str, str, Rendering]]:
+    """(a question and its answer, the tools that go with them, the texts of the question alone,
+    with the prompt for its answer, and of both).
+
+    Raises UndecidableError when the template takes none.
+    """
+    refusals = []
+    # some take parts only, and some, such as those called tool_use, nothing without tools
+    for tools, content in product((None, _TOOLS), (PROBE, [{"type": "text", "text": PROBE}])):
+        talk = [{"role": "user", "content": content}, {"role": ASSISTANT, "content": content}]
+        try:
+            plain = template.render(talk[:1], tools).text
+            prompted = template.render(talk[:1], tools, add_generation_prompt=True).text
+            return talk, tools, (plain, prompted, template.render(talk, tools))
+        except RefusedError as error:
+            refusals.append(error)
+    why = f"the template refuses a question and its answer: {refusals[0]}"
+    way_out = "use a template that renders them (--chat-template), or --train-on all"
+    raise undecidable(why, way_out) from refusals[0]
+
+
+def _generation_prompt(plain: str, prompted: str, answered: Rendering) -> tuple[str, bool]:
+    """(what the template writes before the assistant's own words, whether it does when asked to).
+
+    The first is "" for nothing at all; templates that cannot be asked write it in any turn.
+    """
+    shared = common_prefix(plain, prompted)  # what ends a text may be left out of a prompt
+    prompt = prompted[shared:]
+    if prompt.strip() or len(prompted) != len(plain):
+        return prompt, True
+    turns = [turn for turn in answered.turns if turn.message.get("role") == ASSISTANT]
+    if len(turns) != 1 or answered.text.count(PROBE) != 2:
+        return "", False
+    header = answered.text[turns[0].start : answered.text.rindex(PROBE)]
+    return (header if header.strip() else ""), False

@@ -1,0 +1,402 @@
+"""Conversations of every dialect, as the messages that chat templates know.
+
+    {"role": "user", "content": "..."}                   OpenAI style: as it is
+    {"from": "gpt", "value": "..."}                      ShareGPT style: renamed
+    {"from": "function_call", "value": '{"name": ..}'}   becomes an assistant's tool call
+    {"function_call": {"name": ..}, ...}                 becomes one, too
+    {"speaker": "..", "text": ".."}                      renamed as --field and --role say
+    content: null, a string, or a list of text parts
+    tool_calls: a list of objects, or JSON text of one
+
+As transformers does, fields that are null are left out of a message.
+
+Records themselves may say what of them is trained on, by flags of messages and ranges of content,
+which only take away from what `--train-on` chooses:
+
+    {"weight": 0}                  OpenAI, Mistral: 0 or 1
+    {"train": false}               axolotl; also "training"
+    {"loss": false}                ms-swift, ChatGLM; "loss_weight" of LLaMA-Factory: 0 or 1
+    {"masking": true}              the other way round; also "masked"
+    {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": true}]}
+                                   axolotl: characters of the content, the last one included; of
+                                   the content only what such a range says is trained on, and of
+                                   a message with an empty list, nothing
+    {"content": [{"type": "text", "text": "..", "weight": 0}]}
+                                   any of the flags, of a part of the content
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from packer_cli._kernels.texts import is_plain
+from packer_cli.errors import DataError, named
+from packer_cli.options.field_tips import key_options, written
+
+_TRAINED = ("weight", "train", "training", "loss", "loss_weight")
+_MASKED = ("masking", "masked")
+DETAIL = "train_detail"
+FLAGS = (*_TRAINED, *_MASKED)
+CONTEXT = "\0context"  # a note of packer, and no field of the record
+_OF_TRAINING = frozenset((*FLAGS, DETAIL, CONTEXT))
+_EDGES = ("begin_offset", "end_offset")
+_Range = tuple[int, int]
+_Message = dict[str, Any]
+_ROLES = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+    "model": "assistant", "observation": "tool", "function_response": "tool",
+    "function": "tool", "ipython": "tool",
+}  # fmt: skip
+_CALLS = ("function_call", "tool_call")
+_JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_WAY_OUT = "use a template with {% generation %} tags (--chat-template), or --train-on all"
+_ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
+ASSISTANT = "assistant"
+REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
+_PARSED = frozenset(("function_call", "tool_calls", *REASONING, *FLAGS, DETAIL))
+
+# What packer reads of a message, and names that tie calls to results.
+KNOWN_KEYS = frozenset(
+    ("role", "content", *REASONING, *FLAGS, DETAIL, CONTEXT, "tool_calls", "function_call",
+     "tool_call_id", "name", "id")
+)  # fmt: skip
+
+
+# fields of records that may hold messages, and those in which text is JSON of them
+_OF_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+_AS_TEXT = _OF_MESSAGES[:2]
+# what a key is renamed to, as one whose role is named anew speaks ShareGPT; and what that hides
+_RENAMED = {"role": "from"}
+_HIDDEN = {"role": ("role", "from"), "content": ("content", "value")}
+
+
+class RefusedError(ValueError):
+    """The template cannot render these messages: they are a bad record."""
+
+
+class UndecidableError(DataError):
+    """Nothing shows which part of the text is the assistant's."""
+
+    position = 0
+
+
+def undecidable(why: str, way_out: str = _WAY_OUT) -> UndecidableError:
+    """The error. No constructor of the class: pickle calls that with the whole message."""
+    return UndecidableError(
+        f"cannot tell which part of the text is the assistant's: {why}", way_out
+    )
+
+
+class MalformedError(ValueError):
+    """The record does not fit its shape. `tip`: what may help, beside mending it."""
+
+    def __init__(self, message: str, tip: str = "") -> None:
+        super().__init__(message, tip)  # both in args, so that errors survive pickling
+        self.tip = tip
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the input names keys of messages and speakers, where options say so.
+
+    keys   own name -> name in the input
+    roles  speaker -> role
+    """
+
+    keys: Mapping[str, str]
+    roles: Mapping[str, str]
+
+    def applied(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a record with the names that `parse_messages` knows."""
+        own = fields.copy()
+        for name in _OF_MESSAGES:
+            value = own.get(name)
+            if name in _AS_TEXT and isinstance(value, str):
+                try:
+                    value = msgspec.json.decode(value)
+                except _JSON_ERRORS:
+                    continue
+            if isinstance(value, list):
+                own[name] = [self._message(one) if isinstance(one, dict) else one for one in value]
+        return own
+
+    def _message(self, item: dict[str, Any]) -> dict[str, Any]:
+        there = {key: own for own, key in self.keys.items() if key in item}
+        hidden = {name for own in there.values() for name in _HIDDEN.get(own, (own,))}
+        message = {
+            _RENAMED.get(there[key], there[key]) if key in there else key: value
+            for key, value in item.items()
+            if key in there or key not in hidden
+        }
+        for key in ("role", "from"):
+            speaker = message.get(key)
+            if isinstance(speaker, str) and speaker in self.roles:
+                message[key] = self.roles[speaker]
+        return message
+
+
+def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
+    """The messages in a field called `name`: a list of dicts, or JSON text of one.
+
+    `keep_parts`: leave lists of text parts to the template; else they become one string.
+    Raises MalformedError.
+    """
+    if isinstance(value, str):
+        value = _parse_json(value, name)
+    if not isinstance(value, list):
+        raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of messages")
+    if not value:
+        raise MalformedError(f"field '{name}' has no messages")
+    return [
+        item  # as most are
+        if is_plain(item, _PARSED)
+        else _message(item, f"{name}[{i}]", keep_parts)
+        for i, item in enumerate(value)
+    ]
+
+
+def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise MalformedError(f"{where} is {kind_of(item)}, expected an object")
+    message = {key: value for key, value in item.items() if value is not None}
+    if "role" not in message and "from" in message:
+        message = _from_sharegpt(message, where)
+    elif "content" not in message and "value" in message:
+        message["content"] = message.pop("value")
+    message |= _tool_calls(message, where)
+    role, content = _role_of(message, item, where), message.get("content")
+    if problem := wrong_flag(message) or wrong_detail(message):
+        raise MalformedError(f"{where}.{problem}")
+    if isinstance(content, list):
+        texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        message |= detail_of(content, texts)
+        if not keep_parts:
+            message["content"] = "".join(texts)
+    elif content is not None and not isinstance(content, str):
+        raise MalformedError(
+            f"{where}.content is {kind_of(content)}, expected a string or a list of parts"
+        )
+    elif content is None and (other := [key for key in _ELSEWHERE if key in message]):
+        raise MalformedError(
+            f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'",
+            _naming_tip(item),
+        )
+    elif content is None and role == "user":
+        # rendered, it would be an empty question, or the word None
+        raise MalformedError(f"{where} is the user's and has no content", _naming_tip(item))
+    reasoning = next((message[key] for key in REASONING if key in message), None)
+    if reasoning is not None:  # even "": a template may ask whether there is any
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    contents = ("content", "tool_calls", *REASONING)
+    if role == "assistant" and is_trained(message) and not any(key in message for key in contents):
+        # rendered, it would be an empty answer, and trained on
+        raise MalformedError(
+            f"{where} is the assistant's and has neither content nor tool calls: an empty answer"
+        )
+    return message
+
+
+def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
+    role = message.get("role")
+    if not isinstance(role, str):
+        problem = f"is {kind_of(role)}, expected a string"
+        if "role" not in message:
+            problem = f"is missing; keys found: {named(item)}"
+        raise MalformedError(f"{where}.role {problem}", _naming_tip(item))
+    return role
+
+
+def _naming_tip(item: dict[str, Any]) -> str:
+    options = key_options(item)
+    return f"add {written(options)}" if options else ""
+
+
+def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
+    speaker, value = message.pop("from"), message.pop("value", None)
+    if speaker in _CALLS:
+        value = message.pop("content", None) if value is None else value
+        calls = _calls(value, f"{where}.value")
+        return {"role": "assistant", "content": "", "tool_calls": calls, **message}
+    role = _ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    return {"role": role, **({} if value is None else {"content": value}), **message}
+
+
+def _tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message's calls as templates know them, if it has any."""
+    if message.get("function_call") and not message.get("tool_calls"):  # OpenAI's first way
+        return {"tool_calls": _calls(message["function_call"], f"{where}.function_call")}
+    if "tool_calls" in message:
+        return {"tool_calls": _listed(message["tool_calls"], f"{where}.tool_calls")}
+    return {}
+
+
+def _calls(value: Any, where: str) -> list[dict[str, Any]]:
+    calls = _listed(value, where)
+    if not calls or not all(isinstance(call.get("name"), str) for call in calls):
+        raise MalformedError(f"{where} is not a call: expected a JSON object with a name")
+    return [{"type": "function", "function": call} for call in calls]
+
+
+def _listed(value: Any, where: str) -> list[dict[str, Any]]:
+    """A list of objects, from a list, from one object, or from JSON text of either."""
+    if isinstance(value, str):
+        value = _parse_json(value, where) if value.strip() else []
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, dict) for item in items):
+        raise MalformedError(f"{where} is not a call: expected a JSON object, or a list of them")
+    return items
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if isinstance(part, dict) else None
+    if kind not in (None, "text") or not isinstance(text, str):
+        what = f"of type {kind!r}" if kind not in (None, "text") else "without a text"
+        raise MalformedError(f"{where} is {what}; only text can be packed")
+    if isinstance(part, dict) and (problem := wrong_flag(part)):
+        raise MalformedError(f"{where}.{problem}")
+    return text
+
+
+def parse_tools(value: Any, name: str) -> list[Any] | None:
+    """Tools as a list, or None when there are none: a list, one object, or JSON text of that."""
+    if isinstance(value, str):
+        value = _parse_json(value, name) if value.strip() else None
+    if isinstance(value, dict):
+        value = [value]
+    if value is not None and not isinstance(value, list):
+        raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of tools")
+    return value or None
+
+
+def _parse_json(text: str, name: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except _JSON_ERRORS as error:
+        raise MalformedError(f"field '{name}' is text that is not valid JSON: {error}") from None
+
+
+def joined_content(content: Any) -> str:
+    """The text of content, which may be a list of parts; "" for none."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part if isinstance(part, str) else part["text"] for part in content)
+
+
+def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = ()) -> list[Any]:
+    """Messages of which the assistant's are not trained on, but for those of these numbers."""
+    return [
+        as_context(one) if one.get("role") == ASSISTANT and number not in trained_on else one
+        for number, one in enumerate(messages)
+    ]
+
+
+def kind_of(value: object) -> str:
+    kinds = {str: "a string", int: "an integer", float: "a number", bool: "true or false",
+             dict: "an object", list: "a list", type(None): "null"}  # fmt: skip
+    return kinds.get(type(value), type(value).__name__)
+
+
+class Noted(list[dict[str, Any]]):
+    """Ranges that packer made of the flags of parts, and no field of the record."""
+
+
+def without_notes(message: _Message) -> _Message:
+    """The message as its chat template gets it: with what the record has, and no more."""
+    if is_context(message):
+        message = {key: value for key, value in message.items() if key != CONTEXT}
+    if isinstance(message.get(DETAIL), Noted):
+        message = {key: value for key, value in message.items() if key != DETAIL}
+    return message
+
+
+def as_context(message: _Message) -> _Message:
+    """A message that the user's choice leaves untrained, which no flag can say."""
+    return message | {CONTEXT: True}
+
+
+def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether any of the messages says something of being trained on."""
+    return not all(map(_OF_TRAINING.isdisjoint, messages))
+
+
+def is_context(message: Mapping[str, Any]) -> bool:
+    """Whether `as_context` made it."""
+    return CONTEXT in message
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """Whether its flags leave a message, or a part of one, to be trained on. Nulls say nothing."""
+    return not (
+        message.get(DETAIL) == []
+        or any(message.get(flag) is not None and not message[flag] for flag in _TRAINED)
+        or any(message.get(flag) for flag in _MASKED)
+    )
+
+
+def wrong_flag(message: Mapping[str, Any]) -> str:
+    """What is wrong with the flags of a message, or of a part of one; "" for nothing."""
+    for flag in FLAGS:
+        value = message.get(flag)
+        if value is not None and (isinstance(value, str | list | dict) or value not in (0, 1)):
+            return f"{flag} is {value!r}, expected 0 or 1, or false or true"
+    return ""
+
+
+def wrong_detail(message: _Message) -> str:
+    """What is wrong with the ranges of a message; "" for nothing."""
+    ranges, content = message.get(DETAIL), message.get("content")
+    if ranges is None:
+        return ""
+    if not isinstance(ranges, list) or not isinstance(content, str):
+        what = "a list of ranges, of content that is a string"
+        return f"{DETAIL} is {type(ranges).__name__}, expected {what}"
+    for number, one in enumerate(ranges):
+        where = f"{DETAIL}[{number}]"
+        if not isinstance(one, dict) or one.get("train") not in (0, 1):
+            return f"{where} is {one!r}, expected begin_offset, end_offset and train, 0 or 1"
+        begin, end = (one.get(name) for name in _EDGES)
+        if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < len(content):
+            return (
+                f"{where} is of the characters {begin} to {end}, expected some of the "
+                f"{len(content)} of the content, from 0 on"
+            )
+    return ""
+
+
+def detail_of(parts: list[Any], texts: list[str]) -> dict[str, Any]:
+    """The ranges of content that is made of parts, as a field; {} where all are trained on."""
+    ranges, at = Noted(), 0
+    for part, text in zip(parts, texts, strict=True):
+        if text:
+            trained = not isinstance(part, dict) or is_trained(part)
+            ranges.append({"begin_offset": at, "end_offset": at + len(text) - 1, "train": trained})
+        at += len(text)
+    return {} if all(one["train"] for one in ranges) else {DETAIL: ranges}
+
+
+def untrained_ranges(message: _Message, length: int) -> list[_Range]:
+    """(from, to) of characters that its ranges leave out, of the `length` that its content has."""
+    if DETAIL not in message:
+        return []
+    trained = bytearray(length)
+    for one in message[DETAIL]:
+        begin, stop = one["begin_offset"], one["end_offset"] + 1
+        trained[begin:stop] = (b"\1" if one["train"] else b"\0") * (stop - begin)
+    ranges, at = [], 0
+    while (begin := trained.find(0, at)) >= 0:
+        at = trained.find(1, begin)
+        at = length if at < 0 else at
+        ranges.append((begin, at))
+        if at == length:
+            break
+    return ranges

@@ -1,0 +1,372 @@
+"""Probes: conversations with marks in the place of words, to see what a template does with them.
+
+What becomes of a conversation depends on its structure (roles, kinds of parts, names of fields,
+tools, what comes before and after) and, with few templates, on its words (word_looks.py). A probe
+is a conversation of the same structure in which numbers found nowhere else take the place of all
+words: where each lands in the text, or that it lands nowhere, tells whose words are where
+(learned.py), and what the template leaves out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from packer_cli._kernels import texts
+from packer_cli.chat.messages import ASSISTANT, REASONING, joined_content
+from packer_cli.records import LeftOut
+
+# Two things that templates look for in the words themselves: reasoning, and results of tools
+# that a user's message holds.
+THOUGHT, RESULT, RESULT_END = "</think>", "<tool_response>", "</tool_response>"
+PROBED = frozenset(("role", "content", *REASONING))  # fields with no words but marks in a probe
+STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
+_TOOLS = -1  # in the place of a message's number
+_CONTENT, _REASONING, _THOUGHT_IN_CONTENT = "content", "reasoning", "thought"
+_OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
+_MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
+_Message = dict[str, Any]
+
+
+class Piece(NamedTuple):
+    """A part of a conversation. `message`: its number, -1 for the tools; `part`: content,
+    reasoning, thought (in the content), or the number of a call or tool.
+    """
+
+    message: int
+    part: str | int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A conversation of marks. `marks[i]`: those of the words of message i; `pieces`: what they
+    stand for, and those of names; `digits`: of the number of a mark.
+    """
+
+    messages: list[_Message]
+    tools: list[Any] | None
+    marks: list[list[str]]
+    pieces: dict[str, Piece]
+    digits: int
+
+    def shown_in(self, text: str) -> set[str]:
+        """The marks that a text has, looked for all at once: there may be a hundred thousand."""
+        return set(re.findall(f"(?=(7[0-9]{{{self.digits}}}4951))", text))  # also amid digits
+
+    def missing_in(self, text: str) -> tuple[Piece, ...]:
+        """The pieces that have a mark which the text has not."""
+        shown = self.shown_in(text)
+        return _in_order(
+            piece
+            for mark, piece in self.pieces.items()
+            if mark not in shown and not (piece.message == _TOOLS and mark in text)
+        )
+
+    def guess_missing(
+        self, text: str, messages: list[_Message], tools: list[Any] | None
+    ) -> tuple[Piece, ...]:
+        """The pieces that the text of the conversation itself has not, by their words alone."""
+        return _in_order(
+            piece
+            for piece in self.pieces.values()
+            if not _is_in(text, words_of(piece, messages, tools))
+        )
+
+    def empty_without(self, missing: Iterable[Piece]) -> tuple[int, ...]:
+        """Numbers of the assistant's messages of which a text without these pieces shows nothing,
+        though they have something.
+        """
+        lacking = set(missing)
+        own: dict[int, set[Piece]] = {}
+        for piece in self.pieces.values():
+            own.setdefault(piece.message, set()).add(piece)
+        return tuple(
+            number
+            for number in dict.fromkeys(piece.message for piece in missing)
+            if number != _TOOLS
+            and self.messages[number].get("role") == ASSISTANT
+            and own[number] <= lacking
+        )
+
+
+def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Each piece once, tools first."""
+    return tuple(sorted(dict.fromkeys(pieces), key=lambda piece: piece.message))
+
+
+def probe_of(
+    messages: list[_Message], tools: list[Any] | None, *,
+    names_calls: bool = False, names_tools: bool = False,
+) -> Probe:  # fmt: skip
+    """The conversation with marks in the place of its words. `names_calls`, `names_tools`: names in
+    calls, or of tools, stay as they are.
+    """
+    digits = _digits(messages, tools)
+    maker = _Maker(digits, names_calls, names_tools)
+    marked = [maker.message(message) for message in messages]
+    named = [maker.tool(tool, which) for which, tool in enumerate(tools or [])]
+    return Probe(marked, named or None, maker.marks, maker.pieces, digits)
+
+
+def _digits(messages: list[_Message], tools: list[Any] | None) -> int:
+    """How many digits the numbers of marks have: as many each, so that none begins another."""
+    most = len(tools or ()) + sum(
+        3 + len(message["content"]) if type(message.get("content")) is list else 5
+        for message in messages
+    )
+    most += 2 * sum(len(message.get("tool_calls") or ()) for message in messages)
+    return max(6, len(str(most)))
+
+
+class _Maker:
+    """Makes the messages of a probe, one after another."""
+
+    def __init__(self, digits: int, names_calls: bool, names_tools: bool) -> None:
+        self._names_calls, self._names_tools = names_calls, names_tools
+        self.marks: list[list[str]] = []
+        self.pieces: dict[str, Piece] = {}
+        self._digits, self._count = digits, 0
+
+    def _mark(self, piece: Piece | None) -> str:
+        mark = f"7{self._count:0{self._digits}d}4951"
+        self._count += 1
+        if piece is not None:
+            self.pieces[mark] = piece
+        return mark
+
+    def _own(self, part: str | int, *, is_piece: bool = True) -> str:
+        """A mark for words of the message."""
+        mark = self._mark(Piece(len(self.marks) - 1, part) if is_piece else None)
+        self.marks[-1].append(mark)
+        return mark
+
+    def message(self, message: _Message) -> _Message:
+        self.marks.append([])
+        marked, role = dict(message), message.get("role")
+        content = message.get("content")
+        if isinstance(content, str):
+            marked["content"] = self._words(content, role)
+        elif isinstance(content, list):
+            marked["content"] = [self._part(part, role) for part in content]
+        thoughts = [key for key in REASONING if has_words(message.get(key))]
+        if thoughts:
+            marked |= dict.fromkeys(thoughts, self._own(_REASONING))
+        if calls := message.get("tool_calls"):
+            marked["tool_calls"] = [self._call(call, which) for which, call in enumerate(calls)]
+        return marked
+
+    def _words(self, text: str, role: Any) -> str:
+        look = look_of(text, role)
+        if look == text:
+            return text
+        if type(look) is tuple:
+            lead, opened, thought, answer = look
+            before = f"{self._own(_CONTENT)}\n" if lead else ""
+            inner = self._own(_THOUGHT_IN_CONTENT) if thought else ""
+            after = self._own(_CONTENT) if answer else ""
+            return f"{before}{'<think>' * opened}\n{inner}\n{THOUGHT}\n\n{after}"
+        mark = self._own(_CONTENT)
+        return f"{RESULT}{mark}{RESULT_END}" if look == RESULT else mark
+
+    def _part(self, part: Any, role: Any) -> Any:
+        if isinstance(part, dict):
+            return part | {"text": self._words(part["text"], role)}
+        return self._words(part, role)
+
+    def _call(self, call: _Message, which: int) -> _Message:
+        if isinstance(function := call.get("function"), dict):
+            return call | {"function": self._call(function, which)}
+        marked = dict(call)
+        if has_words(call.get("name")) and not self._names_calls:
+            # no words: templates repeat the name beside the result
+            marked["name"] = self._mark(Piece(len(self.marks) - 1, which))
+        arguments = call.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                decoded = msgspec.json.decode(arguments)
+            except (msgspec.MsgspecError, RecursionError):
+                decoded = None
+            mark = self._own(which, is_piece=has_words(arguments))
+            own = _arguments(decoded, mark) if isinstance(decoded, dict) else None
+            marked["arguments"] = msgspec.json.encode(own).decode() if own else mark
+        elif isinstance(arguments, dict):
+            mark = self._own(which, is_piece=bool(arguments))
+            marked["arguments"] = _arguments(arguments, mark)
+        return marked
+
+    def tool(self, tool: Any, which: int) -> Any:
+        """Mark its name, which is all that is told of it."""
+        if not isinstance(tool, dict):
+            return tool
+        if isinstance(function := tool.get("function"), dict):
+            return tool | {"function": self.tool(function, which)}
+        name: Any = tool.get("name")
+        if not has_words(name):
+            return tool
+        if self._names_tools:
+            self.pieces[name] = Piece(_TOOLS, which)
+            return tool
+        return tool | {"name": self._mark(Piece(_TOOLS, which))}
+
+
+def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
+    texts = {key: mark for key, value in arguments.items() if isinstance(value, str)}
+    return arguments | (texts or {"a": mark})
+
+
+def look_of(text: str, role: Any) -> Any:
+    """What of a text a probe keeps: itself, where it is blank; how its thought looks, if it is the
+    assistant's; RESULT where it is that of a tool; None for words alone.
+    """
+    if not has_words(text):
+        return text
+    if role == ASSISTANT and THOUGHT in text:
+        lead, opening, thought, answer = parted(text)
+        return has_words(lead), bool(opening), has_words(thought), has_words(answer)
+    return RESULT if text.lstrip().startswith(RESULT) else None
+
+
+def parted(content: str) -> tuple[str, str, str, str]:
+    """Content with `</think>`, split as templates do: what comes before the thought, the `<think>`
+    that opens it or "", the thought, and what follows it.
+    """
+    before, _, rest = content.partition(THOUGHT)
+    lead, opening, thought = before.rpartition("<think>")
+    return lead, opening, thought, rest.rpartition(THOUGHT)[2]
+
+
+def has_words(text: Any) -> bool:
+    return isinstance(text, str) and bool(text) and not text.isspace()
+
+
+# -- What makes conversations alike
+
+
+class Kind:
+    """What of a message, besides its words, may decide how it is rendered: the same object for
+    messages of the same kind, so that conversations are compared by their tuples of kinds.
+    """
+
+    __slots__ = ()
+
+
+_kinds: dict[Any, Kind] = {}
+
+
+def kinds_of(messages: list[_Message]) -> tuple[Kind, ...]:
+    """The kinds of messages."""
+    if len(_kinds) > _MOST_KNOWN:
+        _kinds.clear()
+    kinds: tuple[Kind, ...] = texts.kinds_of(messages, _kinds, _made)
+    return kinds
+
+
+def _made(message: _Message, key: Any) -> Kind:
+    """The kind of a message of that `texts.key_of`."""
+    if key is None:
+        reasoning = tuple(_look(message.get(name), None) for name in REASONING)
+        looks = _look(message.get("content"), message.get("role")), reasoning
+        calls = message.get("tool_calls")
+        called = tuple(map(_call, calls)) if isinstance(calls, list | tuple) else type(calls)
+        key = None, message.get("role"), tuple(message), looks, called
+    return _kinds.setdefault(key, Kind())
+
+
+def _look(content: Any, role: Any) -> Any:
+    """What a probe keeps of content, or of reasoning: it may decide how that and others look."""
+    if isinstance(content, list):
+        return tuple(_look(p if isinstance(p, str) else p.get("text"), role) for p in content)
+    return (look_of(content, role),) if isinstance(content, str) else type(content)
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return type(call)
+    function = call.get("function")
+    if type(function) is dict:
+        call = function
+    arguments = call.get("arguments")
+    return function is call, "name" in call, type(arguments), not arguments
+
+
+def told_of(value: Any, known: Collection[str], key: str = "") -> Any:
+    """What of a value that a probe keeps as it is may decide how a conversation is rendered, for a
+    template that knows some fields: all but words, and these of `type`.
+    """
+    if isinstance(value, str):
+        return value if key in STRUCTURE else bool(value)
+    if isinstance(value, list | tuple):
+        return tuple(told_of(one, known, key) for one in value)
+    if isinstance(value, dict):
+        inner = ((name, told_of(one, known, name)) for name, one in value.items()
+                 if name in known or isinstance(one, dict))  # fmt: skip
+        empty = ("{}",)
+        return *empty, *((name, told) for name, told in inner if told != empty or name in known)
+    return repr(value)
+
+
+# -- Pieces, for people and counts
+
+
+def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -> str:
+    """The text of a piece; calls and tools as JSON."""
+    if piece.message == _TOOLS:
+        return _as_json((tools or [])[int(piece.part)])
+    message = messages[piece.message]
+    if isinstance(piece.part, int):
+        call = message["tool_calls"][piece.part]
+        return _as_json(call.get("function", call))
+    if piece.part == _REASONING:
+        return next(str(message[key]) for key in REASONING if has_words(message.get(key)))
+    content = joined_content(message["content"])
+    if message.get("role") != ASSISTANT or THOUGHT not in content:
+        return content
+    lead, _, thought, answer = parted(content)
+    return thought if piece.part == _THOUGHT_IN_CONTENT else lead + answer
+
+
+def summed(
+    record: int, pieces: tuple[Piece, ...], messages: list[_Message], tools: list[Any] | None
+) -> list[LeftOut]:
+    """The pieces of a record, together by what they are."""
+    by_kind: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_kind.setdefault(kind_of_piece(piece, messages), []).append(piece)
+    return [
+        LeftOut(
+            record,
+            what,
+            len({piece.message for piece in some} - {_TOOLS}),
+            "\n".join(words_of(piece, messages, tools) for piece in some),
+        )
+        for what, some in by_kind.items()
+    ]
+
+
+def kind_of_piece(piece: Piece, messages: list[_Message]) -> str:
+    """One of `records.UNSHOWN`."""
+    if piece.message == _TOOLS:
+        return "tools"
+    if isinstance(piece.part, int):
+        return "tool_calls"
+    if piece.part != _CONTENT:
+        return "reasoning"
+    return _OF_ROLES.get(messages[piece.message].get("role", ""), "content")
+
+
+def _is_in(text: str, words: str) -> bool:
+    """Whether the text has the words, as they are or as a JSON string has them."""
+    words = words.strip()
+    return words in text or json.dumps(words, ensure_ascii=False)[1:-1] in text
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)

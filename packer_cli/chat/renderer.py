@@ -1,0 +1,344 @@
+"""Conversations to documents: a text made by a chat template, and the spans to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from packer_cli.chat.arguments import reads_of
+from packer_cli.chat.chat_template import ChatTemplate, Rendering
+from packer_cli.chat.learned import PROBE, Span, Structures, Told, common_prefix
+from packer_cli.chat.messages import (
+    ASSISTANT,
+    DETAIL,
+    KNOWN_KEYS,
+    RefusedError,
+    UndecidableError,
+    any_flags,
+    is_context,
+    is_trained,
+    undecidable,
+    without_notes,
+)
+from packer_cli.chat.parts import UntrainedParts, without
+from packer_cli.chat.probe import Piece
+from packer_cli.chat.turns import AssistantSpans
+from packer_cli.errors import InternalError, UsageError
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import ARGUMENTS
+
+_MOST_KEPT = 256  # renderers, by arguments of records
+_MOST_SHOWN = 40  # characters
+_PARTS_PROBE = "\ue000part\ue001"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A record as messages. `arguments`: its own ones for the chat template.
+
+    `turn`: where only its last message is trained on, as the answer to the prompt of all before:
+    the number of that answer among those of the record.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    arguments: dict[str, Any] | None = None
+    turn: int | None = None
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text; `spans` of characters to train on, None for all of it.
+
+    `conversation` is what the text was rendered from, where it was. `controls`: the characters
+    where special tokens are, None for wherever the tokenizer finds one. `left_out`: what of the
+    conversation the text does not show; `empty_turns`: turns of the assistant of which it shows
+    nothing, and which are not trained on. `turns`: the characters of the assistant's turns that
+    are trained on at least in part, None for `spans`; `masked`: what of the assistant is not
+    trained on because of flags and options.
+    """
+
+    text: str
+    spans: list[Span] | None
+    conversation: Conversation | None = None
+    controls: list[Span] | None = None
+    left_out: tuple[Piece, ...] = ()
+    empty_turns: int = 0
+    turns: list[Span] | None = None
+    masked: Sequence[str] = ()
+
+
+class Renderer:
+    """Renders conversations through one template. Safe to share between threads."""
+
+    def __init__(
+        self, template: ChatTemplate, config: DocumentConfig, *, ends_matter: bool
+    ) -> None:
+        """`ends_matter`: whether the tokenizer has tokens that could end a turn.
+
+        Raises UndecidableError for a template that renders no question and answer, UsageError for
+        one whose turns have no end.
+        """
+        self._template, self._config, self._ends_matter = template, config, ends_matter
+        self._others: dict[bytes, Renderer] = {}  # by arguments
+        self._structures = Structures(template, find_turns=config.train_on != "all")
+        self._assistant = None if config.train_on == "all" else AssistantSpans(self._structures)
+        self._trains_all = config.trains_all_parts
+        self._parts = self._assistant and UntrainedParts(template, self._assistant, config)
+        self.keep_parts = _shows_parts(template)
+        if self._assistant is not None and ends_matter and not config.allow_open_turns:
+            _refuse_open_turns(self._structures, self._assistant, config.turn_end)
+
+    def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
+        """The renderer of this template with a record's own arguments. Raises RefusedError and
+        UndecidableError.
+        """
+        try:
+            key = msgspec.json.encode(arguments)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RefusedError(f"{ARGUMENTS}: {error}") from None
+        if key not in self._others:
+            made = self._made_with(arguments)
+            if len(self._others) >= _MOST_KEPT:
+                self._others.clear()
+            self._others[key] = made
+        return self._others[key]
+
+    def _made_with(self, arguments: dict[str, Any]) -> Renderer:
+        try:
+            if wrong := reads_of(self._template.source).wrong_flag(arguments):
+                raise RefusedError(f"{ARGUMENTS}.{wrong}")
+            template = self._template.with_arguments(arguments)
+            return Renderer(template, self._config, ends_matter=self._ends_matter)
+        except UsageError as error:
+            raise RefusedError(f"with its {ARGUMENTS}: {error.message}") from error
+
+    def render(self, conversation: Conversation) -> Document:
+        """Raises RefusedError and UndecidableError."""
+        noted, tools = conversation.messages, conversation.tools
+        messages = list(map(without_notes, noted)) if any_flags(noted) else noted
+        try:
+            rendering = self._template.render(messages, tools)
+        except RefusedError:
+            # many templates need content, which APIs leave out of messages with tool calls
+            filled = [m if "content" in m else m | {"content": ""} for m in messages]
+            if filled == messages:
+                raise
+            messages = filled
+            rendering = self._template.render(messages, tools)
+        text = rendering.text
+        told = self._structures.of(messages, tools)
+        left_out, empty = self._missing(told, text, messages, tools)
+        if self._assistant is None:
+            return Document(text, None, conversation, left_out=left_out)
+        asked, kept, numbers = self._chosen(rendering, conversation, messages, told, empty)
+        turns = kept
+        if self._config.turn_end:
+            text, turns = _ended(text, turns, self._config.turn_end)
+        # an empty answer has no byte, but there may be a token across the place where it would be
+        turns = spans = [(start, stop) for start, stop in turns if start < stop]
+        begin = turns[0][0] if turns else 0
+        if self._parts and (not self._trains_all or any(DETAIL in noted[n] for n in numbers)):
+            parts = self._parts.find(rendering, messages, tools, numbers, noted)
+            spans = without(spans, parts)
+            turns = [turn for turn in turns if without([turn], spans) != [turn]]
+        masked = without(asked, spans) if asked != kept or turns is not spans else []
+        document = Document(
+            text,
+            spans,
+            conversation,
+            left_out=left_out,
+            empty_turns=len(numbers.intersection(empty)),
+            turns=turns,
+            masked=[text[start:stop] for start, stop in masked],
+        )
+        if conversation.turn is None:
+            return document
+        return self._prompted(document, begin, messages, tools)
+
+    def _missing(
+        self, told: Told, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+        """What the text of a conversation leaves out, and which messages are empty without it."""
+        if not told.learned.refusal:
+            return told.learned.missing, told.learned.empty
+        probe = self._structures.probe(messages, tools)
+        missing = probe.guess_missing(text, messages, tools)
+        return missing, probe.empty_without(missing)
+
+    def _chosen(
+        self,
+        rendering: Rendering,
+        conversation: Conversation,
+        messages: list[dict[str, Any]],
+        told: Told,
+        empty: Collection[int],
+    ) -> tuple[list[Span], list[Span], set[int]]:
+        """(spans that are to be trained on but for flags, those that the flags leave, the numbers
+        of messages that may have parts or be empty). `empty`: numbers of messages of which the
+        text shows nothing.
+        """
+        if self._assistant is None:
+            raise InternalError("everything is trained on")
+        last_only = conversation.turn is not None or self._config.train_on == "last-assistant"
+        find = partial(
+            self._assistant.find, rendering, messages, conversation.tools, told,
+            last_only=last_only, empty={id(messages[n]) for n in empty},
+        )  # fmt: skip
+        noted = conversation.messages
+        if self._trains_all and not any_flags(noted):  # as most are: they need no numbers
+            asked = find()
+            own = {len(messages) - 1} if conversation.turn is not None else set(empty)
+            return asked, asked, own
+        numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
+        if last_only and numbers:
+            numbers = {max(numbers)}
+        context = {n for n in numbers if is_context(noted[n])}
+        silent = context | {n for n in numbers if not is_trained(noted[n])}
+        asked = kept = find(silent={id(messages[n]) for n in context})
+        if silent > context:
+            kept = find(silent={id(messages[n]) for n in silent})
+        numbers -= silent
+        return asked, kept, numbers
+
+    def _prompted(
+        self, document: Document, begin: int, messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+    ) -> Document:  # fmt: skip
+        """A document of which only the last message is trained on, as the prompt for it and what
+        follows it. `begin`: where its turn does, though that may not be trained on.
+
+        Raises UndecidableError where the prompt ends otherwise than what is before it.
+        """
+        before, number = messages[:-1], len(messages) - 1
+        if all(message.get("role") in ("system", "developer") for message in before):
+            return replace(document, spans=[], turns=[])  # nobody has spoken: it answers nothing
+        try:
+            prompt = self._template.render(before, tools, add_generation_prompt=True).text
+            plain = self._template.render(before, tools).text
+        except RefusedError as error:
+            raise undecidable(f"as a prompt for message {number}, {error}") from error
+        text, end = document.text, prompt[common_prefix(plain, prompt) :].strip()
+        if text.startswith(prompt):
+            return _shifted(document, len(prompt), len(prompt))
+        if not document.spans:
+            return document
+        end = end or _from_words(before[-1], prompt).strip()  # nothing asks for the answer
+        if end and text[:begin].rstrip().endswith(end):
+            told, _ = self._missing(self._structures.of(before, tools), plain, before, tools)
+            own = [piece for piece in document.left_out if piece.message == number]
+            whole = replace(document, text=prompt + text[begin:], left_out=(*told, *own))
+            return _shifted(whole, begin, len(prompt))
+        same = common_prefix(text, prompt)
+        raise undecidable(
+            f"the prompt for message {number} goes on in {prompt[same:][:_MOST_SHOWN]!r}, and "
+            f"the text with the message in {text[same:][:_MOST_SHOWN]!r}",
+            "use --turns all, or another --template-arg or --chat-template",
+        )
+
+    def unread(self, text: str, conversation: Conversation) -> list[str]:
+        """Names of its fields that neither packer nor the template reads; each as often as it is
+        there. `text`: made of it, which may hold whole messages as JSON.
+        """
+        source, names = self._template.source, list[str]()
+        for message in conversation.messages:
+            if not message.keys() <= KNOWN_KEYS:
+                names += [
+                    f"messages.{key}"
+                    for key in message.keys() - KNOWN_KEYS - self._template.mentions
+                    if f'"{key}"' not in text
+                ]
+        if conversation.arguments:
+            unread = conversation.arguments.keys() - reads_of(source).names
+            names += [f"{ARGUMENTS}.{name}" for name in unread]
+        return names
+
+
+def _shifted(document: Document, begin: int, now: int) -> Document:
+    """Keep the spans from character `begin` on, which is at `now` in its text."""
+
+    def moved(spans: Sequence[Span]) -> list[Span]:
+        return [
+            (max(start, begin) - begin + now, stop - begin + now)
+            for start, stop in spans
+            if stop > begin
+        ]
+
+    return replace(document, spans=moved(document.spans or []), turns=moved(document.turns or []))
+
+
+def _from_words(message: dict[str, Any], text: str) -> str:
+    """The end of a text, from the words of its last message on; "" where it has them not."""
+    content = message.get("content")
+    words = content.strip() if isinstance(content, str) else ""
+    return text[text.rfind(words) :] if words and words in text else ""
+
+
+def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, list[Span]]:
+    """Put the tokens that end turns into their spans, and after the last one if nothing follows."""
+    ended = []
+    for start, stop in spans:
+        end = next((end for end in ends if text.startswith(end, stop)), "")
+        if start < stop == len(text) and not text.endswith(ends):
+            text, end = text + ends[0], ends[0]
+        ended.append((start, stop + len(end) if start < stop else stop))
+    return text, ended
+
+
+def _refuse_open_turns(
+    structures: Structures, assistant: AssistantSpans, ends: tuple[str, ...]
+) -> None:
+    where = _open_turn(structures, assistant, ends)
+    if where and ends:
+        raise UsageError(
+            f"--turn-end: {' or '.join(ends)} does not follow the assistant's turn, {where}: the "
+            "model would not learn to stop",
+            "name the token that begins the next turn, or insist with --allow-open-turns",
+        )
+    if where:
+        raise UsageError(
+            f"the chat template does not end the assistant's turn, {where}: the model would "
+            "not learn to stop",
+            "name the token that ends it with --turn-end TOKEN, such as the one that begins the "
+            "next turn, or insist with --allow-open-turns",
+        )
+
+
+def _open_turn(structures: Structures, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
+    """Where the template does not end a turn of the assistant, for people; "" for nowhere.
+
+    Of templates with `{% generation %}` tags, "": the tags decide.
+    """
+    template, tools = structures.template, structures.tools
+    for messages in ([*structures.talk, *structures.talk], structures.talk):
+        talk = [dict(message) for message in messages]
+        try:
+            rendering, told = template.render(talk, tools), structures.of(talk, tools)
+            spans = assistant.find(rendering, talk, tools, told, last_only=False)
+        except (RefusedError, UndecidableError):
+            continue
+        text, spans = _ended(rendering.text, spans, ends) if ends else (rendering.text, spans)
+        turns = [text[start:stop].partition(PROBE) for start, stop in spans]
+        for number, (_, mark, end) in enumerate(turns, 1):
+            if mark and not end.strip():
+                return "the last one" if number == len(turns) else "where another turn follows"
+        return ""
+    return ""
+
+
+def _shows_parts(template: ChatTemplate) -> bool:
+    """Whether the template writes content that is a list of parts, whoever speaks.
+
+    Many write nothing then, or those of the user only.
+    """
+    parts = [{"type": "text", "text": _PARTS_PROBE}] * 2  # some show the first one only
+    messages = [{"role": role, "content": parts} for role in ("user", ASSISTANT)]
+    try:
+        text = template.render(messages).text
+    except RefusedError:
+        return False
+    return text.count(_PARTS_PROBE) == 4 and "'text'" not in text

@@ -1,0 +1,479 @@
+"""What `packer export` can write: a class for each format, which cites where the format is defined.
+
+A format is a `Writer` into an empty folder. `Tables` are made of record batches, in files of about
+a gigabyte; `Files` are written from beginning to end.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.lib.format import dtype_to_descr, write_array_header_1_0
+
+from packer_cli.errors import DataError
+from packer_cli.export.rows import Rows
+from packer_cli.export.rows import rows as rows_of_shards
+from packer_cli.inputs.indexed_tokens import header, sections
+from packer_cli.options.options import OF_SEGMENTS
+from packer_cli.records import IGNORED, Int64
+from packer_cli.result.layout import DATASET_DICT, saved_dataset
+from packer_cli.result.manifest_file import checksum
+from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of, squared_lengths
+from packer_cli.result.shard_writer import Parts, column_type
+from packer_cli.result.tokenized import TokenizedDirectory
+
+Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone
+
+_PART_BYTES = 1 << 30
+_MOST_VALUES = (1 << 31) - 1
+# LLaMA-Factory's collator pads input_ids, labels and attention_mask to a multiple of this, and
+# position_ids not at all ("pad_to_multiple_of ignore this").
+_MULTIPLE = 8
+_MEGATRON_TOKENS = "<i4"
+_NANOTRON_TOKEN_BYTES = 4
+_ROW_GROUP = 500  # as `write_packed_parquet` of Megatron-Bridge: its reader holds one whole
+
+
+class Writer(ABC):
+    """One format, written into the empty `folder`.
+
+    takes       what `write` is given: "batches", the record batches of the shards; "units", lists
+                of the shards of each; "rows", `Rows` in their order; "documents", `Rows` of one
+                whole document each, in the order of the inputs
+    needs       columns that the directory must have
+    keeps_mask  whether the format can say which tokens are not trained on
+    keeps_pairs  whether it can say which of two answers is the chosen one
+    """
+
+    takes: ClassVar[str] = "rows"
+    needs: ClassVar[tuple[str, ...]] = ()
+    keeps_mask: ClassVar[bool] = True
+    keeps_pairs: ClassVar[bool] = False
+
+    def __init__(self, folder: Path, exported: Exported) -> None:
+        self.folder, self.exported = folder, exported
+
+    @classmethod
+    def squared_lengths(cls, packed: PackedDirectory) -> Int64:
+        """int64[rows], what attention costs in each row as it is read; -1: the reader drops it."""
+        return squared_lengths(packed)
+
+    @abstractmethod
+    def write(self, part: Any) -> None:
+        """Append a part. Raises OSError when it cannot be written."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all files; also called after a failure."""
+
+
+class Tables(Writer):
+    """A format of record batches, each made of a part.
+
+    file_name   formats the number of a file
+    start       makes an Arrow or Parquet writer of a file and a schema
+    how         for this writer, with each batch
+    """
+
+    file_name: ClassVar[str]
+    start: ClassVar[Callable[..., Any]]
+    how: ClassVar[dict[str, Any]] = {}
+    parts: Parts | None = None
+
+    @abstractmethod
+    def batch(self, part: Any) -> Any:
+        """The record batch of a part."""
+
+    def write(self, part: Any) -> None:
+        batch = self.batch(part)
+        if self.parts is None:
+            name = self.file_name.format
+            self.parts = Parts(self.folder, name, batch.schema, _PART_BYTES, self.start)
+        self.parts.write(batch, **self.how)
+
+    def close(self) -> None:
+        if self.parts is not None:
+            self.parts.close()
+
+
+def lists(offsets: Int64, values: Any) -> Any:
+    """An Arrow list array; `offsets` int64[rows + 1] into `values`.
+
+    Raises DataError for more values than offsets of 32 bits can count.
+    """
+    if len(values) > _MOST_VALUES:
+        raise DataError(
+            f"documents of {len(values)} tokens are too long for this format",
+            "cut them before they are packed, or choose --to megatron or nanotron",
+        )
+    return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), pa.array(values))
+
+
+class SavedDataset(Tables):
+    """A directory as `Dataset.save_to_disk` makes it, to be mapped by `load_from_disk`."""
+
+    file_name = "data-{:05d}.arrow"
+    start = staticmethod(pa.ipc.new_stream)
+
+    @abstractmethod
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        """Arrow arrays of the same length."""
+
+    def batch(self, part: Rows) -> Any:
+        return pa.RecordBatch.from_pydict(self.columns(part))
+
+    def close(self) -> None:
+        super().close()
+        if self.parts is not None:
+            identity = f"{checksum(self.exported.facts.document)}/{type(self).__name__}"
+            for name, content in saved_dataset(self.parts.names, identity).items():
+                (self.folder / name).write_bytes(content)
+
+
+class Trl(SavedDataset):
+    """input_ids, labels, seq_lengths: list<int32> each, one row per packed row.
+
+    The columns are those that `DataCollatorForLanguageModeling` in trl/trainer/sft_trainer.py
+    reads; with `padding_free=True` it makes restarting positions from `seq_lengths` (TRL 1.16).
+    """
+
+    needs = ("labels",)
+
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        return {
+            "input_ids": lists(rows.offsets, rows.ids),
+            "labels": lists(rows.offsets, rows.labels),
+            "seq_lengths": lists(rows.first, rows.lengths.astype("int32")),
+        }
+
+
+class LlamaFactory(SavedDataset):
+    """input_ids, labels, attention_mask, position_ids: fixed_size_list<int32> each.
+
+    A row has at least one padding token, as LLaMA-Factory's own rows do: under FlashAttention 2
+    transformers ignores a mask without a zero, and documents would see each other.
+
+    Rows are those of `PackedSupervisedDatasetProcessor` in src/llamafactory/data/processor/
+    supervised.py: `attention_mask` numbers the documents from 1 and is 0 on padding, `position_ids`
+    restart and are 0 on padding. The directory is a DatasetDict with the split train, which
+    `get_dataset` in src/llamafactory/data/loader.py takes in every version.
+    """
+
+    needs = ("labels",)
+
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        super().__init__(folder / "train", packed)
+        self.folder.mkdir()
+        (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
+        self._width = (packed.max_length // _MULTIPLE + 1) * _MULTIPLE
+        self._padding = packed.facts.pad_token_id
+
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        count = len(rows.offsets) - 1
+        begins = np.arange(count) * self._width
+        places = np.arange(len(rows.ids)) + np.repeat(
+            begins - rows.offsets[:-1], np.diff(rows.offsets)
+        )
+        numbers = np.arange(len(rows.lengths)) - np.repeat(rows.first[:-1], np.diff(rows.first)) + 1
+
+        def padded(values: Any, padding: int) -> Any:
+            flat = np.full(count * self._width, padding, np.int32)
+            flat[places] = values
+            return pa.FixedSizeListArray.from_arrays(pa.array(flat), self._width)
+
+        return {
+            "input_ids": padded(rows.ids, self._padding),
+            "labels": padded(rows.labels, IGNORED),
+            "attention_mask": padded(np.repeat(numbers, rows.lengths), 0),
+            "position_ids": padded(rows.positions, 0),
+        }
+
+
+class Axolotl(SavedDataset):
+    """input_ids, attention_mask, labels: list<int32> each, one row per segment.
+
+    "Columns in Dataset must be exactly input_ids, attention_mask, labels": axolotl's
+    docs/dataset-formats/tokenized.qmd, for an empty `type:`. A row is a segment, not a document:
+    axolotl drops or cuts what is longer than `sequence_len`, and segments fit by construction.
+    """
+
+    needs = ("labels",)
+
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        offsets = rows.segment_offsets
+        return {
+            "input_ids": lists(offsets, rows.ids),
+            "attention_mask": lists(offsets, np.ones(len(rows.ids), np.int32)),
+            "labels": lists(offsets, rows.labels),
+        }
+
+
+class AxolotlInOrder(Axolotl):
+    """Rows that axolotl's sequential packing cannot but make again.
+
+    That is next-fit (`allocate_sequentially` in src/axolotl/utils/samplers/multipack.py): it puts
+    segments into a row while they fit. So the padding of a row is put behind its last segment,
+    without labels, and all rows are full. Segments without labels do not count: axolotl drops them
+    (`drop_no_trainable_tokens` in src/axolotl/utils/trainer.py), and rows of nothing else.
+    """
+
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        super().__init__(folder, packed)
+        self._max_length, self._padding = packed.max_length, packed.facts.pad_token_id
+
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        assert rows.labels is not None  # noqa: S101 `needs`
+        lengths = _filled_up(rows, self._max_length)[1]
+        places = _places(rows, lengths - rows.lengths)
+        ids = np.full(int(lengths.sum()), self._padding, np.int32)
+        labels = np.full(len(ids), IGNORED, np.int32)
+        ids[places], labels[places] = rows.ids, rows.labels
+        return super().columns(replace(rows, ids=ids, labels=labels, lengths=lengths))
+
+    @classmethod
+    def squared_lengths(cls, packed: PackedDirectory) -> Int64:
+        found = []
+        for part in rows_of_shards(packed, lambda _: None):
+            trained, lengths = _filled_up(part, packed.max_length)
+            squares = np.add.reduceat(np.where(trained, lengths**2, 0), part.first[:-1])
+            found.append(np.where(squares, squares, -1))
+        return np.concatenate(found)
+
+
+def _filled_up(rows: Rows, max_length: int) -> tuple[Any, Int64]:
+    """Which segments axolotl keeps, bool[s], and how long they are with the padding, int64[s]."""
+    trained = np.add.reduceat(rows.labels != IGNORED, rows.segment_offsets[:-1], dtype=np.int64) > 0
+    firsts, lengths = rows.first[:-1], rows.lengths.copy()
+    used = np.add.reduceat(np.where(trained, lengths, 0), firsts)
+    last = np.maximum.reduceat(np.where(trained, np.arange(len(trained)), -1), firsts)
+    lengths[last[last >= 0]] += (max_length - used)[last >= 0]
+    return trained, lengths
+
+
+def _places(rows: Rows, added: Int64) -> Int64:
+    """Where tokens are once so much padding, int64[s], is put behind each segment."""
+    return np.arange(len(rows.ids)) + np.repeat(np.cumsum(added) - added, rows.lengths)
+
+
+class Unpacked(SavedDataset):
+    """input_ids and, where the directory has them, labels: list<int32>, one row per document.
+
+    `datasets` maps it, and `packer pack` takes it as an input.
+    """
+
+    takes = "documents"
+    needs = ("segments",)
+
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        columns = {"input_ids": lists(rows.offsets, rows.ids)}
+        if rows.labels is not None:
+            columns["labels"] = lists(rows.offsets, rows.labels)
+        return columns
+
+
+class MegatronBridge(Tables):
+    """input_ids list<int32>, seq_start_id list<int32>, loss_mask list<int8>.
+
+    The columns and their types are in that class's docstring, in src/megatron/bridge/data/datasets/
+    packed_parquet.py. What they mean is in `GPTSFTPackedDataset.collate_fn` of sft.py there: a
+    segment of n + 1 tokens gives n inputs, all but its last, and n targets, all but its first;
+    `loss_mask` is that of the targets, at the place of the input (as `fill_packing_strategy` rolls
+    it).
+
+    So every segment gets an extra token that is a target only, and not trained on; without it the
+    segment's last token would be one. The inputs are then exactly the packed row. With a segment
+    multiple the padding inside the row is kept, too.
+    """
+
+    needs = ("labels",)
+    file_name = "packed-{:05d}.idx.parquet"
+    start = pq.ParquetWriter
+    how: ClassVar = {"row_group_size": _ROW_GROUP}
+
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        super().__init__(folder, packed)
+        self._multiple, self._padding = packed.segment_multiple, packed.facts.pad_token_id
+
+    def batch(self, part: Rows) -> Any:
+        added = -part.lengths % self._multiple + 1
+        ends, places = np.cumsum(part.lengths + added), _places(part, added)
+        ids = np.full(int(ends[-1]), self._padding, np.int32)
+        ids[places] = part.ids
+        mask = np.zeros(len(ids), np.int8)
+        mask[places[part.labels != IGNORED] - 1] = 1  # a segment's first token has no label
+        offsets = np.append(0, ends)[part.first]
+        begins = ends - part.lengths - added - np.repeat(offsets[:-1], np.diff(part.first))
+        return pa.RecordBatch.from_pydict(
+            {
+                "input_ids": lists(offsets, ids),
+                "seq_start_id": lists(part.first, begins.astype(np.int32)),
+                "loss_mask": lists(offsets, mask),
+            }
+        )
+
+
+class Parquet(Tables):
+    """Parquet files with the shards' columns and metadata, a record batch a row group."""
+
+    takes = "batches"
+    keeps_pairs = True
+    file_name = "packed-{:05d}.parquet"
+    start = pq.ParquetWriter
+
+    def batch(self, part: Any) -> Any:
+        return part
+
+
+class Files(Writer):
+    """A format whose files are written from beginning to end.
+
+    They are not mapped: on a full disk, a map ends the process instead of raising an error.
+    """
+
+    def __init__(self, folder: Path, exported: Exported) -> None:
+        super().__init__(folder, exported)
+        self._stack = ExitStack()
+
+    def open(self, name: str, mode: str = "wb") -> IO[bytes]:
+        """A file in the folder, to be written."""
+        return self._stack.enter_context(open(self.folder / name, mode))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class Megatron(Files):
+    """Token ids int32 end to end; a sequence is a document, in the order of the inputs.
+
+    `packer_cli/inputs/indexed_tokens.py` says what the index is. Megatron cuts the stream of
+    documents anew, so packed rows would mean nothing to it; it has no loss mask.
+    """
+
+    takes = "documents"
+    needs = ("segments",)
+    keeps_mask = False
+
+    def __init__(self, folder: Path, exported: Exported) -> None:
+        super().__init__(folder, exported)
+        count = exported.facts.documents
+        begin = header(_MEGATRON_TOKENS, count, count + 1)
+        (folder / "documents.idx").write_bytes(begin)
+        self._tokens = self.open("documents.bin")
+        # the index has three parts, each written from its own offset on
+        at, self._index = len(begin), []
+        for size in sections(count, count + 1):
+            self._index.append(self.open("documents.idx", "r+b"))
+            self._index[-1].seek(at)
+            at += size
+        self._seen = 0
+        self._index[2].write(bytes(8))
+
+    def write(self, part: Rows) -> None:
+        before, self._seen = self._seen, self._seen + len(part.lengths)
+        lengths, pointers, boundaries = self._index
+        lengths.write(part.lengths.astype("<i4").tobytes())
+        pointers.write((self._tokens.tell() + part.offsets[:-1] * 4).astype("<i8").tobytes())
+        boundaries.write(np.arange(before + 1, self._seen + 1, dtype="<i8").tobytes())
+        self._tokens.write(part.ids.astype(_MEGATRON_TOKENS).tobytes())
+
+
+class Nanotron(Files):
+    """Token ids uint32; documents in the order of the inputs.
+
+    `00000_tokens.ds` has the token ids end to end, `.ds.index` each document's end in tokens as
+    uint64 (datatrove/pipeline/tokens/tokenizer.py). nanotron's `NanosetDatasetsArgs` takes
+    tokenizer and token size from the first line of `.ds.metadata`, "name|4", and loads that
+    tokenizer. It cuts the stream itself and has no loss mask; with positions from the index, no
+    document sees another.
+    """
+
+    takes = "documents"
+    needs = ("segments",)
+    keeps_mask = False
+
+    def __init__(self, folder: Path, exported: Exported) -> None:
+        super().__init__(folder, exported)
+        self._tokens, self._index = self.open("00000_tokens.ds"), self.open("00000_tokens.ds.index")
+        tokenizer, tokens = exported.facts.tokenizer, exported.facts.tokens
+        if tokenizer and tokenizer.source != "bytes":  # which transformers does not know
+            name = f"{tokenizer.source}|{_NANOTRON_TOKEN_BYTES}"
+            lines = f"{name}\n{tokens}\n{tokens / 1e6:.3g} MT"
+            (folder / "00000_tokens.ds.metadata").write_text(lines)
+
+    def write(self, part: Rows) -> None:
+        before = self._tokens.tell() // _NANOTRON_TOKEN_BYTES
+        self._index.write((part.offsets[1:] + before).astype("<u8").tobytes())
+        self._tokens.write(part.ids.astype("<u4").tobytes())
+
+
+class Numpy(Files):
+    """A .npy file per column, to be mapped: `numpy.load(name, mmap_mode="r")`.
+
+    Columns of fixed length are [rows, max_length]. Those of lists are their values end to end,
+    with NAME_offsets.npy int64[rows + 1] beside them; segments are records of file, position and
+    start. packer.json has the metadata of a shard: max_length, label_shift, pad_token_id, ...
+    """
+
+    takes = "batches"
+    keeps_pairs = True
+
+    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
+        super().__init__(folder, packed)
+        rows = sum(shard.rows for shard in packed.facts.shards)
+        segments = sum(shard.segments for shard in packed.facts.shards)
+        self._files: dict[str, IO[bytes]] = {}
+        self._filled: dict[str, int] = {}  # values of a column of lists
+        for name in packed.facts.config.columns:
+            kind = column_type(name, packed.max_length)
+            dtype = _dtype_of(kind.value_type)
+            if pa.types.is_fixed_size_list(kind):
+                self._begin(name, dtype, rows, packed.max_length)
+                continue
+            self._begin(name, dtype, segments if name in OF_SEGMENTS else segments + rows)
+            self._begin(name + "_offsets", np.dtype(np.int64), rows + 1).write(bytes(8))
+            self._filled[name] = 0
+
+    def _begin(self, name: str, dtype: Any, *shape: int) -> IO[bytes]:
+        file = self._files[name] = self.open(f"{name}.npy")
+        description = {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        write_array_header_1_0(file, description)
+        return file
+
+    def write(self, part: Any) -> None:
+        if not (description := self.folder / "packer.json").exists():
+            description.write_bytes(part.schema.metadata[b"packer"])
+        for name in part.schema.names:
+            column = part.column(name)
+            if name not in self._filled:
+                self._files[name].write(np.ascontiguousarray(rows_of(column)).data)
+                continue
+            values, edges = _list_of(column)
+            offsets = edges[1:].astype(np.int64) - edges[0] + self._filled[name]
+            self._files[name].write(np.ascontiguousarray(values[edges[0] : edges[-1]]).data)
+            self._files[name + "_offsets"].write(offsets.data)
+            self._filled[name] = int(offsets[-1])
+
+
+def _dtype_of(item: Any) -> Any:
+    if pa.types.is_struct(item):
+        return np.dtype([(field.name, str(field.type)) for field in item])
+    return np.dtype(str(item))
+
+
+def _list_of(column: Any) -> tuple[Any, Any]:
+    """A list column as (values, offsets), structs as records."""
+    if not pa.types.is_struct(column.type.value_type):
+        return ragged_of(column)
+    records = np.empty(len(column.values), _dtype_of(column.type.value_type))
+    for field in records.dtype.names or ():
+        records[field] = column.values.field(field).to_numpy()
+    return records, column.offsets.to_numpy()

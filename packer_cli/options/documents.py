@@ -1,0 +1,338 @@
+"""Options that concern inputs and documents: what is read, and what becomes tokens of it.
+
+`packer tokenize` has these; `packer pack` has those of rows besides: see `options`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packer_cli.errors import UsageError
+from packer_cli.options.formats import FILE_FORMATS
+from packer_cli.options.option import (
+    DOCUMENTS,
+    INPUT,
+    OUTPUT,
+    RUNNING,
+    SUPERVISED,
+    Arguments,
+    Count,
+    Names,
+    Need,
+    Options,
+    Pairs,
+    Rule,
+    Share,
+    Size,
+    option,
+)
+from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, Shape, check_fields
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
+    return shape.is_chat or shape.of_messages or config.prompt_template == "chat"
+
+
+_MESSAGES = Need("messages, which a chat template renders", _of_messages)
+_CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
+_KEYS = Need(
+    "messages where it names their role or content",
+    lambda shape, config: not config.message_keys or shape.is_chat or shape.of_messages,
+)
+_SPEAKERS = Need("messages", lambda shape, config: shape.is_chat or shape.of_messages)
+_TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
+_PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentConfig(Options):
+    """Options that decide which documents there are, and which tokens they have.
+
+    Raises UsageError from the constructor when a value cannot work.
+
+    Beyond what --help says:
+
+    max_errors        a number of records, or a share of them (float)
+    fields            (own name of a field, or of a key of messages, its name in the input), where
+                      they differ
+    roles             (name of a speaker, its role), beyond those that are known
+    chat_template     its source
+    template_args     (name, value as JSON text), by name
+    train_reasoning   None: unless only final answers are trained on
+    train_tool_calls  None: yes
+    turn_end          also written after the last turn
+    add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
+                      rendered
+    shard_bytes       a unit's shard is continued in a new part beyond this size
+    """
+
+    shape: str | None = option(
+        None,
+        "What the records are:",
+        INPUT,
+        metavar="SHAPE",
+        choices=tuple(KINDS),
+        unset="by the fields of each file's first record",
+        aliases=OTHER_NAMES,
+        elsewhere="--dataset-type --data-format",
+    )
+    fields: Pairs = option(
+        (),
+        "Where a field of the shape is: messages=chosen, or in messages: role=speaker. May be "
+        "repeated.",
+        INPUT,
+        flag="--field",
+        metavar="NAME=COLUMN",
+        needs=_KEYS,
+    )
+    roles: Pairs = option(
+        (),
+        "Which role a speaker of messages has: human=user. May be repeated.",
+        INPUT,
+        flag="--role",
+        metavar="NAME=ROLE",
+        needs=_SPEAKERS,
+        elsewhere="--roles",
+    )
+    input_format: str | None = option(
+        None,
+        "What the files are:",
+        INPUT,
+        metavar="FORMAT",
+        choices=FILE_FORMATS,
+        unset="by file name",
+        aliases={"jsonl": ("jsonlines", "ndjson"), "text": ("txt",), "arrow": ("feather",)},
+    )
+    sample_by: str = option(
+        "line",
+        "What a document of a plain text file is:",
+        INPUT,
+        choices=("line", "paragraph", "document"),
+        aliases={"line": ("lines",), "document": ("file", "whole")},
+    )
+    chat_template: str | None = option(
+        None,
+        "Template that renders messages. Default: the tokenizer's own.",
+        SUPERVISED,
+        first=5,
+        metavar="FILE|NAME",
+        needs=_MESSAGES,
+    )
+    template_args: Arguments = option(
+        (),
+        "Sets a variable of the chat template: enable_thinking=false. JSON, or else text. May "
+        "be repeated.",
+        SUPERVISED,
+        flag="--template-arg",
+        key="template_args",
+        metavar="NAME=VALUE",
+        needs=_MESSAGES,
+        elsewhere="--chat-template-kwargs --template-kwargs",
+    )
+    prompt_template: str | None = option(
+        None,
+        "How prompts become text:",
+        SUPERVISED,
+        choices={"none": "as they are", "alpaca": "", "chat": ""},
+        unset="by the shape of the records",
+    )
+    train_on: str | None = option(
+        None,
+        "Which tokens are trained on:",
+        SUPERVISED,
+        first=6,
+        choices={
+            "assistant": "the default for messages",
+            "last-assistant": "",
+            "final": "answers without tool calls",
+            "completion": "the default for prompts",
+            "all": "the default for text",
+        },
+        aliases={
+            "last-assistant": ("last", "last-turn"),
+            "final": ("final-answer", "final-answers"),
+            "assistant": ("assistant-only", "assistants"),
+            "completion": ("response", "completion-only"),
+            "all": ("full",),
+        },
+        elsewhere="--loss-on --train-on-inputs --assistant-only-loss",
+    )
+    turns: str = option(
+        "all",
+        "What a conversation becomes:",
+        SUPERVISED,
+        choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
+        aliases={"all": ("one",), "each": ("every",)},
+        needs=_CONVERSATIONS,
+    )
+    train_reasoning: bool | None = option(
+        None,
+        "Whether reasoning is trained on. Default: yes, but not with --train-on final.",
+        SUPERVISED,
+        needs=_MESSAGES,
+    )
+    train_tool_calls: bool | None = option(
+        None, "Whether tool calls are trained on. Default: yes.", SUPERVISED, needs=_MESSAGES
+    )
+    turn_end: tuple[str, ...] = option(
+        (),
+        "Ends the assistant's turns: trained on where it follows one. May be repeated.",
+        SUPERVISED,
+        metavar="TOKEN",
+    )
+    allow_open_turns: bool = option(
+        False, "Train on turns that the chat template does not end.", SUPERVISED, needs=_MESSAGES
+    )
+    on_unshown: str = option(
+        "warn",
+        "What becomes of records of which the chat template leaves something out:",
+        SUPERVISED,
+        choices={"warn": "counted", "error": "a bad record"},
+        needs=_MESSAGES,
+    )
+    add_bos: bool | None = option(
+        None,
+        "Whether each document begins with BOS. Default: as the tokenizer does.",
+        DOCUMENTS,
+        flag="--bos/--no-bos",
+        elsewhere="--add-bos --add-bos-token",
+    )
+    add_eos: bool | None = option(
+        None,
+        "Whether each document ends with EOS. Default: yes, but chat templates end turns "
+        "themselves.",
+        DOCUMENTS,
+        flag="--eos/--no-eos",
+        elsewhere="--add-eos --append-eod --append-eos --add-eos-token",
+    )
+    separator: str | None = option(
+        None, "Text after each document, never trained on.", DOCUMENTS, metavar="TEXT"
+    )
+    eos_token: str | None = option(
+        None, "The EOS, where the tokenizer does not name one.", DOCUMENTS, metavar="TOKEN"
+    )
+    special_tokens_in_text: str = option(
+        "keep",
+        "What becomes of special tokens that a record's content spells out:",
+        DOCUMENTS,
+        choices={"keep": "", "text": "ordinary text", "error": "a bad record"},
+        needs=_TEXT,
+    )
+    fim_rate: Share = option(
+        0.0,
+        "Share of texts rearranged to fill in the middle: 0.5 or 50%.",
+        DOCUMENTS,
+        needs=_PLAIN,
+    )
+    fim_spm_rate: Share = option(
+        0.5,
+        "Share of these that have the suffix first.",
+        DOCUMENTS,
+        needs=_PLAIN,
+        goes_with=("fim_rate", None),
+    )
+    fim_tokens: Names = option(
+        (),
+        "Tokens before the beginning, the end and the middle. Default: the tokenizer's own.",
+        DOCUMENTS,
+        metavar="PRE,SUF,MID",
+        needs=_PLAIN,
+        goes_with=("fim_rate", None),
+    )
+    on_error: str = option(
+        "fail",
+        "What a bad record does:",
+        INPUT,
+        choices={"fail": "end the run", "skip": "go to rejected.jsonl"},
+    )
+    max_errors: Count | Share | None = option(
+        None,
+        "Fail when more records are bad: 100, or 1% of all.",
+        INPUT,
+        metavar="N|SHARE",
+        goes_with=("on_error", "skip"),
+    )
+    max_unused: Share | None = option(
+        None,
+        "Fail when more of the records' text is in fields that nothing uses: 0.01 or 1%.",
+        INPUT,
+    )
+    max_line_bytes: Size = option(256 * MIB, "Longest line, cell or text document accepted.", INPUT)
+    unit_bytes: Size | None = option(
+        None, "Input bytes in a work unit. Default: by the size of the input.", RUNNING
+    )
+    shard_bytes: Size = option(GIB, "Longest shard, about.", OUTPUT)
+
+    def _rules(self) -> Iterator[Rule]:
+        check_fields(self.fields)
+        self.arguments  # noqa: B018 raises for those that cannot be read
+        yield (
+            self.fim_tokens and len({*self.fim_tokens}) != 3,
+            f"--fim-tokens: {','.join(self.fim_tokens)} are not three different tokens",
+            "name those before the beginning, the end and the middle of a text",
+        )
+        most = self.max_errors
+        yield (
+            most is not None and (most < 0 or (most > 1 and isinstance(most, float))),
+            f"--max-errors: {most} is neither a number nor a share of records",
+            "for example 100, or 0.01 for 1% of all records",
+        )
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The names in the input of fields of records, by their own."""
+        return {own: name for own, name in self.fields if own not in MESSAGE_KEYS}
+
+    @property
+    def message_keys(self) -> dict[str, str]:
+        """The names in the input of keys of messages, by their own."""
+        return {own: name for own, name in self.fields if own in MESSAGE_KEYS}
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """`template_args` as a dict of values. UsageError for text that is not JSON."""
+        values: dict[str, object] = {}
+        for name, text in self.template_args:
+            try:
+                values[name] = json.loads(text)
+            except (ValueError, RecursionError):
+                raise UsageError(f"--template-arg: {name}: {text!r} is not JSON") from None
+        return values
+
+    @property
+    def trains_reasoning(self) -> bool:
+        """Whether the assistant's reasoning is trained on, where the assistant is."""
+        return self.train_on != "final" if self.train_reasoning is None else self.train_reasoning
+
+    @property
+    def trains_all_parts(self) -> bool:
+        """Whether all kinds of what the assistant says are trained on."""
+        return self.trains_reasoning and self.train_tool_calls is not False
+
+    @property
+    def whole_files(self) -> bool:
+        """Whether each file of plain text is one document."""
+        return self.sample_by == "document"
+
+    @property
+    def least_unit_tokens(self) -> int:
+        """How long a work unit should be at least."""
+        return 0
+
+    @property
+    def documents_shuffled(self) -> bool:
+        """Whether documents of tokenized directories are taken in a seeded order."""
+        return False
+
+    @property
+    def shortens_conversations(self) -> bool:
+        """Whether conversations that are too long lose their oldest turns."""
+        return False
+
+    def as_json(self) -> dict[str, object]:
+        return dataclasses.asdict(self)

@@ -1,0 +1,117 @@
+"""The formats of input files by name. Adding one: CONTRIBUTING.md.
+
+All code that handles input files looks up their format in this table, and finds the reader with
+`inputs.formats.reader_for`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from packer_cli import storage
+from packer_cli.errors import one_of
+
+
+class Format(NamedTuple):
+    """What is known about a format without reading a file.
+
+    suffixes    of file names, lower case, with their dot
+    reader      "module.Class" in packer_cli.inputs
+    counted_in  what the position of a record counts: "byte", "row" or "document"
+    cut_by      what the start and stop of a slice count: "byte"; "record": bytes, too, but only
+                those at which a record may begin; "row group" or "document"; "": files are read
+                whole
+    streamed    may be compressed, or come through stdin
+    beside      endings of files that belong to one, in place of its own: first the index, which
+                must be there, then those that need not be
+    """
+
+    suffixes: tuple[str, ...]
+    reader: str
+    counted_in: str
+    cut_by: str
+    streamed: bool
+    beside: tuple[str, ...] = ()
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether slices count bytes, and may end at any, with the record that begins before it."""
+        return self.cut_by in ("byte", "record")
+
+
+FORMATS = {
+    "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
+    # only while they hold an array: others are read as jsonl, see inputs/input_files.py
+    "json": Format((".json",), "jsonl.JsonArrayReader", "byte", "record", True),
+    "parquet": Format((".parquet", ".pq"), "parquet.ParquetReader", "row", "row group", False),
+    "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),
+    "text": Format((".txt", ".text"), "text.TextReader", "byte", "", True),
+    "csv": Format((".csv",), "text.CsvReader", "byte", "", True),
+    "tokenized": Format((), "tokenized.TokenizedReader", "document", "document", False),
+    "tsv": Format((".tsv",), "text.TsvReader", "byte", "", True),
+    "megatron": Format(
+        (".bin",), "indexed_tokens.MegatronReader", "document", "document", False, (".idx",)
+    ),
+    "datatrove": Format(
+        (".ds",),
+        "indexed_tokens.DatatroveReader",
+        "document",
+        "document",
+        False,
+        (".ds.index", ".ds.loss", ".ds.metadata"),
+    ),
+}
+JSON = "json"
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
+FILE_FORMATS = tuple(name for name, format_ in FORMATS.items() if format_.suffixes)
+SUFFIXES = {suffix: name for name, format_ in FORMATS.items() for suffix in format_.suffixes}
+
+
+_PROSE = ".adoc .md .markdown .mdx .org .rst .tex"
+_SOURCES = (
+    ".asm .bash .c .cc .clj .cpp .cs .cu .cuh .cxx .d .dart .el .erl .ex .exs .f90 .fs .go "
+    ".groovy .h .hh .hpp .hs .hxx .java .jl .js .jsx .kt .kts .lisp .lua .m .mjs .ml .mli .mm .nim "
+    ".php .pl .pm .proto .ps1 .pxd .py .pyi .pyx .r .rb .rs .s .scala .scm .sh .sol .sql .svelte "
+    ".swift .tcl .ts .tsx .v .vb .vhd .vim .vue .zig .zsh"
+)
+_MARKUP = ".cfg .cmake .css .gradle .htm .html .ini .less .scss .tf .toml .xml .yaml .yml"
+# Files that are one document each with --sample-by document. Without it they are no inputs: a line
+# of a source is no document, and a folder of data often has its README.md.
+DOCUMENT_SUFFIXES = frozenset(f"{_PROSE} {_SOURCES} {_MARKUP}".split())
+
+
+def format_of(path: str, *, documents: bool = False) -> tuple[str | None, str | None]:
+    """(format, compression) by the file's name, a path or a URL; format None when unknown.
+
+    `documents`: sources and the like are text, too.
+    """
+    stem, suffix = os.path.splitext(storage.base_name(path).lower())
+    compression = COMPRESSIONS.get(suffix)
+    if compression:
+        suffix = os.path.splitext(stem)[1]
+    if documents and suffix in DOCUMENT_SUFFIXES:
+        return "text", compression
+    return SUFFIXES.get(suffix), compression
+
+
+def companions(path: str, name: str) -> list[str]:
+    """The files that belong to `path`, a file of this format, whether they are there or not."""
+    stem = os.path.splitext(path)[0]
+    return [stem + ending for ending in format_named(name).beside]
+
+
+def belongs_to(path: str) -> str | None:
+    """The file that `path` belongs to, by its ending; None for what is no such companion."""
+    for format_ in FORMATS.values():
+        for ending in format_.beside:
+            if path.lower().endswith(ending):
+                return path[: -len(ending)] + format_.suffixes[0]
+    return None
+
+
+def format_named(name: str) -> Format:
+    """UsageError for an unknown name."""
+    if name not in FORMATS:
+        raise one_of("--input-format", name, FORMATS)
+    return FORMATS[name]

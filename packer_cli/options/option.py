@@ -1,0 +1,518 @@
+"""How an option is declared: once, as a field of the configuration that holds its value.
+
+    sample_by: str = option("line", "What a document is:", INPUT, choices=PARTS)
+    max_loss: Share | None = option(None, "Exit 1 when more is lost.", DOCUMENTS)
+
+The command line with its help and completion, the keys of recipes with their schema, and all checks
+are made from that. The type says how a value is written, on the command line and in recipes alike:
+see `KINDS`. A field declared otherwise is no option.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
+from functools import cache
+from inspect import get_annotations
+from numbers import Real
+from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+
+from packer_cli.errors import UsageError, one_of
+
+FIRST = "Used most"
+INPUT = "Input"
+DOCUMENTS = "Documents"
+SUPERVISED = "Supervised data"
+ROWS = "Rows"
+OUTPUT = "Output"
+RUNNING = "Running"
+GROUPS = (FIRST, INPUT, DOCUMENTS, SUPERVISED, ROWS, OUTPUT, RUNNING)
+
+# How values are written, where the type alone does not say it: one of `KINDS`.
+Count = Annotated[int, "count"]  # from 1
+Whole = Annotated[int, "whole"]
+Counts = Annotated[tuple[int, ...], "counts"]
+Size = Annotated[int, "size"]
+Tokens = Annotated[int, "tokens"]
+Share = Annotated[float, "share"]
+Weight = Annotated[float, "weight"]
+Names = Annotated[tuple[str, ...], "list"]
+Pairs = Annotated[tuple[tuple[str, str], ...], "pairs"]
+Arguments = Annotated[tuple[tuple[str, str], ...], "arguments"]
+Weights = Annotated[tuple[tuple[str, float], ...], "weights"]
+
+# Where the first is true: what is wrong, and what to do.
+Rule = tuple[object, str, str]
+Values = dict[str, Any]  # field of a configuration -> value
+# A dataclass of options, or (dataclass, names of those of its fields that are meant).
+Owner = Any
+
+
+@dataclass(frozen=True)
+class Need:
+    """`what` records must be, and whether they are, by their shape and the configuration."""
+
+    what: str
+    is_met: Callable[[Any, Any], bool]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is shown of a field, and which values the field takes.
+
+    help        one or two sentences; choices and the default are added to them
+    group       the section of --help
+    first       its place in the first section, with the options used most; 0: not there
+    flag        "--name", or "--name/--no-name"; "": made of the field's name
+    short       "-n", or ""
+    metavar     what stands for the value in --help; "": by the kind of value
+    choices     allowed value -> what it means, or "" where the name says it
+    aliases     choice -> its other names
+    unset       what None means, where the help does not say
+    value       how it is written, one of `KINDS`: by the type of the field
+    key         its name in recipes; "": as on the command line
+    least, most  limits of a number, both allowed; None: those of its kind
+    needs       what the records must be for the option to mean anything
+    goes_with   (field, value): another option, without which this one means nothing; value None:
+                any but its default
+    elsewhere   names of the option in other tools, to suggest this one
+    default     of the field; MISSING: it must be given
+    """
+
+    help: str
+    group: str = ""
+    first: int = 0
+    flag: str = ""
+    short: str = ""
+    metavar: str = ""
+    choices: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unset: str = ""
+    value: str = ""
+    key: str = ""
+    least: float | None = None
+    most: float | None = None
+    needs: Need | None = None
+    goes_with: tuple[str, Any] | None = None
+    elsewhere: Sequence[str] = ()
+    default: Any = None
+
+    @property
+    def kind(self) -> Kind:
+        """How values are written."""
+        return KINDS[self.value]
+
+    def name(self, of: str, value: object = None) -> str:
+        """The name that its user writes: `--max-length` for the field `max_length`, and `--no-eos`
+        for a `value` that is False.
+        """
+        yes, _, no = self.flag.partition("/")
+        return no if no and value is False else yes
+
+    @property
+    def described(self) -> str:
+        """The help, with the choices and the default."""
+        text = self.help
+        if self.choices:
+            names = [f"{name} ({note})" if note else name for name, note in self.choices.items()]
+            text += f" {', '.join(names[:-1])} or {names[-1]}."
+        if self.unset:
+            return f"{text} Default: {self.unset}."
+        if self.default in (MISSING, None, False, (), "") or "efault" in text:
+            return text
+        return f"{text} Default: {_written(self.value, self.default)}."
+
+    def missing(self, of: str, elsewhere: str = "") -> UsageError:
+        """The error where it is not given. `elsewhere`: goes into the tip."""
+        flag = self.name(of)
+        flags = [flag, self.short] if self.short else [flag]
+        return UsageError(
+            f"Missing option {' / '.join(map(repr, flags))}.",
+            f"add {flag} {self.metavar or self.kind.metavar}{elsewhere}. {self.described}",
+        )
+
+    def typed(self, given: Any) -> Any:
+        """The value that a command line gives. UsageError for what is none."""
+        name = self.name("")
+        if self.value in ("pairs", "arguments"):
+            given = self._mapping(name, given)
+        return self.read(name, given)
+
+    def _mapping(self, name: str, given: Sequence[str]) -> dict[str, object]:
+        """What NAME=VALUE options stand for; of a name that is given twice, the last."""
+        values: dict[str, object] = {}
+        is_json = self.value == "arguments"
+        for item in given:
+            own, separator, text = item.partition("=")
+            if not (own and separator and (text or is_json)):
+                raise UsageError(f"{name}: {item!r} is not {self.metavar}", self.help)
+            values[own] = _json_or_text(f"{name}: {own}", text) if is_json else text
+        return values
+
+    def read(self, name: str, given: Any) -> Any:
+        """The value that is given as text, or as TOML has it. UsageError: the option `name`."""
+        return self.checked(name, self.kind.value(name, given, self.help))
+
+    def checked(self, name: str, value: Any) -> Any:
+        """A value by the name of its choice. UsageError for one that is not allowed."""
+        if self.choices and isinstance(value, tuple):
+            return tuple(self._chosen(name, one) for one in value)
+        if self.choices and isinstance(value, str):
+            return self._chosen(name, value)
+        if isinstance(value, Real) and not isinstance(value, bool):
+            self._check_number(name, value)
+        return value
+
+    def _chosen(self, name: str, value: str) -> str:
+        choices = {other: one for one, others in self.aliases.items() for other in others}
+        choices |= {one: one for one in self.choices}
+        for spelled in (value, value.lower().replace("_", "-")):
+            if spelled in choices:
+                return choices[spelled]
+        raise one_of(name, value, self.choices, choices)
+
+    def _check_number(self, name: str, value: Any) -> None:
+        least, most = self.least, self.most
+        if (least is None or value >= least) and (most is None or value <= most):
+            return
+        figure = f"{value:g}" if isinstance(value, float) else str(value)
+        if most is None:
+            what = "negative" if least == 0 else "not positive"
+            raise UsageError(f"{name}: {figure} is {what}")
+        tip = f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
+        raise UsageError(
+            f"{name}: {figure} is not between {least or 0} and {most}", tip if most == 1 else ""
+        )
+
+
+def option(default: Any, help: str, group: str = "", **more: Any) -> Any:  # noqa: A002
+    """A field of a dataclass that is an option, declared as an `Option` is; `choices` may be names
+    alone, `elsewhere` a text of names. `default`: MISSING for a value that must be given.
+    """
+    choices = more.get("choices", ())
+    if not isinstance(choices, Mapping):
+        more["choices"] = dict.fromkeys(choices, "")
+    if "elsewhere" in more:
+        more["elsewhere"] = more["elsewhere"].split()
+    return field(default=default, metadata={"option": Option(help, group, **more)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """A configuration of which the fields are options. Raises UsageError from the constructor for a
+    value that is not allowed, and for an option without the one that it goes with.
+    """
+
+    def __post_init__(self) -> None:
+        options = options_of(type(self))
+        for name, one in options.items():
+            value = one.checked(one.name(name), getattr(self, name))
+            object.__setattr__(self, name, value)
+        _refuse_alone(options, vars(self))
+        refuse(self._rules())
+
+    def _rules(self) -> Iterable[Rule]:
+        """What values cannot be, or cannot be together."""
+        return ()
+
+
+def options_of(*owners: Owner) -> dict[str, Option]:
+    """Field -> its declaration: of a dataclass its own first, then those that it inherits; of
+    several the first that has the field.
+    """
+    return _options_of(owners)
+
+
+@cache
+def _options_of(owners: tuple[Owner, ...]) -> dict[str, Option]:
+    found: dict[str, Option] = {}
+    for owner in owners:
+        kind, *some = owner if isinstance(owner, tuple) else (owner,)
+        hints, declared = get_type_hints(kind, include_extras=True), kind.__dataclass_fields__
+        for name in some or (name for one in kind.__mro__ for name in get_annotations(one)):
+            if name in declared and "option" in declared[name].metadata and name not in found:
+                one = declared[name]
+                found[name] = _with_type(name, one.metadata["option"], hints[name], one.default)
+    return found
+
+
+def _with_type(name: str, declared: Option, hint: Any, default: Any) -> Option:
+    """A declaration with what the type and the default of its field say."""
+    members = [hint] if get_origin(hint) in (Annotated, tuple, None) else get_args(hint)
+    told = [str(mark) for one in members for mark in getattr(one, "__metadata__", ())]
+    is_texts = any(get_origin(one) is tuple for one in members)
+    by_type = "texts" if is_texts else "flag" if bool in members else "text"
+    kind = KINDS[value := " or ".join(told) or ("number" if float in members else by_type)]
+    no = f"/--no-{as_option(name)[2:]}" if bool in members and default is None else ""
+    return replace(
+        declared,
+        value=value,
+        flag=declared.flag or as_option(name) + no,
+        least=kind.least if declared.least is None else declared.least,
+        most=kind.most if declared.most is None else declared.most,
+        default=default,
+    )
+
+
+def refuse_missing(configuration: Any, values: Mapping[str, Any], elsewhere: str = "") -> None:
+    """UsageError for a field that has no default and no value. `elsewhere`: goes into the tip."""
+    for name, one in options_of(configuration).items():
+        if one.default is MISSING and name not in values:
+            raise one.missing(name, elsewhere)
+
+
+def _refuse_alone(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+    for name, one in options.items():
+        if one.goes_with is None or values[name] == one.default:
+            continue
+        other, needed = one.goes_with
+        found, unset = values[other], options[other].default
+        if found != unset if needed is None else found == needed:
+            continue
+        value = "" if needed is None or needed is True else f" {needed}"
+        flag, wanted = one.name(name), options[other].name(other) + value
+        raise UsageError(f"{flag} needs {wanted}", f"add {wanted}, or leave {flag} out")
+
+
+def refuse(rules: Iterable[Rule]) -> None:
+    """UsageError by the first rule of what cannot be."""
+    for is_wrong, message, tip in rules:
+        if is_wrong:
+            raise UsageError(message, tip)
+
+
+def as_option(name: str) -> str:
+    """`--max-length` for `max_length`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def normal(name: str) -> str:
+    """`max_length` for --max-length, max-length and max_length."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def in_terms_of_fields(error: UsageError, place: str = "") -> UsageError:
+    """The error with `max_length` for --max-length, as recipes and Python have it."""
+    message, tip = (
+        re.sub(r"--[a-z][a-z-]*", lambda found: normal(found[0]), text)
+        for text in (error.message, error.tip)
+    )
+    return UsageError(f"{place}: {message}" if place else message, tip)
+
+
+# How values are written
+
+_BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+# Amounts of tokens in recipes: nobody counts those in powers of two.
+_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_DIGITS = r"[+-]?[\d._]+(?:[eE][+-]?\d+)?"
+_MOST_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to write values.
+
+    expected     what a value is, for messages
+    read         (name of the option, text or what TOML has) -> value; None for what is none
+    schema       JSON schema of what `read` takes in a recipe
+    metavar      what stands for the value in --help
+    least, most  limits of a number, both allowed
+    """
+
+    expected: str
+    read: Callable[[str, Any], Any]
+    schema: Mapping[str, Any]
+    metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+
+    def value(self, name: str, given: Any, tip: str = "") -> Any:
+        """The value of the option `name`. UsageError for what is none."""
+        value = self.read(name, given)
+        if value is not None:
+            return value
+        shown = str(given).lower() if isinstance(given, bool) else str(given)
+        if isinstance(given, str | list | Mapping):
+            shown = repr(given)
+        if not isinstance(given, str) and len(shown) > _MOST_SHOWN:
+            shown = f"{shown[:_MOST_SHOWN]}…"
+        raise UsageError(f"{name}: {shown} is not {self.expected}", tip)
+
+
+def _written(kind: str, value: Any) -> str:
+    """A value as it is read: 256M for 1 << 28."""
+    if kind == "list":
+        return ",".join(value)
+    if kind == "size":
+        for suffix in ("t", "g", "m", "k"):
+            if value >= _BINARY[suffix] and value % _BINARY[suffix] == 0:
+                return f"{value // _BINARY[suffix]}{suffix.upper()}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def refuse_twice(option: str, values: Sequence[object]) -> None:
+    """UsageError for a value that a list has twice."""
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise UsageError(f"{option}: {value} is given twice", "name each once")
+
+
+def _json_or_text(place: str, text: str) -> object:
+    def refuse_constant(constant: str) -> NoReturn:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, parse_constant=refuse_constant)
+    except RecursionError:
+        raise UsageError(f"{place}: is nested too deeply", "put it into the template") from None
+    except ValueError:
+        spelled = text.lower().replace("none", "null")
+        if spelled in ("true", "false", "null"):
+            raise UsageError(
+                f"{place}: found {text}, expected {spelled} as JSON writes it",
+                f'write {spelled}, or "{text}" in double quotes for a text',
+            ) from None
+        return text
+
+
+def _number(
+    expected: str,
+    units: str,
+    whole: Callable[[Any], Any],
+    metavar: str | None = None,
+    scale: Mapping[str, int] = _BINARY,
+    **limits: float,
+) -> Kind:
+    """Numbers with a unit, of the pattern `units`. `whole`: what makes a number one of these."""
+
+    def read(name: str, given: Any) -> Any:
+        number = given
+        if isinstance(given, str):
+            match = re.fullmatch(f"({_DIGITS})({units})", given.strip())
+            number = _scaled(match[1], match[2].lower(), scale) if match else None
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        return whole(number) if is_number and math.isfinite(number) else None
+
+    of_toml = {"type": "integer" if whole in (_exactly, round) else "number"}
+    as_text = {"type": "string", "pattern": f"^{_DIGITS}{units}$"}
+    return Kind(expected, read, {"anyOf": [of_toml, as_text]}, metavar, **limits)
+
+
+def _scaled(digits: str, unit: str, scale: Mapping[str, int]) -> int | float | None:
+    """A number with its unit; None beyond what floats hold."""
+    try:
+        if unit == "%":
+            return float(digits) / 100
+        number = int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+        number *= scale.get(unit) or scale[unit.rstrip("ib")]
+        return number if math.isfinite(number) else None
+    except (ValueError, OverflowError):  # the latter for hundreds of digits
+        return None
+
+
+def _exactly(number: int | float) -> int | None:
+    return int(number) if number == int(number) else None
+
+
+def _one_of_type(kind: type) -> Callable[[str, Any], Any]:
+    return lambda name, given: given if isinstance(given, kind) else None
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...] | None:
+    given = [given] if isinstance(given, str) else given
+    is_texts = isinstance(given, list) and all(isinstance(one, str) for one in given)
+    return tuple(given) if is_texts else None
+
+
+def _list(name: str, given: Any) -> tuple[str, ...] | None:
+    """A list, or names separated by commas; () for none. UsageError for a comma too many."""
+    if not isinstance(given, str):
+        return _texts(name, given)
+    names = tuple(one.strip() for one in given.split(","))
+    if not any(names):
+        return ()
+    if "" in names:
+        raise UsageError(
+            f"{name}: {given!r} has nothing before or after a comma",
+            f"leave that comma out: {','.join(one for one in names if one)}",
+        )
+    return names
+
+
+def _counts(name: str, given: Any) -> tuple[int, ...] | None:
+    counts = tuple(KINDS["count"].value(name, one) for one in _list(name, given) or ())
+    refuse_twice(name, counts)
+    return counts or None
+
+
+def _pairs(name: str, given: Any) -> tuple[tuple[str, str], ...] | None:
+    if not isinstance(given, Mapping) or not all(isinstance(one, str) for one in given.values()):
+        return None
+    return tuple(sorted(given.items()))
+
+
+def _arguments(name: str, given: Any) -> tuple[tuple[str, str], ...] | None:
+    """Pairs as a configuration holds them: values are JSON text, which tells true from 1."""
+    if not isinstance(given, Mapping):
+        return None
+    pairs = []
+    for own, value in sorted(given.items()):
+        try:
+            pairs.append((own, json.dumps(value, ensure_ascii=False, allow_nan=False)))
+        except (TypeError, ValueError, RecursionError):
+            raise UsageError(
+                f"{name}: {own} = {value} is no JSON value",
+                "expected true, false, a number, a text, null, a list or an object of these",
+            ) from None
+    return tuple(pairs)
+
+
+def _weights(name: str, given: Any) -> tuple[tuple[str, float], ...] | None:
+    if not isinstance(given, Mapping):
+        return None
+    return tuple((own, KINDS["weight"].value(f"{name}.{own}", one)) for own, one in given.items())
+
+
+_TEXT = {"type": "string"}
+_LIST = {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]}
+_COUNT, _UNITS = "a whole number like 4096 or 4k", "[kKmMgGtT]?"
+_WEIGHT = _number("a number like 0.7 or 70%", "%?", float, least=0)
+KINDS = {
+    "flag": Kind("true or false", _one_of_type(bool), {"type": "boolean"}),
+    "text": Kind("text in quotes", _one_of_type(str), _TEXT),
+    "texts": Kind("a list of texts", _texts, _LIST),
+    "list": Kind("a list of texts", _list, _LIST, "NAMES"),
+    "count": _number(_COUNT, _UNITS, _exactly, "N", least=1),
+    "whole": _number(_COUNT, _UNITS, _exactly, "N"),
+    "counts": Kind("whole numbers like 2048,4096,8k", _counts, {}, "N[,N]"),
+    "tokens": _number(
+        "a number of tokens like 200M or 2B", "[kKmMbBgGtT]?", round, None, _THOUSANDS, least=1
+    ),
+    "size": _number("a size like 256M or 1G", "([kKmMgGtT][iI]?)?[bB]?", round, "SIZE", least=1),
+    "number": _number("a number", "", float),
+    "share": _number("a share like 0.01 or 1%", "%?", float, "SHARE", least=0, most=1),
+    "weight": _WEIGHT,
+    "count or share": _number(
+        "a number like 100, or a share like 1%", "[kKmMgGtT%]?", lambda number: number
+    ),
+    "pairs": Kind(
+        'a table of texts like {messages = "chosen"}',
+        _pairs,
+        {"type": "object", "additionalProperties": _TEXT},
+    ),
+    "arguments": Kind("a table like {enable_thinking = false}", _arguments, {"type": "object"}),
+    "weights": Kind(
+        "a table like {web = 0.7, code = 0.3}",
+        _weights,
+        {
+            "type": "object",
+            "additionalProperties": {
+                "anyOf": [{"type": "number", "minimum": 0}, _WEIGHT.schema["anyOf"][1]]
+            },
+        },
+    ),
+}

@@ -1,0 +1,256 @@
+"""Every option that changes how a run goes, never what it writes; and those of commands themselves:
+which tokenizer, which text, and where the result goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packer_cli.options.option import (
+    DOCUMENTS,
+    INPUT,
+    OUTPUT,
+    RUNNING,
+    Count,
+    Options,
+    Rule,
+    Share,
+    option,
+)
+
+SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
+_MOST_SECONDS = 1_000_000  # the kernel's timers take little more
+
+
+@dataclass(frozen=True)
+class EncodingOptions(Options):
+    """Options that change how inputs become documents, never which.
+
+    Beyond what --help says:
+
+    max_seconds_per_record  longer may find fewer bad records, and changes no other
+    """
+
+    workers: Count = option(
+        0,
+        "Work units at a time. Default: as many as cores.",
+        RUNNING,
+        first=9,
+        least=0,
+        elsewhere="--num-workers --num-proc --jobs --threads",
+    )
+    max_seconds_per_record: float = option(
+        SECONDS_PER_RECORD,
+        "Processor time to render a record; one that needs more is bad.",
+        RUNNING,
+        metavar="SECONDS",
+        most=_MOST_SECONDS,
+    )
+    tokenizer_backend: str = option(
+        "auto",
+        "What encodes; it never changes the result:",
+        RUNNING,
+        choices=("auto", "gigatoken", "tokenizers"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers == 0:
+            object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
+
+    def _rules(self) -> Iterator[Rule]:
+        yield (
+            self.max_seconds_per_record <= 0,
+            f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not positive",
+            f"a record takes milliseconds; the default is {SECONDS_PER_RECORD:g}",
+        )
+
+
+@dataclass(frozen=True)
+class RunOptions(EncodingOptions):
+    """Options that change how a run goes, never what it writes.
+
+    Beyond what --help says:
+
+    add                an update that keeps the inputs which are not named, as they are packed
+    progress           show progress on stderr
+    rank, world_size   pack only every world_size-th unit, as one of that many processes
+    """
+
+    overwrite: bool = option(
+        False, "Replace an earlier result in the output.", OUTPUT, first=10, elsewhere="--force"
+    )
+    update: bool = option(
+        False,
+        "Pack only inputs that are new or have changed. All others must be named, too: see "
+        "--add and --prune.",
+        OUTPUT,
+    )
+    add: bool = option(
+        False,
+        "Add these inputs to the result, if there is one; those that it has already and that "
+        "are not named stay as they are packed, even if their files are gone.",
+        OUTPUT,
+        elsewhere="--append",
+    )
+    prune: bool = option(
+        False,
+        "With --update: drop the documents of inputs that are not named.",
+        OUTPUT,
+        goes_with=("update", True),
+    )
+    checksum: bool = option(
+        False,
+        "With --update or --add: compare contents of files, not when they were changed.",
+        OUTPUT,
+        goes_with=("update", True),
+    )
+    no_lock: bool = option(
+        False, "Go on where the file system has no locks; let no other run write there.", RUNNING
+    )
+    progress: bool = True
+    engine: str = option(
+        "local",
+        "What runs the work units:",
+        RUNNING,
+        choices={"local": "this machine", "ray": "a task per unit on a Ray cluster"},
+    )
+    ray_address: str | None = option(
+        None,
+        "Address of a Ray cluster that runs. Default: Ray's own choice.",
+        RUNNING,
+        metavar="ADDRESS",
+        goes_with=("engine", "ray"),
+    )
+    rank: int | None = None
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "update", self.update or self.add)
+        super().__post_init__()
+
+    def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
+        one = "leave one of them out"
+        yield (
+            self.add and self.prune,
+            "--add and --prune: one keeps the inputs that are not named, the other drops them",
+            one,
+        )
+        name = "--add" if self.add else "--update"
+        yield (
+            self.update and self.overwrite,
+            f"{name} and --overwrite: one keeps what the other replaces",
+            one,
+        )
+        rank, size = self.rank, self.world_size
+        known = rank is not None and size is not None
+        yield not known and rank != size, "--rank and --world-size: each needs the other", ""
+        yield (
+            known and not 0 <= (rank or 0) < (size or 0),
+            f"--rank: {rank} is not between 0 and {(size or 0) - 1}",
+            "ranks are counted from 0",
+        )
+        yield (
+            known and (self.overwrite or self.update or self.engine != "local"),
+            "--rank: does not go with --overwrite, --update, --add or --engine ray",
+            "give the ranks an --output of their own, and put it in place afterwards",
+        )
+
+    @property
+    def unnamed(self) -> str:
+        """What becomes of an earlier result's inputs that are not named: "kept", "dropped", or
+        the run is "refused".
+        """
+        if self.add:
+            return "kept"
+        # ranks only check whether their result is finished already
+        return "dropped" if self.prune or self.as_rank else "refused"
+
+    @property
+    def as_rank(self) -> tuple[int, int] | None:
+        """(rank, world_size) of one of several processes, None of a single one."""
+        if self.rank is None or self.world_size is None:
+            return None
+        return self.rank, self.world_size
+
+
+@dataclass(frozen=True)
+class PackOptions(Options):
+    """Options of commands themselves: which tokenizer, which text, and where the result goes."""
+
+    tokenizer: str | None = option(
+        None,
+        "Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, then bytes.",
+        DOCUMENTS,
+        first=2,
+        short="-t",
+        metavar="NAME",
+        elsewhere="--model --tokenizer-path --tokenizer-name --tokenizer-model",
+    )
+    text_field: str | None = option(
+        None,
+        "Field or column that holds the text. Default: text.",
+        INPUT,
+        first=4,
+        metavar="COLUMN",
+        elsewhere="--text-column --text-key --json-keys",
+    )
+    output: str | None = option(
+        None,
+        "Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH or INPUT-tokenized.",
+        OUTPUT,
+        first=3,
+        short="-o",
+        metavar="DIR",
+        elsewhere="--out --output-dir --save-dir --output-path --output-prefix",
+    )
+    staging: str | None = option(
+        None,
+        "Where to pack a result for a URL first. Default: in the temporary directory.",
+        OUTPUT,
+        metavar="DIR",
+    )
+    position_ids: bool = option(False, "Also write the column position_ids.", OUTPUT)
+    max_share_error: Share | None = option(
+        None,
+        "Exit 1 when the share of a recipe's source is off by more than this, because documents "
+        "stay whole: 1% or 0.01.",
+        RUNNING,
+    )
+
+
+@dataclass(frozen=True)
+class Reporting(Options):
+    """How every command reports."""
+
+    as_json: bool = option(
+        False, "Print JSON instead of a table, errors too.", RUNNING, flag="--json"
+    )
+    debug: bool = option(False, "Show a traceback with an error.", RUNNING)
+
+
+@dataclass(frozen=True)
+class Progress(Reporting):
+    """How commands report that take long."""
+
+    quiet: bool = option(False, "Show no progress and no notes.", RUNNING, short="-q")
+
+
+@dataclass(frozen=True)
+class OneRun(Progress):
+    """Which part of a run a process does, and how it reports: no recipe says that.
+
+    rank, world_size  "auto" is read from the environment
+    """
+
+    rank: str | None = option(
+        None,
+        "Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. auto: "
+        "from SLURM and the like.",
+        RUNNING,
+        metavar="R|auto",
+    )
+    world_size: str | None = option(None, "How many ranks there are.", RUNNING, metavar="W|auto")

@@ -1,0 +1,302 @@
+"""Which options go with which shape of records, and the defaults that depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from packer_cli.errors import UsageError
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.option import Rule, options_of, refuse
+from packer_cli.options.options import PAIR_COLUMNS, PackConfig
+from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, Shape
+
+_TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
+_ALONE = "one side, or a part of one, would be trained on without what it is compared with"
+_Config = TypeVar("_Config", bound=DocumentConfig)
+
+
+def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
+    """UsageError for an option that was given and means nothing for records of this shape, or of
+    any of several.
+    """
+    shapes, options = _members(shape), options_of(type(config))
+    for name, what in _idle(config, shapes).items():
+        value = getattr(config, name)
+        if value != options[name].default:
+            raise UsageError(
+                f"{options[name].name(name, value)}: is for {what}; the records' shape is "
+                f"{_kinds(shapes)}",
+                "leave it out, or name what the records are with --shape and --field",
+            )
+
+
+def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Config:
+    """Options with the default in place of each of `names` that such records have no use for."""
+    shapes, options = _members(shape), options_of(type(config))
+    own = [_not_for(config, one).keys() for one in shapes]
+    idle = _idle(config, shapes).keys() | set.intersection(*map(set, own))
+    return replace(config, **{name: options[name].default for name in idle.intersection(names)})
+
+
+def _idle(config: DocumentConfig, shapes: Sequence[Shape]) -> dict[str, str]:
+    """Options that none of these shapes has a use for -> what they are for."""
+    return {
+        name: one.needs.what
+        for name, one in options_of(type(config)).items()
+        if one.needs and not any(one.needs.is_met(shape, config) for shape in shapes)
+    }
+
+
+def for_shape(config: _Config, shape: Shape) -> _Config:
+    """Options, with those set that depend on the shape of the records; of several shapes, as far as
+    they are the same for all.
+
+    Raises UsageError when the options do not go with the shape, or with any of several.
+    """
+    if isinstance(config, PackConfig):  # pair and side are there exactly for preference
+        columns = tuple(name for name in config.columns if name not in PAIR_COLUMNS)
+        config = replace(config, columns=columns + PAIR_COLUMNS * shape.has_pairs)
+    if shape.members:
+        return _for_members(config, _members(shape))
+    refuse(_choices(config, [shape]))
+    train_on = config.train_on or shape.train_on[0]
+    template = config.prompt_template or shape.prompt_templates[0]
+    rows: dict[str, Any] = {}
+    if isinstance(config, PackConfig):
+        rows["overlong"] = _overlong(config, shape)
+    refuse(_rules(config, shape, train_on, template))
+    # a chat template writes BOS and the ends of turns itself
+    as_they_are = shape.is_chat or template == "chat" or shape.kind == "tokens"
+    return replace(
+        config,
+        train_on=train_on,
+        prompt_template=template,
+        add_bos=False if as_they_are and config.add_bos is None else config.add_bos,
+        add_eos=not as_they_are if config.add_eos is None else config.add_eos,
+        **rows,
+    )
+
+
+def for_member(config: _Config, member: Shape) -> _Config:
+    """`for_shape` for the files of one of several shapes; `config` as `for_shape` gives it. An
+    option that is not for this shape is left to its default.
+    """
+    return for_shape(replace(config, **_not_for(config, member)), member)
+
+
+def by_file_shape(config: _Config, shape: Shape) -> dict[str | None, tuple[Shape, _Config]]:
+    """Shape and options of files, by `InputFile.shape`; `config` as `for_shape` gives it."""
+    if not shape.members:
+        return {None: (shape, config)}
+    return {name: (one, for_member(config, one)) for name, one in shape.members.items()}
+
+
+def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
+    """The input's names of the fields that are read and have a place in documents; `config` as
+    `for_shape` gives it.
+    """
+    idle = set[str]()
+    if shape.is_chat or shape.of_messages:
+        idle = {CONTEXT, REASONING}
+    elif config.prompt_template != "chat":  # raw text has no place for it
+        idle = {"tools", REASONING}
+    return frozenset(name for own, name in shape.columns.items() if own not in idle)
+
+
+def known_texts(shape: Shape, config: DocumentConfig) -> frozenset[str]:
+    """The own names of optional fields of text that were found by a well-known name. A value that
+    is none may mean something else there, as in HotpotQA: the record is as one without it.
+    """
+    names = {CONTEXT, SYSTEM, REASONING}
+    if not shape.of_messages:  # a prompt of messages, too
+        names.add("input")
+    return frozenset(names.intersection(shape.optional).difference(config.renamed))
+
+
+def trained_on(config: DocumentConfig, shape: Shape) -> str:
+    """What is trained on, for people; `config` as `for_shape` gives it."""
+    own = by_file_shape(config, shape).values()
+    return " or ".join(dict.fromkeys(one.train_on or "" for _, one in own))
+
+
+def refuse_pairs_among(shapes: Sequence[Shape]) -> None:
+    """UsageError where some of these records are of preference and others are not."""
+    others = [shape.kind for shape in shapes if not shape.has_pairs]
+    if others and len(others) < len(shapes):
+        raise UsageError(
+            f"records of preference and of {others[0]} cannot lie in one result: losses of "
+            "preference need rows of pairs alone",
+            "pack them with two commands",
+        )
+
+
+def refuse_labels_among_pairs(has_labels: Iterable[bool]) -> None:
+    """UsageError where some records of preference are answers with a label and others are pairs."""
+    if len({*has_labels}) > 1:
+        raise UsageError(
+            "pairs and answers with a label cannot lie in one result: losses of pairs need both "
+            "sides of each, those of labels estimate with other prompts' answers",
+            "pack them with two commands",
+        )
+
+
+def _members(shape: Shape) -> list[Shape]:
+    return list(shape.members.values()) or [shape]
+
+
+def _kinds(shapes: Sequence[Shape]) -> str:
+    return " or ".join(dict.fromkeys(shape.kind for shape in shapes))
+
+
+def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
+    """The options that are not for this shape, with what they are left to. `turns` stays: it says
+    what positions count in the whole result, and other records than conversations are one document.
+    """
+    other: dict[str, Any] = {}
+    if config.train_on not in member.train_on:
+        other["train_on"] = None
+    if config.prompt_template not in member.prompt_templates:
+        other["prompt_template"] = None
+    template = other.get("prompt_template", config.prompt_template) or member.prompt_templates[0]
+    if not member.is_chat and template != "chat":
+        other |= {"turn_end": (), "template_args": ()}
+        other |= {"train_reasoning": None, "train_tool_calls": None}
+    if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
+        other["overlong"] = "drop"
+    if member.kind == "tokens":
+        other |= dict.fromkeys(("add_bos", "add_eos", "separator"))
+    return other
+
+
+def _for_members(config: _Config, members: list[Shape]) -> _Config:
+    refuse_pairs_among(members)
+    refuse(_choices(config, members))
+    if isinstance(config, PackConfig):
+        config = replace(config, overlong=_overlong_of(config, members))
+    own = [for_member(config, member) for member in members]
+    refuse([_no_turns(config.turn_end and not any(one.turn_end for one in own), members)])
+    common = {
+        name: getattr(own[0], name)
+        for name in ("train_on", "prompt_template", "add_bos", "add_eos")
+        if all(getattr(one, name) == getattr(own[0], name) for one in own)
+    }
+    return replace(config, **common)
+
+
+def _overlong_of(config: PackConfig, members: list[Shape]) -> str:
+    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
+    whole = [member for member in members if member.stays_whole] or members
+    if config.overlong == _TURNS and any(member.is_chat for member in members):
+        return _TURNS
+    some_may_be_cut = len(whole) < len(members) and config.strategy != "wrap"
+    if some_may_be_cut and config.overlong in (None, _SPLIT_TEXT):
+        return _SPLIT_TEXT
+    return _overlong(config, whole[0])
+
+
+def _overlong(config: PackConfig, shape: Shape) -> str:
+    if shape.has_pairs:
+        refuse(_pair_rules(config))
+        return config.overlong or "drop"
+    supervised, both = shape.stays_whole, shape.of_supervised and shape.of_text
+    overlong = config.overlong or _SPLIT_TEXT
+    if overlong == _SPLIT_TEXT and not both:
+        overlong = "drop" if supervised else "split"
+    if supervised and config.strategy == "wrap":
+        overlong = "split"
+    others = "split-text, " * both + "drop, truncate" + ", truncate-turns" * shape.is_chat
+    refuse([
+        (
+            supervised and overlong == "split" and not config.force_split,
+            f"records of shape {shape.kind} must not be cut: a part would be trained on "
+            "without what it answers",
+            f"choose --overlong {others}, or insist with --force-split",
+        ),
+        (
+            overlong == _TURNS and not shape.is_chat,
+            f"--overlong: truncate-turns is for messages, the records are {shape.kind}",
+            "choose drop or truncate",
+        ),
+    ])  # fmt: skip
+    return overlong
+
+
+def _choices(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
+    """What is given must be for one of the shapes."""
+    for option, given, allowed in (
+        ("--train-on", config.train_on, [one.train_on for one in shapes]),
+        ("--prompt-template", config.prompt_template, [one.prompt_templates for one in shapes]),
+    ):
+        yield (
+            given and not any(given in some for some in allowed),
+            f"{option}: {given} is not for records of shape {_kinds(shapes)}",
+            f"choose {' or '.join(dict.fromkeys(sum(allowed, ())))}",
+        )
+
+
+def _no_turns(is_wrong: object, shapes: list[Shape]) -> Rule:
+    return (
+        is_wrong,
+        f"--turn-end: records of shape {_kinds(shapes)} have no turns without a chat template",
+        "leave it out, or give --prompt-template chat",
+    )
+
+
+def _rules(config: DocumentConfig, shape: Shape, train_on: str, template: str) -> Iterator[Rule]:
+    turn_end = config.turn_end
+    yield "" in turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
+    yield (
+        turn_end and train_on == "all",
+        "--turn-end: is for --train-on assistant, not all",
+        "leave it out",
+    )
+    yield _no_turns(turn_end and not shape.is_chat and template != "chat", [shape])
+    given = {  # they say what of the assistant's is trained on
+        "--turns each": config.turns == "each" and shape.is_chat,
+        "--train-reasoning": config.train_reasoning,
+        "--no-train-reasoning": config.train_reasoning is False,
+        "--train-tool-calls": config.train_tool_calls,
+        "--no-train-tool-calls": config.train_tool_calls is False,
+    }
+    for option, is_given in given.items():
+        yield (
+            is_given and train_on == "all",
+            f"{option}: --train-on all trains on everything, whoever says it",
+            "leave one of them out",
+        )
+    yield (
+        shape.kind == "tokens" and (config.add_bos or config.add_eos or config.separator),
+        "--bos, --eos and --separator are not for input_ids, which are packed as they are",
+        "leave them out, or put the tokens into the input",
+    )
+
+
+def _pair_rules(config: PackConfig) -> Iterator[Rule]:
+    """A pair's two sides lie whole in one row."""
+    yield (
+        config.strategy == "wrap",
+        f"--strategy: wrap cuts documents, and a pair must stay whole: {_ALONE}",
+        "choose another strategy, such as best-fit",
+    )
+    yield (
+        config.overlong not in (None, "drop", "error"),
+        f"--overlong: {config.overlong} is not for records of preference: {_ALONE}",
+        "choose drop or error, or a larger --max-length",
+    )
+    yield (
+        config.force_split,
+        f"--force-split: a pair must stay whole: {_ALONE}",
+        "leave it out, or give a larger --max-length",
+    )
+    yield (
+        config.balance != "none",
+        "--balance: attention is not for records of preference: exchanges would part pairs",
+        "leave it out",
+    )
+    yield (
+        config.max_segments_per_row == 1,
+        "--max-segments-per-row: a pair has two segments, and 1 is the limit",
+        "give 2 or more, or leave it out",
+    )

@@ -1,0 +1,282 @@
+"""`packer plan`: what would come out of inputs, for each length of rows and each strategy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
+
+import packer_cli
+from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.options.shape_rules import trained_on
+from packer_cli.options.shapes import kinds_of
+from packer_cli.packing.figures import cost_spread
+from packer_cli.plan.outcome import Outcome, by_sources
+from packer_cli.plan.run import Plan
+from packer_cli.reports.report import (
+    Curve,
+    Curves,
+    Fact,
+    Part,
+    Report,
+    Section,
+    Share,
+    Shares,
+    Table,
+    Text,
+    document_lengths,
+    row_fill,
+)
+from packer_cli.result.manifest import TOTALS, sources_as_json
+from packer_cli.result.wording import count, directories, percent, plural, size
+
+_BOUND = "The lower bound is a number of rows below which no packer can go."
+_FILLS = (("below 50%", 0, 10), ("50-75%", 10, 15), ("75-90%", 15, 18), ("90-95%", 18, 19),
+          ("95-100%", 19, 20), ("full", 20, 21))  # fmt: skip
+
+
+class _Column(NamedTuple):
+    title: str
+    written: Callable[[Outcome], str]
+
+
+def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: int) -> Report:
+    """`title`: whose plan it is. With `batch_tokens` in a step, the steps of an epoch are told."""
+    outcomes = plan.outcomes
+    costs = _table(_costs(batch_tokens, hidden_size), outcomes)
+    lengths = {one.config.max_length for one in outcomes}
+    documents = document_lengths(outcomes[0].planned.lengths.tolist(), sorted(lengths))
+    losses: list[Part] = [_table(columns, outcomes) for columns in _losses(plan)]
+    return Report(
+        title,
+        [*_facts(plan)],
+        _content(plan, batch_tokens, hidden_size),
+        f"planned by packer {packer_cli.__version__}",
+        sections=[
+            Section("Utilization", [_utilization(outcomes)], only="page"),
+            Section("What would come out", [_table(_ROWS, outcomes), costs, Text(_BOUND)]),
+            Section("Cut, truncated or dropped",
+                    losses or [Text("No document is cut, truncated or dropped.")]),
+            *_sources(plan),
+            Section("Document lengths", [documents], only="page"),
+            Section("Row fill", _row_fill(outcomes), only="page"),
+        ],
+    )  # fmt: skip
+
+
+def _facts(plan: Plan) -> Iterator[Fact]:
+    """What was read."""
+    number, taken = len(plan.files), sum(file.size for file in plan.files)
+    if is_tokenized(plan.files):  # what is trained on is each directory's own
+        yield Fact("made from", directories(number))
+    else:
+        yield Fact("made from", f"{plural(number, 'input')}, {size(taken)}")
+        trained = trained_on(plan.config, plan.shape)
+        yield Fact("records", f"{kinds_of(plan.shape)}; trained on: {trained}")
+    yield Fact("tokenizer", plan.tokenizer or "none needed")
+    read = plan.outcomes[0].planned
+    yield Fact("documents", f"{read.documents:,} with {read.tokens:,} tokens")
+    totals = plan.outcomes[0].totals
+    if empty := totals["empty_documents"]:
+        yield Fact("empty", f"{empty:,} documents without a token")
+    if bad := totals["rejected_records"]:
+        yield Fact("rejected", f"{bad:,} bad records")
+    if plan.sample is not None:
+        yield Fact("sample", _sampled(plan))
+
+
+def _sampled(plan: Plan) -> str:
+    counts = dict.fromkeys((*one.units, one.share) for one in plan.outcomes)
+    if all(share == 1 for *_, share in counts):
+        return "everything was read: nothing is estimated"
+    shown = ", ".join(
+        f"{percent(share)} of the bytes, from {read:,} of {units:,} work units"
+        for read, units, share in counts
+    )
+    if not any(one.standard_errors for one in plan.outcomes):
+        return f"{shown}: all figures are estimates"
+    return f"{shown}; ± is a standard error"
+
+
+def _table(columns: Sequence[_Column], outcomes: Sequence[Outcome]) -> Table:
+    """A line for each outcome."""
+    ways = [_Column("max length", lambda one: count(one.config.max_length))]
+    if len({one.config.strategy for one in outcomes}) > 1:
+        ways.append(_Column("strategy", lambda one: one.config.strategy))
+    shown = [*ways, *columns]
+    rows = [[column.written(one) for column in shown] for one in outcomes]
+    head = [column.title for column in shown]
+    return Table("", head, rows, text=["strategy"], names_first=True)
+
+
+def _with_error(one: Outcome, name: str, figure: str, form: str) -> str:
+    error = one.standard_errors.get(name)
+    if error is None:
+        return figure
+    return f"{figure} ± {'?' if math.isnan(error) else form.format(error)}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else percent(share)
+
+
+_ROWS = (
+    _Column("rows", lambda one: _with_error(one, "rows", count(one.rows), "{:,.0f}")),
+    _Column("utilization",
+            lambda one: _with_error(one, "utilization", percent(one.utilization), "{:.2%}")),
+    _Column("above bound", lambda one: percent(one.above_bound)),
+    _Column("of one length", lambda one: _share(one.mixedness.get("one_length"))),
+)  # fmt: skip
+
+
+def _costs(batch_tokens: int | None, hidden_size: int) -> list[_Column]:
+    columns = [
+        _Column("segments in a row", lambda one: f"{one.segments_per_row:,.2f}"),
+        _Column("on disk", lambda one: size(one.planned.bytes)),
+        _Column("attention span", lambda one: f"{one.attention_span:,.0f}"),
+        _Column("attention share", lambda one: percent(one.attention_share(hidden_size))),
+    ]
+    if batch_tokens is not None:
+        columns.append(_Column("steps of an epoch", lambda one: count(one.steps(batch_tokens))))
+    return columns
+
+
+def _losses(plan: Plan) -> Iterator[list[_Column]]:
+    """Tables of what is cut, truncated and dropped, where anything is."""
+    if any(one.planned.cut_documents for one in plan.outcomes):
+        yield [_Column("documents cut", lambda one: count(one.planned.cut_documents))]
+    for what, tokens in (("truncated", "tokens cut off"), ("dropped", "their tokens")):
+        columns = [
+            _total(f"documents {what}", f"{what}_documents"), _total(tokens, f"{what}_tokens")
+        ]  # fmt: skip
+        if plan.config.train_on != "all":
+            columns.append(_total("of these trained", f"{what}_trained_tokens"))
+        if any(one.totals[f"{what}_documents"] for one in plan.outcomes):
+            yield columns
+
+
+def _total(title: str, name: str) -> _Column:
+    return _Column(title, lambda one: count(one.totals[name]))
+
+
+def _name(one: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """What tells an outcome from the others."""
+    several = len({other.config.strategy for other in outcomes}) > 1
+    return f"{count(one.config.max_length)}{', ' + one.config.strategy if several else ''}"
+
+
+def _utilization(outcomes: Sequence[Outcome]) -> Curves:
+    curves: dict[str, Curve] = {}
+    for one in outcomes:
+        name = one.config.strategy
+        point = one.config.max_length, one.utilization
+        curves.setdefault(name, Curve(name, [])).points.append(point)
+    best = max(outcomes, key=lambda one: one.utilization)
+    caption = (
+        f"The share of all positions in rows that hold real tokens: at most "
+        f"{percent(best.utilization)}, with max_length {_name(best, outcomes)}."
+    )
+    axis = "max_length (logarithmic)"
+    return Curves("Utilization over row length", caption, axis, [*curves.values()])
+
+
+def _row_fill(outcomes: Sequence[Outcome]) -> list[Part]:
+    """A small chart for each outcome, and one table of all."""
+    fills = [(_name(one, outcomes), one.totals["histograms"]["row_fill"]) for one in outcomes]
+    rows = [
+        [name, *(count(sum(fill[begin:end])) for _, begin, end in _FILLS)] for name, fill in fills
+    ]
+    head = ["max length", *(title for title, *_ in _FILLS)]
+    table = Table("rows by how full they are", head, rows)
+    return [*(row_fill(fill, name) for name, fill in fills), table]
+
+
+def _sources(plan: Plan) -> Iterator[Section]:
+    """What rows have of sources, once for lengths where it is the same."""
+    groups, parts = by_sources(plan.outcomes), list[Part]()
+    counted = plan.config.mixture.counted if plan.config.mixture else "tokens"
+    head = ["source", "documents", "tokens", "trained", "epochs", "asked", "reached"]
+    for outcomes, sources in groups:
+        lengths = ", ".join(dict.fromkeys(count(one.config.max_length) for one in outcomes))
+        at = f"max_length {lengths}" if len(groups) > 1 else ""
+        rows = [
+            [one.facts.name, *map(count, (one.documents, one.tokens, one.trained_tokens)),
+             f"{one.facts.epochs:.2f}", percent(asked), percent(reached)]
+            for one, asked, reached in sources
+        ]  # fmt: skip
+        table = Table(f"sources{at and ' at '}{at}, in shares of {counted}", head, rows)
+        shares = [Share(one.facts.name, *of_all) for one, *of_all in sources]
+        parts.append(Shares(shares, table, counted, at))
+    if parts:
+        yield Section("Sources", parts)
+
+
+def _content(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:
+    """The plan for programs; names that `packer stats --json` has mean the same."""
+    files, read = plan.files, plan.outcomes[0].planned
+    return {
+        "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
+        "tokenizer": plan.tokenizer,
+        "shape": plan.shape.kind,
+        "documents": read.documents,
+        "tokens": read.tokens,
+        "document_length": read.lengths.tolist(),
+        "sample": plan.sample,
+        "hidden_size": hidden_size,
+        "batch_tokens": batch_tokens,
+        "outcomes": [_figures(one, batch_tokens, hidden_size) for one in plan.outcomes],
+    }
+
+
+def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:
+    """`rows_over_bound`: rows divided by the lower bound."""
+    names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
+    config, errors = one.config, one.standard_errors
+    return {name: one.totals[name] for name in names} | {
+        "max_length": config.max_length,
+        "strategy": config.strategy,
+        "overlong": config.overlong,
+        "rows_over_bound": one.rows / max(one.lower_bound_rows, 1),
+        "unpacked_ratio": one.totals["unpacked_rows"] / max(one.rows, 1),
+        "shards": one.planned.shards,
+        "bytes": one.planned.bytes,
+        "cut_documents": one.planned.cut_documents,
+        "segments_per_row": one.segments_per_row,
+        "attention_span": one.attention_span,
+        "attention_share": one.attention_share(hidden_size),
+        "steps": None if batch_tokens is None else one.steps(batch_tokens),
+        "units_read": one.units[0],
+        "units": one.units[1],
+        "share_read": one.share,
+        "standard_errors": {
+            name: None if math.isnan(error) else error for name, error in errors.items()
+        },
+        "histograms": one.totals["histograms"],
+        **({"mixedness": one.mixedness} if one.mixedness else {}),
+        **_attention(one),
+        **_figures_of_sources(one),
+    }
+
+
+def _figures_of_sources(one: Outcome) -> dict[str, Any]:
+    if not one.sources:
+        return {}
+    names = "documents", "tokens", "trained_tokens"
+    return {
+        "sources": sources_as_json([source.facts for source in one.sources]),
+        "by_source": [
+            {"name": source.facts.name} | {name: getattr(source, name) for name in names}
+            for source in one.sources
+        ],
+        "missed_shares": [vars(share) for share in one.shares if share.is_missed],
+    }
+
+
+def _attention(one: Outcome) -> dict[str, Any]:
+    """How uneven the rows' attention costs are, before balancing and after."""
+    counts = one.planned.counts
+    if one.config.balance == "none" or not one.rows:
+        return {}
+    sides = {"before": counts.attention_before, "after": counts.attention_after}
+    return {"attention_cost": {side: cost_spread(*astuple(cost)) for side, cost in sides.items()}}

@@ -1,0 +1,353 @@
+"""`packer show`: rows of packed directories, and documents of tokenized ones, as text.
+
+Only the manifest and the mapped pages of what is asked for are read, so it is instant on any size.
+In the terminal trained tokens are green and the others dim, or in brackets without color. Text from
+data is hostile: no control character of it reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.segment import Segment as Piece
+from rich.segment import Segments
+from rich.style import Style
+
+from packer_cli.errors import DataError, UsageError, visible
+from packer_cli.records import IGNORED, Int32
+from packer_cli.reports.terminal import is_plain
+from packer_cli.result.layout import short_name
+from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
+from packer_cli.result.reader import PackedDirectory, rows_of, segments_of
+from packer_cli.result.rules import Side, side_name, sides_in, sources_of
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
+from packer_cli.result.wording import plural
+from packer_cli.tokenization.decoding import Decoder
+
+_ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
+_IDS_PER_LINE = 16
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a row, or a side of a document.
+
+    origin   None when the column segments was not written
+    ids      int32[tokens]
+    trained  bool[tokens], or None when the column labels was not written
+    pair     the number of its pair in the row; None where records are not of preference
+    side     of the pair: "chosen"; "" where records are not of preference
+    """
+
+    index: int
+    origin: Origin | None
+    ids: Int32
+    trained: npt.NDArray[np.bool_] | None
+    pair: int | None = None
+    side: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row or a document.
+
+    what      "row" or "document", with its number over all shards and in its shard
+    segments  of a document: all of it
+    sides     of a document that is a record of preference
+    padding   positions without a token
+    """
+
+    what: str
+    index: int
+    shard: str
+    in_shard: int
+    segments: list[Segment]
+    sides: Sequence[Segment] = ()
+    padding: int = 0
+
+
+def numbers_of(texts: list[str], rows: int, what: str) -> Iterator[int]:
+    """Numbers of rows or documents from "7", "-1" (the last) and "3-5". UsageError if there is no
+    such one.
+    """
+    ranges = []
+    for text in texts:
+        match = _ROWS.fullmatch(text)
+        if not match:
+            raise UsageError(
+                f"ROW: {text!r} is not a {what} number",
+                f"{what}s are written like 7, -1 (the last) or 3-5; options: packer show --help",
+            )
+        numbers = [int(number) for number in match.groups() if number is not None]
+        for number in numbers:
+            if not -rows <= number < rows:
+                raise UsageError(
+                    f"ROW: {text}: there is no {what} {number}, only 0 to {rows - 1}",
+                    f"{what}s count from 0 over all shards, negative ones from the end",
+                )
+        first, last = numbers[0] % rows, numbers[-1] % rows
+        if first > last:
+            raise UsageError(f"ROW: {text}: ends before it begins", "write the lower row first")
+        ranges.append(range(first, last + 1))
+    return (row for chosen in ranges for row in chosen)
+
+
+def pick(row: Shown, segment: int) -> list[Segment]:
+    """One segment of a row; negative numbers count from the end. UsageError if there is none."""
+    count = len(row.segments)
+    if not -count <= segment < count:
+        raise UsageError(
+            f"--segment: {segment} is not in row {row.index}, which has 0 to {count - 1}",
+            "segments count from 0, negative ones from the end",
+        )
+    return [row.segments[segment]]
+
+
+def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None) -> Shown:
+    """Find a row and take it apart. DataError when its shard is missing or damaged."""
+    shard, in_shard = packed.find(index)
+    batch = sound_rows(packed, np.array([index]))
+    trained, ids = None, rows_of(batch.column("input_ids"))[0]
+    begins, lengths, _ = segments_of(batch)
+    if "labels" in batch.schema.names:
+        trained = rows_of(batch.column("labels"))[0] != IGNORED
+        if packed.label_shift == "pre":  # where a token is predicted
+            trained = np.concatenate([[False], trained[:-1]])
+            trained[begins] = False
+    places: list[Any] = [None] * len(begins)
+    if "segments" in batch.schema.names:
+        places = (origins or Origins(packed.facts)).of(sources_of(batch))
+    sides: list[Side | None] = [*sides_in(batch)] or [None] * len(begins)
+    segments = []
+    for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+        its, side = slice(begin, begin + length), sides[number]
+        pair, name = (None, "") if side is None else (side.pair, str(side))
+        flags = None if trained is None else trained[its]
+        segments.append(Segment(number, places[number], ids[its], flags, pair, name))
+    padding = packed.max_length - int(lengths.sum())
+    return Shown("row", index, shard.file, in_shard, segments, padding=padding)
+
+
+class DocumentReader:
+    """Reads documents of a tokenized directory by their numbers."""
+
+    def __init__(self, tokenized: TokenizedDirectory) -> None:
+        self._tokenized = tokenized
+        self._tokens = Tokens([tokenized])
+
+    def read(self, index: int) -> Shown:
+        """A document. Raises DataError when its shard is damaged."""
+        tokenized = self._tokenized
+        number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
+        shard = tokenized.shards[number]
+        file, position = tokenized.place(index)
+        facts = tokenized.facts
+        if not 0 <= file < len(facts.inputs):
+            raise DataError(
+                f"{tokenized.path / shard.file}: document {index} is of input {file}, the manifest "
+                f"has {len(facts.inputs)}",
+                AGAIN,
+            )
+        length = tokenized.lengths[index : index + 1]
+        first = np.zeros(1, np.int32)
+        piece = first, np.array([index]), first, length
+        trained = self._tokens.gather_trained(*piece)
+        flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
+        flags[:1] = False  # nothing predicts it
+        origin = input_origin(facts.inputs[file], facts.config, position)
+        ids = self._tokens.gather(*piece).view(np.int32)
+        whole = Segment(0, origin, ids, flags)
+        sides = self._sides(index, whole) if tokenized.has_pairs else ()
+        in_shard = index - int(tokenized.firsts[number])
+        return Shown("document", index, shard.file, in_shard, [whole], sides)
+
+    def _sides(self, index: int, whole: Segment) -> list[Segment]:
+        edge, sides = int(self._tokenized.chosen[index]), []
+        parts = [one for one in (slice(0, edge), slice(edge, None)) if len(whole.ids[one])]
+        for one in parts:
+            name = side_name(int(one.start < edge), paired=len(parts) == 2)
+            flags = None if whole.trained is None else whole.trained[one]
+            sides.append(replace(whole, ids=whole.ids[one], trained=flags, side=name))
+        return sides
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Tokens next to each other that are all trained or all not, all special or all not."""
+
+    ids: list[int]
+    text: str
+    trained: bool | None
+    special: bool
+
+
+def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) -> list[_Span]:
+    """The segment cut where special changes and, if it is not taken as a `whole`, where trained
+    does. Texts are "" without a decoder.
+    """
+    ids, flags = segment.ids, None if whole else segment.trained
+    different, which = np.unique(ids, return_inverse=True)
+    names = {token: decoder.special(token) if decoder else None for token in different.tolist()}
+    special = np.array([name is not None for name in names.values()])[which]
+    changes = special[1:] != special[:-1]
+    if flags is not None:
+        changes = changes | (flags[1:] != flags[:-1])
+    spans = []
+    for begin, end in pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(ids)]):
+        tokens, text = ids[begin:end].tolist(), ""
+        if decoder is not None and special[begin]:
+            text = "".join(str(names[token]) for token in tokens)
+        elif decoder is not None:
+            text = decoder.decode(tokens, int(ids[begin - 1]) if begin else None)
+        trained = None if flags is None else bool(flags[begin])
+        spans.append(_Span(tokens, text, trained, bool(special[begin])))
+    return spans
+
+
+def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> dict[str, Any]:
+    """For programs: these segments of a row, or a document; without a decoder, ids, not text."""
+    what = shown.what
+    place = {what: shown.index, "shard": shown.shard, f"shard_{what}": shown.in_shard}
+    if what == "row":
+        content = [_segment_as_json(segment, decoder) for segment in segments]
+        return place | {"segments": content, "padding": shown.padding}
+    (whole,) = shown.segments
+    sides = [{"side": one.side} | _content(one, decoder) for one in shown.sides]
+    for one in (document := _content(whole, decoder), *sides):
+        del one["start"]
+    return place | document | ({"sides": sides} if sides else {})
+
+
+def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
+    of_pair = {} if segment.pair is None else {"pair": segment.pair, "side": segment.side}
+    return {"segment": segment.index} | of_pair | _content(segment, decoder)
+
+
+def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
+    """Where a segment came from, and what it holds."""
+    spans: list[dict[str, Any]] = []
+    for trained, group in groupby(_spans(segment, decoder), key=lambda span: span.trained):
+        run = list(group)
+        ids = [token for span in run for token in span.ids]
+        content = {"text": "".join(span.text for span in run)} if decoder else {"ids": ids}
+        spans.append(content | {"trained": trained})
+    text = "".join(span.text for span in _spans(segment, decoder, whole=True))
+    return {
+        **origin_as_json(segment.origin),
+        "tokens": len(segment.ids),
+        "trained_tokens": _trained_in([segment]),
+        "text": text if decoder else None,
+        "spans": spans,
+    }
+
+
+class Printer:
+    """Prints rows or documents to stdout, with a legend before the first.
+
+    rows     how many there are
+    decoder  None: token ids instead of text
+    labels   whether the data says what is trained
+    """
+
+    def __init__(self, rows: int, decoder: Decoder | None, *, labels: bool) -> None:
+        self._rows = rows
+        self._decoder = decoder
+        self._console = Console(highlight=False)
+        self._coloured = bool(self._console.color_system) and not self._console.no_color
+        self._ascii = is_plain()
+        self._open, self._close = ("[[", "]]") if self._ascii else ("⟦", "⟧")
+        self._pieces: list[Piece] = []
+        if labels and self._coloured:
+            self._add("trained tokens", "green")
+            self._add(", others, ", "dim")
+            self._add("special ones", "reverse")
+            self._add("\n\n")
+        elif labels:
+            self._add(f"{self._open}trained tokens{self._close}, others\n\n")
+
+    def print(self, shown: Shown, segments: list[Segment]) -> None:
+        """Some segments of a row, with its padding if these are all; or a document."""
+        of_row, every = shown.what == "row", shown.segments
+        about = f"{plural(len(every), 'segment')}, {_counts(every)}" if of_row else _about(every[0])
+        self._add(f"{shown.what} {shown.index} of {self._rows:,}", "bold")
+        place = f"{visible(short_name(shown.shard))} {shown.what} {shown.in_shard}"
+        self._add(f": {about}; {place}\n")
+        for segment in segments if of_row else shown.sides or every:
+            if of_row or segment.side:
+                self._heading(segment, of_row=of_row)
+            self._segment(_spans(segment, self._decoder))
+        if shown.padding and segments is every:
+            self._add(f"... {plural(shown.padding, 'padding token')}\n", "dim")
+        self._console.print(Segments(self._pieces), soft_wrap=True, end="")
+        self._pieces = [Piece("\n")]  # between rows
+
+    def _heading(self, segment: Segment, *, of_row: bool) -> None:
+        name = f"segment {segment.index}" if of_row else segment.side
+        self._add(f"{'--' if self._ascii else '──'} {name}", "bold cyan")
+        if segment.pair is not None:
+            self._add(f", pair {segment.pair} {segment.side}", "cyan")
+        self._add(f": {_about(segment) if of_row else _counts([segment])}\n", "cyan")
+
+    def _segment(self, spans: list[_Span]) -> None:
+        place, text = 0, ""
+        for trained, run in groupby(spans, key=lambda span: span.trained):
+            style = "" if trained is None else "green" if trained else "dim"
+            bracketed = bool(trained) and not self._coloured
+            for number, span in enumerate(run):
+                if self._decoder is None and place:
+                    self._add(_gap(place))
+                if bracketed and number == 0:
+                    self._add(self._open)
+                text = self._text(span, place)
+                self._add(text, f"{style} reverse" if span.special else style, data=True)
+                place += len(span.ids)
+            if bracketed:
+                text = self._close
+                self._add(text)
+        if not text.endswith("\n"):
+            self._add("\n")
+
+    def _text(self, span: _Span, place: int) -> str:
+        if self._decoder is not None:
+            return visible(span.text, "" if self._coloured else self._open[0] + self._close[0])
+        return "".join(
+            (_gap(place + i) if i else "") + str(token) for i, token in enumerate(span.ids)
+        )
+
+    def _add(self, text: str, style: str = "", *, data: bool = False) -> None:
+        """Add text line by line, since pagers end a style there; line ends in `data` are shown."""
+        look = Style.parse(style) if style and self._coloured else None
+        mark = "↵" if data and self._decoder and self._coloured and not self._ascii else ""
+        *lines, last = text.split("\n")
+        for line in lines:
+            self._pieces += [Piece(line + mark, look), Piece("\n")]
+        if last:
+            self._pieces.append(Piece(last, look))
+
+
+def _gap(place: int) -> str:
+    return " " if place % _IDS_PER_LINE else "\n"
+
+
+def _trained_in(segments: Sequence[Segment]) -> int | None:
+    """How many of their tokens are trained; None where that is not known."""
+    flags = [one.trained for one in segments if one.trained is not None]
+    return sum(int(np.count_nonzero(its)) for its in flags) if flags else None
+
+
+def _counts(segments: Sequence[Segment]) -> str:
+    text = plural(sum(len(segment.ids) for segment in segments), "token")
+    trained = _trained_in(segments)
+    return text if trained is None else f"{text}, {trained:,} trained"
+
+
+def _about(segment: Segment) -> str:
+    counts = _counts([segment])
+    return counts if segment.origin is None else f"{segment.origin}, {counts}"

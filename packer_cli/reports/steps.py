@@ -1,0 +1,156 @@
+"""How long steps of training wait for their costliest rank: `packer stats --ranks`.
+
+In random order, and in both even ones of `PackedSampler`: `Schedule` makes the steps of an epoch,
+and their costs are compared. Of many rows, some stretches of steps are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packer_cli import storage
+from packer_cli.errors import DataError
+from packer_cli.reports.report import Table
+from packer_cli.result.layout import SQUARED_LENGTHS
+from packer_cli.result.manifest import Manifest
+from packer_cli.result.reader import PackedDirectory, parsed_squares, squared_lengths
+from packer_cli.result.wording import percent, plural
+from packer_cli.steps.schedule import Balance, Float64, Schedule, row_costs
+
+_STRETCH = 64  # steps that are looked at together: as many as a window has
+_MOST_ROWS = 1 << 22  # that are looked at
+_MEANING: dict[Balance | None, str] = {
+    None: "random order",
+    "step": 'balance="step": the rows of each step, dealt evenly to ranks',
+    "order": 'balance="order": rows of like cost meet in a step',
+}
+
+
+class TooFewRowsError(DataError):
+    """A result has fewer rows than a step takes."""
+
+
+class Training(NamedTuple):
+    """How a model is trained: `batch_size` rows in a micro-batch of a rank."""
+
+    ranks: int
+    micro_batches: int
+    batch_size: int
+    hidden_size: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of all ranks in a step."""
+        return self.ranks * self.micro_batches * self.batch_size
+
+    def described(self) -> str:
+        batches = plural(self.micro_batches, "micro-batch", "micro-batches")
+        return f"{plural(self.ranks, 'rank')} × {batches} × {plural(self.batch_size, 'row')}"
+
+
+class Waiting(NamedTuple):
+    """In one order of rows. A step takes as long as its costliest rank.
+
+    max_over_mean  the mean over steps of what the costliest rank has, divided by the mean rank's
+    time           of all steps, where 1 is that of steps in which no rank waits
+    """
+
+    max_over_mean: float
+    time: float
+
+
+class Prediction(NamedTuple):
+    """`steps`: whole ones in an epoch, of which `counted` were looked at."""
+
+    training: Training
+    steps: int
+    counted: int
+    orders: dict[Balance | None, Waiting]
+
+    def saved(self, balance: Balance | None) -> float:
+        """The share of the time in random order that this one saves."""
+        return 1 - self.orders[balance].time / self.orders[None].time
+
+    def as_json(self) -> dict[str, Any]:
+        orders = {
+            balance or "random": {
+                "max_over_mean": waiting.max_over_mean,
+                **({"time_saved": self.saved(balance)} if balance else {}),
+            }
+            for balance, waiting in self.orders.items()
+        }
+        sizes = {"rows_per_step": self.training.rows, "steps": self.steps}
+        return self.training._asdict() | sizes | {"steps_counted": self.counted} | orders
+
+    def table(self) -> Table:
+        """A line for each order."""
+        some = f", {self.counted:,} of them counted" if self.counted < self.steps else ""
+        title = (
+            f"a step waits for its costliest rank: {self.training.described()}, hidden size "
+            f"{self.training.hidden_size:,} ({plural(self.steps, 'step')}{some})"
+        )
+        rows = []
+        for balance, waiting in self.orders.items():
+            # which may be less than nothing by a hair
+            saved = percent(round(self.saved(balance), 4) + 0.0) if balance else ""
+            rows.append([_MEANING[balance], f"{waiting.max_over_mean:.3f}", saved])
+        return Table(title, ["rows", "costliest / mean rank", "time saved"], rows)
+
+
+def predict(directory: Path | str, manifest: Manifest, training: Training) -> Prediction:
+    """What steps of a packed directory or a view would cost; a URL's side file is read.
+
+    Raises TooFewRowsError for fewer rows than a step takes, and DataError where squared lengths
+    cannot be had.
+    """
+    if manifest.rows < training.rows:
+        raise TooFewRowsError(
+            f"{directory}: has {plural(manifest.rows, 'row')}, a step of "
+            f"{training.described().replace('×', 'x')} takes {training.rows:,}",
+            "fewer --ranks, --micro-batches or --batch-size make smaller steps",
+        )
+    if storage.is_url(str(directory)):
+        place = storage.join(str(directory), SQUARED_LENGTHS)
+        with storage.open_bytes(place) as file:
+            sums = parsed_squares(file.read(), place, manifest)
+    else:
+        sums = squared_lengths(PackedDirectory(Path(directory), manifest))
+    costs = row_costs(sums, manifest.config.max_length, training.hidden_size)
+    schedules = {
+        balance: Schedule(
+            manifest.rows, stages=[one.rows for one in manifest.stages],
+            world_size=training.ranks, batch_size=training.batch_size,
+            micro_batches=training.micro_batches, balance=balance, costs=costs,
+        )
+        for balance in _MEANING
+    }  # fmt: skip
+    steps = schedules[None].epoch_at(0).end // training.rows
+    stretches = [*_stretches(steps, training.rows)]
+    orders = {balance: _waiting(one, costs, stretches) for balance, one in schedules.items()}
+    return Prediction(training, steps, sum(map(len, stretches)), orders)
+
+
+def _stretches(steps: int, rows: int) -> Iterator[range]:
+    """Numbers of steps to look at: all of them or, of many, stretches of the whole epoch."""
+    count = max(1, _MOST_ROWS // (_STRETCH * rows))
+    if steps <= count * _STRETCH:
+        yield range(steps)
+        return
+    for number in range(count):
+        begin = (steps - _STRETCH) * number // max(1, count - 1)
+        yield range(begin, begin + _STRETCH)
+
+
+def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> Waiting:
+    sizes = schedule.sizes
+    ranks: list[Float64] = []  # [steps, ranks]
+    for steps in stretches:
+        rows = schedule.rows_at(steps.start * sizes.step, steps.stop * sizes.step)
+        ranks.append(costs[rows].reshape(len(steps), -1, sizes.world_size).sum(1))
+    of_ranks = np.concatenate(ranks)
+    costliest, mean = of_ranks.max(1), of_ranks.mean(1)
+    return Waiting(float((costliest / mean).mean()), float(costliest.sum() / mean.sum()))

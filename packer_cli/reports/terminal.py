@@ -1,0 +1,155 @@
+"""A report in the terminal, as wide as that is; or in a pipe, where a line stays a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from rich.console import Console
+from rich.text import Text as Line
+
+from packer_cli.errors import one_line
+from packer_cli.reports.report import Figure, Histogram, Part, Report, Shares, Table, Text
+from packer_cli.result.wording import count
+
+_PIPED = 10_000  # columns
+_TITLE = len("utilization")
+_GAP = "  "
+_BAR = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_IN_ASCII = {"×": "x", "±": "+-"}
+
+
+def print_report(report: Report) -> None:
+    """Print to stdout."""
+    console = Console(
+        highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPED
+    )
+    for line in _lines(report, console.width):
+        line.rstrip()
+        console.print(line)
+
+
+def is_plain() -> bool:
+    """Whether stdout can show no more than ASCII."""
+    return not (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def _lines(report: Report, width: int) -> Iterator[Line]:
+    yield Line(one_line(report.title), "bold")
+    yield from (Line(line) for line in report.about)
+    facts = [(one.what, _plain(one_line(one.how))) for one in report.facts]
+    styles = ["yellow" if one.is_doubtful else "" for one in report.facts]
+    yield from _grid(facts, ("dim", ""), "<<", width, styles)
+    figures = [one for one in report.figures if not one.is_loss or one.figure != "0"]
+    if figures:
+        yield Line()
+    yield from _grid(
+        _once(figures), ("dim", "bold", ""), "<><", width,
+        ["yellow" if one.is_loss else "" for one in figures],
+    )  # fmt: skip
+    for warning in report.warnings:
+        yield Line()
+        yield Line(f"warning: {one_line(warning)}", "yellow")
+    for section in report.sections:
+        if section.only != "page":
+            for part in section.parts:
+                if not (isinstance(part, Text) and part.only_page):
+                    yield Line()
+                    yield from _part(part, width)
+
+
+def _once(figures: Sequence[Figure]) -> list[tuple[str, str, str]]:
+    """Without the title where it is that of the line before."""
+    titles = [one.title for one in figures]
+    return [
+        ("" if title == before else _plain(title), one.figure, _plain(one.meaning))
+        for one, title, before in zip(figures, titles, ["", *titles], strict=False)
+    ]
+
+
+def _part(part: Part, width: int) -> Iterator[Line]:
+    if isinstance(part, Shares):
+        part = part.table
+    if isinstance(part, Text):
+        yield from (Line(_plain(line)) for line in part.text.split("\n"))
+        return
+    if part.title:
+        yield Line(_plain(part.title), "dim")
+    if isinstance(part, Histogram):
+        shown = [bucket for bucket in part.buckets if bucket.number]
+        highest = max((bucket.number for bucket in shown), default=1)
+        rows = [(one.label, count(one.number), _bar(one.number / highest)) for one in shown]
+        yield from _grid(rows, ("", "", "cyan"), ">><", _PIPED, least=0)
+    elif isinstance(part, Table):
+        yield from _table(part, width)
+
+
+def _table(table: Table, width: int) -> Iterator[Line]:
+    """Titles that need more than the width are broken between words."""
+    sides = ["<" if title in table.text else ">" for title in table.head]
+    head = [*table.head]
+    rows = [[_plain(one_line(cell)) for cell in row] for row in table.rows]
+    if not table.names_first:
+        sides, head = [*sides[1:], "<"], [*head[1:], head[0]]
+        rows = [[*row[1:], row[0]] for row in rows]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(len(head))]
+    needed = [max(cells, len(title)) for cells, title in zip(widths, head, strict=True)]
+    titles = [[title] for title in head]
+    if sum(needed) + len(_GAP) * (len(head) - 1) > width:
+        titles = [
+            wrap(title, max(cells, *map(len, title.split())), break_long_words=False)
+            for title, cells in zip(head, widths, strict=True)
+        ]
+    high = max(map(len, titles))
+    top = [[*[""] * (high - len(its)), *its] for its in titles]
+    lines = [[*line] for line in (*zip(*top, strict=True), *rows)]
+    if table.names_first:
+        wide = max(len(line[-1]) for line in lines)
+        lines = [[*line[:-1], line[-1].rjust(wide)] for line in lines]
+    styles = ["dim"] * high + [""] * len(rows)
+    yield from _grid(lines, [""] * len(head), "".join(sides), _PIPED, styles, least=0)
+
+
+def _grid(
+    rows: Sequence[Sequence[str]],
+    columns: Sequence[str],
+    sides: str,
+    width: int,
+    styles: Sequence[str] = (),
+    least: int = _TITLE,
+) -> Iterator[Line]:
+    """Lines of cells, the last of which is wrapped into what is left of the width.
+
+    columns, styles  of columns and of rows; `sides`: where the cells of a column stand, < or >
+    least            characters of the first column
+    """
+    widths = [
+        max(0 if i else least, *(len(row[i]) for row in rows)) for i in range(len(columns) - 1)
+    ] if rows else []  # fmt: skip
+    left = max(width - sum(widths) - len(_GAP) * len(widths), _TITLE)
+    for number, (*cells, last) in enumerate(rows):
+        style = styles[number] if styles else ""
+        lines = [last] if len(last) <= left else wrap(
+            last, left, replace_whitespace=False, break_on_hyphens=False
+        )  # fmt: skip
+        for place, text in enumerate(lines or [""]):
+            line = Line()
+            for cell, wide, side, own in zip(cells, widths, sides, columns, strict=False):
+                line.append(f"{'' if place else cell:{side}{wide}}{_GAP}", f"{own} {style}".strip())
+            yield line.append(text, f"{columns[-1]} {style}".strip())
+
+
+def _bar(share: float) -> str:
+    if is_plain():
+        return "#" * round(share * _BAR)
+    eighths = round(share * _BAR * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip() or ("▏" if share else "")
+
+
+def _plain(text: str) -> str:
+    """Text as stdout can show it."""
+    for sign, letters in _IN_ASCII.items() if is_plain() else ():
+        text = text.replace(sign, letters)
+    return text

@@ -1,1 +1,0 @@
-"""Rows taken apart, to look at."""

@@ -1,0 +1,500 @@
+"""`packer verify --against-inputs`: units packed, or tokenized, again from their inputs.
+
+A unit is a pure function of its slices and the options, so the run's own code reads, encodes, fits,
+plans and fills it once more; only its shards are not written, but compared with those that are
+there, and its figures and rejected records after them. What differs first is named: the row or
+document, the segment in it, and the record that it is of.
+
+Readers, templates and policies are those of a run, so an error that they repeat goes unnoticed;
+whatever was lost, moved or changed since is noticed. The reference engine's offsets, which a run
+hardly uses, show what is trained on. Memory: one window for each worker, as in a run.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from bisect import bisect_left
+from collections.abc import Container, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import packer_cli
+from packer_cli import storage
+from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.detection import detect_shape
+from packer_cli.inputs.formats import documents_of, groups_of, reader_for
+from packer_cli.inputs.input_files import input_file
+from packer_cli.inputs.tokenized import opened
+from packer_cli.inputs.tokenized import shape_of as shape_of_tokenized
+from packer_cli.mixing.units import work_units
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shape_rules import by_file_shape
+from packer_cli.options.shapes import Shape, joined, shape_named
+from packer_cli.progress import Progress
+from packer_cli.records import InputFile, Int64, record_position
+from packer_cli.result.layout import (
+    DOCUMENTS,
+    INDEX,
+    MANIFEST,
+    REJECTED,
+    ROWS,
+    TEMPLATE,
+    TOOL_TEMPLATE,
+    UNITS,
+    Shard,
+    kind_of,
+    unnamed_shard,
+)
+from packer_cli.result.manifest import (
+    TOKENIZED,
+    Input,
+    Manifest,
+    Result,
+    document_config_of,
+    shape_of,
+)
+from packer_cli.result.reader import PackedDirectory, segments_of
+from packer_cli.result.rules import segments_in
+from packer_cli.result.shard_writer import ShardParts
+from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
+from packer_cli.run.commits import UnitRecord, counts_of
+from packer_cli.run.finalize import tables_of
+from packer_cli.run.source import Source, framing_of, source_again, tokenized_again
+from packer_cli.run.unit import Job, pack_unit, without_damaged
+from packer_cli.threads import built, run_all
+from packer_cli.tokenization.locate import locate
+from packer_cli.tokenization.tokenizer import TokenizerInfo, bytes_tokenizer, load_tokenizer
+from packer_cli.verify.files import (
+    CHANGED,
+    DIFFERENT,
+    STALE,
+    Findings,
+    other_options,
+    uncovered,
+    unit_records,
+)
+from packer_cli.verify.shards import Stored
+
+_TOO_SLOW = re.compile(
+    rb"takes more than ([0-9]{1,6}(?:\.[0-9]{1,9})?) s \(--max-seconds-per-record\)"
+)
+
+
+def compare_inputs(
+    stored: Stored,
+    config: DocumentConfig,
+    findings: Findings,
+    workers: int,
+    sample: int | None,
+    seed: int,
+    without: Container[int] = (),
+) -> None:
+    """Add to `findings` every input that changed, and the first difference in every unit.
+
+    `sample`: how many documents the units that are made again must have; None: all units.
+    `without`: the inputs that are known not to be there.
+    """
+    facts = stored.facts
+    built(DocumentConfig)  # of tokenized directories, which threads open
+    files = _unchanged(stored, config, findings, workers, without)
+    findings.count("documents_compared", 0)
+    findings.count("inputs_compared", len(files))
+    if not files or not _check_slices(facts, config, files, findings):
+        return
+    are_tokenized = any(file.format == TOKENIZED for file in files.values())
+    try:
+        if isinstance(config, PackConfig) and are_tokenized:
+            some = list(files.values())
+            shape, source = shape_of_tokenized(some), tokenized_again(some, config)
+            findings.add(MANIFEST, *other_options(config, shape), remedy=DIFFERENT)
+        else:
+            files, shape = _with_shapes(facts, files, config, findings)
+            source = _encoding(stored, config, shape)
+    except PackerError as error:  # its options were never those of a run with this tokenizer
+        findings.add(MANIFEST, f"damaged: config: {error.message}", remedy=DIFFERENT)
+        return
+    with closing(source):
+        findings.add(MANIFEST, *_other_tokenizer(facts, source.info), remedy=DIFFERENT)
+        if findings.problems:
+            return
+        absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
+        every = [files.get(index, absent) for index in range(len(facts.inputs))]
+        progress = Progress(0, show=False)
+        job = Job(every, config, shape, source, Path(), progress, findings.stop)
+        units, rejected_from = list[tuple[UnitRecord, int]](), 0
+        for record in unit_records(stored.path):
+            if {part[0] for part in record.slices} <= files.keys():
+                units.append((record, rejected_from))
+            rejected_from += record.rejected
+        tasks = (
+            partial(_compare_unit, stored, job, *unit, findings)
+            for unit in (units if sample is None else _sampled(units, sample, seed))
+        )
+        run_all(tasks, workers, findings.stop, source.stop)
+        if source.tokenizer is not None:
+            source.tokenizer.finish()
+    if are_tokenized and not findings.problems:
+        for file in files.values():
+            _trace(opened(file), findings, workers, sample, seed)
+
+
+def _sampled(
+    units: list[tuple[UnitRecord, int]], sample: int, seed: int
+) -> list[tuple[UnitRecord, int]]:
+    """Units with so many documents, drawn one by one: first those that read further inputs."""
+    further, others, seen = list[int](), list[int](), set[int]()
+    for number in np.random.default_rng(seed).permutation(len(units)).tolist():
+        files = {part[0] for part in units[number][0].slices}
+        (others if files <= seen else further).append(number)
+        seen |= files
+    taken, documents = list[int](), 0
+    for number in further + others:
+        if documents >= sample:
+            break
+        taken.append(number)
+        documents += max(1, units[number][0].counts.get("documents", 0))
+    return [units[number] for number in sorted(taken)]
+
+
+def _compare_unit(
+    stored: Stored, job: Job, record: UnitRecord, rejected_from: int, findings: Findings
+) -> None:
+    """Make a unit again, and add how it differs. `rejected_from`: where its part of rejected.jsonl
+    begins.
+    """
+    add = partial(findings.add, remedy=DIFFERENT)
+    with tempfile.TemporaryDirectory(prefix="packer-verify-") as folder:
+        parts = partial(Compared, stored, job, record.shards)
+        try:
+            again = replace(job, folder=Path(folder), parts=parts)
+            made = without_damaged(record.work_unit, again, pack_unit)
+        except _DifferentError as error:
+            add(error.file, error.text)
+            return
+        except (DataError, UsageError) as error:
+            add(f"unit {record.unit}", f"cannot be packed again: {error.message}")
+            return
+        expected = b"" if made.rejected is None else made.rejected.read_bytes()
+    theirs, ours = counts_of(record).as_json(), made.counts.as_json()
+    for name in sorted(theirs.keys() | ours.keys()):
+        a, b = theirs.get(name, 0), ours.get(name, 0)
+        if a != b:
+            shown = isinstance(a, int) and isinstance(b, int)
+            how = f"is {a}, {b} when packed again"
+            how = how if shown else "differs from what packing again gives"
+            add(UNITS, f"unit {record.unit}: {name} {how}")
+    rejected = b""
+    if record.rejected:
+        with open(stored.path / REJECTED, "rb") as file:
+            file.seek(rejected_from)
+            rejected = file.read(record.rejected)
+    if rejected != expected:
+        pairs = zip(rejected.splitlines(), expected.splitlines(), strict=False)
+        line = next((b.decode("utf-8", "replace") for a, b in pairs if a != b), "")
+        text = f"the records of unit {record.unit} are not those rejected when packed again: "
+        add(REJECTED, f"{text}{line or f'{len(rejected)} bytes, {len(expected)}'} expected")
+    findings.count("documents_compared", made.counts.records - made.counts.rejected_records)
+    findings.count("units_packed_again", 1)
+
+
+class _DifferentError(Exception):
+    """The first difference in a unit, and the file that it is named with."""
+
+    def __init__(self, file: str, text: str) -> None:
+        super().__init__(text)
+        self.file, self.text = file, text
+
+
+class Compared(ShardParts):
+    """Shards of a unit that are not written, but compared with those of the result, however these
+    are cut; but for indexes, which the rules hold against the documents. Raises _DifferentError.
+    """
+
+    full = False
+
+    def __init__(
+        self,
+        stored: Stored,
+        job: Job,
+        shards: list[Shard],
+        folder: Path,
+        unit: int,
+        kind: str,
+        schema: Any,
+        *_: object,
+    ) -> None:
+        super().__init__(folder, unit, kind, schema, 0)
+        self.names = [unnamed_shard(kind, unit, 0)]
+        self._job, self._kind = job, kind
+        self._what = "row" if kind == ROWS else "document"
+        own = [one for one in shards if kind_of(one.file) == kind != INDEX]
+        self._batches = _batches_of(stored, own)
+        self._shard, self._first = f"unit {unit}", 0  # as in _batches_of
+        self._left: Any = None
+        self._count = 0
+
+    def write(self, batch: Any, **how: Any) -> None:
+        """Compare the next rows or documents."""
+        at = 0
+        while at < batch.num_rows and self._kind != INDEX:
+            if not self._has_more():
+                text = f"its {self._what}s end after {self._count}, its inputs make more"
+                raise _DifferentError(f"unit {self._unit}", text)
+            count = min(batch.num_rows - at, self._left.num_rows)
+            made, there = batch.slice(at, count), self._left.slice(0, count)
+            if not made.equals(there):
+                ends = range(1, count + 1)
+                row = bisect_left(
+                    ends, True, key=lambda end: not made.slice(0, end).equals(there.slice(0, end))
+                )
+                raise self._difference(made.slice(row, 1), there.slice(row, 1), self._first + row)
+            self._left, self._first = self._left.slice(count), self._first + count
+            self._count += count
+            at += count
+
+    def close(self) -> None:
+        if self._has_more():
+            text = f"has {self._what} {self._first} and more, the inputs make {self._count}"
+            raise _DifferentError(self._shard, f"{text} in this unit")
+
+    def _has_more(self) -> bool:
+        while self._left is None or not self._left.num_rows:
+            following = next(self._batches, None)
+            if following is None:
+                return False
+            self._shard, self._first, self._left = following
+        return True
+
+    def _difference(self, made: Any, there: Any, number: int) -> _DifferentError:
+        """How row or document `number` of the shard differs, of which both are the only one: in
+        the first segment that is another, or else in the first value.
+        """
+        where = f"{self._what} {number} of {self._shard}"
+        ours, theirs = _segments(made), _segments(there)
+        both = min(ours.shape[1], theirs.shape[1])
+        wrong = np.flatnonzero((ours[:, :both] != theirs[:, :both]).any(axis=0))
+        at = int(wrong[0]) if len(wrong) else both
+        has_places = self._kind == DOCUMENTS or "segments" in made.schema.names
+        if at < max(ours.shape[1], theirs.shape[1]):
+            its, mine = (self._shown(one, at, has_places) for one in (theirs, ours))
+            text = f"segment {at} of {where} is {its}, {mine} expected by the options of the"
+            return _DifferentError(self._shard, f"{text} manifest")
+        name = next(n for n in made.schema.names if not made.column(n).equals(there.column(n)))
+        values = [one.column(name)[0].as_py() for one in (there, made)]
+        one, other = ([value] if isinstance(value, int) else value or [] for value in values)
+        pairs = enumerate(zip(one, other, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+        a, b = (str(some[at]) if at < len(some) else "nothing" for some in (one, other))
+        begin = segments_of(made)[0] if self._kind == ROWS else np.zeros(1)
+        segment = max(0, int(np.searchsorted(begin, at, side="right")) - 1)
+        text = f"{name} has {a} at place {at} of {where}, {b} expected when encoded again: "
+        text += f"in segment {segment}, of {self._shown(ours, segment, has_places)}"
+        return _DifferentError(self._shard, text)
+
+    def _shown(self, segments: Int64, at: int, has_places: bool) -> str:
+        if at >= segments.shape[1]:
+            return "none"
+        number, position, start, length = segments[:, at].tolist()
+        if not has_places:
+            return f"{length} tokens"
+        file = self._job.files[number]
+        record = record_position(position, self._job.config.turns)
+        place = f"{file.path}, {reader_for(file.format).describe(file, record)}"
+        return f"{length} tokens of {place}{f' from its token {start}' if start else ''}"
+
+
+def _segments(batch: Any) -> Int64:
+    """int64[4, segments] of a row; of a document, which is one segment of itself."""
+    if "cu_seqlens" in batch.schema.names:
+        return segments_in(batch)
+    file, position = (batch.column(name)[0].as_py() for name in ("file", "position"))
+    return np.array([[file], [position], [0], [len(batch.column("input_ids")[0])]], np.int64)
+
+
+def _batches_of(stored: Stored, shards: list[Shard]) -> Iterator[tuple[str, int, Any]]:
+    """(shard, number of the first row in it, record batch) of what is stored."""
+    for shard in shards:
+        first = 0
+        batches = stored.stored if isinstance(stored, PackedDirectory) else stored.batches
+        for batch in batches(shard):
+            yield shard.file, first, batch
+            first += batch.num_rows
+
+
+# What is packed again: the inputs, and what makes tokens of them
+
+
+def _unchanged(
+    stored: Stored,
+    config: DocumentConfig,
+    findings: Findings,
+    workers: int,
+    without: Container[int],
+) -> dict[int, InputFile]:
+    """The inputs that have not changed; the others become problems."""
+    files: dict[int, InputFile] = {}
+
+    def check(index: int, then: Input) -> None:
+        path = then.path
+        try:
+            file = input_file(index, path, config)
+            listed = [(path, then.sha256, then.size)]
+            if file.format == TOKENIZED:
+                folder = Path(path).parent
+                listed += [(str(folder / one.file), one.sha256, one.bytes)
+                           for one in open_tokenized(folder).facts.shards]  # fmt: skip
+            if all(findings.is_as_listed(one[0], *one, CHANGED) for one in listed):
+                files[index] = file
+        except PackerError as error:
+            findings.stop_if_asked()
+            findings.add(path, error.message.removeprefix(f"{path}: "), remedy=CHANGED)
+
+    inputs = {i: one for i, one in stored.facts.inputs_now.items() if i not in without}
+    if any(one.path == STDIN for one in inputs.values()):
+        findings.notify("-: came from stdin, which cannot be read again: not compared")
+    again = (partial(check, *one) for one in inputs.items() if one[1].path != STDIN)
+    run_all(again, workers, findings.stop)
+    return dict(sorted(files.items()))
+
+
+def _check_slices(
+    facts: Result, config: DocumentConfig, files: dict[int, InputFile], findings: Findings
+) -> bool:
+    """Whether units take what they must of the inputs, as far as that can be told."""
+    if isinstance(facts, Manifest) and isinstance(config, PackConfig) and config.mixture:
+        if len(files) < len(facts.inputs_now):
+            return False  # what is taken of one source depends on all of them
+        texts = _other_units(facts, config, list(files.values()))
+    else:
+        ends = dict[int, int]()
+        for index, file in files.items():
+            try:
+                if (groups := groups_of(file)) is not None:
+                    ends[index] = len(groups)
+                elif (documents := documents_of(file)) is not None:
+                    ends[index] = documents.count
+            except PackerError as error:
+                if not facts.inputs[index].rejected_files:
+                    findings.add(file.path, error.message, remedy=DIFFERENT)
+        texts = uncovered(facts, config, ends)
+    findings.add(MANIFEST, *texts, remedy=DIFFERENT)
+    return not texts
+
+
+def _other_units(facts: Manifest, config: PackConfig, files: list[InputFile]) -> list[str]:
+    """How the units of a recipe's result do not take what the recipe says, or its tables do not
+    say so.
+    """
+    try:
+        expected = [
+            (unit.index, [(part.file, part.start, part.stop) for part in unit.slices])
+            for unit in work_units(files, config)
+        ]
+        if expected != [(unit.unit, unit.slices) for unit in facts.units]:
+            return ["units: are not those that the recipe gives for these tokenized directories"]
+        tables = tables_of(files, config, facts.shards)
+        wrong = [name for name, table in tables.items() if getattr(facts, name) != table]
+        text = f"{' and '.join(wrong)}: are not those of what the recipe takes"
+        return [text] if wrong else []
+    except PackerError as error:
+        return [error.message]
+
+
+def _encoding(stored: Stored, config: DocumentConfig, shape: Shape) -> Source:
+    """What encodes records with the tokenizer and the template that the result keeps. Raises
+    PackerError.
+    """
+    tokenizer = tokenizer_files = limit = None
+    if stored.facts.tokenizer is not None:
+        framing = framing_of(next(iter(by_file_shape(config, shape).values()))[1])
+        if not stored.facts.tokenizer.sha256:
+            tokenizer = bytes_tokenizer(framing)
+        else:
+            tokenizer_files = locate(str(stored.path))
+            # the reference's own offsets show what is trained on
+            backend = "tokenizers" if shape.is_supervised else "auto"
+            tokenizer = load_tokenizer(tokenizer_files, backend=backend, framing=framing)
+    # where a result has two templates, they are its tokenizer's own
+    alone = [(stored.path / name).is_file() for name in (TEMPLATE, TOOL_TEMPLATE)] == [True, False]
+    used = replace(config, chat_template=str(stored.path / TEMPLATE) if alone else None)
+    # only rejected records show the run's --max-seconds-per-record
+    with suppress(OSError), open(stored.path / REJECTED, "rb") as file:
+        limit = next((float(match[1]) for match in map(_TOO_SLOW.search, file) if match), None)
+    return source_again(shape, used, tokenizer, tokenizer_files, limit)
+
+
+def _with_shapes(
+    facts: Result, files: dict[int, InputFile], config: DocumentConfig, findings: Findings
+) -> tuple[dict[int, InputFile], Shape]:
+    """The files with the shapes of their records, which are compared with those in the manifest."""
+    some, shape = detect_shape(list(files.values()), config)
+    if not shape_of(facts).members:
+        findings.add(MANIFEST, *other_options(config, shape), remedy=DIFFERENT)
+        return {file.index: file for file in some}, shape
+    if not shape.members:  # all that are left of the files have one shape
+        some = [replace(file, shape=shape.described()) for file in some]
+        shape = joined({shape.described(): shape})
+    for file in some:
+        kind, then = shape.of(file.shape).kind, shape_named(facts.inputs[file.index].shape or "")
+        if kind != then.kind:
+            text = f"its records are {kind}, {then.kind} in the manifest"
+            findings.add(file.path, text, remedy=DIFFERENT)
+    return {file.index: file for file in some}, shape
+
+
+def _other_tokenizer(facts: Result, own: TokenizerInfo | None) -> Iterator[str]:
+    """The errors in the manifest's description of the tokenizer."""
+    listed = facts.document["tokenizer"]
+    if own is None or listed is None:
+        if (own is None) != (listed is None):
+            yield f"tokenizer: is {listed}, the inputs give {own}"
+        return
+    info = msgspec.json.decode(msgspec.json.encode(own.as_json()))
+    # the source says where it was, not what it is; older results lack some of the names
+    for name in sorted(info.keys() & listed.keys() - {"source"}):
+        if listed[name] != info[name]:
+            yield f"tokenizer: {name} is {listed[name]}, its files give {info[name]}"
+
+
+def _trace(
+    tokenized: TokenizedDirectory,
+    findings: Findings,
+    workers: int,
+    sample: int | None,
+    seed: int,
+) -> None:
+    """Compare a tokenized directory with its own inputs, as far as they are there."""
+    facts, own = tokenized.facts, Findings("tokenize", findings.notify, findings.stop)
+    if facts.packer_version != packer_cli.__version__:
+        findings.notify(
+            f"{tokenized.path}: was tokenized by packer {facts.packer_version}, so its documents "
+            "are not compared with its inputs; packer tokenize --overwrite tokenizes them again"
+        )
+        return
+    try:
+        config = document_config_of(facts)
+    except ValueError as error:
+        findings.add(str(tokenized.path / MANIFEST), f"damaged: config: {error}", remedy=STALE)
+        return
+    gone = {i: one.path for i, one in facts.inputs_now.items()
+            if one.path != STDIN and storage.kind(one.path) is None}  # fmt: skip
+    if gone:
+        first, more = next(iter(gone.values())), len(gone) - 1
+        rest = f" and {more} more inputs are" if more else " is"
+        findings.notify(
+            f"{first}{rest} not there: documents of {tokenized.path} are not compared with it"
+        )
+    compare_inputs(tokenized, config, own, workers, sample, seed, without=gone)
+    findings.count("documents_traced", own.figures["documents_compared"] or 0)
+    for problem in own.problems:
+        text = f"{problem.file}: {problem.problem}"
+        findings.add(str(tokenized.path), text, remedy=STALE)

@@ -1,0 +1,165 @@
+"""Masks through a whole run: counts, processes beside it and options of rows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import (
+    CHATML,
+    REWRITTEN,
+    TAGS,
+    TWO,
+    assistant,
+    chat,
+    chat_tokenizer,
+    pack_chat,
+    pack_marked,
+    positions,
+    refused,
+    run,
+    user,
+    write,
+)
+from support import contents, packer_script, recover_documents
+
+# What is counted
+
+
+def test_turns_and_their_ends_are_counted(folder: Path) -> None:
+    record = chat(user("Hi"), assistant("Hello"), user("Hi"), assistant("Hello"))
+    tokenizer = chat_tokenizer(folder / "t", CHATML)
+    manifest = pack_chat([record, record], template=None, tokenizer=tokenizer)
+    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (4, 0)
+    manifest = pack_chat([record], template=TAGS, tokenizer=tokenizer)
+    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 2)
+
+
+def test_a_run_with_nothing_to_train_on_fails(folder: Path) -> None:
+    refused(
+        [chat(user("Hi"))] * 2, 1, "nothing to pack", "2 of those dropped have nothing to train"
+    )
+
+
+# Elsewhere in the pipeline
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    """More than a megabyte, so that conversations are rendered in other processes."""
+    return [
+        chat(user(f"naïve {i} " + "?" * (i % 300)), assistant(f"{i}! " * (i % 50 + 1)))
+        for i in range(count)
+    ]
+
+
+def test_processes_beside_the_run_change_nothing(folder: Path) -> None:
+    records: list[Any] = many(4000)
+    records[1234] = {"messages": 5}
+    path = write(records)
+    assert path.stat().st_size > 1 << 20
+    results = []
+    for workers in (1, 3):
+        options = ("--workers", workers, "--unit-bytes", 300_000, "--on-error", "skip")
+        manifest = pack_chat(path, *options)
+        assert manifest["rejected_records"] == 1
+        results.append((manifest, Path("out/rejected.jsonl").read_bytes()))
+    assert results[0] == results[1]
+    assert sum(flags.sum() for flags in trained_flags()) == manifest["trained_tokens"]
+    place = f"data.jsonl, line 1235 (byte {positions(records)[1234]}): field 'messages' is"
+    assert place in run(path, "--workers", 3).stderr
+
+
+def test_what_cannot_be_decided_in_another_process(folder: Path) -> None:
+    records = many(4000)
+    records[3000]["messages"][1]["weight"] = 0
+    place = f"data.jsonl, line 3001 (byte {positions(records)[3000]}): "
+    refused(records, 1, place, "rearranges", template=REWRITTEN, options=["--workers", 3])
+
+
+def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None:
+    template = TAGS + "{% if messages | length < 2 %}{{ raise_exception('too few') }}{% endif %}"
+    parts = ("refuses a question and its answer", "too few")
+    for workers in (1, 3):  # the same words, whoever finds it out
+        refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
+
+
+def test_a_template_that_asks_for_all_memory(folder: Path) -> None:
+    template = TAGS + "{{ '%1000000000000d' % 5 }}"
+    for workers in (1, 3):  # not a bug either, in whichever process
+        refused(many(4000), 1, "out of memory", template=template, options=["--workers", workers])
+
+
+def children(process: int) -> set[int]:
+    """Of all threads of the process."""
+    numbers = set[int]()
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            numbers |= set(map(int, path.read_text().split()))
+    return numbers
+
+
+@pytest.mark.parametrize("kills", [1, 1000])
+def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
+    """As the kernel does when the machine runs out of memory, once or again and again."""
+    write(many(5_000))
+    Path("t.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "--workers", 2, "--chat-template", "t.jinja", "-o")
+    command = [packer_script(), "pack", "data.jsonl", *map(str, options)]
+    killed = set[int]()
+    with subprocess.Popen([*command, "out"], stderr=subprocess.PIPE) as run:
+        while run.poll() is None and len(killed) < kills:
+            for child in children(run.pid) - killed:
+                if len(killed) < kills:
+                    killed.add(child)
+                    os.kill(child, signal.SIGKILL)
+            time.sleep(0.001)
+        _, stderr = run.communicate(timeout=300)
+    lost = b"was ended from outside, by signal 9"
+    if kills > 1:
+        assert (run.returncode, lost + b", 3 times" in stderr) == (1, True), stderr
+        assert not Path("out").exists()
+    else:
+        assert (run.returncode, lost + b"; packing it again" in stderr) == (0, True), stderr
+        subprocess.run([*command, "undisturbed"], check=True, capture_output=True)
+        assert contents("out") == contents("undisturbed")
+
+
+def test_wrap_leaves_out_what_has_nothing_to_train_on(folder: Path) -> None:
+    records = [TWO, {"messages": TWO["messages"][:1]}, TWO]
+    how = ["--strategy", "wrap", "--force-split"]
+    manifest = pack_chat(records, *how)
+    assert (manifest["untrained_documents"], manifest["dropped_documents"]) == (1, 1)
+    assert manifest["documents"] == 2
+    assert pack_chat(records, *how, "--keep-untrained", "--overwrite")["documents"] == 3
+
+
+def trained_flags() -> list[Any]:
+    return [labels != -100 for labels in recover_documents("out", "labels").values()]
+
+
+def test_masks_go_with_the_options_of_rows(folder: Path) -> None:
+    records = [TWO, *many(20), TWO]
+    expected = pack_marked(records)
+    for options in (
+        ("--segment-multiple", 8),
+        ("--strategy", "next-fit"),
+        ("--balance", "attention"),
+        ("--unit-bytes", 1000),
+        ("--max-segments-per-row", 2, "--position-ids"),
+    ):
+        assert pack_marked(records, *options) == expected
+
+
+def test_shifted_labels_train_the_same_tokens(folder: Path) -> None:
+    manifest = pack_chat([TWO])
+    [flags] = trained_flags()
+    shifted = pack_chat([TWO], "--label-shift", "pre")
+    [flags_shifted] = trained_flags()
+    assert flags_shifted.tolist() == [*flags[1:].tolist(), False]
+    assert shifted["trained_tokens"] == manifest["trained_tokens"] > 0

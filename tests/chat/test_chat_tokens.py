@@ -1,0 +1,262 @@
+"""Which tokens are trained on: those of the characters that are, and what goes around documents."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_tokenizers
+from chats import (
+    CHATML,
+    TAGS,
+    TWO,
+    TWO_MARKED,
+    assistant,
+    chat,
+    chat_tokenizer,
+    pack_chat,
+    pack_marked,
+    user,
+)
+from support import packer, recover_documents
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+# Which tokens
+
+
+def pieces(tokenizer: Path) -> list[tuple[str, bool]]:
+    """(token, whether it is trained on) of the only document; spaces as Ġ."""
+    vocabulary = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    [ids], [labels] = (
+        list(recover_documents("out", column).values()) for column in ("input_ids", "labels")
+    )
+    names = [vocabulary.id_to_token(i) for i in ids.tolist()]
+    return list(zip(names, (labels != -100).tolist(), strict=True))
+
+
+def glued(document: dict[str, Any]) -> dict[str, Any]:
+    """Knows ":Hi" and "oo;", so that tokens straddle a span's edges."""
+    vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
+    new = [["H", "i"], [":", "Hi"], ["o", "o"], ["oo", ";"]]
+    for pair in new:
+        vocabulary.setdefault("".join(pair), max(vocabulary.values()) + 1)
+    document["model"]["merges"] = new + [pair for pair in merges if pair not in new]
+    document["pre_tokenizer"] = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
+    }  # fmt: skip
+    return document
+
+
+@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
+@pytest.mark.parametrize("earlier", [[], [user("too long"), assistant("for a row")]])
+def test_a_token_with_one_byte_in_a_span_is_trained(
+    folder: Path, earlier: list[dict[str, Any]], backend: str
+) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}A:"
+        "{% generation %}{{ m.content }}{% endgeneration %};{% else %}Q:{{ m.content }};"
+        "{% endif %}{% endfor %}"
+    )
+    tokenizer = chat_tokenizer(folder / "t", template, glued(tiny_tokenizers.byte_level()))
+    record = chat(*earlier, user("x"), assistant("Hi zoo"))
+    options = ["--tokenizer-backend", backend, "-l", 14, "--overlong", "truncate-turns"]
+    pack_chat([record], *options, template=None, tokenizer=tokenizer)
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    tokens = pieces(tokenizer)
+    assert (":Hi", True) in tokens  # one of its bytes is the template's
+    assert ("oo;", True) in tokens
+    assert ("A", False) in tokens
+    assert "".join(name for name, _ in tokens) == "Q:x;A:HiĠzoo;"
+    flags = [flag for _, flag in tokens]
+    assert flags == sorted(flags)
+
+
+@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
+def test_a_token_across_an_empty_answer_is_not_trained(folder: Path, backend: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}o"
+        "{% generation %}{{ m.content }}{% endgeneration %}o;{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    tokenizer = chat_tokenizer(folder / "t", template, glued(tiny_tokenizers.byte_level()))
+    record = chat(user("Q"), assistant(""), user("Q"), assistant("7"))
+    how: dict[str, Any] = {"template": None, "tokenizer": tokenizer}
+    manifest = pack_chat([record], "--tokenizer-backend", backend, **how)
+    tokens = pieces(tokenizer)
+    assert ("oo;", False) in tokens
+    assert [name for name, flag in tokens if flag] == ["7"]
+    assert manifest["trained_turns"] == 1
+
+
+def test_part_of_a_character_is_enough(folder: Path) -> None:
+    """Tokens of a multi-byte character that a span holds are all trained, its neighbours not."""
+    template = "{% for m in messages %}{% if m.role == 'assistant' %}é{% generation %}"
+    template += "{{ m.content }}{% endgeneration %}é{% else %}q{% endif %}{% endfor %}"
+    [text] = pack_marked([chat(user(""), assistant("한👍"))], template=template)
+    assert text == "qé⟦한👍⟧é"
+    tokenizer = chat_tokenizer(folder / "t", template)
+    [text] = pack_marked(
+        [chat(user(""), assistant("한👍"))], template=None, tokenizer=tokenizer
+    )  # fmt: skip
+    assert text == "qé⟦한👍⟧é"
+
+
+@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
+def test_sentencepiece_with_its_space_before_the_text(folder: Path, backend: str) -> None:
+    tokenizer = chat_tokenizer(folder / "t", TAGS, tiny_tokenizers.sentencepiece())
+    record = chat(user("the fox"), assistant("the dog"), user("日本"), assistant("émoji 👍🏽"))
+    pack_chat([record], "--tokenizer-backend", backend, template=None, tokenizer=tokenizer)
+    trained = [name for name, flag in pieces(tokenizer) if flag]
+    text = re.sub("<0x(..)>", lambda byte: chr(int(byte[1], 16)), "".join(trained))
+    assert text == "the▁dog</assistant>émoji▁👍🏽</assistant>"
+
+
+def normalizing(document: dict[str, Any]) -> dict[str, Any]:
+    """Lengths of tokens do not add up to the text's: characters are composed before."""
+    document["normalizer"] = {"type": "NFC"}
+    return document
+
+
+def test_a_text_that_a_normalizer_changes_is_marked_by_the_reference(folder: Path) -> None:
+    decomposed = "cafe\u0301"  # one character and two bytes shorter when composed
+    record = chat(user(decomposed), assistant(f"un {decomposed}!"), user("x"), assistant("y"))
+    tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
+    assert pack_marked([record], template=None, tokenizer=tokenizer) == [
+        "<user>café</user><assistant>⟦un café!</assistant>⟧<user>x</user><assistant>⟦y</assistant>⟧"
+    ]
+
+
+def test_tokens_that_swallow_white_space_are_marked_by_the_reference(folder: Path) -> None:
+    document = tiny_tokenizers.byte_level()
+    tokenizer = chat_tokenizer(folder / "t", CHATML, document)
+    saved = json.loads((tokenizer / "tokenizer.json").read_text())
+    for token in saved["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    (tokenizer / "tokenizer.json").write_text(json.dumps(saved))
+    pack_chat([TWO], template=None, tokenizer=tokenizer)
+    tokens = pieces(tokenizer)
+    ends = [i for i, (name, _) in enumerate(tokens) if name == "<|im_end|>"]
+    assert [tokens[i][1] for i in ends] == [False, True, False, True]
+    assert all(name != "Ċ" for i in ends for name, _ in tokens[i + 1 : i + 2])
+
+
+def test_lengths_that_a_normalizer_changes_may_add_up_by_chance(folder: Path) -> None:
+    """One Bengali character becomes three bytes shorter when composed, another three longer."""
+    shorter, longer = "\u0995\u09c7\u09be", "\u09dc"
+    tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
+    pair = {"prompt": shorter, "completion": f"abcdef {longer}"}
+    [text] = pack_marked([pair], template=None, tokenizer=tokenizer)
+    assert text == "\u0995\u09cb⟦abcdef \u09a1\u09bc</s>⟧"
+
+
+def test_word_pieces_may_add_up_by_chance(folder: Path) -> None:
+    """What "##" adds to the lengths, the spaces that no token has take away."""
+    specials = ["[UNK]", "[EOS]"]
+    words = [*specials, "a", "b", "play", "##ing"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    model = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.add_special_tokens(specials)
+    config = {"eos_token": "[EOS]"}
+    document = json.loads(model.to_str())
+    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
+    pack_chat([{"prompt": "playing a", "completion": " b"}], template=None, tokenizer=tokenizer)
+    assert pieces(tokenizer) == [
+        ("play", False), ("##ing", False), ("a", False), ("b", True), ("[EOS]", True),
+    ]  # fmt: skip
+
+
+def test_unknown_characters_may_add_up_by_chance(folder: Path) -> None:
+    """Two of them have four bytes, three have six, and the <unk> for each has five."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2}
+    model = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True))  # noqa: S106
+    document, config = json.loads(model.to_str()), {"eos_token": "b"}
+    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
+    pair = {"prompt": "ééa", "completion": "aaééé"}
+    pack_chat([pair], template=None, tokenizer=tokenizer)
+    assert pieces(tokenizer) == [
+        ("<unk>", False), ("a", False), ("a", True), ("a", True), ("<unk>", True), ("b", True),
+    ]  # fmt: skip
+
+
+def test_unigram_has_no_lengths_and_works(folder: Path) -> None:
+    config = {"chat_template": TAGS, "eos_token": tiny_tokenizers.EOS}
+    tokenizer = tiny_tokenizers.save(
+        folder / "t", tiny_tokenizers.unigram(), tokenizer_config=config
+    )
+    pack_chat([TWO], template=None, tokenizer=tokenizer)
+    trained = "".join(name for name, flag in pieces(tokenizer) if flag).replace("▁", " ")
+    assert "Hi" not in trained
+    assert "Bye" not in trained
+
+
+# What goes around documents
+
+
+def bos_tokenizer(folder: Path, template: str) -> Path:
+    document = tiny_tokenizers.with_template(tiny_tokenizers.byte_level(), "<s>", "A")
+    return chat_tokenizer(folder, template, document)
+
+
+def test_bos_is_never_there_twice(folder: Path) -> None:
+    """Neither a template's nor a post-processor's BOS meets another one."""
+    with_bos = "{{ bos_token }}" + TAGS
+    expected = ["<s>" + TWO_MARKED]
+    how = {"template": None, "tokenizer": bos_tokenizer(folder / "a", with_bos)}
+    for options in ((), ("--bos",), ("--no-bos",)):
+        manifest = pack_chat([TWO], *options, **how)
+        assert manifest["double_bos_documents"] == 0
+        assert pack_marked([TWO], *options, **how) == expected
+    how = {"template": None, "tokenizer": bos_tokenizer(folder / "b", TAGS)}
+    assert pack_marked([TWO], **how) == [TWO_MARKED]  # the template decides
+    assert pack_marked([TWO], "--bos", **how) == expected
+
+
+def test_a_template_that_writes_bos_twice_is_counted(folder: Path) -> None:
+    tokenizer = bos_tokenizer(folder / "t", "{{ bos_token }}{{ bos_token }}" + TAGS)
+    manifest = pack_chat([TWO, TWO], template=None, tokenizer=tokenizer)
+    assert manifest["double_bos_documents"] == 2
+
+
+def test_eos_and_separator_of_conversations(folder: Path) -> None:
+    assert pack_marked([TWO], "--eos") == [TWO_MARKED[:-1] + "<eos>⟧"]
+    assert pack_marked([TWO], "--separator", "\n\n") == [TWO_MARKED + "\n\n"]
+    both = pack_marked([TWO], "--eos", "--separator", "--")
+    assert both == [TWO_MARKED[:-1] + "<eos>⟧--"]
+
+
+def test_eos_is_not_trained_after_a_turn_that_is_not(folder: Path) -> None:
+    record = chat(assistant("Hello"), user("Hi"))
+    [text] = pack_marked([record], "--eos")
+    assert text == "<assistant>⟦Hello</assistant>⟧<user>Hi</user><eos>"
+
+
+def test_eos_that_the_template_wrote_is_not_doubled(folder: Path) -> None:
+    template = TAGS.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")  # as phi3
+    tokenizer = chat_tokenizer(folder / "t", template)
+    how = {"template": None, "tokenizer": tokenizer}
+    [plain], [with_eos] = pack_marked([TWO], **how), pack_marked([TWO], "--eos", **how)
+    assert plain == with_eos == TWO_MARKED + "</s>"
+
+
+def test_eos_token_by_name(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "t", None)
+    pair = {"prompt": "Say hi.", "completion": " Hello"}
+    how = {"template": None, "tokenizer": tokenizer}
+    assert pack_marked([pair], **how) == ["Say hi.⟦ Hello</s>⟧"]
+    assert pack_marked([pair], "--eos-token", "<|im_end|>", **how) == ["Say hi.⟦ Hello<|im_end|>⟧"]
+
+
+@pytest.mark.parametrize("options", [(), ("--strategy", "wrap")])
+def test_a_record_whose_only_trained_token_is_its_first(
+    folder: Path, options: tuple[str, ...]
+) -> None:
+    first = {"input_ids": [72, 105, 33], "labels": [72, -100, -100]}
+    second = {"input_ids": [72, 105, 33], "labels": [72, 105, -100]}
+    manifest = pack_chat([first, second], *options, template=None)
+    assert (manifest["documents"], manifest["untrained_documents"]) == (1, 1)
+    assert manifest["trained_tokens"] == 1
+    assert pack_chat([first, second], *options, "--keep-untrained", template=None)["documents"] == 2

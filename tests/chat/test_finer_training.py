@@ -1,0 +1,123 @@
+"""What of the assistant is trained on: without reasoning, without calls, final answers, flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from chats import (
+    CALL,
+    CALLS,
+    RESULT,
+    TAGS,
+    assistant,
+    chat,
+    chat_tokenizer,
+    marked_pieces,
+    pack_chat,
+    pack_marked,
+    run,
+    system,
+    user,
+    write,
+)
+from support import assert_error, check_directory, packer
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content | trim }}" + CALLS + "</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+WITHOUT = "--no-train-reasoning"
+
+
+def one(record: Any, *options: Any, template: str = THINKS) -> str:
+    """The text of the answers, from the first of them on."""
+    [text] = pack_marked([record], *options, template=template)
+    return text[text.index("assistant") - 1 :]
+
+
+def detail(*ranges: tuple[int, int, Any]) -> dict[str, Any]:
+    names = ("begin_offset", "end_offset", "train")
+    return {"train_detail": [dict(zip(names, own, strict=True)) for own in ranges]}
+
+
+def test_ranges_beside_special_tokens_that_are_text(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "t", TAGS)
+    record = chat(user("q"), assistant("a<|im_end|>bcd", **detail((0, 0, True), (12, 12, True))))
+    how = ("--special-tokens-in-text", "text")
+    [text] = pack_marked([record], *how, template=None, tokenizer=tokenizer)
+    assert text.endswith("<assistant>⟦a⟧<|im_end|>b⟦c⟧d⟦</assistant>⟧")
+    assert check_directory("out")["special_tokens_in_text"] == 1
+
+
+def test_dialects_and_parquet(folder: Path) -> None:
+    talk = [
+        {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "abc", **detail((0, 0, 1))},
+        {"from": "human", "value": "So"}, {"from": "gpt", "value": "def", "weight": 0},
+    ]  # fmt: skip
+    expected = "<assistant>⟦a⟧bc⟦</assistant>⟧<user>So</user><assistant>def</assistant>"
+    assert one({"conversations": talk}) == expected
+    roles = {"human": "user", "gpt": "assistant"}
+    same = [
+        {"role": roles[m["from"]], "content": m["value"]}
+        | {name: m.get(name) for name in ("train_detail", "weight")}
+        for m in talk
+    ]
+    pq.write_table(pa.Table.from_pylist([{"messages": same}]), "data.parquet")
+    Path("t.jinja").write_text(THINKS)
+    made = packer("pack", "data.parquet", "-o", "out", "-l", 256, "-t", "bytes", "--overwrite",
+                  "--chat-template", "t.jinja")  # fmt: skip
+    assert made.exit_code == 0, made.stderr
+    assert marked_pieces("out")[0].endswith(expected)
+
+
+def test_tokens_verify_tokenize_and_stats(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "t", THINKS)
+    records = [
+        chat(system("S"), user("Hi"),
+             assistant("Well, yes", thinking="hm hm", **detail((0, 3, 1)))),
+        chat(user("Hi"), assistant("Look", tool_calls=[CALL]), RESULT,
+             assistant("Yes", loss=False)),
+    ]  # fmt: skip
+    options = (WITHOUT, "--no-train-tool-calls")
+    pack_chat(records * 20, *options, template=None, tokenizer=tokenizer)
+    for sample in ("all", "3"):
+        checked = packer("verify", "out", "--against-inputs", "--sample", sample)
+        assert checked.exit_code == 0, checked.stdout
+    write(records * 20)
+    made = packer("tokenize", "data.jsonl", "-o", "tokens", "-t", tokenizer, *options)
+    assert made.exit_code == 0, made.stderr
+    checked = packer("verify", "tokens", "--against-inputs")
+    assert checked.exit_code == 0, checked.stdout
+    assert "masked" in packer("stats", "tokens").stdout
+    assert packer("pack", "tokens", "-o", "again", "-l", 2048).exit_code == 0
+    assert check_directory("again")["trained_tokens"] == check_directory("out")["trained_tokens"]
+
+
+@pytest.mark.parametrize("option", [WITHOUT, "--train-reasoning", "--no-train-tool-calls"])
+def test_what_they_are_not_for(folder: Path, option: str) -> None:
+    record = chat(user("Hi"), assistant("Yes"))
+    assert_error(run([record], option, "--train-on", "all"), 2, option, "--train-on all")
+    assert_error(run([{"text": "Hi"}], option), 2, f"{option}: is for messages")
+
+
+def test_recipes_have_the_keys(folder: Path) -> None:
+    write([chat(user("Hi"), assistant("Yes", thinking="hm"))])
+    Path("t.jinja").write_text(THINKS)
+    Path("r.toml").write_text(
+        'max_length = 256\ntokenizer = "bytes"\noutput = "out"\nchat_template = "t.jinja"\n'
+        'turns = "each"\ntrain_reasoning = false\ntrain_tool_calls = true\n'
+        'tokenized = "tokens"\n[[source]]\nname = "a"\ninputs = ["data.jsonl"]\nweight = 1\n'
+    )
+    made = packer("pack", "r.toml")
+    assert made.exit_code == 0, made.stderr
+    [manifest] = Path("tokens").rglob("manifest.json")
+    config = json.loads(manifest.read_text())["config"]
+    names = ("turns", "train_reasoning", "train_tool_calls")
+    assert [config[name] for name in names] == ["each", False, True]

@@ -1,0 +1,70 @@
+"""The golden table of conversations: template, options, records → what is trained on, in ⟦⟧.
+
+`golden_chats.json` is a list of runs. A message there is {role: content, …}; an outcome is the text
+of a record, a list of texts with `--turns each`, or {"error": …}, why the record is a bad one. With
+a run stands what its manifest counts, but for zeros. Texts are written by hand or read by somebody
+before they are put there: the table says what is right.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import Json, marked_by_place, pack_chat, positions
+
+from packer_cli.records import UNSHOWN, record_position
+
+RUNS = json.loads(Path(__file__).with_name("golden_chats.json").read_text(encoding="utf-8"))
+COUNTED = (
+    "trained_turns", "empty_turns", "masked_documents", "masked_tokens", "unread",
+    "unshown_documents", *(f"unshown_{what}{of}" for what in UNSHOWN for of in ("", "_turns")),
+)  # fmt: skip
+
+
+def record_of(case: Any) -> Json:
+    """A record of the table as it is packed."""
+    record = case if isinstance(case, dict) else {"messages": case}
+    return {
+        name: [_message(one) for one in value] if isinstance(value, list) else value
+        for name, value in record.items()
+    }
+
+
+def _message(short: Any) -> Any:
+    if not isinstance(short, dict) or {"role", "from", "type"} & short.keys():
+        return short
+    (role, content), *more = short.items()
+    return {"role": role, "content": content, **dict(more)}
+
+
+def outcomes(
+    records: list[Json], template: str | None, options: list[str]
+) -> tuple[list[Any], Json]:
+    """(what became of each record, what the manifest counts)."""
+    how = ("--on-error", "skip", "--keep-untrained", *options)
+    manifest = pack_chat(records, *how, template=template)
+    each = "each" in options
+    found: dict[int, Any] = {}
+    for (place, _), text in sorted(marked_by_place("out").items()):
+        position = record_position(place, "each" if each else "all")
+        if each:
+            found.setdefault(position, []).append(text)
+        else:
+            found[position] = text
+    if manifest["rejected_records"]:
+        for line in Path("out/rejected.jsonl").read_text(encoding="utf-8").splitlines():
+            rejected = json.loads(line)
+            found[rejected["position"]] = {"error": rejected["reason"]}
+    counts = {name: manifest[name] for name in COUNTED if manifest.get(name)}
+    return [found[position] for position in positions(records)], counts
+
+
+@pytest.mark.parametrize("run", RUNS, ids=[run["what"] for run in RUNS])
+def test_golden_chats(folder: Path, run: Json) -> None:
+    records = [record_of(case) for case, _ in run["cases"]]
+    told, counts = outcomes(records, run["template"], run["options"])
+    assert told == [outcome for _, outcome in run["cases"]]
+    assert counts == run["counts"]

@@ -1,0 +1,234 @@
+"""Templates are programs: what rendering a record may take, and what becomes of those around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from altered import altered, unaltered
+from chats import TAGS, assistant, chat, positions, user, write
+from support import (
+    assert_error,
+    check_directory,
+    contents,
+    heavy,
+    packer,
+)
+
+SLOW = "has to be rendered"
+# What a template does with a message that says `SLOW`.
+SLOW_WAYS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% set c = a * b %}{% endfor %}{% endfor %}",
+    "power": "{{ 10 ** (messages | length + 10**8) % 7 }}",
+    "recursion": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
+}
+BIG_WAYS = {
+    "indent": "{{ messages | tojson(indent=10**10) }}",
+    "width of %": "{{ '%1000000000000d' % 5 }}",
+    "width of format": "{{ '{:1000000000000}'.format(m.content) }}",
+    "centered": "{{ m.content.center(10**12) }}",
+    "times": "{{ 'a' * 10**12 }}",
+    "a list": "{{ [0] * 10**12 }}",
+    "doubled": "{% set ns = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "replaced": "{% set a = 'a' * 10**6 %}{{ a.replace('a', a) }}",
+}
+
+
+def when_asked(way: str) -> str:
+    end = "</{{ m.role }}>"
+    assert end in TAGS
+    return TAGS.replace(end, end + "{% if m.content == '" + SLOW + "' %}" + way + "{% endif %}")
+
+
+def records(count: int, *slow: int, times: int = 1) -> list[Any]:
+    made = [
+        chat(user(f"{i} " + "?" * (i % 300) * times), assistant(f"{i}!" * times))
+        for i in range(count)
+    ]
+    for i in slow:
+        made[i] = chat(user("why?"), assistant(SLOW))
+    return made
+
+
+def options(template: str, *more: object) -> tuple[object, ...]:
+    Path("t.jinja").write_text(template)
+    return ("-l", 512, "-t", "bytes", "-q", "--chat-template", "t.jinja", "-o", "out", *more)
+
+
+@pytest.mark.parametrize("way", SLOW_WAYS)
+def test_a_slow_record_is_a_bad_record(folder: Path, way: str) -> None:
+    made = records(30, 7, 19)
+    write(made)
+    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.1)
+    place = f"data.jsonl, line 8 (byte {positions(made)[7]}): "
+    reason = "the chat template takes more than 0.1 s (--max-seconds-per-record)"
+    assert_error(packer("pack", "data.jsonl", *how), 1, place + reason)
+    result = packer("pack", "data.jsonl", *how, "--on-error", "skip")
+    assert result.exit_code == 0, result.stderr
+    manifest = check_directory("out")
+    assert (manifest["rejected_records"], manifest["documents"]) == (2, 28)
+    lines = [json.loads(line) for line in Path("out/rejected.jsonl").read_text().splitlines()]
+    at = [positions(made)[i] for i in (7, 19)]
+    assert [(line["position"], line["reason"]) for line in lines] == [(p, reason) for p in at]
+
+
+@pytest.mark.parametrize("way", BIG_WAYS)
+def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) -> None:
+    made = records(30, 7)
+    write(made)
+    how = options(when_asked(BIG_WAYS[way]), "--on-error", "skip")
+    assert packer("pack", "data.jsonl", *how).exit_code == 0
+    assert check_directory("out")["documents"] == 29
+    [line] = map(json.loads, Path("out/rejected.jsonl").read_text().splitlines())
+    assert line["position"] == positions(made)[7]
+    assert "the chat template " in line["reason"]
+
+
+@pytest.mark.parametrize("workers", [heavy(1), 3])
+def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: int) -> None:
+    """In the third batch that a process has read of a slice, with several slices."""
+    made = records(4000, 3501, times=24)
+    made[1] = {"messages": 5}
+    path = write(made)
+    assert path.stat().st_size > 12 << 20
+    made[3501] = {"messages": 5}
+    write(made, "other.jsonl")
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", workers)
+    how = (*how, "--overlong", "truncate", "--keep-untrained")
+    results = []
+    for name in ("data.jsonl", "other.jsonl"):
+        result = packer("pack", name, *how, "--max-seconds-per-record", 1, "--overwrite")
+        assert result.exit_code == 0, result.stderr
+        manifest = check_directory("out")
+        assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
+        results.append([shard["tokens"] for shard in manifest["shards"]])
+    assert results[0] == results[1]
+
+
+def test_a_slow_record_from_stdin(folder: Path) -> None:
+    data = write(records(2000, 1000)).read_bytes()
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
+    result = unaltered("pack", "-", *how, "--max-seconds-per-record", 0.1, stdin=data)
+    assert result.returncode == 0, result.stderr
+    assert check_directory("out")["documents"] == 1999
+
+
+@pytest.mark.parametrize("way", SLOW_WAYS)
+def test_a_template_that_is_always_slow(folder: Path, way: str) -> None:
+    write(records(5))
+    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.1, "--on-error", "skip")
+    result = packer("pack", "data.jsonl", *how)
+    assert_error(result, 2, "the chat template takes more than 0.1 s (--max-seconds-per-record)")
+    assert not Path("out").exists()
+
+
+def test_a_conversation_that_is_slow_once_it_is_shortened(folder: Path) -> None:
+    turns = [message for i in range(10) for message in (user("?" * 90), assistant(f"{i}" * 90))]
+    write([chat(*turns), chat(user("a"), assistant("b"))])
+    # not so in probes, nor in prompts for turns of the whole conversation
+    when = "3 < messages | length < 20 and '?' in messages[0].content and not add_generation_prompt"
+    slow = TAGS + "{% if " + when + " %}" + SLOW_WAYS["power"] + "{% endif %}"
+    how = options(slow, "--overlong", "truncate-turns", "--max-seconds-per-record", 0.1)
+    result = packer("pack", "data.jsonl", *how)
+    assert result.exit_code == 0, result.stderr
+    manifest = check_directory("out")
+    assert (manifest["documents"], manifest["truncated_documents"]) == (2, 1)
+
+
+def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> None:
+    write(records(500))
+    results = []
+    for more in ((), ("--max-seconds-per-record", 7.5)):
+        how = options(TAGS, "--overwrite", *more)
+        assert packer("pack", "data.jsonl", *how).exit_code == 0
+        results.append(contents("out"))
+    assert results[0] == results[1]
+
+
+def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(records(30, 7))
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
+    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.1).exit_code == 0
+    # Whoever verifies does not say what the run was told; its own default is not that.
+    monkeypatch.setattr("packer_cli.run.source.SECONDS_PER_RECORD", 5.0)
+    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
+    assert result.exit_code == 0, (result.stdout, result.stderr)
+
+
+LOOKS_FOR_A_WORD = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if '?' in m.content %}{% endif %}{{ m.content }}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [TAGS, LOOKS_FOR_A_WORD])
+def test_a_conversation_of_many_messages_keeps_to_the_limit(folder: Path, template: str) -> None:
+    """Time grows with its length, not with the square of it."""
+    turns = [(user(f"{i}?"), assistant(f"{i}!")) for i in range(30_000)]
+    write([chat(*(message for turn in turns for message in turn))])
+    how = options(template, "--overlong", "truncate", "--max-seconds-per-record", 5)
+    assert packer("pack", "data.jsonl", *how).exit_code == 0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf"])
+def test_limits_that_are_none(folder: Path, value: str) -> None:
+    write(records(1))
+    how = options(TAGS, f"--max-seconds-per-record={value}")
+    assert_error(packer("pack", "data.jsonl", *how), 2, "--max-seconds-per-record: ", " is not ")
+
+
+def test_slow_records_keep_no_file_open(folder: Path) -> None:
+    """Each has cost a process, whose pipes count against the limit of the shell."""
+    made = records(28, *range(25))
+    write(made)
+    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+    program = few + "from packer_cli.__main__ import main; main()"
+    command = ["pack", "data.jsonl", "--max-seconds-per-record", "0.1", *map(str, how)]
+    done = altered(program, *command)
+    assert done.returncode == 0, done.stderr
+    assert check_directory("out")["documents"] == 3
+
+
+def test_random_text_is_refused(folder: Path) -> None:
+    """It would be other text every time."""
+    write(records(1))
+    result = packer("pack", "data.jsonl", *options(TAGS + "{{ [1, 2, 3] | random }}"))
+    assert_error(result, 2, "the chat template does not compile: ", "'random'")
+    result = packer("pack", "data.jsonl", *options(TAGS + "{{ lipsum(n=100000) }}"))
+    assert_error(result, 1, "'lipsum' is undefined")
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("{{ " + "(" * 300 + "1" + ")" * 300 + " }}", "nested too deeply"),
+        ("{{ " + "+".join(["m"] * 2000) + " }}", "nested too deeply"),
+        ("{{ " + "[" * 200 + "]" * 200 + " }}", ""),
+        ("{% if messages %}" * 100 + "{% endif %}" * 100, "too many levels of indentation"),
+        ("{% break %}", "'break' outside loop"),
+        ("{{ 10**5000 }}", "4300 digits"),
+        ("{{ 1|" + "x" * 9000 + " }}", "No filter named"),
+    ],
+    ids=["brackets", "a sum", "lists", "ifs", "break", "digits", "a long name"],
+)
+def test_templates_that_python_cannot_compile(folder: Path, way: str, why: str) -> None:
+    write(records(1))
+    result = packer("pack", "data.jsonl", *options(TAGS + way))
+    assert_error(result, 2, "the chat template does not compile: ", why)
+    assert len(result.stderr) < 2000
+
+
+@pytest.mark.parametrize(
+    "way", ["cycler()", "'\\ud800'", "raise_exception('x' * 10**6)", "_packer_mark(-1)"]
+)
+def test_whatever_a_template_fails_with_is_said_in_a_line(folder: Path, way: str) -> None:
+    write(records(1))
+    result = packer("pack", "data.jsonl", *options(TAGS + "{{ " + way + " }}"))
+    assert_error(result, 1, "the template refuses a question and its answer: the chat template ")
+    assert len(result.stderr) < 2000

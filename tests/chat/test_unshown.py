@@ -1,0 +1,213 @@
+"""What chat templates leave out of records: found by what comes out, counted, and said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import (
+    CALL,
+    CHATML,
+    RESULT,
+    TAGS,
+    assistant,
+    chat,
+    chat_tokenizer,
+    pack_chat,
+    refused,
+    run,
+    user,
+    write,
+)
+from support import assert_error, check_directory, packer
+from tokenizers import Tokenizer
+
+from packer_cli.records import UNSHOWN
+
+TOOLS = [{"type": "function", "function": {"name": "rain", "parameters": {}}}]
+# All reasoning but that after the last question is left out, as Qwen 3 does.
+LAST_THOUGHT = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% set c = m.content.split('</think>')[-1] | trim %}"
+    "{% set t = m.reasoning_content or ('</think>' in m.content and "
+    "m.content.split('</think>')[0].split('<think>')[-1]) %}"
+    "{% if m.role == 'assistant' and t and loop.index0 > ns.last %}<think>{{ t | trim }}</think>"
+    "{% endif %}{{ c }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+THREE = chat(*(
+    message for i in range(3)
+    for message in (user(f"q{i}"), assistant(f"a{i}", reasoning_content=f"thought {i}"))
+))  # fmt: skip
+
+
+def counted(manifest: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """(documents, turns, tokens) of each kind that is left out."""
+    figures = {
+        what: tuple(manifest.get(f"unshown_{what}{of}", 0) for of in ("", "_turns", "_tokens"))
+        for what in UNSHOWN
+    }
+    assert manifest["unshown_tokens"] == sum(tokens for _, _, tokens in figures.values())
+    assert manifest["unshown_documents"] == sum(
+        one["unshown_documents"] for one in manifest["inputs"]
+    )
+    return {what: one for what, one in figures.items() if any(one)}
+
+
+def pack(*options: object, template: str = LAST_THOUGHT) -> Any:
+    Path("t.jinja").write_text(template)
+    return packer("pack", "data.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "--overwrite",
+                  "--chat-template", "t.jinja", *options)  # fmt: skip
+
+
+def test_one_line_warns_of_it(folder: Path) -> None:
+    write([THREE] * 2)
+    for quiet in ((), ("-q",)):
+        result = pack(*quiet)
+        [line] = [one for one in result.stderr.splitlines() if "warning: out" in one]
+        assert (
+            "of 2 documents the chat template does not show: reasoning (4 turns, 38 tokens)" in line
+        )
+        assert "--on-unshown error" in line
+        assert (
+            "use --turns each where only earlier turns lose their reasoning, or a --chat-" in line
+        )
+    shown = packer("stats", "out").stdout
+    assert "reasoning (4 turns, 38 tokens)" in " ".join(shown.split())
+    figures = json.loads(packer("stats", "out", "--json").stdout)
+    assert (figures["unshown_reasoning"], figures["unshown_reasoning_turns"]) == (2, 4)
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    assert packer("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", "--chat-template",
+                  "t.jinja").exit_code == 0  # fmt: skip
+    assert "reasoning (4 turns" in " ".join(packer("stats", "tokens").stdout.split())
+
+
+def test_it_can_end_the_run(folder: Path) -> None:
+    fine = chat(user("Hi"), assistant("Yes", reasoning_content="hm"))
+    how: Any = {"options": ["--on-unshown", "error"], "template": LAST_THOUGHT}
+    what = "does not show the reasoning of message 1: 'thought 0'"
+    refused([fine, THREE], 1, "data.jsonl, line 2 (byte ", what, **how)
+    how["template"] = TAGS
+    refused([chat(user("Hi"), assistant("Yes"), tools=TOOLS)], 1, "does not show its tools", **how)
+    write([chat(user("Hi"), assistant("Yes"), tools=TOOLS)])
+    nothing = pack("--on-unshown", "error", "--on-error", "skip", template=TAGS)
+    assert "the first rejected, data.jsonl, line 1 (byte 0): the chat template " in nothing.stderr
+    assert "check --shape, --field, --on-unshown, --overlong and the input" in nothing.stderr
+    manifest = pack_chat([fine, THREE], "--on-unshown", "error", "--on-error", "skip",
+                         template=LAST_THOUGHT)  # fmt: skip
+    assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
+    assert what in Path("out/rejected.jsonl").read_text()
+
+
+def test_fields_that_nobody_reads(folder: Path) -> None:
+    record = chat(
+        user("Hi", lang="en"), assistant("Yes", reasoning_contents="hm", weight=1, name="Ada"),
+        chat_template_kwargs={"enable_thinkin": False, "date": "May", "dat": "May"},
+    )  # fmt: skip
+    write([record] * 3)
+    template = TAGS + "{% if date is defined %}{{ date }}{% endif %}"
+    result = pack(template=template + "{{ messages[0].colour }}")
+    assert result.exit_code == 0, result.stderr
+    unread = check_directory("out")["unread"]
+    assert unread == {
+        "chat_template_kwargs.dat": 3, "chat_template_kwargs.enable_thinkin": 3,
+        "messages.lang": 3, "messages.reasoning_contents": 3,
+    }  # fmt: skip
+    [line] = [one for one in result.stderr.splitlines() if "neither packer nor" in one]
+    assert "messages.reasoning_contents (3), did you mean reasoning_content?" in line
+    assert "chat_template_kwargs.dat (3), did you mean date?" in line
+    assert "chat_template_kwargs.enable_thinkin (3), messages.lang (3)," in line  # none is near
+    dumps = TAGS.replace("{{ m.content }}", "{{ m | tojson }}")
+    pack("--train-on", "all", template=dumps)
+    assert [*check_directory("out")["unread"]] == [
+        "chat_template_kwargs.dat", "chat_template_kwargs.date",
+        "chat_template_kwargs.enable_thinkin",
+    ]  # fmt: skip
+    write([{"prompt": "a", "completion": "b", "chat_template_kwargs": {"x": 1}}])
+    assert run(Path("data.jsonl"), template=None).exit_code == 0
+    assert check_directory("out")["unread"] == {"chat_template_kwargs": 1}
+
+
+def test_many_fields_that_nobody_reads(folder: Path) -> None:
+    """Names are data, too: a manifest keeps few of them."""
+    records = [chat(user("Hi", **{f"key{i}": 1}), assistant("Yes")) for i in range(300)]
+    unread = pack_chat(records)["unread"]
+    assert len(unread) <= 51
+    assert sum(unread.values()) == 300
+
+
+def test_columns_that_no_option_uses(folder: Path) -> None:
+    write([{"instruction": "Add.", "subject": "2 2", "response": "4", "category": "math"}])
+    write([chat(user("Hi"), assistant("Yes"), lang="en")], "chat.jsonl")
+    Path("t.jinja").write_text(TAGS)
+    result = packer("pack", "data.jsonl", "chat.jsonl", "-l", 512, "-t", "bytes", "-o", "out",
+                    "--chat-template", "t.jinja")  # fmt: skip
+    lines = [one for one in result.stderr.splitlines() if "no option uses" in one]
+    assert lines == [
+        "packer: data.jsonl: no option uses the columns subject, category; see --field",
+        "packer: chat.jsonl: no option uses the column lang; see --field",
+    ]
+    result = packer("pack", "data.jsonl", "--field", "input=subject", "-l", 512, "-t", "bytes",
+                    "-o", "other")  # fmt: skip
+    assert "no option uses the column category;" in result.stderr
+
+
+def test_a_label_that_no_option_uses(folder: Path) -> None:
+    """Bad answers would be trained on as good ones: heard with -q, too."""
+    talk = [user("Hi"), assistant("Yes")]
+    write([{"prompt": "Hi", "completion": "No", "label": False}])
+    write([chat(*talk, label=True)], "chat.jsonl")
+    write([chat(*talk, chosen=talk, rejected=talk)], "pairs.jsonl")
+    Path("t.jinja").write_text(TAGS)
+    how = ("-l", 512, "-t", "bytes", "--chat-template", "t.jinja", "--overwrite", "-o", "out")
+    for file in ("data.jsonl", "chat.jsonl"):
+        assert (
+            f"warning: {file}: no option uses the column label; see --field, and --shape "
+            "preference if it says which answers are good"
+            in packer("pack", file, *how, "-q").stderr
+        )
+        assert "label" not in packer("pack", file, *how, "--shape", "preference").stderr
+    asked = packer("pack", "data.jsonl", *how, "--shape", "prompt-completion").stderr
+    assert "label; see --field\n" in asked
+    assert "warning: data" not in asked
+    pairs = packer("pack", "pairs.jsonl", *how).stderr
+    assert "columns chosen, rejected; see --field, and --shape preference for pairs" in pairs
+
+
+def test_workers_and_resumed_runs_count_the_same(folder: Path) -> None:
+    records = [THREE, chat(user("Hi"), assistant("", tool_calls=[CALL]), RESULT, assistant("No"))]
+    write(records * 400)
+    manifests = []
+    for workers in (1, 3):
+        how = ("--workers", workers, "--unit-bytes", 20_000)
+        result = pack(*how)
+        assert result.exit_code == 0, result.stderr
+        manifests.append(check_directory("out"))
+    assert manifests[0] == manifests[1]
+    assert manifests[0]["unshown_documents"] == 800
+
+
+def test_tokens_are_those_of_the_parts_alone(folder: Path) -> None:
+    tokenizer = chat_tokenizer(folder / "t", CHATML)
+    record = chat(user("Hi"), assistant("Yes", thinking="the thought"))
+    manifest = pack_chat([record], template=None, tokenizer=tokenizer)
+    own = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode("the thought")
+    assert counted(manifest) == {"reasoning": (1, 1, len(own.ids))}
+
+
+@pytest.mark.parametrize("way", ["{% for i in range(10**9) %}x{% endfor %}", "{{ 'a' * 10**10 }}"])
+def test_a_template_that_would_fill_memory_names_the_record(folder: Path, way: str) -> None:
+    template = TAGS.replace(
+        "{% endfor %}", "{% if m.content == 'big' %}" + way + "{% endif %}{% endfor %}", 1
+    )
+    records = [chat(user("Hi"), assistant("Yes")), chat(user("big"), assistant("Yes"))]
+    refused(records, 1, "data.jsonl, line 2 (byte ", "the chat template ", template=template)
+    arguments = template + "{% if flag %}{% endif %}"  # read before any of it runs
+    refused(records, 1, "data.jsonl, line 2 (byte ", template=arguments,
+            options=["--template-arg", "flag=true"])  # fmt: skip
+    result = run(records, template=TAGS + way)
+    assert_error(result, 1, "the chat template")

@@ -1,0 +1,268 @@
+"""What the command line refuses: each in one line, with one that says what to do, and no output."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import tiny_tokenizers
+from altered import unaltered
+from chats import assistant, chat, user, write
+from support import assert_error, jsonl, packer
+
+BIG = "1" * 400
+# options of `packer pack a.jsonl`, or a whole command | its error | what the tip begins with
+REFUSED = f"""
+pack a.jsonl                | Missing option '--max-length' / '-l'. | add --max-length N. Tokens in
+plan a.jsonl                | Missing option '--max-length' / '-l'. | add --max-length N[,N]. Tokens
+export out -o x             | Missing option '--to'. | add --to FORMAT. Format to write: trl, llama
+export out --to trl         | Missing option '--output' / '-o'. | add --output OUT.
+-l many                     | --max-length: 'many' is not a whole number like 4096 or 4k | Tokens in
+-l 4.5                      | --max-length: '4.5' is not a whole number
+-l 0                        | --max-length: 0 is not between 1 and 16777216
+-l -4                       | --max-length: -4 is not between 1 and 16777216
+-l 32M                      | --max-length: 33554432 is not between 1 and 16777216
+--seed one                  | --seed: 'one' is not a whole number
+--seed {BIG}                | --seed: '{BIG}' is not a whole number
+--seed -1                   | --seed: -1 is not between 0 and 9223372036854775807
+--workers 1e999             | --workers: '1e999' is not a whole number
+--workers -1                | --workers: -1 is negative
+--max-loss high             | --max-loss: 'high' is not a share like 0.01 or 1%
+--max-loss 2                | --max-loss: 2 is not between 0 and 1 | did you mean 2%?
+--max-loss 150              | --max-loss: 150 is not between 0 and 1 | 1% is 0.01
+--max-loss -1               | --max-loss: -1 is not between 0 and 1 | 1% is 0.01
+--max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%
+--max-errors nan            | --max-errors: 'nan' is not a number like 100
+--max-errors inf%           | --max-errors: 'inf%' is not a number like 100
+--max-errors 3              | --max-errors needs --on-error skip | add --on-error skip, or leave
+--on-error skip --max-errors 1.5 | --max-errors: 1.5 is neither a number nor a share of records
+--unit-bytes 0              | --unit-bytes: 0 is not positive
+--unit-bytes 'a lot'        | --unit-bytes: 'a lot' is not a size like 256M or 1G
+--unit-bytes 64I            | --unit-bytes: '64I' is not a size
+--unit-bytes 64iB           | --unit-bytes: '64iB' is not a size
+--unit-bytes 64BB           | --unit-bytes: '64BB' is not a size
+--unit-bytes M              | --unit-bytes: 'M' is not a size
+--unit-bytes 64KM           | --unit-bytes: '64KM' is not a size
+--unit-bytes 64X            | --unit-bytes: '64X' is not a size
+--unit-bytes {BIG}          | --unit-bytes: '{BIG}' is not a size
+--max-line-bytes -3M        | --max-line-bytes: -3145728 is not positive
+--shard-bytes inf           | --shard-bytes: 'inf' is not a size like 256M or 1G
+--strategy magic            | --strategy: 'magic' is not one of best-fit, best-fit-decreasing, first
+--strategy bestfit          | --strategy: 'bestfit' is not one of | did you mean best-fit?
+--strategy FFDD             | --strategy: 'FFDD' is not one of | did you mean first-fit?
+--overlong keep             | --overlong: 'keep' is not one of split, truncate, truncate-turns, drop
+--overlong truncat          | --overlong: 'truncat' is not one of | did you mean truncate?
+--on-error warn             | --on-error: 'warn' is not one of fail, skip
+--sample-by word            | --sample-by: 'word' is not one of line, paragraph, document
+--input-format xml          | --input-format: 'xml' is not one of jsonl, json, parquet,
+--columns input_ids,tokens  | --columns: 'tokens' is not one of input_ids,
+--columns labels            | --columns: input_ids and cu_seqlens are needed
+--columns input_ids,cu_seqlens,cu_seqlens_padded | 'cu_seqlens_padded' is not one of
+--columns input_ids,,labels | --columns: 'input_ids,,labels' has nothing before or after a comma
+--train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
+--shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
+--engine Rya                | --engine: 'Rya' is not one of local, ray | did you mean ray?
+--tokenizer-backend gpu     | --tokenizer-backend: 'gpu' is not one of auto,
+--label-shift post          | --label-shift: 'post' is not one of none, pre
+--balance tokens            | --balance: 'tokens' is not one of none, attention
+--balance attention --strategy nf   | --balance: next-fit keeps the order of documents | choose ano
+--balance attention --strategy wrap | --balance: wrap keeps the order of documents | choose another
+--balance attention --strategy hk   | --balance: harmonic puts documents of similar | choose another
+--max-segments-per-row 0            | --max-segments-per-row: 0 is not between 1 and 16777216
+--max-segments-per-row 2 --strategy wrap | --max-segments-per-row: wrap fills every row | choose
+--max-segments-per-row 2 --strategy mffd | --max-segments-per-row: with a limit mffd | choose anothe
+--segment-multiple 0        | --segment-multiple: 0 is not positive
+--segment-multiple 5        | --max-length 16 is not a multiple of 5 | use 15 tokens a row
+--segment-multiple 128      | --max-length 16 is not a multiple of 128 | use 128 tokens a row
+--strategy wrap --overlong drop | --overlong: drop has no meaning with --strategy wrap | wrap cuts
+--strategy nf --shuffle     | --shuffle: would undo what --strategy next-fit is for | leave it out
+--fim-spm-rate 0.1          | --fim-spm-rate needs --fim-rate | add --fim-rate, or leave
+--ray-address here          | --ray-address needs --engine ray | add --engine ray, or leave
+--checksum                  | --checksum needs --update | add --update, or leave --checksum out
+--add --prune               | --add and --prune: one keeps the inputs that are not named | leave one
+--add --overwrite           | --add and --overwrite: one keeps what the other replaces
+--max-share-error 1%        | --max-share-error needs a recipe with sources
+--staging x                 | --staging needs an --output that is a URL
+-t ./no                     | tokenizer ./no: no such file or folder
+-t no/tokenizer.json        | tokenizer no/tokenizer.json: no such file or folder
+-t .                        | tokenizer .: the folder has no tokenizer.json
+-t a.jsonl                  | tokenizer a.jsonl: not
+-t ''                       | --tokenizer: is empty | is a variable of your script unset?
+-o ''                       | --output: is empty | is a variable of your script unset?
+-t bytes --eos-token '</s>' | --eos-token: '</s>' is not used: the bytes tokenizer has its own
+--shape chat                | --shape: 'chat' is not one of messages,
+--field message=chosen      | --field: 'message' is not one of
+--field system=a --field tools=a | --field: maps 'a' to 'system' and to 'tools'
+--field messages            | --field: 'messages' is not NAME=COLUMN | Where a field of the shape is
+--field role=x              | --field: is for messages where it names | leave it out, or name what
+--role user                 | --role: 'user' is not NAME=ROLE | Which role a speaker
+--role x=user               | --role: is for messages; the records' shape is text | leave it out
+--chat-template chatml      | --chat-template: is for messages, which a chat template renders
+--train-on assistant        | --train-on: assistant is not for records of shape text | choose all
+--turn-end x                | --turn-end: is for --train-on assistant, not all
+--allow-open-turns          | --allow-open-turns: is for messages, which a chat template renders
+--keep-untrained            | --keep-untrained: is for records that say what is trained on
+--force-split               | --force-split: is for messages, prompts and instructions
+--prompt-template alpaca    | --prompt-template: alpaca is not for records of shape text | choose no
+--overlong truncate-turns   | --overlong: truncate-turns is for messages, the records are text
+pack chat.jsonl -l 16 --train-on completion      | --train-on: completion is not for records of shap
+pack chat.jsonl -l 16 --prompt-template alpaca   | --prompt-template: alpaca is not for records of
+pack chat.jsonl -l 16 --chat-template nowhere    | --chat-template: 'nowhere' is not a file
+pack chat.jsonl -l 16                            | need a chat template
+pack pairs.jsonl -l 16                           | need a chat template
+pack chat.jsonl -l 16 --chat-template bad.jinja  | does not compile
+pack no -l 8                | no: no such
+stats no                    | no: no such
+stats no --deep             | no: no such
+show no                     | no: no such
+trace no --step 0 --ranks 1 | no: no such
+verify no                   | no: no such
+export no --to trl -o x     | no: no such
+finalize no                 | no: no such
+tokenizer ./no              | tokenizer ./no: no such
+tokenizer none/x/y          | tokenizer none/x/y: no such file or folder
+tokenizer bytes             | tokenizer bytes: is built into packer, and has no files
+tokenizer tok a.jsonl       | inputs are for --check | packer tokenizer NAME --check INPUT...
+tokenizer tok --check       | --check: needs transformers | pip install transformers
+recipe -                    | -: a recipe names files
+recipe -q                   | Missing argument 'INPUT...'. | name files or folders
+recipe a.jsonl --schema     | --schema: is the same for all inputs | leave the inputs out
+recipe a.jsonl -o a.jsonl   | a.jsonl: is there already | replace it with --overwrite
+pack no.toml                | no.toml: no such recipe
+pack bad.toml               | bad.toml: line 2: not UTF-8
+pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
+pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
+pack run.toml --overlong drop | --overlong: drop has no meaning with --strategy wrap
+stats out --min-utilization high | --min-utilization: 'high' is not a share
+verify out --sample 0       | --sample: '0' is neither a positive number nor all
+--max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
+--max_length 8              | No such option: --max_length | did you mean --max-length?
+--MAX-LENGTH 8              | No such option: --MAX-LENGTH | did you mean --max-length?
+--length 8                  | No such option: --length | did you mean --max-length?
+--workres 8                 | No such option: --workres | did you mean --workers?
+--no-shufle                 | No such option: --no-shufle | did you mean --no-shuffle?
+--chat-templ x              | No such option: --chat-templ | did you mean --chat-template?
+--seq-len 8                 | No such option: --seq-len | did you mean --max-length?
+--output-dir x              | No such option: --output-dir | did you mean --output?
+--text-column x             | No such option: --text-column | did you mean --text-field?
+--add-eos x                 | No such option: --add-eos | did you mean --eos?
+--no-reasoning              | No such option: --no-reasoning | did you mean --no-train-reasoning?
+--reasoning                 | No such option: --reasoning | did you mean --train-reasoning?
+--in                        | No such option: --in | see packer pack --help
+--learning-rate             | No such option: --learning-rate | see packer pack --help
+--dry-run                   | No such option: --dry-run | see packer pack --help
+--x                         | No such option: --x | see packer pack --help
+--gpus                      | No such option: --gpus | see packer pack --help
+--to trl                    | No such option: --to | it is an option of packer export
+tokenize a.jsonl --seed 3   | No such option: --seed | it is an option of packer pack, packer plan,
+tokenize a.jsonl -l 512     | No such option: -l | it is an option of packer pack, packer plan
+tokenize a.jsonl --view     | No such option: --view | it is an option of packer pack, packer plan
+plan a.jsonl -l 8 -o x      | No such option: -o | it is an option of packer pack, packer tokenize,
+verify tokens --html x      | No such option: --html | it is an option of packer plan, packer stats
+statz                       | No such command 'statz' | did you mean stats?
+pakc                        | No such command 'pakc' | did you mean pack?
+validate                    | No such command 'validate' | did you mean verify?
+tokenise                    | No such command 'tokenise' | did you mean tokenize?
+tokeniser                   | No such command 'tokeniser' | did you mean tokenizer?
+toknize                     | No such command 'toknize' | did you mean tokenize?
+Verify                      | No such command 'Verify' | did you mean verify?
+exp                         | No such command 'exp' | did you mean export?
+statistics                  | No such command 'statistics' | did you mean stats?
+plan-rows                   | No such command 'plan-rows' | did you mean plan?
+tokens                      | No such command 'tokens' | did you mean tokenize?
+preprocess                  | No such command 'preprocess' | did you mean pack?
+in                          | No such command 'in' | see packer --help
+ls                          | No such command 'ls' | see packer --help
+train                       | No such command 'train' | see packer --help
+count                       | No such command 'count' | see packer --help
+split                       | No such command 'split' | see packer --help
+run                         | No such command 'run' | see packer --help
+diff                        | No such command 'diff' | see packer --help
+x                           | No such command 'x' | see packer --help
+"""
+LINES = [line for line in REFUSED.splitlines() if line]
+
+
+@pytest.fixture
+def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (folder / "a.jsonl").write_bytes(jsonl("first", "second"))
+    turns = user("Hi"), assistant("Hello")
+    write([chat(*turns)], "chat.jsonl")
+    write([{"prompt": [turns[0]], "completion": [turns[1]]}], "pairs.jsonl")
+    (folder / "bad.jinja").write_text("{% for %}")
+    (folder / "bad.toml").write_bytes(b"a = 1\nb = '\xff'\n")
+    (folder / "run.toml").write_text('inputs = "a.jsonl"\nmax_length = 8\nstrategy = "wrap"')
+    tiny_tokenizers.save(folder / "tok", tiny_tokenizers.byte_level())
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    return folder
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_it_is_refused_in_two_lines(data: Path, line: str) -> None:
+    before = sorted(os.listdir())
+    command, error, tip = ([part.strip() for part in line.split(" | ")] + [""])[:3]
+    arguments = shlex.split(command)
+    if command.startswith("-"):
+        given = {"-l": ["-l", "16"], "-t": ["-t", "bytes"], "-o": ["-o", "out"]}
+        rest = [one for name, more in given.items() if name not in arguments for one in more]
+        arguments = ["pack", "a.jsonl", *rest, *arguments]
+    elif arguments[0] == "pack" and arguments[1].endswith(".jsonl"):
+        arguments += ["-t", "bytes", "-q"]
+    result = packer(*arguments)
+    assert_error(result, 2, error)
+    assert result.stderr.splitlines()[1].startswith(f"tip: {tip}")
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["pack", "no", "-l", "8", "-t", "bytes", "--json"], 2),
+        (["pack", "a.jsonl", "-l", "8", "--strategy", "bestfit", "--json"], 2),
+        (["pack", "a.jsonl", "--json", "--max-lenth", "8"], 2),
+        (["stats", "out", "--json", "--min-utilization", "99%"], 1),
+    ],
+)
+def test_with_json_errors_are_json(data: Path, command: list[str], code: int) -> None:
+    assert packer("pack", "a.jsonl", "-t", "bytes", "-l", 16, "-o", "out").exit_code == 0
+    result = unaltered(*command)
+    assert result.returncode == code
+    problem = json.loads(result.stderr.splitlines()[-1])
+    assert problem.keys() == {"error", "tip", "exit_code"}
+    assert problem["exit_code"] == code
+    assert problem["error"]
+
+
+def test_names_that_are_not_utf8(data: Path) -> None:
+    named = os.fsdecode(b"out\xff")
+    for command in (
+        ["pack", "a.jsonl", "-l", 16, "-o", named],
+        ["pack", "a.jsonl", "-l", 16, "-t", named],
+        ["pack", "a.jsonl", "-l", 16, "-o", "memory://x", "--staging", named],
+        ["pack", "a.jsonl", "-l", 16, "-o", f"memory://{named}"],
+        ["export", "data", "--to", "trl", "-o", named],
+        ["show", named],
+        ["verify", named],
+        ["finalize", named],
+    ):
+        result = unaltered(*command)
+        assert result.returncode == 2, result.stderr
+        assert "out\\xff': the name is not UTF-8\ntip: " in result.stderr
+    assert not os.path.exists(named)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--eos-token", b"\xff"), ("--text-field", b"\xff")],
+)
+def test_options_that_no_manifest_can_hold(data: Path, option: str, value: bytes) -> None:
+    command = ["pack", "a.jsonl", "-l", 16, "-o", "out", option, os.fsdecode(value)]
+    result = unaltered(*command)
+    assert result.returncode == 2
+    option = {"--text-field": "--field"}.get(option, option)
+    assert result.stderr.startswith(f"error: {option}: ")
+    assert " is not UTF-8, so no manifest can hold it\ntip: " in result.stderr
+    assert not Path("out").exists()

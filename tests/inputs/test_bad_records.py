@@ -1,0 +1,337 @@
+"""Bad records, by the command line: one line that says where and what, one that helps.
+
+Nothing that looks finished is ever left behind, and nothing is lost without a line of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from support import (
+    assert_error,
+    check_directory,
+    jsonl,
+    pack,
+    packer,
+    packer_process,
+    packer_script,
+    recover_documents,
+    recover_texts,
+)
+
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.jsonl import explain
+
+pytestmark = pytest.mark.usefixtures("folder")
+QUIET = ("-l", 16, "-t", "bytes", "-q")
+OPTIONS = (*QUIET, "-o", "out")
+GOOD = b'{"text": "good"}\n'
+
+# id: (the line, where it stands after two good lines, what is said of it); no line may hold a
+# line end, as the time in the header of gzip now and then does
+BAD_LINES = {
+    "cut": (b'{"text": "a', "not valid JSON: Unterminated string at character 10 of the line"),
+    "no comma": (b'{"text": "a" "b": 1}', "not valid JSON: Expecting ',' delimiter at char"),
+    "two on a line": (b'{"text": "a"} {}', "not valid JSON: Extra data at character 15"),
+    "control character": (b'{"text": "a\tb"}', "not valid JSON: Invalid control character"),
+    "NaN": (b'{"text": NaN}', "not valid JSON: NaN is not a JSON value"),
+    "number beside NaN": (b'{"x": NaN, "text": 3}', "field 'text' is an integer, expected a str"),
+    "beside NaN, cut": (b'{"x": NaN, "text": "a', "not valid JSON: NaN is not a JSON value"),
+    "nested": (b'{"text": "a", "x": ' + b"[" * 100_000 + b"}", "JSON nested too deeply"),
+    "not UTF-8": (b'{"text": "caf\xe9"}', "invalid UTF-8 at byte 13 of the line: 0xe9"),
+    "surrogate": (rb'{"text": "a\ud800b"}', "the lone surrogate \\ud800 in a string is not valid"),
+    "no field": (b'{"txt": "a", "id": 3}', "no field 'text'; fields found: txt, id"),
+    "no fields": (b"{}", "no field 'text'; fields found: none"),
+    "line end in a name": (rb'{"a\nb": 1}', "no field 'text'; fields found: a\\nb"),
+    "number": (b'{"text": 3}', "field 'text' is an integer, expected a string"),
+    "fraction": (b'{"text": 0.5}', "field 'text' is a number, expected a string"),
+    "true": (b'{"text": true}', "field 'text' is true or false, expected a string"),
+    "list": (b'{"text": ["a"]}', "field 'text' is an array, expected a string"),
+    "object": (b'{"text": {"a": 1}}', "field 'text' is an object, expected a string"),
+    "null": (b'{"text": null}', "field 'text' is null, expected a string"),
+    "a string": (b'"text"', "a string, expected one object per line"),
+    "a null": (b"null", "null, expected one object per line"),
+    "an array": (b'[{"text": "a"}]', "a JSON array, expected one object per line"),
+    "an open object": (b"{", "an object over several lines, expected one object per line"),
+    "too long": (b'{"text": "%s"}' % (b"x" * 200_000), "the line is longer than 150000 bytes"),
+    "compressed": (gzip.compress(b"x", mtime=0)[:9], "compressed data, not JSON"),
+    "byte order mark": (b'\xef\xbb\xbf{"text": "a"}', "a UTF-8 byte order mark"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_ends_the_run(case: str) -> None:
+    line, reason = BAD_LINES[case]
+    Path("a.jsonl").write_bytes(GOOD + GOOD + line + b"\n" + GOOD)
+    result = packer("pack", "a.jsonl", *OPTIONS, "--max-line-bytes", 150_000)
+    assert_error(result, 1, f"a.jsonl, line 3 (byte 34): {reason}")
+    assert not Path("out").exists()
+
+
+def rejected(directory: str = "out") -> list[dict[str, Any]]:
+    lines = Path(directory, "rejected.jsonl").read_bytes().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("unit_bytes", [100, 1 << 30])
+def test_bad_lines_are_skipped_into_a_file_of_their_own(unit_bytes: int) -> None:
+    data, expected = b"", []
+    for i, (line, reason) in enumerate(BAD_LINES.values()):
+        data += jsonl(f"good {i}")
+        expected.append((len(data), reason.replace("150000", "30000")))
+        # thousands of units would show nothing that hundreds do not
+        data += line.replace(b"[" * 5, b"[").replace(b"x" * 5, b"x") + b"\n"
+    Path("a.jsonl").write_bytes(data)
+    options = ["-l", 16, "--on-error", "skip", "--max-line-bytes", 30_000]
+    manifest = pack("a.jsonl", *options, "--unit-bytes", unit_bytes)
+    assert manifest["rejected_records"] == len(expected)
+    assert manifest["inputs"][0]["rejected_records"] == len(expected)
+    assert recover_texts("out") == [f"good {i}" for i in range(len(expected))]
+    lines = rejected()
+    assert [list(line) for line in lines] == [["file", "position", "reason"]] * len(lines)
+    assert [(line["file"], line["position"]) for line in lines] == [
+        ("a.jsonl", position) for position, _ in expected
+    ]
+    for line, (_, reason) in zip(lines, expected, strict=True):
+        assert line["reason"].replace("\n", "\\n").startswith(reason)
+
+
+ARRAY = b'[{"text": "good"},\n '
+# id: (what follows a good record, where, what is said of it); a run that skips goes on after these
+BAD_RECORDS = {
+    "trailing comma": (b"]", 20, "no record before the end of the array, after a comma"),
+    "two commas": (b', {"text": "b"}]', 20, "no record before this comma"),
+    "NaN": (b'{"text": NaN, "x": NaN}]', 20, "not valid JSON: NaN is not a JSON value"),
+    "not UTF-8": (b'{"text": "caf\xe9"}]', 20, "invalid UTF-8 at byte 13 of the record: 0xe9"),
+    "line end": (b'{"text": "a\nb"}]', 20, "not valid JSON: Invalid control character at char"),
+    "no field": (b'{"txt": 1}]', 20, "no field 'text'; fields found: txt"),
+    "number": (b'{"text": 3}, {"text": "b"}]', 20, "field 'text' is an integer, expected a string"),
+    "a string": (b'"]"]', 20, "a string, expected an object"),
+    "an array": (b'[{"text": "a"}]]', 20, "an array, expected an object"),
+    "long": (b'{"text": "%s"}]' % (b"x" * 99), 20, "the record is longer than 50 bytes"),
+}
+# …and after these, where the next record is cannot be told
+NOT_CLOSED = "the record that begins here, or the array, is not closed"
+DAMAGE = {
+    "open record": (b'{"text": "a"', 20, NOT_CLOSED),
+    "open string": (b'{"text": "a}]', 20, NOT_CLOSED),
+    "cut after a comma": (b"", 20, "the file ends before its array does, expected a record or ]"),
+    "cut after a record": (b'{"text": "b"}', 20, NOT_CLOSED),
+    "quote": (b'{"text": "a"b"}]', 20, NOT_CLOSED),
+    "bracket": (b'{"text": "b"]]', 20, "not valid JSON: Expecting ',' delimiter at character 13"),
+    "brace": (b'{"text": "b"}}', 33, "a closing brace, expected a comma or the end of the array"),
+    "second array": (b'{"text": "b"}]\n[{"text": "c"}]', 35, "more after the end of the array"),
+    "more": (b'{"text": "b"}] x', 35, "more after the end of the array, expected one array"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RECORDS | DAMAGE)
+def test_bad_records_of_an_array(case: str) -> None:
+    end, place, reason = (BAD_RECORDS | DAMAGE)[case]
+    Path("a.json").write_bytes(ARRAY + end)
+    command = ("pack", "a.json", *OPTIONS, "--max-line-bytes", 50)
+    line = (ARRAY + end)[:place].count(b"\n") + 1
+    assert_error(packer(*command), 1, f"a.json, line {line} (byte {place}): {reason}")
+    assert not Path("out").exists()
+    skipped = packer(*command, "--on-error", "skip")
+    if case in DAMAGE:
+        assert_error(skipped, 1, f"(byte {place}): {reason}")
+        return
+    assert skipped.exit_code == 0, skipped.stderr
+    assert check_directory("out")["rejected_records"] == 1
+    assert recover_texts("out") == (["good", "b"] if b'"b"' in end else ["good"])
+    (one,) = rejected()
+    assert (one["file"], one["position"]) == ("a.json", place)
+    assert one["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_what_is_no_number_in_a_field_that_nothing_uses(name: str) -> None:
+    lines = [
+        b'{"text": "a", "score": NaN}',
+        b'{"x": [-Infinity, {"y": Infinity}], "text": "NaN, \\"NaN"}',
+        b'{"text": "b"}',
+    ]
+    data = b"\n".join(lines) if name == "a.jsonl" else b"[" + b",".join(lines) + b"]"
+    Path(name).write_bytes(data)
+    assert pack(name, "-l", 16)["rejected_records"] == 0
+    assert recover_texts("out") == ["a", 'NaN, "NaN', "b"]
+
+
+def test_a_line_that_fails_but_once_is_a_bad_record_too() -> None:
+    bad = explain(b'{"text": "a"}', 7, lambda line: None)
+    assert (bad.position, bad.reason) == (7, "JSON nested too deeply")
+
+
+def test_rejections_are_the_same_for_any_number_of_workers() -> None:
+    for name in ("a", "b", "c"):
+        data = b"".join(GOOD + b'{"text": %d}\n' % i for i in range(50))
+        Path(f"{name}.jsonl").write_bytes(data)
+    inputs = ["a.jsonl", "b.jsonl", "c.jsonl", "-l", 16, "--on-error", "skip", "--unit-bytes", 300]
+    contents = set()
+    for workers in (1, 4):
+        manifest = pack(*inputs, "--workers", workers, "--overwrite")
+        assert [one["rejected_records"] for one in manifest["inputs"]] == [50, 50, 50]
+        contents.add(Path("out/rejected.jsonl").read_bytes())
+    assert len(contents) == 1
+    assert [one["file"][0] for one in rejected()] == ["a"] * 50 + ["b"] * 50 + ["c"] * 50
+    Path("a.jsonl").write_bytes(GOOD)
+    manifest = pack("a.jsonl", "-l", 16, "--on-error", "skip", "--overwrite")
+    assert (manifest["rejected_records"], Path("out/rejected.jsonl").exists()) == (0, False)
+
+
+def test_a_bad_first_record_can_be_skipped() -> None:
+    Path("a.jsonl").write_bytes(b'{"id": 1}\n[]\n' + GOOD)
+    assert pack("a.jsonl", "-l", 16, "--on-error", "skip")["rejected_records"] == 2
+    assert recover_texts("out") == ["good"]
+
+
+SKIP = ("--on-error", "skip")
+UNREADABLE = "no records in 1 input file that can be read"
+NAMES = json.dumps({f"name{i}": i for i in range(500)}).encode()
+RECORDS = json.dumps({"version": 1, "data": [{"text": "a"}, {"text": "b"}]}).encode()
+# (file, its content, options, what is said, what of the tip)
+SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
+    ("a.jsonl", b"", (), "a.jsonl: no records in 1 input file", "check the paths"),
+    ("a.jsonl", b"\n \n\r\n", (), "a.jsonl: no records in 1 input file", "blank lines"),
+    ("a.jsonl", b'{"text": ""}\n' * 2, (), "nothing to pack: 2 empty, 0 dropped and 0 rej", ""),
+    ("a.jsonl", b'{"input_ids": []}', (), "nothing to pack: 1 empty, 0 dropped and 0 rejected", ""),
+    ("a.jsonl", b'{"input_ids": [1], "attention_mask": [0]}\n', (), "nothing to pack: 1 empty", ""),
+    ("a.jsonl", b'{"body": [], "id": 1}\n', (),
+     "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
+     "chosen+rejected, input_ids; fields found: body, id", "--text-field"),
+    ("a.jsonl", NAMES, (), "fields found: name0, name1, name2, name3, name4, name5, name6, name7, "
+     "name8, name9, name10, name11, name12, name13, name14, name15, name16, name17, name18, name19 "
+     "and 480 more", ""),
+    ("a.jsonl", b'{"text": 1}\n' * 3, SKIP,
+     "nothing to pack: 0 empty, 0 dropped and 3 rejected records, no tokens; the first rejected, "
+     "a.jsonl, line 1 (byte 0): ", ""),
+    ("a.jsonl", b"oops\n" * 3, SKIP, UNREADABLE, "--on-error skip"),
+    ("a.jsonl", jsonl("x" * 1000), ("--max-line-bytes", "100"),
+     "a.jsonl, line 1 (byte 0): the line is longer than 100 bytes", "--max-line-bytes"),
+    ("a.jsonl", jsonl("x" * 1000), ("--max-line-bytes", "100", *SKIP), UNREADABLE, ""),
+    ("a.jsonl", b'[{"text": "a"}]', (), "a.jsonl, line 1 (byte 0): a JSON array, expected one",
+     "name it FILE.json or give --input-format json"),
+    ("a.json", b'{\n  "text": "a"\n}\n', (), "line 1 (byte 0): an object over several lines",
+     "jq -c . FILE"),
+    ("a.json", b'{"data": [\n{"text": "a"}]}', (), "(byte 0): an object over several lines",
+     "'.NAME[]' FILE"),
+    ("a.json", RECORDS, (),
+     "(byte 0): one object, with a list of objects in 'data'; expected a record on each",
+     """jq -c '.["data"][]' FILE > FILE.jsonl"""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data", "options", "message", "tip"), SAID)
+def test_what_is_said(
+    name: str, data: bytes, options: tuple[str, ...], message: str, tip: str
+) -> None:
+    Path(name).write_bytes(data)
+    with patch.object(byte_streams, "BLOCK_BYTES", 64 if b"xx" in data else 4 << 20):
+        result = packer("pack", name, *OPTIONS, *options)
+    assert_error(result, 1, message)
+    assert tip in result.stderr.splitlines()[1]
+    assert not Path("out").exists()
+
+
+def test_a_field_name_that_json_would_escape() -> None:
+    Path("a.jsonl").write_text(json.dumps({'a"b': "x"}))
+    result = packer("pack", "a.jsonl", *OPTIONS, "--text-field", 'a"b')
+    assert_error(result, 2, """'a"b' cannot be read from JSON""")
+
+
+def test_an_endless_stream_of_bad_lines_is_not_waited_out() -> None:
+    command = [packer_script(), "pack", "-", *map(str, OPTIONS), *SKIP]
+    with (
+        subprocess.Popen(["yes", "oops" * 100], stdout=subprocess.PIPE) as endless,
+        subprocess.Popen(command, stdin=endless.stdout, stderr=subprocess.PIPE) as run,
+    ):
+        try:
+            _, stderr = run.communicate(timeout=300)
+        finally:
+            run.kill()
+            endless.kill()
+    assert stderr.startswith(b"error: -: no records in 1 input file that can be read\n")
+
+
+def test_several_files_without_records() -> None:
+    for name in ("a", "b"):
+        Path(f"{name}.jsonl").touch()
+    result = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS)
+    assert_error(result, 1, "a.jsonl to b.jsonl: no records in 2 input files")
+
+
+def test_an_error_of_the_real_script_is_two_lines_and_debug_adds_a_traceback() -> None:
+    Path("a.jsonl").write_bytes(GOOD + b"{oops\n")
+    result = packer_process("pack", "a.jsonl", *OPTIONS)
+    assert (result.returncode, result.stdout) == (1, b"")
+    expected = (
+        "error: a.jsonl, line 2 (byte 17): not valid JSON: Expecting property name enclosed in "
+        "double quotes at character 2 of the line\n"
+        "tip: mend the line, or use --on-error skip\n"
+    )
+    assert result.stderr.decode() == expected
+    debugged = packer("pack", "a.jsonl", *OPTIONS, "--debug")
+    assert debugged.exit_code == 1
+    assert debugged.stderr.startswith("Traceback (most recent call last):")
+    assert debugged.stderr.endswith(expected)
+
+
+# --- arrays, from everywhere
+
+
+ARRAYS = {
+    "chats": [{"messages": [{"role": "user", "content": "hi"},
+                            {"role": "assistant", "content": "[,]"}]}],
+    "prompts": [{"prompt": "a", "completion": "b"}, {"prompt": "c}", "completion": "d"}],
+    "tokens": [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_every_shape_is_packed_as_from_lines(name: str) -> None:
+    records = ARRAYS[name]
+    Path("a.json").write_text(json.dumps(records, indent=1))
+    Path("a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path("t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    options = ("--chat-template", "t.jinja", "--train-on", "all") if name == "chats" else ()
+    rows = []
+    for file in ("a.json", "a.jsonl"):
+        manifest = pack(file, "-l", 16, "--overwrite", *options)
+        tokens = [[one.tolist() for one in recover_documents("out", column).values()]
+                  for column in ("input_ids", "labels")]  # fmt: skip
+        rows.append((manifest["tokens"], manifest["trained_tokens"], tokens))
+    assert rows[0] == rows[1]
+
+
+def test_arrays_by_stdin_url_and_option_and_their_updates(folder: Path) -> None:
+    texts = ["plain", 'quo"te', "}], [{", "two\nlines", "naïve \u2028 𝄞"]
+    array = json.dumps([{"text": text} for text in texts], indent=4)
+    Path("a.json").write_text(array)
+    Path("a.ndjson").write_text(array)
+    for data in (array.encode(), b"\xef\xbb\xbf" + jsonl(*texts)):
+        done = packer_process("pack", "-", *OPTIONS, "--overwrite", stdin=data)
+        assert done.returncode == 0, done.stderr
+        assert recover_texts("out") == texts
+        assert packer("verify", "out").exit_code == 0
+    for name in (f"file://{folder}/a.json", "a.ndjson"):
+        pack(name, "-l", 16, "--unit-bytes", 50, "--input-format", "json", "--overwrite")
+        assert recover_texts("out") == texts
+    Path("b.json").write_bytes(jsonl("b"))
+    pack("a.json", "b.json", "-l", 16, "--overwrite")
+    assert packer("verify", "out", "--against-inputs", "--sample", "5").exit_code == 0
+    Path("a.json").write_text(json.dumps([{"text": text} for text in texts[:2]]))
+    assert packer("verify", "out", "--against-inputs").exit_code == 1
+    manifest = pack("a.json", "b.json", "-l", 16, "--update")
+    assert sorted(recover_texts("out")) == sorted([*texts[:2], "b"])
+    assert [one["documents"] for one in manifest["inputs"]] == [2, 1]
+    done = packer("tokenize", "a.json", "-t", "bytes", "-q", "-o", "tokens")
+    assert done.exit_code == 0, done.stderr
+    assert packer("verify", "tokens", "--against-inputs", "--sample", "all").exit_code == 0
+    assert packer("plan", "a.json", "-l", "16", "-t", "bytes").exit_code == 0

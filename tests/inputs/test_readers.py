@@ -1,0 +1,546 @@
+"""Every reader of texts: each record once and at its place, however its file is cut and compressed.
+
+A form is one way in which files hold the same texts. Formats of token ids: test_tokens.py
+and test_readers_indexed.py; what is wrong with records of JSON: test_bad_records.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import (
+    COMPRESSORS,
+    assert_error,
+    jsonl,
+    pack,
+    packer,
+    recover_documents,
+    recover_texts,
+)
+
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.parquet import _pages
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shapes import Shape
+from packer_cli.records import InputFile, Slice
+
+pytestmark = pytest.mark.usefixtures("folder")
+QUIET = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
+MARK = b"\xef\xbb\xbf"
+TEXTS = [
+    "plain", 'with "quotes", commas', "}], [{", "a\\", '\\"', "naïve \u2028 \x85 \x0b 𝄞", "", "[1]",
+    "tab\there", "two\nlines\r\nthree", *(f"row {i} " + "x" * (i % 7) for i in range(40)), "x" * 60,
+]  # fmt: skip
+FLAT = [text.replace("\r\n", " ").replace("\n", " ") for text in TEXTS]
+TEXT_SHAPE = Shape("text", {"text": "text"})
+
+
+class Form(NamedTuple):
+    """`write` gives the bytes of a file of texts, and the position of each."""
+
+    name: str
+    write: Callable[[list[str]], tuple[bytes, list[int]]]
+    texts: list[str] = TEXTS
+    slices: bool = True  # whether units read parts of it
+
+
+def end_to_end(
+    records: Iterable[str], begin: str = "", between: str = "\n", end: str = ""
+) -> tuple[bytes, list[int]]:
+    data, positions = begin.encode(), []
+    for number, record in enumerate(records):
+        data += between.encode() * bool(number)
+        positions.append(len(data))
+        data += record.encode()
+    return data + end.encode(), positions
+
+
+def lines(end: str = "\n", *, last: bool = True, blanks: str = "") -> Any:
+    def write(texts: list[str]) -> tuple[bytes, list[int]]:
+        records = [json.dumps({"id": [1, None, {}], "text": one}, ensure_ascii=False)
+                   for one in texts]  # fmt: skip
+        return end_to_end(records, blanks, end + blanks, end * last)
+
+    return write
+
+
+def array(begin: str, between: str, end: str, **how: Any) -> Any:
+    def write(texts: list[str]) -> tuple[bytes, list[int]]:
+        records = [{"id": i, "meta": {"tags": [[], {}, ["]", '"']]}, "text": text}
+                   for i, text in enumerate(texts)]  # fmt: skip
+        return end_to_end((json.dumps(one, **how) for one in records), begin, between, end)
+
+    return write
+
+
+def delimited(delimiter: str, end: str) -> Any:
+    def row(*cells: object) -> str:
+        buffer = io.StringIO(newline="")
+        csv.writer(buffer, delimiter=delimiter).writerow(cells)
+        return buffer.getvalue().removesuffix("\r\n")
+
+    def write(texts: list[str]) -> tuple[bytes, list[int]]:
+        rows = [row(i, text) for i, text in enumerate(texts)]
+        return end_to_end(rows, row("id", "text") + end, end, end)
+
+    return write
+
+
+def parquet(kind: Any = None, **options: Any) -> Any:
+    def write(texts: list[str]) -> tuple[bytes, list[int]]:
+        column = pa.array(texts, kind) if kind else pa.array(texts).dictionary_encode()
+        stream = io.BytesIO()
+        pq.write_table(pa.table({"id": range(len(texts)), "text": column}), stream, **options)
+        return stream.getvalue(), [*range(len(texts))]
+
+    return write
+
+
+def arrow(new: Any = pa.ipc.new_file, kind: Any = None, **options: Any) -> Any:
+    def write(texts: list[str]) -> tuple[bytes, list[int]]:
+        column = pa.array(texts, kind or pa.string())
+        if kind is None and new is pa.ipc.new_file:
+            column, options["unify_dictionaries"] = column.dictionary_encode(), True
+        table, stream = pa.table({"id": range(len(texts)), "text": column}), io.BytesIO()
+        how = pa.ipc.IpcWriteOptions(**options)
+        with new(stream, table.schema, options=how) as writer:
+            writer.write_table(table, max_chunksize=7)
+        return stream.getvalue(), [*range(len(texts))]
+
+    return write
+
+
+def feather(texts: list[str]) -> tuple[bytes, list[int]]:
+    stream = io.BytesIO()
+    pyarrow.feather.write_feather(pa.table({"text": texts}), stream)
+    return stream.getvalue(), [*range(len(texts))]
+
+
+FORMS = {
+    "lines": Form("a.jsonl", lines()),
+    "lines that end with CR LF, and blank ones": Form("a.ndjson", lines("\r\n", blanks=" \t\r\n")),
+    "lines in .json, without the last end": Form("a.json", lines(last=False)),
+    "an array in one line": Form("a.json", array("[", ", ", "]")),
+    "an array with a record on each line": Form("a.json", array("[\n", ",\n", "\n]\n")),
+    "a pretty array": Form("a.json", array(" \r\n[ ", "\r\n,  ", "]\r\n", indent="\t")),
+    "plain text": Form("a.txt", end_to_end, FLAT, False),
+    "plain text with CR LF": Form("a.TEXT", lambda t: end_to_end(t, "", "\r\n"), FLAT, False),
+    "csv": Form("a.csv", delimited(",", "\n"), slices=False),
+    "csv with CR LF": Form("a.csv", delimited(",", "\r\n"), slices=False),
+    "tsv": Form("a.tsv", delimited("\t", "\n"), slices=False),
+    "parquet": Form("a.parquet", parquet(pa.string(), row_group_size=8)),
+    "parquet, gzip, no dictionary": Form(
+        "a.pq", parquet(pa.string(), row_group_size=8, compression="gzip", use_dictionary=False)
+    ),
+    "parquet of large strings": Form("a.parquet", parquet(pa.large_string(), row_group_size=1)),
+    "parquet of a dictionary": Form("a.parquet", parquet(row_group_size=8)),
+    "parquet of views": Form("a.parquet", parquet(pa.string_view(), row_group_size=8)),
+    "arrow file": Form("a.arrow", arrow(kind=pa.string()), slices=False),
+    "arrow stream": Form("a.arrow", arrow(pa.ipc.new_stream), slices=False),
+    "arrow file of a dictionary": Form("a.ipc", arrow(), slices=False),
+    "arrow stream of views": Form(
+        "a.arrow", arrow(pa.ipc.new_stream, pa.string_view()), slices=False
+    ),
+    "arrow file, lz4 inside": Form(
+        "a.arrow", arrow(kind=pa.string(), compression="lz4"), slices=False
+    ),
+    "arrow stream, zstd inside": Form(
+        "a.arrow", arrow(pa.ipc.new_stream, compression="zstd"), slices=False
+    ),
+    "feather": Form("a.feather", feather, slices=False),
+}
+COLUMNAR = ("a.parquet", "a.pq", "a.arrow", "a.ipc", "a.feather")
+MARKED = [name for name, form in FORMS.items() if form.name not in COLUMNAR]
+
+
+def written(form: Form) -> list[int]:
+    """Its file, and where each text that is not empty is."""
+    data, positions = form.write(form.texts)
+    Path(form.name).write_bytes(data)
+    return [at for at, text in zip(positions, form.texts, strict=True) if text]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_units_of_any_size_give_each_record_once(folder: Path, name: str) -> None:
+    form, units = FORMS[name], []
+    positions = written(form)
+    for size in (20, 300, "1G"):
+        manifest = pack(form.name, "-l", 32, "--unit-bytes", size, "--overwrite", "--workers", 2)
+        assert recover_texts("out") == [text for text in form.texts if text]
+        assert [place for _, place in recover_documents("out")] == positions
+        assert (manifest["documents"], manifest["empty_documents"]) == (len(positions), 1)
+        units.append(len(manifest["units"]))
+    done = packer("verify", "out", "--against-inputs", "--sample", "9")
+    assert done.exit_code == 0, done.stderr
+    assert units[0] >= units[1] > units[2] == 1 if form.slices else units == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if "json" not in FORMS[name].name])
+def test_a_record_longer_than_the_limit_is_bad(folder: Path, name: str) -> None:
+    """Records of JSON: where any slices of them are read."""
+    form, limit = FORMS[name], ("--max-line-bytes", 59)
+    positions = written(form)
+    assert_error(packer("pack", form.name, *QUIET, *limit), 1, "is longer than 59 bytes")
+    if form.name not in ("a.csv", "a.tsv"):  # where a record ends is unknown there
+        manifest = pack(form.name, "-l", 16, *limit, "--on-error", "skip")
+        assert manifest["rejected_records"] == 1
+        assert [place for _, place in recover_documents("out")] == positions[:-1]
+
+
+@pytest.mark.parametrize("ending", ["", *COMPRESSORS])
+@pytest.mark.parametrize("name", MARKED)
+def test_the_mark_of_utf8_is_no_part_of_a_file(folder: Path, name: str, ending: str) -> None:
+    form = FORMS[name]
+    data, positions = form.write(form.texts)
+    path = f"{form.name}.{ending}" if ending else form.name
+    Path(path).write_bytes(COMPRESSORS[ending](MARK + data) if ending else MARK + data)
+    manifest = pack(path, "-l", 16, "--unit-bytes", 300)
+    assert recover_texts("out") == [text for text in form.texts if text]
+    first, *others = (place for _, place in recover_documents("out"))
+    assert first in (positions[0], positions[0] + len(MARK))  # the first line begins with it
+    assert others[-1] == positions[-1] + len(MARK)
+    assert len(manifest["units"]) == 1 or (form.slices and not ending)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
+@pytest.mark.parametrize("name", ["lines", "a pretty array", "plain text", "csv", "tsv"])
+def test_other_encodings_say_how_to_convert(folder: Path, name: str, encoding: str) -> None:
+    form = FORMS[name]
+    data = MARK + form.write(form.texts)[0]
+    Path(form.name).write_bytes(data.decode().encode(encoding))
+    for skip in ((), ("--on-error", "skip")):
+        result = packer("pack", form.name, *QUIET, *skip, "--unit-bytes", 20)
+        message = f"{form.name}: begins with the byte order mark of {encoding}, expected UTF-8"
+        assert_error(result, 1, message)
+        assert f"tip: convert it: iconv -f {encoding[:6]} -t UTF-8 FILE > NEW_FILE" in result.stderr
+
+
+@pytest.mark.parametrize("mark", [b"", MARK], ids=["", "mark"])
+@pytest.mark.parametrize("form", ["a.jsonl \n \n", "a.jsonl ", "a.json [ ]", "a.json "])
+def test_a_file_without_records(folder: Path, form: str, mark: bytes) -> None:
+    name, _, content = form.partition(" ")
+    (folder / name).write_bytes(mark + content.encode())
+    (folder / "b.jsonl").write_bytes(jsonl("b"))
+    assert_error(packer("pack", name, *QUIET), 1, f"{name}: no records in 1 input file")
+    manifest = pack(name, "b.jsonl", "-l", 16)
+    assert [one["documents"] for one in manifest["inputs"]] == [0, 1]
+    assert manifest["empty_documents"] == 0
+
+
+def read(
+    name: str, file_format: str, data: bytes, slices: Any = None, **options: Any
+) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """([(position, text)], [(position, reason)]) of a file. `slices`: of it, or into how many."""
+    path = Path(name)
+    path.write_bytes(data)
+    file = InputFile(0, str(path), file_format, None, len(data), 0)
+    reader, config = reader_for(file_format), PackConfig(max_length=8, **options)
+    if isinstance(slices, int):
+        slices = reader.split(file, slices)
+    good, bad = [], []
+    for part in slices or [Slice(0, 0, None, 0)]:
+        for records in reader.read(file, part, TEXT_SHAPE, config):
+            good += zip(records.positions.tolist(), records.texts or [], strict=True)
+            bad += [(one.position, one.reason) for one in records.bad]
+    return good, bad
+
+
+pieces = st.lists(
+    st.sampled_from(["a", '"', "\\", "[", "]", "{", "}", ",", " ", "é", "\n"]), max_size=8
+)
+blanks = st.sampled_from(["", " ", "\n", "\r\n\t "])
+
+
+@given(
+    texts=st.lists(pieces.map("".join), max_size=8),
+    gaps=st.lists(blanks, min_size=18, max_size=18),
+    mark=st.booleans(),
+    block=st.integers(1, 40),
+    limit=st.integers(14, 40),
+    parts=st.integers(1, 12),
+)
+def test_every_slicing_of_an_array(
+    texts: list[str], gaps: list[str], mark: bool, block: int, limit: int, parts: int
+) -> None:
+    data, expected, sizes = MARK * mark + gaps[0].encode() + b"[" + gaps[1].encode(), [], {}
+    for number, text in enumerate(texts):
+        data += b"," * bool(number) + gaps[2 * number].encode()
+        expected.append((len(data), text))
+        record = json.dumps({"text": text}, ensure_ascii=False) + gaps[2 * number + 1]
+        sizes[len(data)] = len(record.encode())
+        data += record.encode()
+    data += b"]" + gaps[-1].encode()
+    with patch.object(byte_streams, "BLOCK_BYTES", block):
+        good, bad = read("a.json", "json", data, parts, max_line_bytes=limit)
+        for place, text in good:  # as single records are read again
+            alone = [Slice(0, place, place + 1, 0)]
+            assert read("a.json", "json", data, alone, max_line_bytes=limit)[0] == [(place, text)]
+    assert good == [(place, text) for place, text in expected if sizes[place] <= limit]
+    too_long = f"the record is longer than {limit} bytes"
+    assert bad == [(place, too_long) for place, _ in expected if sizes[place] > limit]
+
+
+@given(
+    texts=st.lists(st.text(max_size=12) | st.none(), max_size=10),
+    line_end=st.sampled_from([b"\n", b"\r\n"]),
+    mark=st.booleans(),
+    ended=st.booleans(),
+    cuts=st.sets(st.integers(1, 400), max_size=8),
+    block=st.integers(1, 60),
+    limit=st.integers(25, 60),
+)
+def test_every_slicing_of_lines(
+    texts: list[str | None], line_end: bytes, mark: bool, ended: bool, cuts: set[int],
+    block: int, limit: int,
+) -> None:  # fmt: skip
+    """A text of None stands for a blank line; texts may make their lines overlong."""
+    limit += 1000 * mark  # it may count or not
+    encoded = [b" " if text is None else json.dumps({"text": text}).encode() for text in texts]
+    data = MARK * mark + line_end.join(encoded) + line_end * ended
+    edges = [0, *sorted(cut for cut in cuts if cut < len(data))]
+    slices = [Slice(0, a, b, 0) for a, b in zip(edges, [*edges[1:], None], strict=True)]
+    with patch.object(byte_streams, "BLOCK_BYTES", block):
+        good, bad = read("a.jsonl", "jsonl", data, slices, max_line_bytes=limit)
+    filled, at = [], 0
+    for line in data.split(b"\n"):
+        if content := line.removeprefix(MARK * (at == 0)).strip():
+            filled.append((at, json.loads(content)["text"], len(line)))
+        at += len(line) + 1
+    assert good == [(at, text) for at, text, size in filled if size <= limit]
+    too_long = f"the line is longer than {limit} bytes"
+    assert bad == [(at, too_long) for at, _, size in filled if size > limit]
+
+
+@given(
+    paragraphs=st.lists(
+        st.lists(st.text("aé", min_size=1, max_size=9), min_size=1, max_size=4), max_size=6
+    ),
+    gap=st.sampled_from(["\n\n", "\n \n", "\n\n\n\n"]),
+    ended=st.booleans(),
+    block=st.integers(1, 30),
+    limit=st.integers(1, 30),
+)
+def test_paragraphs_are_the_same_in_any_blocks(
+    paragraphs: list[list[str]], gap: str, ended: bool, block: int, limit: int
+) -> None:
+    texts = ["\n".join(one) for one in paragraphs]
+    data, positions = end_to_end(texts, "", gap, "\n" * ended)
+    with patch.object(byte_streams, "BLOCK_BYTES", block):
+        good, bad = read("a.txt", "text", data, sample_by="paragraph", max_line_bytes=limit)
+    expected = list(zip(positions, texts, strict=True))
+    assert good == [(at, text) for at, text in expected if len(text.encode()) <= limit]
+    assert [at for at, _ in bad] == [at for at, text in expected if len(text.encode()) > limit]
+
+
+TEXT = b"one\r\n\ntwo\nthree\n \nfour"
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "documents", "empty"),
+    [
+        ("line", {0: "one", 6: "two", 10: "three", 16: " ", 18: "four"}, 1),
+        ("paragraph", {0: "one", 6: "two\nthree", 18: "four"}, 0),
+        ("document", {0: TEXT.decode()}, 0),
+    ],
+)
+@pytest.mark.parametrize("mark", [b"", MARK], ids=["", "mark"])
+def test_documents_of_plain_text(
+    folder: Path, sample_by: str, documents: dict[int, str], empty: int, mark: bytes
+) -> None:
+    (folder / "a.txt").write_bytes(mark + TEXT)
+    manifest = pack("a.txt", "-l", 16, "--sample-by", sample_by)
+    places = [0, *(place + len(mark) for place in list(documents)[1:])]
+    assert [position for _, position in recover_documents("out")] == places
+    assert recover_texts("out") == list(documents.values())
+    assert manifest["empty_documents"] == empty
+
+
+def test_a_document_of_many_lines_is_read_in_linear_time(folder: Path) -> None:
+    data = "ab\n" * 300_000  # minutes, where each line copies those before it
+    for sample_by, expected in (("document", data), ("paragraph", data.rstrip())):
+        good, _ = read("a.txt", "text", data.encode(), sample_by=sample_by)
+        assert [text for _, text in good] == [expected]
+
+
+@pytest.mark.parametrize("block", [1, 3, 17, 1000])
+def test_csv_is_the_same_in_any_blocks(folder: Path, block: int) -> None:
+    data, positions = delimited(",", "\n")(TEXTS)
+    data += b'short\n6,"x"y\n7,last\n'
+    with patch.object(byte_streams, "BLOCK_BYTES", block):
+        good, bad = read("a.csv", "csv", data)
+    assert good == [*zip(positions, TEXTS, strict=True), (len(data) - 7, "last")]
+    assert bad == [
+        (data.index(b"short"), "1 field, the header has 2"),
+        (data.index(b'6,"x"y'), "not valid CSV: ',' expected after '\"'"),
+    ]
+
+
+CLOSE = "close the quote"
+# (name, what the file holds, what is said of it)
+BAD = [
+    ("a.txt", b"good\ncaf\xe9\n", "a.txt, line 2 (byte 5): invalid UTF-8 at byte 3 of the line"),
+    ("a.csv", b"a,b\n1,2\n", "text, chosen+rejected; fields found: a, b"),
+    ("a.jsonl", b"{}\n", "text, chosen+rejected, input_ids; fields found: none"),
+    ("a.csv", b"text,b\n1\n", "a.csv, line 2 (byte 7): 1 field, the header has 2"),
+    ("a.csv", b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
+    ("a.csv", b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3"),
+    ("a.csv", b'te"xt,b\n"a"b\n', "a.csv: the records' fields fit none of"),
+    ("a.csv", b'"text"x\n', "a.csv, line 1 (byte 0): not valid CSV: ',' expected after '\"'"),
+    ("a.csv", b"input_ids\n1\n", "output, text, chosen+rejected; fields found: input_ids"),
+    # an open quote takes in every record that follows, up to the end or to the limit of a field
+    ("a.csv", b'text,b\nok,1\n"open,2\n' + b"good,3\n" * 30_000, "line 3 (byte 12): not valid CSV"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data", "message"), BAD)
+def test_bad_text(folder: Path, name: str, data: bytes, message: str) -> None:
+    (folder / name).write_bytes(data)
+    assert_error(packer("pack", name, *QUIET, "--max-line-bytes", 150_000), 1, message)
+    if b"open" in data:
+        for limit in ("1M", "150000"):
+            options = (*QUIET, "--on-error", "skip", "--max-line-bytes", limit)
+            assert_error(packer("pack", name, *options), 1, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "field"),
+    [
+        ("a.csv", b"id,body\n1,yes\n\n2,also\n", "body"),
+        ("a.csv", b"\n\r\ntext,b\nyes,1\nalso,2\n", "text"),  # blank lines before the header
+        ("a.jsonl", b'{"text": 7, "the body": "yes"}\n{"the body": "also"}\n', "the body"),
+    ],
+)
+def test_fields_by_name(folder: Path, name: str, data: bytes, field: str) -> None:
+    (folder / name).write_bytes(data)
+    pack(name, "-l", 8, "--text-field", field, "--max-line-bytes", "10000000T")
+    assert recover_texts("out") == ["yes", "also"]
+
+
+def test_a_file_in_another_encoding_without_a_mark(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("a").decode().encode("utf-16-le"))
+    result = packer("pack", "a.jsonl", *QUIET)
+    assert_error(result, 1, "a.jsonl, line 1 (byte 0): a NUL byte, which no text has")
+    assert "iconv -f UTF-16" in result.stderr
+
+
+# --- columns
+
+
+def test_nulls_and_invalid_utf8_name_row_group_and_row_and_can_be_skipped(folder: Path) -> None:
+    column = [None if i % 10 == 5 else f"row {i}" for i in range(50)]
+    table = pa.table({"text": column})
+    pq.write_table(table, "a.parquet", row_group_size=8)
+    message = "a.parquet, row group 0, row 5 (row 5 of the file): the text is null"
+    assert_error(packer("pack", "a.parquet", *QUIET), 1, message)
+    pack("a.parquet", "-l", 32, "--unit-bytes", 1, "--on-error", "skip")
+    assert recover_texts("out") == [text for text in column if text]
+    rejected = map(json.loads, Path("out/rejected.jsonl").read_text().splitlines())
+    assert [tuple(one.values()) for one in rejected] == [
+        ("a.parquet", i, "the text is null") for i in range(5, 50, 10)
+    ]
+    values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), pa.array(["a", None]))
+    with pa.ipc.new_file("a.arrow", pa.schema({"text": values.type})) as writer:
+        writer.write_table(pa.table({"text": values}))
+    assert_error(packer("pack", "a.arrow", *QUIET, "--overwrite"), 1, "a.arrow, row 1")
+    pack("a.arrow", "-l", 8, "--on-error", "skip", "--overwrite")
+    assert recover_texts("out") == ["a", "a"]
+    offsets, data = np.array([0, 2, 6, 7], np.int32), b"okcaf\xe9!"
+    column = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(data))
+    pq.write_table(pa.table({"text": column}), folder / "a.parquet")
+    message = "row group 0, row 1 (row 1 of the file): invalid UTF-8 at byte 3 of the text"
+    assert_error(packer("pack", "a.parquet", *QUIET, "--overwrite"), 1, message)
+    pack("a.parquet", "-l", 8, "--on-error", "skip", "--overwrite")
+    assert recover_texts("out") == ["ok", "!"]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"body": ["a"], "id": [1]}, "text, chosen+rejected, input_ids; fields found: body, id"),
+        ({"text": [1]}, "column 'text' has type int64, expected a string"),
+        ({"text": [b"a"]}, "column 'text' has type binary, expected a string"),
+        ({"input_ids": [1]}, "column 'input_ids' has type int64, expected a list of integers"),
+        ({"input_ids": [[1.5]]}, "column 'input_ids' has type list<element: double>"),
+        ([("text", ["a"]), ("text", ["b"])], "a.parquet: 2 columns 'text'; columns found: text, t"),
+    ],
+)
+def test_columns_of_the_wrong_name_or_type(folder: Path, table: Any, message: str) -> None:
+    names, columns = zip(*(table.items() if isinstance(table, dict) else table), strict=True)
+    pq.write_table(pa.table([pa.array(one) for one in columns], names=names), "a.parquet")
+    assert_error(packer("pack", "a.parquet", *QUIET), 1, "a.parquet", message)
+
+
+def test_a_column_name_with_a_dot_and_a_file_without_it(folder: Path) -> None:
+    table = pa.table({"a": ["no"], "a.b": ["yes"], "a.b.c": ["no"]})
+    pq.write_table(table, folder / "a.parquet")
+    pack("a.parquet", "-l", 8, "--text-field", "a.b")
+    assert recover_texts("out") == ["yes"]
+    pq.write_table(pa.table({"body": ["a"], "id": [1]}), folder / "b.parquet")
+    pq.write_table(pa.table({"text": ["a"]}), folder / "c.parquet")
+    result = packer("pack", "c.parquet", "b.parquet", *QUIET, "--overwrite")
+    assert_error(result, 1, "b.parquet: the records' fields fit none of", "found: body, id")
+
+
+def test_long_lists_are_bad_records(folder: Path) -> None:
+    ids = pa.array([[1, 2], [1, 2, 3], [], [4]], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"input_ids": ids}), folder / "a.parquet")
+    options = ["-l", 4, "--max-line-bytes", 8]
+    message = "row 1 (row 1 of the file): input_ids is longer than 8 bytes"
+    assert_error(packer("pack", "a.parquet", *options, "-q"), 1, message)
+    pack("a.parquet", *options, "--on-error", "skip")
+    assert [tokens.tolist() for tokens in recover_documents("out").values()] == [[1, 2], [4]]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
+    """Held against what the footer says of the whole column."""
+    texts = [f"{i}" * (i % 300) for i in range(5000)]
+    pq.write_table(
+        pa.table({"text": texts}), "a.parquet", use_dictionary=dictionary, data_page_size=4096,
+        data_page_version=version, write_batch_size=16, dictionary_pagesize_limit=40_000,
+    )  # fmt: skip
+    chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
+    every = list(_pages("a.parquet", chunk))
+    assert len(every) > 100
+    assert every[0].is_dictionary == dictionary
+    assert sum(page.values for page in every if not page.is_dictionary) == 5000
+    headers = chunk.total_uncompressed_size - sum(page.size for page in every)
+    assert 0 < headers < 2500 * len(every)  # they hold the least and the greatest text
+    data = Path("a.parquet").read_bytes()
+    for place in range(4, 40):  # whatever a header holds, it is no crash and no endless loop
+        Path("damaged.parquet").write_bytes(data[:place] + b"\xff" * 8 + data[place + 8 :])
+        assert len(list(_pages("damaged.parquet", chunk))) <= len(data)
+
+
+def test_parquet_is_read_a_few_rows_at_a_time_and_opened_once_a_unit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["x" * (i % 5 * 50_000) for i in range(400)]
+    pq.write_table(pa.table({"text": texts}), folder / "a.parquet")
+    file, config = InputFile(0, "a.parquet", "parquet", None, 1, 0), PackConfig(max_length=8)
+    read = reader_for("parquet").read(file, Slice(0, 0, None, 0), TEXT_SHAPE, config)
+    batches = [records.texts or [] for records in read]
+    assert [text for batch in batches for text in batch] == texts
+    assert max(sum(map(len, batch)) for batch in batches) <= (4 << 20) + 200_000
+    opened, whole = [], pq.ParquetFile
+    (folder / "b.parquet").write_bytes(parquet(pa.string(), row_group_size=1)(TEXTS)[0])
+    monkeypatch.setattr(pq, "ParquetFile", lambda *a, **k: opened.append(a) or whole(*a, **k))
+    manifest = pack("b.parquet", "-l", 32, "--unit-bytes", 600)
+    assert len(TEXTS) > len(manifest["units"]) > 2
+    assert [len(unit["slices"]) for unit in manifest["units"]] == [1] * len(manifest["units"])
+    assert len(opened) <= len(manifest["units"]) + 3  # its names and its footer

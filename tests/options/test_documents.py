@@ -1,0 +1,630 @@
+"""Records of every shape and dialect as documents: ⟦what is trained on⟧, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from altered import unaltered
+from chats import (
+    CHATML,
+    TAGS,
+    assistant,
+    chat,
+    marked,
+    pack_chat,
+    pack_marked,
+    positions,
+    refused,
+    run,
+    system,
+    user,
+    write,
+)
+from support import assert_error, packer, recover_documents
+
+HI = [user("Hi"), assistant("Hello")]
+HI_MARKED = "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
+SHAREGPT = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
+CALLED = f"<call>{json.dumps(CALL)}</call>"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"city": "string"}}}
+TOOLS = f"<tools>{json.dumps([TOOL])}</tools>\n"
+ASKED = {"question": "Say hi.", "answer": "Hello"}
+PAIR = "Say hi.⟦Hello<eos>⟧"
+ANSWER = "<assistant>⟦Hello</assistant>⟧"
+AS_CHAT, AS_ALPACA = "--prompt-template chat", "--prompt-template alpaca"
+KIND, IN_FRENCH = "<system>Be kind.</system>", "<user>Say hi.\nIn French.</user>"
+ALPACA = {"instruction": "Say hi.", "input": "In French.", "output": "Salut"}
+SALUT = {"instruction": "Say hi.", "output": "Salut"}
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\nSay hi.\n\n### Input:\nIn French.\n\n### Response:\n⟦Salut<eos>⟧"
+)
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\nSay hi.\n\n### Response:\n⟦Salut<eos>⟧"
+)
+OWN_SYSTEM = WITH_INPUT.replace(WITH_INPUT.partition("\n\n")[0], "Be kind.")
+CONTENT_PARTS = [{"type": "text", "text": "Hel"}, {"text": "l"}, "o"]
+SPOKEN = [{"speaker": "human", "text": "Hi"}, {"speaker": "gpt", "text": "Hello"}]
+SPEAKER_TEXT = "--field role=speaker --field content=text"
+MANY = {"messages": HI, "text": "Plain", "prompt": "Say hi.", "completion": "Hello"}
+
+# the record, options, its document
+CASES: dict[str, tuple[Any, str, str]] = {
+    "text": ({"text": "Hello"}, "", "H⟦ello<eos>⟧"),
+    "messages": ({"messages": HI}, "", HI_MARKED),
+    "messages before text": ({"text": "other", "messages": HI}, "", HI_MARKED),
+    "messages as JSON text": ({"messages": json.dumps(HI)}, "", HI_MARKED),
+    "conversations": ({"conversations": SHAREGPT}, "", HI_MARKED),
+    "conversation": ({"conversation": SHAREGPT}, "", HI_MARKED),
+    "conversations in OpenAI style": ({"conversations": HI}, "", HI_MARKED),
+    "messages in ShareGPT style": ({"messages": SHAREGPT}, "", HI_MARKED),
+    "role and value": (chat({"role": "user", "value": "Hi"}, HI[1]), "", HI_MARKED),
+    "prompt": ({"prompt": "Say hi.", "completion": "Hello"}, "", PAIR),
+    "question": (ASKED, "", PAIR),
+    "query": ({"query": "Say hi.", "response": "Hello"}, "", PAIR),
+    "input": ({"input": "Say hi.", "output": "Hello"}, "", PAIR),
+    "mixed names": ({"question": "Say hi.", "output": "Hello"}, "", PAIR),
+    "alpaca": (ALPACA, "", WITH_INPUT),
+    "alpaca without input": (SALUT, "", WITHOUT_INPUT),
+    "alpaca with an empty input": (ALPACA | {"input": ""}, "", WITHOUT_INPUT),
+    "alpaca with null as input": (ALPACA | {"input": None}, "", WITHOUT_INPUT),
+    "response": ({"instruction": "Say hi.", "response": "Salut"}, "", WITHOUT_INPUT),
+    "alpaca as a chat": (ALPACA, AS_CHAT, f"{IN_FRENCH}<assistant>⟦Salut</assistant>⟧"),
+    "alpaca with a system prompt": (ALPACA | {"system": "Be kind."}, "", OWN_SYSTEM),
+    "and as a chat": (ALPACA | {"system": "Be kind."}, AS_CHAT,
+                      f"{KIND}{IN_FRENCH}<assistant>⟦Salut</assistant>⟧"),
+    "context of Dolly": ({"instruction": "Say hi.", "context": "In French.", "response": "Salut"},
+                         "", WITH_INPUT),
+    "no context": (SALUT | {"context": ""}, "", WITHOUT_INPUT),
+    "context": (ASKED | {"context": "A passage."}, "", "Say hi.\nA passage.⟦Hello<eos>⟧"),
+    "context, as a chat": (ASKED | {"context": "A passage."}, AS_CHAT,
+                           f"<user>Say hi.\nA passage.</user>{ANSWER}"),
+    "context, as alpaca": ({"prompt": "Say hi.", "context": "In French.", "completion": "Salut"},
+                           AS_ALPACA, WITH_INPUT),
+    "a context that --field maps": ({"context": "Say hi.", "response": "Hello"},
+                                    "--field prompt=context", PAIR),
+    "an answer under the name of a prompt": (
+        {"prompt": "Say hi.", "question": "Hello", "answer": "other"},
+        "--field completion=question", PAIR),
+    "reasoning as the answer": ({"prompt": "Say hi.", "thinking": "Hello"},
+                                "--field completion=thinking", PAIR),
+    "a system prompt as the text": ({"system_prompt": "Hello"}, "--field text=system_prompt",
+                                    "H⟦ello<eos>⟧"),
+    "a context as the system prompt": (
+        ASKED | {"context": "Be kind.", "system_prompt": "other"}, "--field system=context",
+        "Be kind.\n\n" + PAIR),
+    "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, "", "Be kind.\n\n" + PAIR),
+    "system_prompt, as a chat": (ASKED | {"system_prompt": "Be kind."}, AS_CHAT,
+                                 f"{KIND}<user>Say hi.</user>{ANSWER}"),
+    "an empty system_prompt": (ASKED | {"system_prompt": ""}, AS_CHAT,
+                               f"<user>Say hi.</user>{ANSWER}"),
+    "system": ({"conversations": SHAREGPT, "system": "Be kind."}, "", KIND + HI_MARKED),
+    "an empty system": ({"conversations": SHAREGPT, "system": ""}, "", HI_MARKED),
+    "null as system": ({"conversations": SHAREGPT, "system": None}, "", HI_MARKED),
+    "system that is no text": ({"conversations": SHAREGPT, "system": ["No"]}, "", HI_MARKED),
+    "the conversation's own system": (
+        {"system": "No", "conversations": [{"from": "system", "value": "Be kind."}, *SHAREGPT]},
+        "", KIND + HI_MARKED),
+    "system beside a prompt of messages": (
+        {"prompt": HI[:1], "completion": HI[1:], "system": "Be kind."}, "", KIND + HI_MARKED),
+    "a field that is mapped leaves the others": (
+        {"conversations": SHAREGPT, "system_prompt": "Be kind."}, "--field system=system_prompt",
+        KIND + HI_MARKED),
+    "a context that is no text": (ASKED | {"context": {"title": "A"}}, "", PAIR),
+    "shape text": (MANY, "--shape text", "P⟦lain<eos>⟧"),
+    "shape messages": (MANY, "", HI_MARKED),
+    "shape prompt-completion": (MANY, "--shape prompt-completion", PAIR),
+    "an instruction's pair": ({"instruction": "No", "input": "Say hi.", "output": "Hello"},
+                              "--shape prompt-completion", PAIR),
+    "shape openai": ({"conversations": SHAREGPT[:1], "messages": HI},
+                     "--shape openai --train-on last", HI_MARKED),
+    "shape sharegpt": ({"conversations": SHAREGPT, "messages": HI[:1]},
+                       "--shape sharegpt --train-on last", HI_MARKED),
+    "field": ({"prompt": "Hi", "chosen": HI, "rejected": HI}, "--field messages=chosen", HI_MARKED),
+    "fields": ({"q": "Say hi.", "a": "Hello", "text": "other"},
+               "--field prompt=q --field completion=a", PAIR),
+    "keys": ({"messages": SPOKEN}, SPEAKER_TEXT, HI_MARKED),
+    "keys in JSON text": ({"messages": json.dumps(SPOKEN)}, SPEAKER_TEXT, HI_MARKED),
+    "keys in another column": ({"talk": SPOKEN}, f"--field messages=talk {SPEAKER_TEXT}",
+                               HI_MARKED),
+    "keys in prompts": ({"prompt": SPOKEN[:1], "completion": SPOKEN[1:]}, SPEAKER_TEXT, HI_MARKED),
+    "one key": ({"messages": [one | {"role": one["speaker"]} for one in SPOKEN]},
+                "--field content=text --role human=user --role gpt=assistant", HI_MARKED),
+    "keys before those that are known": (
+        {"messages": [one | {"role": "x", "content": "y"} for one in SPOKEN]}, SPEAKER_TEXT,
+        HI_MARKED),
+    "roles": (chat({"role": "Ann", "content": "Hi"}, {"role": "Bo", "content": "Hello"}),
+              "--role Ann=user --role Bo=assistant", HI_MARKED),
+    "roles of ShareGPT": (
+        {"conversations": [{"from": "A", "value": "Hi"}, {"from": "B", "value": "Hello"}]},
+        "--role A=user --role B=assistant", HI_MARKED),
+    "content in parts": (chat(user([{"type": "text", "text": "Hi"}]), assistant(CONTENT_PARTS)), "",
+                         HI_MARKED),
+    "an answer that is not trained on": (
+        chat(user("Hi"), {"role": "assistant", "weight": 0}, assistant("Yo")), "",
+        "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"),
+    "a prompt of messages": (
+        {"prompt": [user("Hi"), assistant("Yes?"), user("Bye")], "completion": "Ciao"}, "",
+        "<user>Hi</user><assistant>Yes?</assistant><user>Bye</user><assistant>⟦Ciao</assistant>⟧"),
+    "a completion of messages": ({"prompt": "Hi", "completion": HI[1:]}, "", HI_MARKED),
+}  # fmt: skip
+SPEAKERS = {
+    "assistant": ("chatgpt", "bot", "model", "assistant"),
+    "user": ("user", "human"),
+    "tool": ("function_response", "tool"),
+}
+CASES |= {
+    f"speaker {speaker}": (
+        {"conversations": [{"from": speaker, "value": "So."}, *SHAREGPT]},
+        "",
+        (f"<{role}>So.</{role}>" if role != "assistant" else "<assistant>⟦So.</assistant>⟧")
+        + HI_MARKED,
+    )
+    for role, speakers in SPEAKERS.items()
+    for speaker in speakers
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_record_is_a_document(folder: Path, name: str) -> None:
+    record, options, expected = CASES[name]
+    given = shlex.split(options)
+    how = {} if "<user>" in expected else {"template": None}
+    assert pack_marked([record], *given, **how) == [expected]
+    config = json.loads(Path("out/manifest.json").read_text())["config"]
+    named = ["=".join(pair) for pair in config["fields"] + config["roles"]]
+    assert sorted(named) == sorted(one for one in given if "=" in one)
+    if all(isinstance(value, str) for value in record.values()) and name != "keys in JSON text":
+        with open("data.csv", "w", newline="") as file:
+            csv.writer(file).writerows([record.keys(), record.values()])
+        pq.write_table(pa.table({key: [value] for key, value in record.items()}), "data.parquet")
+        for path in (Path("data.parquet"), Path("data.csv")):
+            assert pack_marked(path, *given, **how) == [expected]
+
+
+# The record, and its text from the first trained token on: conversations with calls of tools.
+TURNS = [
+    {"from": "system", "value": "Be brief."},
+    {"from": "human", "value": "Weather?"},
+    {"from": "function_call", "value": json.dumps(CALL)},
+    {"from": "observation", "value": "sunny"},
+    {"from": "gpt", "value": "Sunny."},
+]
+CALLS = {
+    "roles of ShareGPT": (
+        {"conversations": TURNS},
+        f"{CALLED}<|im_end|>\n⟧<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
+        "⟦Sunny.<|im_end|>\n⟧"),
+    "flags of ShareGPT": (
+        {"conversations": [*TURNS[:2], TURNS[2] | {"train": False},
+                           {"from": "gpt", "value": "Hello", "weight": 0},
+                           {"from": "gpt", "value": "Bye", "weight": 1}]},
+        "Bye<|im_end|>\n⟧"),
+    "several at once": ({"conversations": [SHAREGPT[0], {"from": "tool_call",
+                                                         "value": json.dumps([CALL, CALL])}]},
+                        f"{CALLED * 2}<|im_end|>\n⟧"),
+    "an object": ({"conversations": [SHAREGPT[0], {"from": "function_call", "value": CALL}]},
+                  f"{CALLED}<|im_end|>\n⟧"),
+    **{f"{key} as {kind}": (chat(user("?"), assistant(None, **{key: value})),
+                            f"{CALLED}<|im_end|>\n⟧")
+       for key, calls in (("function_call", CALL),
+                          ("tool_calls", [{"type": "function", "function": CALL}]))
+       for kind, value in (("values", calls), ("JSON text", json.dumps(calls)))},
+    "without content": (chat(user("?"), {"role": "assistant", "tool_calls": [{"function": CALL}]}),
+                        f"{CALLED}<|im_end|>\n⟧"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_in_every_dialect(folder: Path, name: str) -> None:
+    record, expected = CALLS[name]
+    [text] = pack_marked([record], template=CHATML)
+    assert text.partition("⟦")[2] == expected
+    assert ("system\nBe brief.<|im_end|>" in text) == ("Be brief." in json.dumps(record))
+
+
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), TOOL, None, "", [], "[]"])
+def test_tools_in_every_form(folder: Path, tools: Any) -> None:
+    shown, plain = pack_marked([chat(*HI, tools=tools), chat(*HI)], template=CHATML)
+    assert shown == (TOOLS if tools not in (None, "", [], "[]") else "") + plain
+    columns = {"messages": [HI, HI], "tools": [json.dumps([TOOL]), None]}
+    pq.write_table(pa.table(columns), "data.parquet")
+    assert pack_marked(Path("data.parquet"), template=CHATML) == [TOOLS + plain, plain]
+    template = "{% if tools %}<tools>{{ tools | tojson }}</tools>\n{% endif %}" + TAGS
+    texts = pack_marked([ASKED | {"tools": tools}], *AS_CHAT.split(), template=template)
+    assert texts == [shown[: shown.index("<|im_start|>")] + f"<user>Say hi.</user>{ANSWER}"]
+
+
+THINKS = TAGS.replace(
+    "{{ m.content }}",
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}",
+)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content"])
+@pytest.mark.parametrize("record", [ASKED, {"instruction": "Say hi.", "output": "Hello"}])
+def test_reasoning_beside_an_answer(folder: Path, name: str, record: Any) -> None:
+    texts = pack_marked([record | {name: "Politely."}], *AS_CHAT.split(), template=THINKS)
+    assert texts == ["<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"]
+
+
+def test_templates_that_take_content_otherwise(folder: Path) -> None:
+    strict = TAGS.replace("{{ m.content }}", "{{ '[' + m['content'] + ']' }}")
+    silent = {"role": "assistant", "tool_calls": []}
+    [text] = pack_marked([chat(user("Hi"), silent)], template=strict)
+    assert text == "<user>[Hi]</user><assistant>⟦[]</assistant>⟧"
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    for shown in ("{{ m.content[0].text }}", "{{ m.content }}"):  # the user's parts only
+        template = TAGS.replace(
+            "{{ m.content }}",
+            "{% if m.content is string %}{{ m.content }}{% elif m.role == 'user' %}"
+            "{% for part in m.content %}{{ part.text }}{% endfor %}{% else %}"
+            + shown
+            + "{% endif %}",
+        )
+        record = chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))
+        assert pack_marked([record], template=template) == [HI_MARKED]
+    each = "{% for part in m.content %}({{ part.text }}){% endfor %}"
+    template = TAGS.replace(
+        "{{ m.content }}",
+        "{% if m.content is string %}{{ m.content }}{% else %}" + each + "{% endif %}",
+    )
+    [text] = pack_marked([chat(user("Hi"), assistant(parts))], template=template)
+    assert text == "<user>Hi</user><assistant>⟦(Hel)(lo)</assistant>⟧"
+
+
+def test_other_keys_of_messages(folder: Path) -> None:
+    called = {"role": "assistant", "content": "", "calls": [{"function": CALL}]}
+    fields = ("--field", "tool_calls=calls", "--field", "train=learn")
+    turns = [user("Hi"), assistant("Hm", learn=False), called]
+    [text] = pack_marked([chat(*turns)], *fields, template=CHATML)
+    assert text.split("⟦")[1:] == [f"{CALLED}<|im_end|>\n⟧"]
+
+
+def test_sides_of_pairs_have_the_same_names(folder: Path) -> None:
+    counts = []
+    for own, options in ((SPOKEN, SPEAKER_TEXT), (HI, "")):
+        no = {key: "No" if value == "Hello" else value for key, value in own[1].items()}
+        pair = {"prompt": own[:1], "chosen": own[1:], "rejected": [no]}
+        counts.append(pack_chat([pair], "--shape", "preference", *shlex.split(options))["tokens"])
+    assert counts[0] == counts[1]
+
+
+def test_ids_with_labels(folder: Path) -> None:
+    write([{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}])
+    assert packer("pack", "data.jsonl", "-l", 8, "-o", "out", "-q").exit_code == 0
+    assert recover_documents("out", "labels")[0, 0].tolist() == [-100, -100, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("record", "shape"),
+    [
+        ({"messages": HI}, "messages"),
+        ({"conversation": SHAREGPT}, "conversations (conversations=conversation)"),
+        (ASKED, "prompt-completion (prompt=question, completion=answer)"),
+        ({"prompt": HI[:1], "answer": HI[1:]}, "prompt-completion of messages (completion=answer)"),
+        (ALPACA, "alpaca"),
+    ],
+)
+def test_what_was_detected_is_said_and_stored(folder: Path, record: Any, shape: str) -> None:
+    write([record])
+    Path("tags.jinja").write_text(TAGS)
+    is_chat = "messages" in shape or "conversations" in shape
+    template = ["--chat-template", "tags.jinja"] if is_chat else []
+    result = packer("pack", "data.jsonl", "-l", 512, "-t", "bytes", "-o", "out", *template)
+    assert f"packer: records: {shape}" in result.stderr.splitlines()
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    assert manifest["config"]["shape"] == shape.split(" ", maxsplit=1)[0]
+
+
+# In other files
+
+NESTED = [
+    {"id": 1, "data": {"talk": HI, "about": {"system": "S"}, "score": [1]}},
+    {"id": 2, "data": {"talk": HI, "about": {"system": None}, "score": [1]}},
+]
+
+
+def in_form(form: str, records: list[Any]) -> Path:
+    """A file of records in some format."""
+    path, table = Path(f"data.{form}"), pa.Table.from_pylist(records)
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form in ("arrow", "arrows"):
+        make = pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream
+        with make(path.with_suffix(".arrow"), table.schema) as writer:
+            writer.write_table(table)
+    elif form in ("csv", "tsv"):
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file, delimiter="," if form == "csv" else "\t")
+            writer.writerows([records[0].keys(), *(one.values() for one in records)])
+    else:
+        lines = map(json.dumps, records)
+        path.write_text(json.dumps(records) if form == "json" else "\n".join(lines))
+    return path if form != "arrows" else path.with_suffix(".arrow")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+def test_dots_lead_to_columns_within_others(folder: Path, form: str) -> None:
+    path = in_form(form, NESTED)
+    refused(path, 1, "no", "'data.tlk'", options=["--field", "messages=data.tlk"])
+    refused(path, 1, "records have no 'date.talk'", options=["--field", "messages=date.talk"])
+    dots = ("--field", "conversations=data.talk", "--field", "system=data.about.system")
+    assert pack_marked(path, *dots) == ["<system>S</system>" + HI_MARKED, HI_MARKED]
+    packed = json.loads(Path("out/manifest.json").read_text())
+    assert packed["config"]["shape"] == "conversations"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
+def test_a_name_with_dots_comes_before_what_they_lead_to(folder: Path, form: str) -> None:
+    path = in_form(form, [{"a": "within" if form == "csv" else {"b": "within"}, "a.b": "by name"}])
+    assert pack_marked(path, "--text-field", "a.b", template=None) == ["b⟦y name<eos>⟧"]
+
+
+def test_of_parquet_only_the_columns_that_dots_lead_to_are_read(folder: Path) -> None:
+    records = [{"data": {"text": "short", "blob": str(i) * 2_000_000}} for i in range(3)]
+    pq.write_table(pa.Table.from_pylist(records), "data.parquet", compression="none")
+    given = ("--text-field", "data.text", "--max-line-bytes", 1_000)
+    assert pack_marked(Path("data.parquet"), *given, template=None) == ["s⟦hort<eos>⟧"] * 3
+
+
+def test_parquet_gives_what_json_lines_give(folder: Path) -> None:
+    function = dict(sorted(CALL.items()))  # the order that older versions of Arrow give to fields
+    call = assistant(None, tool_calls=[{"type": "function", "function": function}])
+    conversations = [
+        [system("Be brief."), *HI],
+        [user("Weather?"), call, {"role": "tool", "content": "sunny", "name": "weather"},
+         assistant("Sunny.", weight=0)],
+        [user("naïve 👍🏽"), assistant("日本語")],
+    ]  # fmt: skip
+    records = [{"messages": one} for one in conversations]
+    expected = pack_marked(records, template=CHATML)
+    assert '<call>{"arguments": {"city": "Oslo"}, "name": "weather"}</call>' in expected[1]
+    assert "⟦Sunny" not in expected[1]
+    assert pack_marked(in_form("parquet", records), template=CHATML) == expected
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "arrow", "arrows", "parquet"])
+def test_other_files_give_what_json_lines_give(folder: Path, form: str) -> None:
+    pairs = [{"id": 1, "completion": "Hello", "prompt": "Say hi."},
+             {"id": 2, "completion": '"a\nb"', "prompt": "Say hi."}]  # fmt: skip
+    expected = [PAIR, 'Say hi.⟦"a\nb"<eos>⟧']
+    assert pack_marked(in_form(form, pairs), template=None) == expected
+    for talk in ({"messages": json.dumps(HI)}, {"conversations": json.dumps(SHAREGPT)}):
+        assert pack_marked(in_form(form, [{"id": 1, **talk, "tools": ""}])) == [HI_MARKED]
+    if form not in ("csv", "tsv"):
+        path = in_form(form, [{"conversations": SHAREGPT}, {"conversations": None}])
+        assert pack_marked(path, "--on-error", "skip") == [HI_MARKED]
+
+
+def test_compressed_and_from_stdin(folder: Path) -> None:
+    lines = write([chat(*HI)]).read_bytes()
+    Path("data.jsonl.gz").write_bytes(gzip.compress(lines))
+    assert pack_marked(Path("data.jsonl.gz")) == [HI_MARKED]
+    pairs = [{"prompt": HI[:1], "completion": HI[1:]}, {"prompt": "Hi", "completion": "Hello"}]
+    assert pack_marked(pairs) == [HI_MARKED] * 2  # the first tells what prompts are
+    lines += write([chat(*HI)]).read_bytes()
+    Path("tags.jinja").write_text(TAGS)
+    options = ("-l", 512, "-t", "bytes", "-o", "stdin", "--chat-template", "tags.jinja")
+    assert unaltered("pack", "-", *options, stdin=lines).returncode == 0
+    assert marked("stdin") == [HI_MARKED] * 2
+
+
+def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
+    write([ASKED], "a.jsonl")
+    write([{"chosen": HI, "rejected": HI[:1]}], "b.jsonl")
+    Path("tags.jinja").write_text(TAGS)
+    command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
+               "--chat-template", "tags.jinja")  # fmt: skip
+    done = packer(*command, "--field", "messages=chosen")
+    assert done.exit_code == 0, done.stderr
+    assert marked("out") == [PAIR, HI_MARKED]
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    done = packer(*command, "--field", "messages=chose", "--overwrite")
+    assert_error(done, 1, "a.jsonl: records have no 'chose'; fields found: question, answer")
+
+
+def test_a_field_that_the_first_record_lacks(folder: Path) -> None:
+    records = [ASKED, ASKED | {"more": {"about": "A passage."}}]
+    passage = "Say hi.\nA passage.⟦Hello<eos>⟧"
+    assert pack_marked(records, "--field", "context=more.about") == [PAIR, passage]
+    wrong = run(records, "--field", "context=more.abuot")
+    assert_error(wrong, 1, "records have no 'more.abuot'; fields found: question, answer")
+
+
+# What is refused: the record, options, the exit code, and what the error says.
+
+FIELD, CALL_TEXT = "--field messages=chosen", "field 'messages[0].value' is text that is not valid"
+REFUSED: dict[str, tuple[Any, str, int, str]] = {
+    "a field that is not there": (chat(*HI), FIELD, 1, "no 'chosen'; fields found: messages"),
+    "a field of another shape": ({"text": "Hi", "about": "me"}, "--field system=about", 1,
+                                 "records of shape text have no field 'system', which --field m"),
+    "no shape": ({"foo": 1}, "", 1, "fit none of"),
+    "half a pair": ({"prompt": "Hi"}, "", 1, "prompt+completion"),
+    "another shape": ({"text": "Hi"}, "--shape messages", 1, "fit none of: messages"),
+    "half of a preference": ({"chosen": "Hi"}, "--shape preference", 1,
+                             "fit none of: chosen+rejected, "),
+    "messages is a number": ({"messages": 5}, "", 1, "field 'messages' is an integer"),
+    "messages is null": ({"messages": None}, "", 1, "field 'messages' is null"),
+    "messages is an object": ({"messages": {}}, "", 1, "field 'messages' is an object"),
+    "no messages": ({"messages": []}, "", 1, "field 'messages' has no messages"),
+    "bad JSON": ({"messages": "[{"}, "", 1, "field 'messages' is text that is not valid JSON"),
+    "JSON of no list": ({"messages": "5"}, "", 1, "field 'messages' is an integer"),
+    "message is text": (chat("Hi"), "", 1, "messages[0] is a string, expected an object"),
+    "message is null": (chat(HI[0], None), "", 1, "messages[1] is null, expected an object"),
+    "no role": (chat({"content": "Hi"}), "", 1, "messages[0].role is missing"),
+    "role is a number": (chat({"role": 1, "content": ""}), "", 1, "messages[0].role is an integer"),
+    "from is a number": (chat({"from": 1, "value": ""}), "", 1, "messages[0].role is an integer"),
+    "content is a number": (chat(HI[0], assistant(3)), "", 1, "messages[1].content is an integer"),
+    "content is an object": (chat(user({"text": "Hi"})), "", 1, "messages[0].content is an object"),
+    "no content": (chat({"role": "user"}, HI[1]), "", 1,
+                   "messages[0] is the user's and has no content"),
+    "null as content": (chat(user(None), HI[1]), "", 1,
+                        "messages[0] is the user's and has no content"),
+    "an empty answer": (chat(user("Hi"), {"role": "assistant"}), "", 1,
+                        "messages[1] is the assistant's and has neither content nor tool calls"),
+    "text in place of content": (chat(user("Hi"), {"role": "assistant", "text": "Hello"}), "", 1,
+                                 "messages[1] has 'text', expected 'role' and"),
+    "text in place of a value": (chat(user("Hi"), {"from": "gpt", "text": "Hello"}), "", 1,
+                                 "messages[1] has 'text', expected 'role' and"),
+    "an image": (chat(user([{"type": "text", "text": "See:"}, {"type": "image", "image": "x"}])),
+                 "", 1, "messages[0].content[1] is of type 'image'; only text can be packed"),
+    "a part without text": (chat(user([{"type": "text"}])), "", 1, "content[0] is without a text"),
+    "a part that is a number": (chat(user([5])), "", 1, "content[0] is without a text"),
+    "weight": (chat(HI[0], assistant("Hi", weight=2)), "", 1,
+               "messages[1].weight is 2, expected 0 or 1"),
+    "train": (chat(assistant("Hi", train="no")), "", 1, "train is 'no', expected 0 or 1"),
+    "weight is a list": (chat(assistant("Hi", weight=[])), "", 1, "messages[0].weight is []"),
+    "tools is a number": (chat(*HI, tools=5), "", 1, "field 'tools' is an integer"),
+    "tools is bad JSON": (chat(*HI, tools="{"), "", 1, "field 'tools' is text that is not valid"),
+    "tools is JSON of a number": (chat(*HI, tools="5"), "", 1, "field 'tools' is an integer"),
+    "calls are text": (chat(user("Hi"), assistant(None, tool_calls="no")), "", 1,
+                       "messages[1].tool_calls' is text that is not valid"),
+    "a call is text": (chat(user("Hi"), assistant(None, tool_calls=["no"])), "", 1,
+                       "messages[1].tool_calls is not a call"),
+    "no call": (chat(user("Hi"), assistant(None, function_call={"a": 1})), "", 1,
+                "messages[1].function_call is not a call"),
+    "a call without a name": (chat({"from": "function_call", "value": '{"arguments": {}}'}), "", 1,
+                              "messages[0].value is not a call"),
+    "an empty call": (chat({"from": "function_call", "value": ""}), "", 1,
+                      "messages[0].value is not a call"),
+    "a call of bad JSON": (chat({"from": "function_call", "value": "weather()"}), "", 1, CALL_TEXT),
+    "prompt is a number": ({"prompt": 5, "completion": "a"}, "", 1, "field 'prompt' is an integer"),
+    "completion is null": ({"prompt": "a", "completion": None}, "", 1, "'completion' is null"),
+    "completion is empty": ({"prompt": "a", "completion": []}, "", 1, "has no messages"),
+    "instruction is null": ({"instruction": None, "output": "a"}, "", 1, "'instruction' is null"),
+    "output is an object": ({"instruction": "a", "output": {}}, "", 1, "'output' is an object"),
+    "system is a list": (ASKED | {"system": ["a"]}, "--field system=system", 1,
+                         "field 'system' is a list, expected a string"),
+    "context is a number": (ASKED | {"context": 3}, "--field context=context", 1,
+                            "field 'context' is an integer, expected a string"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_bad_record_is_one_line_of_error(folder: Path, name: str) -> None:
+    record, options, code, message = REFUSED[name]
+    fits = name not in list(REFUSED)[:6]
+    place = "data.jsonl, line 1 (byte 0): " if fits else "data.jsonl: "
+    refused([record], code, place, message, options=shlex.split(options))
+
+
+def test_later_records_that_do_not_fit_are_bad_records(folder: Path) -> None:
+    records = [chat(*HI), {"text": "Hi"}, chat(*HI), {"messages": 5}, ["a"]]
+    place = positions(records)
+    assert_error(run(records), 1, f"data.jsonl, line 2 (byte {place[1]}): no field 'messages'")
+    manifest = pack_chat(records, "--on-error", "skip")
+    assert (manifest["documents"], manifest["rejected_records"]) == (2, 3)
+    rejected = [json.loads(line) for line in Path("out/rejected.jsonl").read_text().splitlines()]
+    assert [one["position"] for one in rejected] == [place[1], place[3], place[4]]
+    assert rejected[0]["reason"] == "no field 'messages'; fields found: text"
+    assert rejected[1]["reason"] == "field 'messages' is an integer, expected a list of messages"
+    path = in_form("parquet", [chat(*HI), chat(), chat(*HI)])
+    place = "data.parquet, row group 0, row 1"
+    assert_error(run(path), 1, place, "field 'messages' has no messages")
+    records = [{"a": {"b": "c"}}, {"a": {"b": {"c": "d"}}}]
+    wrong = run(records, "--text-field", "a.b")
+    assert_error(wrong, 1, "field 'a.b' is an object, expected a string")
+
+
+def test_a_record_of_another_file_s_shape_is_a_bad_record(folder: Path) -> None:
+    write([chat(*HI)], "a.jsonl")
+    records = [{"prompt": "Hi", "completion": "Hello"}, chat(*HI)]
+    write(records, "b.jsonl")
+    Path("tags.jinja").write_text(TAGS)
+    command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
+               "--chat-template", "tags.jinja")  # fmt: skip
+    place = positions(records)[1]
+    assert_error(packer(*command), 1, f"b.jsonl, line 2 (byte {place}): no field 'prompt'")
+
+
+@pytest.mark.parametrize(
+    "failing",
+    ["raise_exception('user first')", "1 // (messages | length - 3)", "range(10 ** 9)",
+     "messages[0].content + 1", "nothing.at.all"],
+)  # fmt: skip
+def test_a_record_that_the_template_fails_on_is_a_bad_record(folder: Path, failing: str) -> None:
+    template = "{% if messages | length == 3 %}{{ " + failing + " }}{% endif %}" + TAGS
+    records = [chat(*HI), chat(*HI, user("Bye"))]
+    assert "the chat template" in run(records, template=template).stderr
+    assert pack_marked(records, "--on-error", "skip", template=template) == [HI_MARKED]
+
+
+LONG = "Something that is longer than a name."
+RENAMED = [{"speaker": "Ann", "utterance": "Hi"}, {"speaker": "Agent", "utterance": "Hello"}]
+# a record, and the options that the tip must name
+TIPS: dict[str, tuple[Any, str]] = {
+    "dialogue": ({"dialogue": HI}, "--field messages=dialogue"),
+    "Messages": ({"id": "3", "Messages": HI}, "--field messages=Messages"),
+    "ShareGPT": ({"talk": SHAREGPT}, "--field messages=talk"),
+    "JSON text": ({"dialogue": json.dumps(HI)}, "--field messages=dialogue"),
+    "nested": ({"data": {"n": 1, "messages": HI}}, "--field messages=data.messages"),
+    "keys": ({"talk": RENAMED}, "--field messages=talk --field role=speaker "
+             "--field content=utterance --role Ann=user --role Agent=assistant"),
+    "roles": ({"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
+              "--field messages=talk --role human=user --role gpt=assistant"),
+    "keys of messages": ({"messages": SPOKEN}, "--field role=speaker --field content=text"),
+    "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
+    "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
+    "one long": ({"id": "x", "prose": LONG, "date": "today"}, "--field text=prose"),
+    "problem": ({"problem": "Say hi.", "solution": "Hello", "level": 3},
+                "--field prompt=problem --field completion=solution"),
+    "inputs": ({"inputs": "Say hi.", "targets": "Hello"},
+               "--field prompt=inputs --field completion=targets"),
+    "Alpaca": ({"Instruction": "Say hi.", "Input": "", "Output": "Hello"},
+               "--field instruction=Instruction --field output=Output --field input=Input"),
+    "by position": ({"a title": LONG, "id": "3", "b": LONG},
+                    "--field 'prompt=a title' --field completion=b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TIPS)
+def test_a_tip_names_the_options_that_work(folder: Path, case: str) -> None:
+    record, options = TIPS[case]
+    template = TAGS if "[{" in json.dumps(record).replace("\\", "") else None
+    for form in ("jsonl", "json", "parquet"):
+        path = in_form(form, [record] * 2)
+        result = run(path, template=template)
+        assert result.exit_code == 1
+        assert result.stderr.strip().rpartition("tip: ")[2].endswith(options), result.stderr
+    assert pack_chat(path, *shlex.split(options), template=template)["documents"]
+    assert "⟦" in marked("out")[0]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"a": 1},
+        {"a": "x", "b": "y", "c": "z"},
+        {"a": [1], "b": [2]},
+        {"title": "A", "question": LONG},
+        {"context": LONG, "question": LONG, "answers": {"text": ["x"]}},  # SQuAD
+    ],
+)
+def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
+    assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
+
+
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_speakers_that_no_role_is_known_of(folder: Path, key: str) -> None:
+    names = ("human", "bot") if key == "role" else ("User", "Assistant")
+    text = "content" if key == "role" else "value"
+    said = zip(names, ("Hi", "Hello"), strict=True)
+    record = {"messages": [{key: name, text: words} for name, words in said]}
+    result = run([record])
+    assert_error(result, 1, "nothing to pack", "1 of those dropped have nothing to train on")
+    tip = f"add --role {names[0]}=user --role {names[1]}=assistant"
+    assert result.stderr.splitlines()[-1] == f"tip: {tip}"
+    assert pack_marked([record], *tip.split()[1:]) == [HI_MARKED]

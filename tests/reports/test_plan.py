@@ -1,0 +1,548 @@
+"""`packer plan`: the figures of what would be packed, and nothing that is written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from altered import unaltered
+from pages import Page, assert_stands_alone
+from planning import assert_planned, planned
+from support import assert_error, contents, jsonl, packer, packer_process, packer_script, wait_for
+
+from packer_cli.options.option import options_of
+from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import EncodingOptions, RunOptions
+from packer_cli.reports.page import draw
+from packer_cli.reports.report import document_lengths
+
+SAMPLES = Path(__file__).parents[2] / "sample_data"
+DOCUMENTS = SAMPLES / "documents.jsonl"
+CHAT = (SAMPLES / "chat.jsonl", "--chat-template", SAMPLES / "chat.jinja", "-t", "bytes")
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+def lines(*lengths: int) -> bytes:
+    """Documents of so many tokens, with EOS."""
+    return jsonl(*("x" * (length - 1) for length in lengths))
+
+
+CASES: dict[str, tuple[Any, list[int], list[str], list[Any]]] = {
+    "lengths and strategies": ([DOCUMENTS], [512, 1000, 8192], ["best-fit", "next-fit", "wrap"],
+                               []),
+    "truncated on the left": ([DOCUMENTS], [256, 1024], ["best-fit"],
+                              ["--overlong", "truncate", "--truncate-side", "left"]),
+    "dropped": ([DOCUMENTS], [256, 1024], ["best-fit"],
+                ["--overlong", "drop", "--max-segments-per-row", "2"]),
+    "multiples": ([DOCUMENTS], [256, 1024], ["best-fit"],
+                  ["--segment-multiple", "8", "--position-ids"]),
+    "balance": ([DOCUMENTS], [256, 1024], ["best-fit"],
+                ["--balance", "attention", "--columns", "input_ids,cu_seqlens,segments"]),
+    "in order": ([DOCUMENTS], [256, 1024], ["best-fit"],
+                 ["--label-shift", "pre", "--seed", "3", "--no-shuffle"]),
+    **{f"chats, {how}": (CHAT, [64, 128, 256, 1024], ["best-fit", "next-fit"],
+                         ["--overlong", how]) for how in ("drop", "truncate", "truncate-turns")},
+    "chats, cut": (CHAT, [128, 300], ["best-fit", "wrap"],
+                   ["--overlong", "split", "--force-split", "--train-on", "all"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_planned_is_what_is_packed(case: str) -> None:
+    inputs, lengths, strategies, options = CASES[case]
+    options = options if inputs is CHAT else [*options, "-t", "bytes"]
+    outcomes = assert_planned(inputs, lengths, strategies, *options)["outcomes"]
+    if case in ("chats, drop", "chats, truncate"):
+        lost, what = outcomes[2], "dropped" if case.endswith("drop") else "truncated"
+        assert lost[f"{what}_tokens"] > lost[f"{what}_trained_tokens"] > 0
+    assert case != "chats, cut" or all(one["cut_documents"] for one in outcomes)
+
+
+def test_units_windows_and_shards(folder: Path) -> None:
+    shutil.copy(DOCUMENTS, folder / "a.jsonl")
+    (folder / "b.jsonl").write_bytes(b"\n".join(DOCUMENTS.read_bytes().split(b"\n")[7:90]))
+    cut = ["--unit-bytes", "30k", "-t", "bytes"]
+    plan = assert_planned(["a.jsonl", "b.jsonl"], [256, 600], ["best-fit", "wrap"], *cut)
+    assert all(one["units"] > 5 for one in plan["outcomes"])
+    (folder / "c.jsonl").write_bytes(DOCUMENTS.read_bytes() * 30)
+    plan = assert_planned(["c.jsonl"], [1000], ["best-fit"], "-t", "bytes", "--shard-bytes", "20M")
+    assert [(one["units"], one["shards"]) for one in plan["outcomes"]] == [(1, 3)]
+
+
+def test_tokenized_directories_and_views_of_them() -> None:
+    for name, of in (("text", (DOCUMENTS, "-t", "bytes")), ("chats", CHAT)):
+        assert packer("tokenize", *of, "-o", name, "-q", "--json").exit_code == 0
+    ways = ["best-fit", "next-fit", "wrap"]
+    assert_planned(["text"], [500, 1024], ways, "--unit-bytes", "100k")
+    shown = packer("plan", "text", "-l", 500, "-q").stdout
+    assert "\nmade from    1 tokenized directory\n" in shown
+    assert_planned(["text"], [500, 1024], ["best-fit", "next-fit"], "--no-shuffle")
+    assert_planned(["chats"], [128, 1024], ["best-fit", "next-fit"], "--overlong", "truncate")
+    assert_planned(["text", "chats"], [128, 1024], ["best-fit"], "--overlong", "drop")
+
+
+def test_bytes_of_a_view_are_counted() -> None:
+    assert packer("tokenize", DOCUMENTS, "-t", "bytes", "-o", "text", "-q").exit_code == 0
+    result = packer("pack", "text", "-l", 500, "--view", "-o", "view", "-q", "--json")
+    assert result.exit_code == 0, result.stderr
+    (outcome,) = planned("text", "-l", 500, "--view")["outcomes"]
+    for name in ("rows", "segments", "tokens", "trained_tokens", "bytes", "shards"):
+        assert outcome[name] == json.loads(result.stdout)[name]
+
+
+def test_the_tokens_of_the_inputs_before_any_is_lost(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 16, 40, 4) + jsonl(""))
+    plan = planned("a.jsonl", "-l", "8,16", "--overlong", "drop", "-t", "bytes")
+    assert (plan["documents"], plan["tokens"]) == (4, 63)
+    assert plan["document_length"][:6] == [0, 1, 1, 0, 1, 1]
+    assert [one["dropped_tokens"] for one in plan["outcomes"]] == [56, 40]
+
+
+def test_what_attention_and_an_epoch_cost(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(16, 8, 8, 16, 16))  # four full rows of 16
+    options = ["-t", "bytes", "--batch-tokens", 48, "--hidden-size", 2]
+    (outcome,) = planned("a.jsonl", "-l", 16, *options)["outcomes"]
+    squares = 3 * 16**2 + 2 * 8**2
+    assert outcome["rows"] == 4
+    assert outcome["attention_span"] == squares / 64
+    assert outcome["attention_share"] == squares / (squares + 6 * 2 * 4 * 16)
+    assert outcome["steps"] == 2  # of three rows and of one
+
+
+def test_nothing_is_written(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 16, 40, 4) + b"not JSON\n")
+    (folder / "here").mkdir()
+    before = contents(folder)
+    folder.chmod(0o500)
+    try:
+        own = {name: str(folder / "here") for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME")}
+        result = packer_process(
+            "plan", folder / "a.jsonl", "-l", "8,16", "-t", "bytes", "--on-error", "skip",
+            "--json", cwd=folder / "here", env=os.environ | own,
+        )  # fmt: skip
+    finally:
+        folder.chmod(0o700)
+    assert result.returncode == 0, result.stderr
+    outcomes = json.loads(result.stdout)["outcomes"]
+    assert [one["rejected_records"] for one in outcomes] == [1, 1]
+    assert contents(folder) == before
+    assert list((folder / "here").iterdir()) == []
+
+
+def test_inputs_are_read_once_for_all_lengths() -> None:
+    arguments = ["-l", "128,1024,32k", "-t", "bytes", "--json", "-q"]
+    result = unaltered("plan", "-", *arguments, stdin=DOCUMENTS.read_bytes())
+    assert result.returncode == 0, result.stderr
+    expected = planned(DOCUMENTS, "-l", "128,1024,32k", "-t", "bytes")
+    assert json.loads(result.stdout)["outcomes"] == expected["outcomes"]
+
+
+def test_stdin_that_would_be_read_twice_is_refused() -> None:
+    arguments = [*CHAT[1:], "-l", "128,256", "--overlong", "truncate-turns", "-q"]
+    result = unaltered("plan", "-", *arguments, stdin=CHAT[0].read_bytes())
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: -: stdin can be read once, and these lengths")
+
+
+SAMPLED = ["large.jsonl", "-l", "256,1024", "-t", "bytes", "--unit-bytes", "128k"]
+
+
+@pytest.fixture
+def large(folder: Path) -> Path:
+    """6 MB of documents in seeded order, of which 2 MB are the smallest sample."""
+    documents = DOCUMENTS.read_bytes().splitlines(keepends=True) * 30
+    random.Random(0).shuffle(documents)
+    path = folder / "large.jsonl"
+    path.write_bytes(b"".join(documents))
+    return path
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("large")
+def test_a_sample_is_within_its_stated_error(seed: int) -> None:
+    whole = planned(*SAMPLED, "--seed", seed)["outcomes"]
+    sample = planned(*SAMPLED, "--seed", seed, "--sample", "40%")
+    assert sample["sample"] == 0.4
+    for estimated, exact in zip(sample["outcomes"], whole, strict=True):
+        assert exact["standard_errors"] == {}
+        assert estimated["units_read"] < estimated["units"] == exact["units"]
+        assert set(estimated["standard_errors"]) == {"rows", "utilization"}
+        for name, error in estimated["standard_errors"].items():
+            assert 0 < error < exact[name] / 10
+            assert abs(estimated[name] - exact[name]) < 3 * error, name
+        assert estimated["rows_over_bound"] == pytest.approx(exact["rows_over_bound"], rel=0.05)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_sample_of_all_is_exact() -> None:
+    exact = planned(*SAMPLED)
+    assert planned(*SAMPLED, "--sample", "100%")["outcomes"] == exact["outcomes"]
+
+
+def test_a_sample_of_little_data_reads_all() -> None:
+    result = packer("plan", DOCUMENTS, "-l", 512, "-t", "bytes", "-q", "--sample", "5%")
+    assert "sample       everything was read: nothing is estimated" in result.stdout
+
+
+def _bytes_read() -> int:
+    """So far, by this process."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.fixture
+def one_file(folder: Path) -> Callable[[str], Path]:
+    """32 MB in one file, which is one work unit: in seeded order, by length, in other formats."""
+    draw = random.Random(0)
+    texts = [draw.randbytes(int(6 * draw.lognormvariate(4, 1))).hex() for i in range(28_000)]
+
+    def write(kind: str) -> Path:
+        path = folder / f"{kind}.{'parquet' if kind in ('groups', 'group') else 'jsonl'}"
+        rows = sorted(texts, key=len) if kind == "sorted" else texts
+        if path.suffix == ".parquet":
+            size = 1000 if kind == "groups" else 1 << 20
+            pq.write_table(pa.table({"text": rows}), path, row_group_size=size)
+        else:
+            path.write_bytes(jsonl(*rows))
+        if kind != "gz":
+            return path
+        packed = folder / "gz.jsonl.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes(), 1))
+        return packed
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sorted", "groups", "group"])
+def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: str) -> None:
+    path, options = one_file(kind), ["-l", "8k,32k", "-t", "bytes", "--unit-bytes", "1G"]
+    exact = planned(path, *options)
+    packer("plan", path, *options, "-q", "--sample", "1%")  # whatever is read once is read
+    before = _bytes_read()
+    sample = planned(path, *options, "--sample", "1%")
+    read = _bytes_read() - before
+    assert read < path.stat().st_size / 2  # 2 MB, and the first blocks of the file several times
+    again = planned(path, *options, "--sample", "1%")
+    assert again == sample
+    for estimated, one in zip(sample["outcomes"], exact["outcomes"], strict=True):
+        assert 0.04 < estimated["share_read"] < 0.2
+        assert estimated["rows"] == pytest.approx(one["rows"], rel=0.12)
+        assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.02)
+        error = estimated["standard_errors"]["rows"]
+        assert (error is None) == (kind == "group")
+        if kind in ("shuffled", "sorted"):
+            assert 0 < error < one["rows"] / 10
+            assert abs(estimated["rows"] - one["rows"]) < 4 * error
+    assert sample["tokens"] == pytest.approx(exact["tokens"], rel=0.12)
+
+
+def test_a_file_that_cannot_be_entered_is_sampled_from_its_beginning(
+    one_file: Callable[[str], Path],
+) -> None:
+    path, options = one_file("gz"), ["-l", "8k", "-t", "bytes", "--unit-bytes", "1G"]
+    before = _bytes_read()
+    result = packer("plan", path, *options, "--sample", "1%", "--json")
+    assert _bytes_read() - before < path.stat().st_size / 1.5
+    assert f"packer: {path}: sampled from the beginning on: compressed files" in result.stderr
+    estimated = json.loads(result.stdout)["outcomes"][0]
+    assert 0 < estimated["share_read"] < 0.6
+    assert estimated["standard_errors"] == {"rows": None, "utilization": None}
+    exact = planned(path, *options)["outcomes"][0]
+    assert estimated["rows"] == pytest.approx(exact["rows"], rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl.gz"])
+def test_a_file_that_cannot_be_entered_stands_for_itself_alone(folder: Path, kind: str) -> None:
+    """Of a file of as many bytes beside it, several parts are read."""
+    draw = random.Random(0)
+    few = [draw.randbytes(2000).hex() for _ in range(3_000)]
+    many = [draw.randbytes(50).hex() for _ in range(90_000)]
+    odd = folder / f"odd.{kind}"
+    if kind == "json":
+        odd.write_text(json.dumps([{"text": text} for text in few]))
+    else:
+        odd.write_bytes(gzip.compress(jsonl(*few), 1))
+    (folder / "even.jsonl").write_bytes(jsonl(*many))
+    options = [odd, "even.jsonl", "-l", "512", "-t", "bytes"]
+    exact, sample = planned(*options), planned(*options, "--sample", "20%")
+    for name in ("documents", "tokens"):
+        assert sample[name] == pytest.approx(exact[name], rel=0.05)
+    estimated, one = sample["outcomes"][0], exact["outcomes"][0]
+    assert 0.1 < estimated["share_read"] < 0.6
+    assert estimated["rows"] == pytest.approx(one["rows"], rel=0.05)
+    assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.01)
+    assert abs(estimated["rows"] - one["rows"]) < 3 * estimated["standard_errors"]["rows"]
+
+
+def test_a_damaged_file_in_a_sample_is_one_bad_record(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
+    whole = gzip.compress(jsonl(random.Random(0).randbytes(2_000_000).hex()), 1)
+    (folder / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    options = ["-l", "512", "-t", "bytes", "--on-error", "skip", "--unit-bytes", "1M"]
+    exact = planned("a.jsonl", "b.jsonl.gz", *options)["outcomes"][0]
+    sample = planned("a.jsonl", "b.jsonl.gz", *options, "--sample", "50%")["outcomes"][0]
+    assert sample["standard_errors"]
+    assert sample["rejected_records"] == exact["rejected_records"] == 1
+    assert sample["rows"] == pytest.approx(exact["rows"], rel=0.05)
+
+
+def test_a_sample_leaves_out_a_damaged_file_as_packing_does(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
+    texts = [random.Random(i).randbytes(2_000).hex() for i in range(2_000)]
+    pq.write_table(pa.table({"text": texts}), "b.parquet", row_group_size=100)
+    data, groups = bytearray(Path("b.parquet").read_bytes()), pq.read_metadata("b.parquet")
+    for group in range(groups.num_row_groups):
+        column = groups.row_group(group).column(0)
+        at = column.dictionary_page_offset or column.data_page_offset
+        data[at : at + 40] = b"\xff" * 40
+    Path("b.parquet").write_bytes(data)
+    options = ["-l", "512", "-t", "bytes", "--on-error", "skip", "--unit-bytes", "20M"]
+    exact = planned("a.jsonl", "b.parquet", *options)["outcomes"][0]
+    sample = planned("a.jsonl", "b.parquet", *options, "--sample", "40%")["outcomes"][0]
+    assert sample["share_read"] < 1
+    assert sample["rejected_files"] == exact["rejected_files"] == 1
+    assert abs(sample["rows"] - exact["rows"]) < 3 * sample["standard_errors"]["rows"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-l", "0"], "--max-length: 0 is not between 1 and"),
+        (["-l", "16,0"], "--max-length: 0 is not between 1 and"),
+        (["-l", "16,-8"], "--max-length: -8 is not between 1 and"),
+        (["-l", "16,4k,4096"], "--max-length: 4096 is given twice"),
+        (["-l", "16,many"], "--max-length: 'many' is not a whole number like 4096 or 4k"),
+        (["-l", ","], "--max-length: ',' is not whole numbers"),
+        (["-l", "16,,32"], "--max-length: '16,,32' has nothing before or after a comma"),
+        (["-l", "16,32,"], "--max-length: '16,32,' has nothing before or after a comma"),
+        (["-l", "16", "--strategy", "wrap,,best-fit"], "--strategy: 'wrap,,best-fit' has nothing"),
+        (["-l", "16", "--strategy", "first-fit,ffd"], "--strategy: first-fit is given twice"),
+        (["-l", "16", "--strategy", "best-fit,best"], "--strategy: "),
+        (["-l", "16", "--strategy", "wrap", "--overlong", "drop"], "--overlong: drop has no"),
+        (["-l", "16", "--sample", "0"], "--sample: 0 reads nothing to plan from"),
+        (["-l", "16", "--sample", "101%"], "--sample: 1.01 is not between 0 and 1"),
+        (["-l", "16", "--sample", "-5%"], "--sample: -0.05 is not between 0 and 1"),
+        (["-l", "16", "--sample", "some"], "--sample: 'some' is not a share"),
+        (["-l", "16,64", "--batch-tokens", "32"], "--batch-tokens: 32 is less than a row of 64"),
+        (["-l", "16", "--hidden-size", "0"], "--hidden-size: 0 is not positive"),
+        (["-l", "16", "-t", ""], "--tokenizer: is empty"),
+    ],
+)
+def test_what_cannot_be_planned(folder: Path, options: list[str], message: str) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 16))
+    options = options if "-t" in options else [*options, "-t", "bytes"]
+    assert_error(packer("plan", "a.jsonl", *options, "-q"), 2, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"no JSON\n", [], "a.jsonl, line 1 (byte 0): not valid JSON"),
+        (b"no JSON\n" * 3 + lines(4), ["--on-error", "skip", "--max-errors", 2],
+         "3 of 4 records are bad; --max-errors is 2"),
+        (lines(30), ["--overlong", "error"], "the document has 30 tokens, --max-length is 8"),
+        (lines(30, 40), ["--overlong", "drop"], "nothing to pack: 0 empty, 2 dropped and 0 reje"),
+    ],
+)  # fmt: skip
+def test_what_packing_would_refuse(
+    folder: Path, content: bytes, options: list[Any], message: str
+) -> None:
+    (folder / "a.jsonl").write_bytes(content)
+    command = ["a.jsonl", "-l", 8, "-t", "bytes", "-q", *options]
+    assert_error(packer("plan", *command), 1, message)
+    assert packer("pack", *command, "-o", "out").exit_code == 1
+
+
+def test_what_is_not_packed_is_said(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(3, 4) + jsonl("", "") + b"not JSON\n")
+    result = packer("plan", "a.jsonl", "-l", 8, "-t", "bytes", "-q", "--on-error", "skip")
+    assert "\ndocuments    2 with 7 tokens\n" in result.stdout
+    assert "\nempty        2 documents without a token\n" in result.stdout
+    assert "\nrejected     1 bad records\n" in result.stdout
+
+
+def test_a_length_that_holds_nothing_is_a_line_of_zeros(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(30, 40))
+    plan = assert_planned(["a.jsonl"], [8, 64], ["best-fit"], "--overlong", "drop", "-t", "bytes")
+    assert [one["rows"] for one in plan["outcomes"]] == [0, 2]
+
+
+def test_losses_beyond_max_loss_are_said_and_fail(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(30, 4))
+    options = ["-t", "bytes", "-q", "--overlong", "drop", "--max-loss", "10%"]
+    result = packer("plan", "a.jsonl", "-l", "16,64", *options)
+    assert result.exit_code == 1
+    assert "--max-length 16: 0.8824 of the tokens were lost" in result.stderr
+    assert "utilization" in result.stdout
+
+
+def test_lines_in_a_pipe() -> None:
+    options = ["-l", "512,4k", "-t", "bytes", "-q", "--strategy", "best-fit,wrap"]
+    result = packer("plan", DOCUMENTS, *options, "--batch-tokens", "64k")
+    assert result.exit_code == 0
+    tables = [block.splitlines() for block in result.stdout.split("\n\n")]
+    assert tables[0][1:] == [
+        "made from    1 input, 207.1 kB",
+        "records      text; trained on: all",
+        "tokenizer    bytes",
+        "documents    400 with 196,415 tokens",
+    ]
+    assert [len(table) for table in tables[1:]] == [5, 5, 5]
+    heads = [" ".join(table[0].split()) for table in tables[1:]]
+    assert heads == [
+        "max length strategy rows utilization above bound of one length",
+        "max length strategy segments in a row on disk attention span attention share "
+        "steps of an epoch",
+        "max length strategy documents cut",
+    ]
+    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%", "12.50%"]
+    assert all(line == line.rstrip() for table in tables for line in table)
+
+
+def test_a_plan_of_tokens_leaves_what_is_trained_on_to_the_directory(folder: Path) -> None:
+    assert packer("tokenize", *CHAT, "-q", "-o", "tokens").exit_code == 0
+    result = packer("plan", "tokens", "-l", "512", "-q")
+    assert result.stdout.split("\n\n")[0].splitlines() == [
+        "tokens",
+        "made from    1 tokenized directory",
+        "tokenizer    bytes",
+        "documents    40 with 13,216 tokens",
+    ]
+    assert packer("plan", "tokens", "-l", "512", "-q", "--html", "plan.html").exit_code == 0
+    assert "trained on: all" not in (folder / "plan.html").read_text()
+
+
+def test_a_table_fits_a_terminal_of_80_columns(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(lines(*range(1, 300, 3)))
+    command = [packer_script(), "plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",
+               "--strategy", "best-fit-decreasing,best-fit", "--batch-tokens", "1M",
+               "--unit-bytes", "1k", "--sample", "50%"]  # fmt: skip
+    shown = _on_a_terminal(command)
+    assert "above" in shown
+    assert "…" not in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def _on_a_terminal(command: list[str]) -> str:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"COLUMNS": "80", "TERM": "dumb", "PYTHONUTF8": "1"}
+    with subprocess.Popen(command, stdout=theirs, env=environment) as run:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            shown += data
+        assert run.wait(60) == 0
+    os.close(ours)
+    return shown.decode().replace("\r", "")
+
+
+def test_ctrl_c_ends_it(folder: Path) -> None:
+    command = [packer_script(), "plan", "-", "-l", "64", "-t", "bytes"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stdin is not None
+        assert run.stderr is not None
+        run.stdin.write(lines(*[60] * 50_000))
+        run.stdin.flush()
+        handlers = Path(f"/proc/{run.pid}/task")
+        assert wait_for(lambda: len(list(handlers.iterdir())) > 2)
+        run.send_signal(signal.SIGINT)
+        stderr = run.stderr.read().decode()
+        assert run.wait(60) == 130, stderr
+    assert "stopped: interrupted" in stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "tip"),
+    [
+        (["--seq-len", "4k"], "No such option: --seq-len", "did you mean --max-length"),
+        (["--packing", "bfd"], "No such option: --packing", "did you mean --strategy"),
+        ([], "Missing option '--max-length' / '-l'.", "add --max-length N[,N]. Tokens in"),
+        (["-l", "16", "--output", "x"], "No such option: --output", ""),
+    ],
+)
+def test_options_are_suggested(options: list[str], message: str, tip: str) -> None:
+    result = packer("plan", DOCUMENTS, *options)
+    assert_error(result, 2, message)
+    assert tip in result.stderr
+
+
+def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> None:
+    text = packer("plan", "--help").stdout
+    for name, option in {**options_of(PackConfig), **options_of(EncodingOptions)}.items():
+        assert f"{option.name(name)} " in text, name
+    for name in options_of(RunOptions).keys() - options_of(EncodingOptions).keys():
+        assert f"{options_of(RunOptions)[name].name(name)} " not in text, name
+    assert "--output " not in text
+
+
+def test_a_page_with_the_same_figures(folder: Path) -> None:
+    options = ["-l", "512,128k", "--strategy", "best-fit,next-fit", "-t", "bytes", "-q"]
+    result = packer("plan", DOCUMENTS, *options, "--batch-tokens", "1M", "--html", "plan.html")
+    assert (result.exit_code, result.stdout) == (0, "wrote plan.html\n"), result.stderr
+    content = Path("plan.html").read_bytes()
+    assert_stands_alone(content)
+    page = Page(content)
+    rows, costs, cut, fill = (table for table in page.tables if table[0][0] == "max length")
+    outcomes = planned(DOCUMENTS, *options, "--batch-tokens", "1M")["outcomes"]
+    for number, one in enumerate(outcomes, 1):
+        length, way = f"{one['max_length']:,}", one["strategy"]
+        share = f"{one['utilization']:.2%}"
+        assert rows[number][:4] == [length, way, f"{one['rows']:,}", share]
+        assert costs[number][-2:] == [f"{one['attention_share']:.2%}", f"{one['steps']:,}"]
+        assert cut[number] == [length, way, f"{one['cut_documents']:,}"]
+        assert fill[number][0] == f"{length}, {way}"
+        assert sum(int(cell.replace(",", "")) for cell in fill[number][1:]) == one["rows"]
+        assert f"{way}, {length}: {share}" in page.tips  # of a curve
+        assert f"Histogram of row fill, {length}, {way}" in page.charts
+    places = [float(value) for name, value in page.attributes if name == "y" and "." in value]
+    assert all(0 <= place <= 300 for place in places)
+    assert packer("plan", DOCUMENTS, *options, "--batch-tokens", "1M", "--html",
+                  "-").stdout_bytes == content  # fmt: skip
+    none = packer("plan", DOCUMENTS, "-l", "128k", "-t", "bytes", "-q", "--html", "-")
+    assert "No document is cut, truncated or dropped." in none.stdout
+    Path("mine.txt").write_text("not a page")
+    assert_error(packer("plan", DOCUMENTS, *options, "--html", "mine.txt"), 2, "mine.txt")
+
+
+@pytest.mark.parametrize(
+    "lengths", [[2**n for n in range(4, 14)], [512, 600, 700], [16, 17, 4096], [4096], [1 << 20]]
+)
+def test_no_line_of_a_length_crosses_a_label(lengths: list[int]) -> None:
+    """On a phone, where a chart is some 250 pixels wide. A line goes down from its own label."""
+    drawing = draw(document_lengths([0, 0, 0, 9, *[0] * 8, 1, *[0] * 19], lengths), "x").drawing
+    tags = re.findall('<(?:line|text) class="(?:mark|name)".*?>', drawing)
+    shapes = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in tags]
+    labels = re.findall('<text class="name".*?>(.*?)<', drawing)
+    assert len(labels) == len(lengths)
+    for number, label in enumerate(shapes[1::2]):
+        width = len(labels[number]) * 6.6
+        at = (float(label["x"][:-1]) - 14) * 3
+        begin, end = (at - width, at) if label["text-anchor"] == "end" else (at, at + width)
+        assert -60 < begin < end < 260
+        for other, line in enumerate(shapes[::2]):
+            if other != number and begin < (float(line["x1"][:-1]) - 14) * 3 < end:
+                assert float(line["y1"]) >= float(label["y"])
+
+
+@pytest.mark.usefixtures("large")
+def test_a_page_says_that_its_figures_are_estimates() -> None:
+    assert "±" in packer("plan", *SAMPLED, "-q", "--sample", "40%", "--html", "-").stdout

@@ -1,0 +1,215 @@
+"""`packer plan mix.toml`: the rows of a recipe, and what they have of each source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chats import CHATML, assistant, chat, chat_tokenizer, user
+from mixed import write_sources
+from planning import planned
+from support import assert_error, contents, packer
+
+RECIPE = """
+max_length = 512
+tokenizer = "bytes"
+
+[[source]]
+name = "web"
+inputs = ["web"]
+weight = 0.6
+
+[[source]]
+name = "code"
+inputs = ["code.jsonl"]
+weight = 0.3
+
+[[source]]
+name = "chat"
+inputs = ["chat.jsonl"]
+epochs = 2.0
+"""
+SPLIT = '[validation]\nshare = "5%"\n'
+
+
+@pytest.fixture(autouse=True)
+def _recipe(folder: Path) -> None:
+    write_sources()
+    Path("mix.toml").write_text(RECIPE)
+
+
+def _pack(*options: object) -> None:
+    result = packer("pack", "mix.toml", "-q", *options)
+    assert result.exit_code == 0, result.stderr
+
+
+def _stats(*arguments: object) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(
+        packer("stats", *arguments, "--by", "source", "--json").stdout
+    )
+    return content
+
+
+def _assert_same(outcome: dict[str, Any], packed: dict[str, Any]) -> None:
+    for name in ("rows", "tokens", "trained_tokens", "documents", "utilization", "sources"):
+        assert outcome[name] == packed[name], name
+    for planned_one, packed_one in zip(outcome["by_source"], packed["by_source"], strict=True):
+        for name in ("name", "documents", "tokens", "trained_tokens"):
+            assert planned_one[name] == packed_one[name]
+
+
+def test_what_is_planned_is_what_is_packed() -> None:
+    _pack("-o", "mix-packed-512")
+    before = contents(".")
+    plan = planned("mix.toml")
+    assert contents(".") == before
+    (outcome,) = plan["outcomes"]
+    assert outcome["max_length"] == 512
+    _assert_same(outcome, _stats("mix-packed-512"))
+
+
+@pytest.mark.parametrize("overlong", ["drop", "truncate"])
+def test_several_lengths_of_which_each_chooses_its_documents(overlong: str) -> None:
+    """Where long documents are dropped, a source has less to take from."""
+    _pack("-o", "kept", "-l", 64)
+    plan = planned("mix.toml", "-l", "64,128", "--overlong", overlong)
+    assert [one["max_length"] for one in plan["outcomes"]] == [64, 128]
+    for outcome in plan["outcomes"]:
+        length = outcome["max_length"]
+        out = f"out-{length}"
+        _pack("-o", out, "-l", length, "--overlong", overlong)
+        _assert_same(outcome, _stats(out))
+    first, second = (one["sources"][0] for one in plan["outcomes"])
+    assert first["available"] != second["available"]
+
+
+def test_both_sides_of_a_split() -> None:
+    Path("mix.toml").write_text(RECIPE + SPLIT)
+    _pack()
+    plans = planned("mix.toml")
+    assert list(plans) == ["train", "validation"]
+    for side, plan in plans.items():
+        (outcome,) = plan["outcomes"]
+        _assert_same(outcome, _stats(f"mix-packed-512/{side}"))
+    lines = packer("plan", "mix.toml", "-q").stdout.splitlines()
+    assert lines.index("mix.toml: train") < lines.index("mix.toml: validation")
+
+
+def test_a_changed_mixture_is_planned_before_it_is_packed() -> None:
+    _pack()
+    Path("mix.toml").write_text(RECIPE.replace("0.6", "0.2"))
+    (outcome,) = planned("mix.toml")["outcomes"]
+    _pack("--overwrite")
+    _assert_same(outcome, _stats("mix-packed-512"))
+
+
+def test_the_table_has_a_line_for_each_source() -> None:
+    _pack()
+    result = packer("plan", "mix.toml", "-q")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    start = lines.index("sources, in shares of tokens")
+    assert lines[start + 1] == "documents tokens trained epochs asked reached source"
+    web = lines[start + 2].split()
+    assert web == ["4,000", "331,780", "327,780", "1.00", "56.67%", "56.67%", "web"]
+    assert [line.split()[-1] for line in lines[start + 2 : start + 5]] == ["web", "code", "chat"]
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("more", ["", SPLIT, 'dedup = "exact"\n'], ids=["", "split", "dedup"])
+def test_a_recipe_that_was_never_tokenized_is_planned_without_writing(more: str) -> None:
+    at_top = more if more.startswith("dedup") else ""
+    Path("mix.toml").write_text(at_top + RECIPE + more.removeprefix(at_top))
+    before = contents(".")
+    plan = planned("mix.toml")
+    told = packer("plan", "mix.toml").stderr
+    assert "the sources are not tokenized yet: the plan is made from everything" in told
+    assert contents(".") == before
+    _pack()
+    again = planned("mix.toml")
+    for one in (plan, again) if more != SPLIT else (*plan.values(), *again.values()):
+        del one["inputs"]["bytes"]
+    assert plan == again
+
+
+def test_a_sample_of_what_was_never_tokenized_is_an_estimate() -> None:
+    Path("mix.toml").write_text(RECIPE.replace("max_length", 'unit_bytes = "8k"\nmax_length'))
+    result = packer("plan", "mix.toml", "--sample", "30%")
+    assert "are not tokenized yet: the plan is made from 3" in result.stderr
+    assert "%, and is an estimate" in result.stderr
+    assert "work units: all figures are estimates" in result.stdout
+    assert not Path("mix-tokenized").exists()
+    guess = planned("mix.toml", "--sample", "30%")
+    assert 0.3 <= guess["sample"] < 0.4
+    (outcome,) = guess["outcomes"]
+    _pack()
+    packed = _stats("mix-packed-512")
+    for name in ("rows", "tokens", "documents"):
+        assert outcome[name] == pytest.approx(packed[name], rel=0.15)
+    assert outcome["utilization"] == pytest.approx(packed["utilization"], abs=0.05)
+    for one, its in zip(outcome["sources"], packed["sources"], strict=True):
+        assert one["asked"] == pytest.approx(its["asked"], rel=0.2)
+        assert one["share_asked"] == pytest.approx(its["share_asked"], abs=0.03)
+
+
+def test_sources_of_which_one_is_tokenized_and_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = packer("tokenize", "web", "-t", "bytes", "-q", "-o", "tokens")
+    assert done.exit_code == 0
+    Path("mix.toml").write_text(RECIPE.replace('["web"]', '["tokens"]'))
+    (outcome,) = planned("mix.toml")["outcomes"]
+    sampled = packer("plan", "mix.toml", "--sample", "30%", "--json", "-q")
+    assert "warning: --sample is not followed: a source is a tokenized directory" in sampled.stderr
+    assert json.loads(sampled.stdout)["outcomes"] == [outcome]
+    monkeypatch.setattr("packer_cli.plan.run._MOST_BYTES", 1000)
+    refused = packer("plan", "mix.toml", "--sample", "30%", "-q")
+    assert_error(refused, 2, "code.jsonl: not tokenized yet, beside a source that is a tokenized")
+    assert "tip: run packer tokenize first" in refused.stderr
+    _pack()
+    _assert_same(outcome, _stats("mix-packed-512"))
+
+
+def test_conversations_that_were_never_tokenized(folder: Path) -> None:
+    chat_tokenizer(folder / "tok", CHATML)
+    turns = [chat(user("Hi?" * n), assistant("Yes. " * n)) for n in range(1, 200)]
+    Path("talk.jsonl").write_text("".join(json.dumps(one) + "\n" for one in turns))
+    text = RECIPE.replace('tokenizer = "bytes"', 'tokenizer = "./tok"\non_error = "skip"')
+    Path("mix.toml").write_text(text.replace("code.jsonl", "talk.jsonl"))
+    (plan,) = planned("mix.toml")["outcomes"]
+    _pack()
+    _assert_same(plan, _stats("mix-packed-512"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: Path("code.jsonl").write_text('{"text": "pass"}\n'), "inputs have changed"),
+        (lambda: Path("mix.toml").write_text(RECIPE + 'separator = "--"\n'), "tokenized otherwise"),
+    ],
+    ids=["inputs", "options"],
+)
+def test_sources_that_changed_since_they_were_tokenized(change: Any, message: str) -> None:
+    _pack()
+    change()
+    before = contents(".")
+    assert_error(packer("plan", "mix.toml", "-q"), 2, "source ", message)
+    assert contents(".") == before
+
+
+def test_the_directory_of_tokens_is_for_recipes() -> None:
+    result = packer("plan", "web", "-l", 64, "--tokenized", "kept", "-q")
+    assert_error(result, 2, "--tokenized", "recipes with sources")
+
+
+def test_without_a_length_anywhere() -> None:
+    Path("mix.toml").write_text(RECIPE.replace("max_length = 512", ""))
+    assert_error(packer("plan", "mix.toml", "-q"), 2, "Missing option '--max-length'")
+
+
+def test_a_recipe_without_sources_is_planned_as_its_inputs_are() -> None:
+    Path("one.toml").write_text('max_length = 64\ntokenizer = "bytes"\ninputs = ["web"]\n')
+    plan = planned("one.toml")
+    assert plan == planned("web", "-l", 64, "-t", "bytes")
+    assert "sources" not in plan["outcomes"][0]

@@ -1,0 +1,414 @@
+"""`packer trace`: the documents of a step, at the command line, without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import showing
+from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
+from showing import IN_ORDER
+from support import assert_error, jsonl, pack, packer
+
+from packer_cli.errors import DataError, UsageError
+from packer_cli.options.loop import Loop
+from packer_cli.result.opening import fingerprint_of, open_packed
+from packer_cli.steps.schedule import Order
+from packer_cli.trace import Steps, trace
+
+pytestmark = pytest.mark.usefixtures("folder")
+TEXTS = [*showing.TEXTS, "5", "the sixth one"]
+
+
+def traced(*arguments: object, directory: str = "out") -> str:
+    result = packer("trace", directory, *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return str(result.stdout)
+
+
+def traced_json(*arguments: object, directory: str = "out") -> list[dict[str, Any]]:
+    text = traced(*arguments, "--json", directory=directory)
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def packed(folder: Path) -> Path:
+    """Rows of 16 bytes: first + second | third | a longer one | its end + 5 | the sixth one."""
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS))
+    pack("a.jsonl", "-l", 16, *IN_ORDER)
+    return folder / "out"
+
+
+@pytest.fixture
+def many_rows(folder: Path) -> Path:
+    """Some 250 rows in several shards, each of whose documents may be cut."""
+    for name in "abc":
+        random = np.random.default_rng(ord(name))
+        texts = (name * int(random.integers(1, 60)) for _ in range(150))
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*texts))
+    pack("a.jsonl", "b.jsonl", "c.jsonl", "-l", 48, "--unit-bytes", 2000)
+    return folder / "out"
+
+
+def in_rows(directory: str = "out") -> list[list[tuple[Any, ...]]]:
+    """For each row its segments as `packer show` gives them."""
+    shown = packer("show", directory, "0--1", "--json")
+    assert shown.exit_code == 0
+    rows = [json.loads(line)["segments"] for line in shown.stdout.splitlines()]
+    return [[_as_place(one) for one in row] for row in rows]
+
+
+def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("source", "file", "position", "start", "tokens", "tokenized", "document")
+    return tuple(one.get(name) for name in names)
+
+
+def test_a_step_as_a_table(packed: Path) -> None:
+    assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
+        "step 0, in epoch 0: places 0 to 3 of the order of the shards\n"
+        "2 ranks with 1 batch of 2 rows each\n"
+        "\n"
+        "rank  micro-batch  row  tokens  document\n"
+        "   0            0    0       6  a.jsonl byte 0\n"
+        "                             8  a.jsonl byte 18\n"
+        "   0            0    2      16  a.jsonl byte 65\n"
+        "   1            0    1      12  a.jsonl byte 39\n"
+        "   1            0    3       5  a.jsonl byte 65 from its token 16\n"
+        "                             2  a.jsonl byte 98\n"
+        "\n"
+        "4 rows, 6 segments, 49 tokens\n"
+        "a row as text: packer show out 3\n"
+    )
+
+
+def test_a_step_of_one_row_has_one_place(packed: Path) -> None:
+    shown = traced("--step", 1, "--ranks", 1, "--no-shuffle")
+    assert shown.startswith("step 1, in epoch 0: place 1 of the order of the shards\n1 rank with")
+
+
+def test_the_last_step_of_an_epoch_is_short_and_what_is_left_over_begins_the_next(
+    packed: Path,
+) -> None:
+    """5 rows for 2 ranks are 2 for each; the fifth is the first of epoch 1."""
+    options = ("--ranks", 2, "--batch-size", 3, "--no-shuffle")
+    assert [
+        (one["place"], one["row"], one["rank"]) for one in traced_json("--step", 0, *options)
+    ] == [(0, 0, 0), (2, 2, 0), (1, 1, 1), (3, 3, 1)]
+    later = traced_json("--step", 1, *options)
+    assert [(one["place"], one["row"], one["rank"]) for one in later] == [
+        (4, 4, 0), (6, 1, 0), (8, 3, 0), (5, 0, 1), (7, 2, 1), (9, 4, 1)
+    ]  # fmt: skip
+    assert {one["epoch"] for one in later} == {1}
+    assert "; here the epoch ends\n" in traced("--step", 0, *options)
+    assert "epoch ends" not in traced("--step", 1, *options)
+
+
+def test_json(packed: Path) -> None:
+    row = traced_json("--step", 1, "--ranks", 1, "--batch-size", 3, "--no-shuffle")[0]
+    assert row == {
+        "step": 1, "epoch": 0, "place": 3, "rank": 0, "micro_batch": 0, "result": "out", "row": 3,
+        "segments": [
+            {"segment": 0, "file": "a.jsonl", "position": 65, "position_unit": "byte", "start": 16,
+             "tokens": 5},
+            {"segment": 1, "file": "a.jsonl", "position": 98, "position_unit": "byte", "start": 0,
+             "tokens": 2},
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--drop-last"], ["--uneven"], ["--no-shuffle"]])
+def test_steps_hold_what_the_order_says(many_rows: Path, options: list[str]) -> None:
+    rows = in_rows()
+    seed = None if "--no-shuffle" in options else 5
+    order = Order(len(rows), seed, 8, 4)
+    loop = Loop(3, 4, 2, uneven="--uneven" in options, drop_last="--drop-last" in options)
+    steps = Steps(len(rows), loop)
+    sizes = ["--ranks", 3, "--batch-size", 4, "--micro-batches", 2, "--block-rows", 8,
+             "--window-blocks", 4, *([] if seed is None else ["--seed", 5])]  # fmt: skip
+    for number in (0, 1, 9, 10, 11, 25, 1000):
+        step = steps.of(number)
+        found = traced_json("--step", number, *sizes, *options)
+        assert sorted(one["place"] for one in found) == steps.places(step).tolist()
+        for one in found:
+            (row,) = order.rows_at(one["place"], one["place"] + 1).tolist()
+            number_in_rank, rank = divmod(one["place"] - step.begin, 3)
+            assert (one["row"], one["rank"], one["micro_batch"]) == (row, rank, number_in_rank // 4)
+            assert [_as_place(segment) for segment in one["segments"]] == rows[row]
+
+
+def test_one_rank(many_rows: Path) -> None:
+    options = ("--step", 2, "--ranks", 4, "--batch-size", 2, "--micro-batches", 2)
+    every = traced_json(*options)
+    assert traced_json(*options, "--rank", 2) == [one for one in every if one["rank"] == 2]
+    assert [one["rank"] for one in every] == [rank for rank in range(4) for _ in range(4)]
+    assert [one["micro_batch"] for one in every] == [0, 0, 1, 1] * 4
+    assert "tokens on rank 3\n" in traced(*options, "--rank", 3)
+    assert_error(packer("trace", "out", *options, "--rank", 4), 2, "--rank: 4 is not between 0")
+
+
+def test_views_and_recipes_name_first_inputs_and_sources(folder: Path) -> None:
+    write_sources()
+    pack_mixed(recipe_of(IN_SHARES, max_length=512))
+    rows = in_rows()
+    found = traced_json("--step", 3, "--ranks", 2, "--batch-size", 3)
+    assert len(found) == 6
+    for one in found:
+        assert [_as_place(segment) for segment in one["segments"]] == rows[one["row"]]
+    assert {segment["source"] for one in found for segment in one["segments"]} == {*IN_SHARES}
+    view = packer("pack", "mix-tokenized/web", "-l", 512, "--view", "-o", "view", "-q")
+    assert view.exit_code == 0
+    (row,) = traced_json("--step", 3, "--ranks", 1, directory="view")
+    assert [_as_place(one) for one in row["segments"]] == in_rows("view")[row["row"]]
+    table = traced("--step", 3, "--ranks", 1, directory="view")
+    assert f" (document {row['segments'][0]['document']} of mix-tokenized/web)\n" in table
+    Path("mix-tokenized/web").rename("moved")
+    assert_error(packer("trace", "view", "--step", 3, "--ranks", 1), 1, "mix-tokenized/web is gone")
+    moved = traced_json("--step", 3, "--ranks", 1, "--tokens", "moved", directory="view")
+    assert [one["segments"][0]["file"] for one in moved] == [row["segments"][0]["file"]]
+
+
+def test_stages_follow_one_another(folder: Path) -> None:
+    (folder / "mix.toml").write_text(
+        'max_length = 64\ntokenizer = "bytes"\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nweight = 1\n'
+        '[[source]]\nname = "b"\ninputs = ["b.jsonl"]\nweight = 0\n'
+        "[[stage]]\ntokens = 640\n[[stage]]\ntokens = 640\nweights = {a = 0, b = 1}\n"
+    )
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*(f"{name} {n}" * 3 for n in range(200))))
+    assert packer("pack", "mix.toml", "-q", "-o", "out").exit_code == 0
+    first = json.loads((folder / "out/manifest.json").read_text())["stages"][1]["first_row"]
+    sources = [
+        {segment["source"] for one in traced_json("--step", step, "--ranks", 1)
+         for segment in one["segments"]}
+        for step in range(first * 2)
+    ]  # fmt: skip
+    assert sources[: first + 1] == [{"a"}] * first + [{"b"}]
+
+
+def test_joined_results(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / f"{name}.jsonl").write_bytes(jsonl(*(f"{name} {n}" for n in range(40))))
+        result = packer("pack", f"{name}.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", f"out-{name}")
+        assert result.exit_code == 0
+    rows = [("out-one", i) for i in range(len(in_rows("out-one")))]
+    rows += [("out-two", i) for i in range(len(in_rows("out-two")))]
+    order = Order(len(rows), 0, 256, 64)
+    options = ("out-one", "out-two", "--step", 4, "--ranks", 2, "--batch-size", 3)
+    result = packer("trace", *options, "--json")
+    for line in result.stdout.splitlines():
+        one = json.loads(line)
+        assert (one["result"], one["row"]) == rows[
+            int(order.rows_at(one["place"], one["place"] + 1)[0])
+        ]
+        assert {segment["file"] for segment in one["segments"]} == {one["result"][4:] + ".jsonl"}
+    table = packer("trace", *options).stdout
+    assert "row  tokens  result   document\n" in table
+    assert "  out-two  two.jsonl byte " in table
+    (folder / "x.jsonl").write_bytes(jsonl("x"))
+    pack("x.jsonl", "-l", 32)
+    assert_error(packer("trace", "out-one", "out", "--step", 0, "--ranks", 1), 1,
+                 "out-one and out do not go together: max_length is 16")  # fmt: skip
+
+
+def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("one", "two"))
+    pack("a.jsonl", "-l", 16, "--columns", "input_ids,cu_seqlens")
+    result = packer("trace", "out", "--step", 0, "--ranks", 1)
+    assert result.stderr == (
+        "packer: out: was packed without the column segments: which documents are in rows is "
+        "unknown\n"
+    )
+    assert "   0            0    0       4\n                             4\n" in result.stdout
+    assert_error(
+        packer("trace", "out", "--find", "a.jsonl:0", "--ranks", 1),
+        1,
+        "out: was packed without the column segments, by which documents are found",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", "0"], "Missing option '--ranks'."),
+        (["--ranks", "1"], "which step is not said"),
+        (["--step", "-1", "--ranks", "1"], "--step: -1 is not between 0 and"),
+        (["--step", "0", "--ranks", "0"], "--ranks: 0 is not between 1 and"),
+        (["--step", "x", "--ranks", "1"], "--step: 'x' is not a whole number"),
+        (["--step", "0", "--find", "a:0", "--ranks", "1"], "--step and --find: are two questions"),
+        (["--find", "a:0", "--ranks", "2", "--rank", "1"], "--rank: is for --step and --state"),
+        (["--step", "0", "--ranks", "1", "--epochs", "2"], "--epochs needs --find"),
+        (["--step", "0", "--ranks", "1", "--hidden-size", "8"], "--hidden-size needs --balance"),
+        (["--step", "0", "--ranks", "1", "--balance", "step"], "what rows cost is not said"),
+        (["--step", "0", "--ranks", "1", "--window", "3"], "--window needs --balance order"),
+        (
+            ["--step", "0", "--ranks", "1", "--no-shuffle", "--seed", "4"],
+            "--seed and --no-shuffle: exclude one another",
+        ),
+        (
+            ["--step", "0", "--ranks", "1", "--balance", "x"],
+            "--balance: 'x' is not one of step, order",
+        ),
+    ],
+)
+def test_questions_that_cannot_be_answered(packed: Path, options: list[str], message: str) -> None:
+    assert_error(packer("trace", "out", *options), 2, message)
+
+
+def test_names_of_other_tools_lead_here() -> None:
+    for name, own in (("--world-size", "--ranks"), ("--gradient-accumulation-steps",
+                                                     "--micro-batches")):  # fmt: skip
+        result = packer("trace", "out", "--step", 0, name, 1)
+        assert_error(result, 2, f"No such option: {name}")
+        assert result.stderr.endswith(f"tip: did you mean {own}?\n")
+
+
+def test_what_is_not_there(packed: Path) -> None:
+    few = packer("trace", "out", "--step", 0, "--ranks", 9)
+    assert_error(few, 1, "9 ranks share 5 rows: some would get none")
+    assert_error(packer("trace", "nowhere", "--step", 0, "--ranks", 1), 2, "nowhere: no such")
+    assert_error(packer("trace", "s3://a/b", "--step", 0, "--ranks", 1), 2, "s3://a/b: a URL")
+    packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
+    tokenized = packer("trace", "tokens", "--step", 0, "--ranks", 1)
+    assert_error(tokenized, 1, "tokens: holds tokenized documents, not packed rows")
+    large = packer("trace", "out", "--step", 0, "--ranks", 2, "--batch-size", 4, "--drop-last")
+    assert_error(large, 1, "an epoch has 2 rows for each rank, and a loader that drops batches")
+
+
+def test_from_python(packed: Path) -> None:
+    found = trace("out", step=1, world_size=2, batch_size=2, seed=None)
+    assert (found.step.number, found.step.epoch, found.step.begin) == (1, 1, 4)
+    places = list(found.rows())
+    assert [(one.rank, one.row.number) for one in places] == [(0, 4), (0, 1), (1, 0), (1, 2)]
+    assert places[0].row.segments[0].origin.position == 112
+    with pytest.raises(UsageError, match="step: -1 is negative"):
+        trace("out", step=-1, world_size=2)
+    with pytest.raises(DataError, match="nowhere: no such directory"):
+        trace("nowhere", step=1, world_size=2)
+
+
+class TestStates:
+    """Of a sampler, in a file: made here of what they hold, since samplers need torch."""
+
+    @pytest.fixture
+    def state(self, packed: Path) -> dict[str, Any]:
+        name = Order(5, 3, 256, 64).name()
+        return {"samples": 4, "data": fingerprint_of(open_packed("out").facts), **name}
+
+    def file(self, state: object) -> str:
+        Path("state.json").write_text(json.dumps(state))
+        return "state.json"
+
+    def test_alone_it_shows_the_step_that_was_last(self, state: dict[str, Any]) -> None:
+        options = ("--ranks", 2)
+        last = traced("--state", self.file(state), *options)
+        assert "step 1, in epoch 0: places 2 to 3 of the order with seed 3\n" in last
+        assert "\nthe state was saved after it\n" in last
+        shown = last.partition("\n\n")[2]
+        assert shown == traced("--step", 1, "--seed", 3, *options).partition("\n\n")[2]
+        middle = traced("--state", self.file(state | {"samples": 5}), *options, "--batch-size", 2)
+        assert "the state was saved after 1 of 4 rows\n" in middle
+
+    def test_steps_that_follow_count_from_it(self, state: dict[str, Any]) -> None:
+        """Also on other ranks: places 4 and on are shared by three, and the epoch ends at 5."""
+        state |= {"samples": 2}
+        rows = traced_json("--state", self.file(state), "--step", 0, "--ranks", 3)
+        assert [one["place"] for one in rows] == [2, 3, 4]
+        assert "step 0 since place 2, in epoch 0" in traced(
+            "--state", "state.json", "--step", 0, "--ranks", 3
+        )
+        row = rows[1]["row"]
+        (found,) = traced_json(
+            "--state",
+            "state.json",
+            "--find",
+            f"a.jsonl:{rows[1]['segments'][0]['position']}",
+            "--ranks",
+            3,
+        )[:1]
+        assert (found["row"], found["step"], found["rank"]) == (row, 0, 1)
+
+    def test_what_is_left_of_an_epoch_may_lack_a_document(self, state: dict[str, Any]) -> None:
+        """Of 5 rows one is left; for two ranks it is left over, and begins the next epoch."""
+        order = Order(5, 3, 256, 64)
+        taken, left = order.rows_at(0, 5)[[0, 4]].tolist()
+        at = [row[-1][2] for row in in_rows()]
+        options = ("--state", self.file(state), "--ranks", 1, "--find")
+        none = traced(*options, f"a.jsonl:{at[taken]}")
+        assert none.endswith(
+            "\nnone of them is in what is left of epoch 0: --epochs looks further\n"
+        )
+        assert [one["row"] for one in traced_json(*options, f"a.jsonl:{at[left]}")] == [left]
+        two = ("--state", "state.json", "--ranks", 2, "--find")
+        rows = [one["place"] for one in traced_json(*two, f"a.jsonl:{at[left]}")]
+        assert rows[0] == 4
+        assert len(rows) == 2
+
+    def test_one_in_a_checkpoint(self, state: dict[str, Any]) -> None:
+        """As the Trainer writes it, or a loop that saves what each rank's sampler says."""
+        alone = traced("--state", self.file(state), "--ranks", 2)
+        for content in ({"global_step": 2, "callbacks": {"PackedRows": {"sampler": state}}},
+                        {"ranks": [state, dict(state)]}):  # fmt: skip
+            assert traced("--state", self.file(content), "--ranks", 2) == alone
+        differ = {"ranks": [state, state | {"samples": 2}]}
+        result = packer("trace", "out", "--state", self.file(differ), "--ranks", 2)
+        assert_error(result, 1, "the file holds 2 states of samplers, which differ")
+
+    def test_a_balanced_one_knows_its_sizes(self, state: dict[str, Any]) -> None:
+        state |= {"balance": "step", "cost": 8, "dealt": [[0, 2, 2, 1]]}
+        last = traced("--state", self.file(state))
+        assert "2 ranks with 1 batch of 2 rows each\n" in last
+        assert ", balance step\n" in last
+        sizes = ("--ranks", 2, "--batch-size", 2, "--balance", "step", "--hidden-size", 8)
+        same = traced("--step", 0, "--seed", 3, *sizes)
+        assert same.partition("\n\n")[2] == last.partition("\n\n")[2]
+        result = packer("trace", "out", "--state", "state.json", "--ranks", 4)
+        assert_error(result, 2, "--ranks: 4, and the state has 2")
+        result = packer("trace", "out", "--state", "state.json", "--hidden-size", 9)
+        assert_error(result, 2, "--hidden-size: 9, and the state has 8")
+        resumed = traced_json("--state", "state.json", "--step", 0, "--ranks", 4)
+        assert [one["rank"] for one in resumed] == [0, 1, 2, 3]
+
+    def test_one_that_lost_how_rows_were_dealt(self, state: dict[str, Any]) -> None:
+        state |= {"balance": "step", "cost": 8, "dealt": [[2, 2, 1, 1]]}
+        result = packer("trace", "out", "--state", self.file(state))
+        assert result.exit_code == 0
+        assert result.stderr.startswith("packer: the run went on at place 2 with other sizes: ")
+        assert packer("trace", "out", "--state", "state.json", "--step", 0).stderr == ""
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"rows": 6}, "the state has rows 6, the result has 5"),
+            ({"data": "x"}, "the state has data x, the result has "),
+            ({"stages": [1, 4]}, "the state has stages [1, 4], the result has None"),
+            ({"samples": -1}, "the state is not one of a PackedSampler: Expected `int` >= 0"),
+            ({"samples": True}, "the state is not one of a PackedSampler"),
+            ({"rows": None}, "the state is not one of a PackedSampler"),
+            ({"samples": 0}, "the state was saved before the first step"),
+            ({"dealt": [[1]]}, "the state is not one of a PackedSampler"),
+            ({"dealt": 5}, "the state is not one of a PackedSampler"),
+            ({"seed": "x"}, "the state is not one of a PackedSampler"),
+            ({"balance": "x"}, "the state is not one of a PackedSampler"),
+        ],
+    )
+    def test_what_is_no_state_of_these_rows(
+        self, state: dict[str, Any], change: dict[str, Any], message: str
+    ) -> None:
+        result = packer("trace", "out", "--state", self.file(state | change), "--ranks", 2)
+        assert_error(result, 1, message)
+
+    def test_what_is_no_state(self, state: dict[str, Any]) -> None:
+        for content in ([], 5, {}, {"sampler": {"rows": 5}}, "x"):
+            result = packer("trace", "out", "--state", self.file(content), "--ranks", 2)
+            assert_error(result, 1, "the state is not one of a PackedSampler")
+        Path("state.json").write_text("{")
+        result = packer("trace", "out", "--state", "state.json", "--ranks", 2)
+        assert_error(result, 1, "state.json: is not JSON")
+        result = packer("trace", "out", "--state", "none.json", "--ranks", 2)
+        assert_error(result, 1, "none.json: cannot read: No such file")
+        result = packer("trace", "out", "--state", self.file(state), "--ranks", 2, "--seed", 4)
+        assert_error(result, 2, "--seed: 4, and the state has 3")

@@ -1,0 +1,466 @@
+"""The engines: equal wherever both work, and the reference wherever they do not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import tracemalloc
+import unicodedata
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_tokenizers as tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from support import assert_error, check_directory, contents, jsonl, packer
+from tiny_tokenizers import EOS
+
+from packer_cli.errors import InternalError
+from packer_cli.records import Int64, UInt32
+from packer_cli.tokenization import engines, trust
+from packer_cli.tokenization import tokenizer as tokenization
+from packer_cli.tokenization.engines import BytesEngine, FastEngine, ReferenceEngine, _Growth
+from packer_cli.tokenization.locate import locate
+from packer_cli.tokenization.tokenizer import load_tokenizer
+from packer_cli.tokenization.trust import BATTERY, ComparedCharacters, in_contexts, unsettled
+
+TRIGGER = "¤→¤"
+MAKERS = (tiny.byte_level, tiny.sentencepiece)
+PACK = ("pack", "data.jsonl", "-l", "64", "-t", "tok")
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    """A tokenizer in tok, and data.jsonl with 40,000 characters without, then 300 with TRIGGER."""
+    tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config={"eos_token": EOS})
+    texts = ["the quick brown fox " * 20] * 100 + [f"{TRIGGER} {i}" for i in range(300)]
+    (folder / "data.jsonl").write_bytes(jsonl(*BATTERY, *texts))
+    return folder
+
+
+def as_json(document: tiny.Json) -> bytes:
+    return json.dumps(document).encode()
+
+
+def as_lists(encoded: tuple[UInt32, Int64]) -> list[list[int]]:
+    ids, offsets = encoded
+    assert (ids.dtype, offsets.dtype) == (np.uint32, np.int64)
+    assert (offsets[0], offsets[-1]) == (0, len(ids))
+    return [part.tolist() for part in np.split(ids, offsets[1:-1])] if len(offsets) > 1 else []
+
+
+@cache
+def both_engines(make: Callable[[], tiny.Json]) -> tuple[FastEngine, ReferenceEngine]:
+    return FastEngine(as_json(make())), ReferenceEngine(as_json(make()))
+
+
+def packed_by(backend: str, name: str) -> dict[str, bytes]:
+    result = packer(*PACK, "-o", name, "--tokenizer-backend", backend)
+    assert result.exit_code == 0, result.stderr
+    check_directory(name)
+    return contents(name)
+
+
+# text, with what tokenizers treat specially overrepresented
+TEXTS = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.text(st.sampled_from("aeht '.12\n\t\r é日👍\u0301\u2028\u00a0▁Ġ")),
+        st.lists(st.sampled_from([EOS, "<s>", "the", " ", "\n", "<0x41>"])).map("".join),
+    ),
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(texts=TEXTS)
+def test_fast_and_reference_are_equal(make: Callable[[], tiny.Json], texts: list[str]) -> None:
+    fast, reference = both_engines(make)
+    assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10])
+def test_the_reference_cuts_batches_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    reference = both_engines(tiny.byte_level)[1]
+    texts = ["", "a", "", "the quick", "b", "c" * 50, ""]
+    expected = [reference.tokenizer.encode(t, add_special_tokens=False).ids for t in texts]
+    monkeypatch.setattr(engines, "_REFERENCE_BATCH_CHARACTERS", limit)
+    assert as_lists(reference.encode(texts)) == expected
+
+
+MB = 1 << 20
+SETTLING = [100 + 10 * i for i in range(16)]  # not counted
+
+
+@pytest.mark.parametrize(
+    ("sizes", "threads", "renewals"),
+    [
+        ([*SETTLING, *[250 + 128] * 100], 1, 0),
+        ([*SETTLING, *[250 + 129] * 8], 1, 1),
+        ([*SETTLING, *[250 + 2 * 128] * 100], 2, 0),  # more threads may have more
+        ([*[200] * 16, *[900, 900, 900, 300] * 20], 1, 0),  # what comes and goes is no growth
+        # what the old one leaves behind would otherwise have every new one renewed at once
+        ([*[200] * 16, *[400] * 8, *[400] * 100], 1, 1),
+    ],
+)
+def test_the_fast_engine_is_renewed_once_the_process_has_grown(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], threads: int, renewals: int
+) -> None:
+    size = 0
+    monkeypatch.setattr(engines, "resident", lambda: size * MB)
+    fast, growths = FastEngine(as_json(tiny.byte_level())), []
+    for i, size in enumerate(sizes):  # noqa: B007 `resident` gives it
+        if i < threads - 1:
+            thread = threading.Thread(target=fast._loaded, args=(0,))
+            thread.start()
+            thread.join()
+        fast._loaded(_Growth.LOOK_AFTER)
+        growths.append(fast._growth)
+    assert len(set(growths)) == 1 + renewals
+
+
+def test_renewal_changes_nothing_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [[text, f"{i} {text}"] for i in range(20) for text in BATTERY]
+    fast = FastEngine(as_json(tiny.byte_level()))
+    expected = [as_lists(fast.encode(batch)) for batch in batches]
+    loads = []
+    load = FastEngine._load
+    monkeypatch.setattr(engines, "resident", lambda: None)
+    monkeypatch.setattr(_Growth, "MOST_CHARACTERS", 20_000)
+    monkeypatch.setattr(_Growth, "LOOK_AFTER", 0)
+    monkeypatch.setattr(FastEngine, "_load", lambda self: loads.append(1) or load(self))
+    fast = FastEngine(as_json(tiny.byte_level()))
+    with ThreadPoolExecutor(4) as pool:
+        encoded = list(pool.map(lambda batch: as_lists(fast.encode(batch)), batches))
+    assert encoded == expected
+    characters = sum(len(text) for batch in batches for text in batch)
+    assert characters // 40_000 < len(loads) <= characters // 20_000 + 1
+    monkeypatch.setattr(FastEngine, "_load", load)
+    monkeypatch.setattr(fast, "_json", b"{}")
+    for text in ("x" * 30_000, "x"):
+        with pytest.raises(ValueError, match="cannot load"):
+            fast.encode([text])
+
+
+class PanicException(BaseException):  # as pyo3's, which cannot be imported
+    pass
+
+
+class Panics:
+    def encode_batch(self, texts: list[str], parallel: bool) -> None:
+        raise PanicException("index out of range")
+
+
+class DiffersAtStart(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        ids, offsets = super().encode(texts)
+        return ids ^ np.uint32(1), offsets
+
+
+class FailsAtStart(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        raise RuntimeError("no luck")
+
+
+class LosesDocuments(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        return super().encode(texts[:-1])
+
+
+class DiffersOnTrigger(FastEngine):
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        return super().encode([text.replace(TRIGGER, "x") for text in texts])
+
+
+class PanicsAtStart(FastEngine):
+    def _load(self) -> Panics:
+        return Panics()
+
+
+def test_output_bytes_do_not_depend_on_the_engine(data: Path) -> None:
+    assert packed_by("gigatoken", "a") == packed_by("auto", "b") == packed_by("tokenizers", "c")
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        (DiffersAtStart, "gigatoken differs from tokenizers on ' '"),
+        (LosesDocuments, "gigatoken differs from tokenizers on ' '"),
+        (DiffersOnTrigger, f"gigatoken differs from tokenizers on 'b {TRIGGER}'"),
+        (FailsAtStart, "gigatoken differs from tokenizers on no luck"),
+        (PanicsAtStart, "PanicException: index out of range"),
+    ],
+)
+def test_an_engine_that_differs_at_the_start_is_not_used(
+    data: Path, monkeypatch: pytest.MonkeyPatch, engine: type[FastEngine], why: str
+) -> None:
+    (data / "data.jsonl").write_bytes(jsonl("a", f"b {TRIGGER}"))
+    expected = packed_by("tokenizers", "a")
+    monkeypatch.setattr(tokenization, "FastEngine", engine)
+    result = packer(*PACK, "-o", "b")
+    assert "using the slower tokenizers engine: gigatoken differs" in result.stderr
+    assert why in result.stderr
+    assert contents("b") == expected
+    assert_error(packer(*PACK, "-o", "c", "--tokenizer-backend", "gigatoken"), 2, why)
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
+def test_the_tokenizers_own_added_tokens_are_compared_too(data: Path, flag: str) -> None:
+    """gigatoken 0.10 ignores single_word, which no text of the battery could show."""
+    document = tiny.with_added_token(tiny.byte_level(), "<x>", 400, **{flag: True})
+    tiny.save(data / "tok", document, tokenizer_config={"eos_token": EOS})
+    texts = ["the quick brown fox " * 20] * 100 + ["a<x>b  <x>  c"] * 3  # late in the input
+    (data / "data.jsonl").write_bytes(jsonl(*texts))
+    assert packed_by("auto", "a") == packed_by("tokenizers", "b")
+
+
+@pytest.mark.parametrize("make", [tiny.unigram, tiny.letters])
+def test_a_tokenizer_that_the_fast_engine_cannot_load_is_encoded_by_the_reference(
+    data: Path, make: Callable[[], tiny.Json]
+) -> None:
+    tiny.save(data / "tok", make(), tokenizer_config={"eos_token": EOS})
+    expected = packed_by("tokenizers", "a")
+    result = packer(*PACK, "-o", "b")
+    assert "using the slower tokenizers engine: gigatoken cannot load" in result.stderr
+    assert contents("b") == expected
+    assert_error(
+        packer(*PACK, "-o", "c", "--tokenizer-backend", "gigatoken"),
+        2, "tokenizer tok: gigatoken cannot load this tokenizer",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("document", [f"{TRIGGER} short", f"{TRIGGER} long" * 1000])
+def test_an_engine_that_differs_later_stops_the_run(
+    data: Path, monkeypatch: pytest.MonkeyPatch, document: str
+) -> None:
+    # the start is fine; nearly every sample of the rest shows the difference
+    texts = ["the quick brown fox " * 20] * 100 + [document] * (800_000 // len(document))
+    (data / "data.jsonl").write_bytes(jsonl(*texts))
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
+    result = packer("pack", "data.jsonl", "-l", "64", "-t", "tok", "-o", "out", "-q")
+    assert_error(result, 3, "gigatoken and tokenizers differ on the text", TRIGGER, kind="bug")
+    assert "--tokenizer-backend tokenizers" in result.stderr
+    assert not Path("out/manifest.json").exists()
+    assert not list(Path("out").glob("*.arrow"))
+
+
+def test_a_difference_is_an_error_for_all_threads(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
+    tokenizer = load_tokenizer(locate("tok"))
+    tokenizer.encode(["fine"])
+    tokenizer.finish()
+    for ask in (lambda: tokenizer.encode([TRIGGER]), tokenizer.finish):
+        with pytest.raises(InternalError, match=f"differ on the text .{TRIGGER}"):
+            ask()
+
+
+def word_level(*words: str) -> tiny.Json:
+    vocabulary = {EOS: 1} | {word: 2 + i for i, word in enumerate(words)}
+    token = {
+        "id": 1, "content": EOS, "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": True,
+    }  # fmt: skip
+    return {
+        "version": "1.0", "added_tokens": [token], "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }  # fmt: skip
+
+
+def test_a_text_that_the_tokenizer_cannot_encode(data: Path) -> None:
+    (data / "b.jsonl").write_bytes(jsonl("a a", "a word that", "a b"))
+    for words, text in (
+        (("a", "b"), "'a word that'"),
+        (("other",), "tokenizer tok: the text 'a b'"),
+    ):
+        tiny.save(data / "tok", word_level(*words))
+        result = packer("pack", "b.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out")
+        assert_error(result, 2, text, "cannot be encoded: WordLevel error: Missing [UNK] token")
+        assert not Path("out").exists()
+
+
+def huge_id() -> tiny.Json:
+    return tiny.with_added_token(tiny.byte_level(), "<|huge|>", 2**32 - 1)
+
+
+def panics() -> tiny.Json:
+    document = tiny.byte_level()
+    document["model"]["continuing_subword_prefix"] = "\N{GRINNING FACE}"
+    return document
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (huge_id, "has the id 4294967295, at most 16777216 works"),
+        (panics, "tokenizer.json cannot be loaded: "),
+    ],
+)
+def test_a_tokenizer_that_crashes_libraries(
+    data: Path, make: Callable[[], tiny.Json], message: str
+) -> None:
+    tiny.save(data / "tok", make())
+    assert_error(packer(*PACK, "-q"), 2, "tokenizer tok", message)
+
+
+# How tokenizers cut texts into words: by the classes of characters
+PATTERNS: dict[str, str | tuple[str, ...]] = {
+    "llama3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "deepseek-v3": (  # one after the other; the line ends are characters, not escapes
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+        "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+}
+
+
+def cut_by(*patterns: str) -> tiny.Json:
+    """Byte level, with a merge of what each cut decides."""
+    document = tiny.byte_level()
+    splits = [
+        {"type": "Split", "pattern": {"Regex": one}, "behavior": "Isolated", "invert": False}
+        for one in patterns
+    ]
+    last = document["pre_tokenizer"] | {"use_regex": False}
+    document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*splits, last]}
+    vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
+    leads = [piece for piece in vocabulary if len(piece) == 1 and "\u00e0" <= piece <= "\u00f4"]
+    ends = [chr(0x122 + i) for i in range(33)] + [chr(i) for i in range(0xA1, 0xC0)]
+    for a, b in [*((x, y) for x in "xĠ1'" for y in leads), *((x, y) for x in ends for y in "'x1")]:
+        if a in vocabulary and a + b not in vocabulary:
+            vocabulary[a + b] = len(vocabulary)
+            merges.append([a, b])
+    return document
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_characters_that_unicode_versions_differ_on_go_to_the_reference(
+    data: Path, name: str
+) -> None:
+    """Late in the input, where neither the start nor a sample would show them."""
+    patterns = PATTERNS[name]
+    document = cut_by(*([patterns] if isinstance(patterns, str) else patterns))
+    tiny.save(data / "tok", document, tokenizer_config={"eos_token": EOS})
+    FastEngine(as_json(document))  # it has a tokenizer of this kind
+    new = [chr(code) for part in unsettled() for code in part[:500]]
+    new += ["\u088f", "\u20c1", "\U0001fae9"]
+    texts = [in_contexts(c) for c in new if unicodedata.category(c) not in ("Cs", "Co")]
+    texts += [" \u20c1", "\u20c1", "x \u20c1\n"]
+    ordinary = ["the quick brown fox " * 20] * 500
+    (data / "data.jsonl").write_bytes(jsonl(*ordinary, *texts, "the end é日"))
+    assert packed_by("auto", "a") == packed_by("tokenizers", "b")
+    manifest = json.loads(Path("a/manifest.json").read_bytes())
+    assert manifest["documents"] == len(ordinary) + len(texts) + 1
+
+
+def test_every_unassigned_character_is_unsettled() -> None:
+    """Of this Python's Unicode version, which is none of the future."""
+    own = {chr(code) for part in unsettled() for code in part}
+    unassigned = {c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Cn"}
+    assert unassigned <= own
+    assert not own & set(trust.assigned_characters())
+
+
+class DiffersOnPhi(FastEngine):
+    """On one character that no battery has, so that only its own comparison can show it."""
+
+    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+        return super().encode([text.replace("\u03d5", "p") for text in texts])
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_texts_with_a_character_that_engines_differ_on_go_to_the_reference(
+    data: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+) -> None:
+    """Once, late, in a long text: no sample meets it, and what is around it stays the engine's."""
+    ordinary = ["the quick brown fox " * 20] * 500
+    texts = [*ordinary, "Привет 日本語 " * 99 + "\u03d5", "\u03d6\u03d5 again", *ordinary]
+    for name in ("data.jsonl", "more.jsonl"):
+        (data / name).write_bytes(jsonl(*texts))
+    command = ["pack", "data.jsonl", "more.jsonl", "-l", "64", "-t", "tok", "--workers", workers]
+    expected = packer(*command, "-o", "a", "--tokenizer-backend", "tokenizers")
+    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnPhi)
+    result = packer(*command, "-o", "b")
+    assert (expected.exit_code, result.exit_code) == (0, 0)
+    assert contents("b") == contents("a")
+    assert result.stderr.count("texts with U+03D5 go to the slower tokenizers engine") == 1
+
+
+def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
+    fast, reference = both_engines(tiny.byte_level)
+    shown: list[str] = []
+
+    class Seen:
+        name = "seen"
+
+        def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+            shown.extend(texts)
+            return reference.encode(texts)
+
+    known = ComparedCharacters(fast, Seen(), notify=pytest.fail)
+    assert known.untrusted(["plain", "caf\u00e9"]) == []
+    assert shown == []  # Latin-1 is the start's
+    texts = ["\u0416x", "plain", "\u65e5\U0001f44d\u0416", "\u20c1 \u0394"]
+    assert known.untrusted(texts) == [3]
+    assert set("\u0416\u65e5\U0001f44d\u0394") <= set("".join(shown))
+    for one in "\u0416\u65e5\U0001f44d\u0394":
+        assert in_contexts(one) in "".join(shown)
+    assert in_contexts("\u20c1") not in "".join(shown)
+    shown.clear()
+    assert known.untrusted(texts) == [3]
+    assert shown == []  # once is enough
+
+
+def test_a_long_text_of_new_characters_is_searched_in_little_memory() -> None:
+    text = "".join(map(chr, range(0x4E00, 0x5E00))) * 1000
+    known = ComparedCharacters(BytesEngine(), BytesEngine(), notify=pytest.fail)
+    tracemalloc.start()
+    try:
+        assert known.untrusted([text]) == []
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)  # less than the text itself
+    finally:
+        tracemalloc.stop()
+
+
+def test_threads_compare_a_character_before_they_trust_it() -> None:
+    content = as_json(tiny.byte_level())
+    known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), lambda line: None)
+    batches = [[f"{chr(code)}x", "y", f"z{chr(code)}\u03d5"] for code in range(0x400, 0x500)] * 2
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(known.untrusted, batches)) == [[2]] * len(batches)
+
+
+def test_samples_are_few_and_of_every_small_run() -> None:
+    samples = trust.Samples()
+    small = [samples.of(["some words"]) for _ in range(4)]
+    assert small == ["some words"] * 4
+    large = [samples.of(["some words " * 100_000]) for _ in range(100)]
+    assert sum(map(len, large)) < 100 * 1_100_000 / 8192
+    assert set(map(len, large)) == {0, 512}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama3_1", "mistral_v3", "qwen3"])
+def test_engines_agree_on_every_assigned_character(name: str) -> None:
+    folder = Path(__file__).resolve().parents[3] / "shared" / "tokenizers" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    content = (folder / "tokenizer.json").read_bytes()
+    known = trust.assigned_characters()
+    texts = [in_contexts(known[i : i + 50]) for i in range(0, len(known), 50)]
+    fast, reference = FastEngine(content), ReferenceEngine(content)
+    assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))

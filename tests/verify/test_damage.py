@@ -1,0 +1,357 @@
+"""`packer verify` finds every damage to shards and their rows, every edit of the manifest, and
+every figure of a side file, whether digests were made anew or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from forging import Result
+from support import assert_error, jsonl, pack, packer, shard_of
+from varied_results import texts
+from verifying import TEXTS, assert_sound, changed, first, forge, position_in, problems
+
+from packer_cli.result.layout import SQUARED_LENGTHS
+from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.reader import squares_header
+
+pytestmark = pytest.mark.usefixtures("folder")
+COLUMNS = (
+    "input_ids", "labels", "attention_mask", "cu_seqlens", "segments", "position_ids",
+    "cu_seqlens_padded",
+)  # fmt: skip
+
+
+def assert_found(start: str, message: str, *options: object) -> None:
+    lines = problems(*options)
+    assert any(one.startswith(f"out: {start}: ") and message in one for one in lines), lines
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_flipped_bit_in_every_column(packed: Path, column: str) -> None:
+    shard = packed / first()
+    good = shard.read_bytes()
+    whole = pa.py_buffer(good)
+    with pa.ipc.open_stream(whole) as reader:
+        buffers = reader.read_next_batch().column(column).buffers()
+    for buffer in filter(None, buffers):
+        data = bytearray(good)
+        data[position_in(whole, buffer)] ^= 1
+        shard.write_bytes(data)
+        assert_found(first(), "its sha256 is ")
+        if column not in ("input_ids", "segments"):  # only --against-inputs sees those
+            forge(shard, bytes(data))
+            assert problems()
+            forge(shard, good)
+
+
+def test_a_flipped_bit_anywhere(packed: Path) -> None:
+    shard = packed / first()
+    good = shard.read_bytes()
+    for at in range(0, len(good), 61):
+        data = bytearray(good)
+        data[at] ^= 1 << at % 8
+        shard.write_bytes(data)
+        assert_found(first(), "its sha256 is")
+
+
+RULES = {
+    "an id below zero": ("input_ids", 0, -1, 0, "input_ids holds a negative id: place 0 has -1"),
+    "an id above all": (
+        "input_ids", 1, 999, 0,
+        "row 0: input_ids holds an id above the tokenizer's highest, 257: place 1 has 999",
+    ),
+    "a label": ("labels", 2, 7, 0, "labels holds neither the token nor -100: place 2"),
+    "a first label": ("labels", 0, None, 0, "row 0: labels trains on padding or on a segment's"),
+    "a mask": ("attention_mask", 0, 0, 0, "the boundaries: place 0 has 0, expected 1"),
+    "a position": ("position_ids", 1, 5, 0, "position_ids does not restart in every segment"),
+    "a boundary": ("cu_seqlens", -1, 40, 0, "row 6: cu_seqlens ends outside 1..16: 40"),
+    "a padded boundary": ("cu_seqlens_padded", 0, 1, 0, "cu_seqlens_padded does not begin with 0"),
+    "a file": ("segments", 0, 9, 0, "row 0: segments: file is not an input of its unit: 9"),
+    "a source": ("segments", 0, -1, 1, "row 0: segments: position is negative: -1"),
+    "a start": ("segments", 0, 3, 2, "has a piece from token 3, expected from 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_every_rule_names_the_value(packed: Path, case: str) -> None:
+    column, index, value, child, message = RULES[case]
+    shard = packed / first()
+    if value is None:
+        batch = next(iter(pa.ipc.open_stream(shard.read_bytes())))
+        value = batch.column("input_ids").values[index].as_py()
+    forge(shard, changed(shard, column, index, value, child))
+    assert_found(first(), message)
+
+
+def test_trained_tokens_that_were_untrained(packed: Path) -> None:
+    """Rows that are sound, but not those of the manifest."""
+    shard = packed / first()
+    batch = next(iter(pa.ipc.open_stream(shard.read_bytes())))
+    at = int(np.argmax(batch.column("labels").values.to_numpy() >= 0))
+    forge(shard, changed(shard, "labels", at, -100))
+    listed = Result("out").manifest["trained_tokens"]
+    text = f"holds {listed - 1} trained_tokens, the manifest says {listed}"
+    assert problems() == [f"out: {first()}: {text}"]
+
+
+@pytest.mark.parametrize("forged", [False, True], ids=["cut", "and the manifest edited"])
+def test_a_shard_cut_at_every_message_boundary(folder: Path, forged: bool) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 20))
+    pack("a.jsonl", "-l", 16)
+    shard = Path("out") / first()
+    data = shard.read_bytes()
+    source = pa.BufferReader(data)
+    edges = [source.tell() for _ in pa.ipc.MessageReader.open_stream(source)]
+    for size in (0, *edges, len(data) - 8, len(data) - 1, 100, 3):
+        if forged and size:
+            forge(shard, data[:size])
+            assert_found(first(), "")
+        else:
+            shard.write_bytes(data[:size])
+            message = f"has {size} bytes, the manifest says {len(data)}"
+            assert problems() == [f"out: {first()}: {message}"]
+
+
+def test_shards_that_are_gone_swapped_or_something_else(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 5))
+    pack("a.jsonl", "-l", 16, "--unit-bytes", 300)
+    one, two = shard_of("out"), shard_of("out", 1)
+    data = [one.read_bytes(), two.read_bytes()]
+    one.write_bytes(data[1])
+    two.write_bytes(data[0])
+    assert {line.split(": ")[1] for line in problems()} == {one.name, two.name}
+    one.write_bytes(data[0])
+    two.unlink()
+    assert problems() == [f"out: {two.name}: is missing"]
+    two.mkdir()
+    assert problems() == [f"out: {two.name}: is not a regular file"]
+    two.rmdir()
+    os.mkfifo(two)
+    result = packer("stats", "out", "--deep")
+    assert_error(result, 1, f"out/{two.name}: is not a regular file")
+    assert problems() == [f"out: {two.name}: is not a regular file"]
+
+
+STREAMS = {
+    "compressed": "not a readable shard: a compressed record batch",  # what buffers say they become
+    "only the end": "not a readable shard: no schema",
+    "a header of 2 GiB": "",
+    "garbage": "",
+    "other metadata": "its metadata has pad_token_id 256, the manifest says 257",
+    "no metadata": "not a readable shard: metadata that is not JSON",
+    "another type": "cu_seqlens is list<",
+    "a column less": "has the columns input_ids, attention_mask, ",
+    "a column more": "an unknown column 'more'",
+}
+
+
+def stream(name: str, data: bytes) -> bytes:
+    """A forged stream instead of a shard's."""
+    with pa.ipc.open_stream(data) as reader:
+        table = reader.read_all()
+    wide = table["cu_seqlens"].cast(pa.list_(pa.int64()))
+    at = table.schema.names.index("cu_seqlens")
+    tables = {
+        "compressed": table,
+        "another type": table.set_column(at, "cu_seqlens", wide),
+        "a column less": table.drop_columns(["labels"]),
+        "a column more": table.append_column("more", table["segments"]),
+    }
+    if name in tables:
+        sink = pa.BufferOutputStream()
+        codec = "zstd" if name == "compressed" else None
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_stream(sink, tables[name].schema, options=options) as writer:
+            writer.write_table(tables[name])
+        return bytes(sink.getvalue().to_pybytes())
+    return {
+        "only the end": b"\xff\xff\xff\xff\0\0\0\0",
+        "a header of 2 GiB": b"\xff\xff\xff\xff\xff\xff\xff\x7f",
+        "garbage": b"x" * 100,
+        "other metadata": data.replace(b'"pad_token_id": 257', b'"pad_token_id": 256'),
+        "no metadata": data.replace(b'"pad_token_id": 257', b'"pad_token_id"  257'),
+    }[name]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_things_that_are_no_shard(packed: Path, name: str) -> None:
+    forge(packed / first(), stream(name, (packed / first()).read_bytes()))
+    assert_found(first(), STREAMS[name])
+    if "not a readable" in STREAMS[name]:
+        for command in (["stats", "out", "--deep"], ["show", "out"]):
+            assert_error(packer(*command), 1, STREAMS[name].partition(": metadata")[0])
+
+
+# The manifest
+
+
+def rewrite(change: Callable[[dict[str, Any]], Any], *, signed: bool = True) -> None:
+    """Change the manifest; `signed`: with a new checksum, as a forger would."""
+    path = Path("out/manifest.json")
+    manifest = json.loads(path.read_bytes())
+    change(manifest)
+    path.write_bytes(to_bytes(manifest) if signed else json.dumps(manifest).encode())
+
+
+def more(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda manifest: manifest.update({name: manifest[name] + 1})
+
+
+COUNTED = (
+    "rows", "documents", "segments", "tokens", "trained_tokens", "padding_tokens", "utilization",
+    "lower_bound_rows",
+)  # fmt: skip
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    **{name: (more(name), f"manifest.json: {name}: ") for name in COUNTED},
+    **{name: (more(name), f"units.jsonl: {name}: 0 in all units, 1 in")
+       for name in ("truncated_tokens", "dropped_documents", "untrained_tokens")},
+    **{f"{name} of a shard": (lambda m, name=name: m["shards"][0].update({name: 5}),
+                              "the manifest says 5")
+       for name in ("rows", "segments", "tokens", "trained_tokens", "bytes")},
+    **{name: (lambda m, name=name: m["histograms"][name].reverse(), f"manifest.json: {name}: [")
+       for name in ("document_length", "row_fill", "segments_per_row")},
+    "documents between inputs": (lambda m: (m["inputs"][0].update(documents=3),
+                                            m["inputs"][1].update(documents=5)),
+                                 "documents of the input b.jsonl: 4 in the shards, 5 in the"),
+    "rejected records": (more("rejected_records"), "manifest.json: does not list rejected.jsonl"),
+    "no side files": (lambda m: m.pop("side_files"), "a foreign file"),
+    "a shard twice": (lambda m: m["shards"].append(m["shards"][0]), "manifest.json: rows: 14 in"),
+    "a shard of another unit": (lambda m: m["shards"][0].update(unit=3), "not an input of its"),
+    "no units": (lambda m: m["units"].clear(), "no unit reads it"),
+    "a unit twice": (lambda m: m["units"].append(m["units"][0]), "or read twice, what begins at"),
+    "an input less": (lambda m: m["inputs"].pop(), "file is not an input of its unit: 1"),
+    "a wrong digest": (lambda m: m["shards"][0].update(sha256="0" * 64), "the manifest says 000"),
+    "another seed": (lambda m: m["config"].update(seed=5), ""),
+    "another input": (lambda m: m["inputs"][0].update(path="c.jsonl"), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_manifest(packed: Path, name: str) -> None:
+    change, message = EDITS[name]
+    before = Path("out/manifest.json").read_bytes()
+    rewrite(change, signed=False)
+    if name not in ("no side files",):
+        assert_found("manifest.json", "was edited: its contents have the sha256 ")
+    if message:  # the others show in the checksum, or by the inputs
+        Path("out/manifest.json").write_bytes(before)
+        rewrite(change)
+        lines = problems()
+        assert any(message in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["shards"][0].update(file="../a"), "damaged: Expected `str` matching regex"),
+        (lambda m: m["shards"][0].pop("rows"), "damaged: Object missing required field `rows`"),
+        (lambda m: m["config"].update(max_length=1 << 40), "damaged: Expected `int` <= 16777216"),
+        (lambda m: m["config"].update(seed=-1), "damaged: config: --seed: -1 is not between"),
+        (lambda m: m["config"].update(seed="x"), "damaged: config: Expected `int`"),
+        (lambda m: m.update(rows=0), "damaged: Expected `int` >= 1 - at `$.rows`"),
+    ],
+)
+def test_a_manifest_of_no_use(packed: Path, change: Callable[[Any], Any], message: str) -> None:
+    rewrite(change)
+    assert_error(packer("verify", "out"), 1, f"out/manifest.json: {message}")
+
+
+def test_a_fim_rate_that_no_run_with_its_tokenizer_has(packed: Path) -> None:
+    rewrite(lambda manifest: manifest["config"].update(fim_rate=0.5))
+    message = "damaged: config: --fim-rate: needs three tokens"
+    assert_found("manifest.json", message, "--against-inputs")
+
+
+# squared_lengths.npy
+
+
+@pytest.fixture(params=["packed", "view"])
+def out(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """A result of several units."""
+    (folder / "a.jsonl").write_bytes(jsonl(*texts(0, 60)))
+    made, view = ("a.jsonl", "-t", "bytes"), list[str]()
+    if request.param == "view":
+        assert packer("tokenize", *made, "-o", "tokens", "-q").exit_code == 0
+        made, view = ("tokens",), ["--view"]
+    options = ("-l", 64, "--unit-bytes", 1500, *view, "-q", "-o", "out")
+    assert packer("pack", *made, *options).exit_code == 0
+    assert_sound()
+    return Path("out")
+
+
+def test_forged_figures_are_told_by_the_first_row(out: Path) -> None:
+    made = np.load(out / SQUARED_LENGTHS)
+    result = Result("out")
+    one, two = result.manifest["shards"][:2]
+    rows, row = one["rows"] + two["rows"], one["rows"] + 1  # the second of the second shard
+    sums = made.copy()
+    sums[row:rows] += 1
+    sums[3] += 2
+    result.write(SQUARED_LENGTHS, squares_header(len(sums)) + sums.tobytes())
+    result.save()
+    assert problems() == [
+        f"out: {SQUARED_LENGTHS}: has {sums[3]} for row 3, whose segments make {made[3]} "
+        f"({rows - row + 1} rows)"
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", squares_header(1) + bytes(8)])
+def test_a_file_that_cannot_hold_them_is_told(out: Path, content: bytes) -> None:
+    result = Result("out")
+    result.write(SQUARED_LENGTHS, content)
+    result.save()
+    (line,) = problems()
+    assert line.startswith(f"out: {SQUARED_LENGTHS}: is no array of numpy's format 1.0, <i8[")
+
+
+def test_a_file_that_was_changed_or_lost_is_told_once(out: Path) -> None:
+    path = out / SQUARED_LENGTHS
+    path.write_bytes(path.read_bytes()[:-8])
+    (line,) = problems()
+    assert line.startswith(f"out: {SQUARED_LENGTHS}: its sha256 is ")
+    path.unlink()
+    assert problems() == [f"out: {SQUARED_LENGTHS}: is missing"]
+
+
+def test_a_result_without_them(out: Path) -> None:
+    result = Result("out")
+    del result.manifest["side_files"][SQUARED_LENGTHS]
+    result.save()
+    assert problems() == [f"out: {SQUARED_LENGTHS}: a foreign file: the manifest does not list it"]
+    (out / SQUARED_LENGTHS).unlink()
+    assert_sound()
+
+
+def test_documents_have_none(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*texts(0, 60)))
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-o", "out", "-q").exit_code == 0
+    assert not Path("out", SQUARED_LENGTHS).exists()
+    forged = Result("out")
+    forged.write(SQUARED_LENGTHS, squares_header(0))
+    forged.manifest["side_files"][SQUARED_LENGTHS] = ""
+    forged.save()
+    assert_found("manifest.json", f"lists {SQUARED_LENGTHS} as a side file, which packer does not")
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "units.jsonl", "input_times.json", "squared_lengths.npy"]
+)
+def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str) -> None:
+    Path("a.jsonl").write_bytes(jsonl("one", "two"))
+    again = ("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "-q")
+    assert packer(*again).exit_code == 0
+    Path("out", name).unlink()
+    os.mkfifo(f"out/{name}")
+    loop = ("--ranks", 1, "--hidden-size", 8)
+    for command in (again, (*again, "--update"), ("stats", "out", *loop), ("verify", "out", "-q"),
+                    ("trace", "out", "--step", 0, "--balance", "order", *loop)):  # fmt: skip
+        assert packer(*command).exit_code in (0, 1, 2), command
+    assert Path("out", name).is_fifo()
