@@ -119,7 +119,7 @@ def written(
 
 def _group(file: InputFile, fields: tuple[str, ...], config: DocumentConfig) -> Group:
     try:
-        return Group(detect_shape([file], config)[1], None, fields)
+        return Group(detect_shape([file], config).shape, None, fields)
     except DataError:
         name = next((one for one in _TEXT_FIELDS if one in fields), None)
         if name is None:

@@ -30,8 +30,8 @@ from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
-from packer_cli.inputs.formats import documents_of, groups_of, reader_for
-from packer_cli.inputs.input_files import input_file
+from packer_cli.inputs.discovery import input_file
+from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.inputs.tokenized import shape_of as shape_of_tokenized
 from packer_cli.mixing.units import work_units
@@ -378,9 +378,9 @@ def _check_slices(
         ends = dict[int, int]()
         for index, file in files.items():
             try:
-                if (groups := groups_of(file)) is not None:
+                if (groups := reader_for(file.format).groups(file)) is not None:
                     ends[index] = len(groups)
-                elif (documents := documents_of(file)) is not None:
+                elif (documents := reader_for(file.format).documents(file)) is not None:
                     ends[index] = documents.count
             except PackerError as error:
                 if not facts.inputs[index].rejected_files:
@@ -436,7 +436,7 @@ def _with_shapes(
     facts: Result, files: dict[int, InputFile], config: DocumentConfig, findings: Findings
 ) -> tuple[dict[int, InputFile], Shape]:
     """The files with the shapes of their records, which are compared with those in the manifest."""
-    some, shape = detect_shape(list(files.values()), config)
+    some, shape, _ = detect_shape(list(files.values()), config)
     if not shape_of(facts).members:
         findings.add(MANIFEST, *other_options(config, shape), remedy=DIFFERENT)
         return {file.index: file for file in some}, shape
