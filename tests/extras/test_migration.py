@@ -86,7 +86,7 @@ def test_with_an_eos_after_each() -> None:
 
 def test_wrapped_rows() -> None:
     def group_texts(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        ids: list[int] = sum(examples["input_ids"], [])
+        ids = [one for document in examples["input_ids"] for one in document]
         blocks = [ids[i : i + 64] for i in range(0, len(ids) // 64 * 64, 64)]
         return {"input_ids": blocks, "labels": blocks}
 
