@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from packer_cli import storage
 from packer_cli.errors import DataError, NoSuchDirectoryError, PackerError, from_os_error
-from packer_cli.options.mixture import TRAIN, VALIDATION
+from packer_cli.options.options import TRAIN, VALIDATION
 from packer_cli.result.layout import FORMAT_VERSION, INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest import TOKENIZED, Manifest, Result, TokenizedManifest
 
