@@ -221,9 +221,9 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenStep
         balance="order",
         costs=row_costs(squared_lengths[read], packed.max_length, steps.hidden_size),
     )
-    order, place, end = list[Int64](), 0, schedule.epoch_at(0).end
+    order, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:
-        begin, place = schedule.step_at(place)
+        begin, place = schedule.grid.step_at(place)
         step = schedule.rows_at(begin, place)
         micro_steps = np.split(step, range(micro_step, len(step), micro_step))
         # row i of rank r is at i * ranks + r there
