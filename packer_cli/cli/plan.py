@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from packer_cli.plan.run import Plan
 
 _OF_PACK = options_of(PackConfig)
+_SEVERAL = ("strategy", "max_length")  # of which each is planned
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,12 @@ def plan(
     from packer_cli.reports.plan import plan_report
 
     html, as_json, quiet = options.html, options.as_json, options.quiet
-    if options.max_length is None and not any(map(is_recipe, inputs)):
+    if not options.max_length and not any(map(is_recipe, inputs)):
         raise options_of(PlanOptions)["max_length"].missing()
     if options.sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     check_page(html, as_json=as_json)
+    given = {name: value for name, value in given.items() if name not in _SEVERAL}
     lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
     # None: as the recipe has it, or the default; each once
     ways = [

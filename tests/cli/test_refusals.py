@@ -132,7 +132,7 @@ recipe -q                   | Missing argument 'INPUT...'. | name files or folde
 recipe a.jsonl --schema     | --schema: is the same for all inputs | leave the inputs out
 recipe a.jsonl -o a.jsonl   | a.jsonl: is there already | replace it with --overwrite
 pack no.toml                | no.toml: no such recipe
-pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a recipe is TOML in UTF-8
+pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a recipe is TOML
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
 pack run.toml --overlong drop | --overlong: drop has no meaning with --strategy wrap
