@@ -25,8 +25,7 @@ from packer_cli.export.rows import batches, documents, rows, tokenized_documents
 from packer_cli.options.options import PAIR
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
-from packer_cli.result.manifest import TokenizedManifest
-from packer_cli.result.manifest_file import checksum, load_any
+from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
