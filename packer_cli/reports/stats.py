@@ -32,14 +32,14 @@ from packer_cli.reports.report import (
     Part,
     Report,
     Section,
-    Share,
-    Shares,
+    SourceLine,
     Table,
     Text,
     alike,
     document_lengths,
     row_fill,
     segments_per_row,
+    table_of_sources,
 )
 from packer_cli.result.counts import mixedness
 from packer_cli.result.layout import DOCUMENTS, TEMPLATE, kind_of, short_name
@@ -281,13 +281,13 @@ def _of_documents(manifest: Result) -> Iterator[Figure]:
 
 def _histograms(manifest: Result) -> Iterator[Section]:
     if not isinstance(manifest, Manifest):
-        yield Section("Document lengths", [document_lengths(manifest.histograms.document_length)])
+        yield Section("Document length", [document_lengths(manifest.histograms.document_length)])
         return
     histograms, lengths = manifest.histograms, [manifest.config.max_length]
     documents = document_lengths(histograms.document_length, lengths)
     yield Section("Row fill", [row_fill(histograms.row_fill)])
-    yield Section("Document lengths", [documents])
-    yield Section("Segments in a row", [segments_per_row(histograms.segments_per_row)])
+    yield Section("Document length", [documents])
+    yield Section("Segments per row", [segments_per_row(histograms.segments_per_row)])
     if any(histograms.one_length):  # no row else has enough segments for that to mean anything
         charts = [alike("length", "within 5% of its median length", histograms.one_length)]
         if len(manifest.inputs_now) > 1:
@@ -368,7 +368,7 @@ def _of_rows(manifest: Manifest, by: str | None) -> Iterator[Section]:
         return
     mixture = manifest.document["config"].get("mixture") or {}
     counted = "trained tokens" if mixture.get("count") == "trained" else "tokens"
-    parts: list[Part] = [
+    parts = [
         _shares(manifest, counted),
         _missed(manifest, counted),
         _of_sources(manifest, "documents left out", [
@@ -398,23 +398,18 @@ def _of_rows(manifest: Manifest, by: str | None) -> Iterator[Section]:
         for number, one in enumerate(manifest.stages, 1)
     ]
     parts.append(Table("stages", ["stage", "first row", "rows"], stages))
-    shown = [part for part in parts if not isinstance(part, Table) or part.rows]
-    yield Section("Sources", shown)
+    yield Section("Sources", [part for part in parts if part.rows])
 
 
-def _shares(manifest: Manifest, counted: str) -> Shares:
+def _shares(manifest: Manifest, counted: str) -> Table:
     """What is packed of every source, and its share."""
-    counts, reached = by_source(manifest), shares(manifest.sources)
+    counts = by_source(manifest)
     names = [name for name in _ALWAYS if all(name in one for one in counts)]
-    head = ["source", *(_TITLES[name] for name in names), "epochs", "asked", "reached"]
-    rows = [
-        [one.name, *(count(own[name]) for name in names), f"{one.epochs:.2f}",
-         *map(percent, of_all)]
-        for one, own, of_all in zip(manifest.sources, counts, reached, strict=True)
-    ]  # fmt: skip
-    table = Table(f"sources, in shares of {counted}", head, rows)
-    drawn = zip(manifest.sources, reached, strict=True)
-    return Shares([Share(one.name, *of_all) for one, of_all in drawn], table, counted)
+    lines = [
+        SourceLine(one.name, {_TITLES[name]: own[name] for name in names}, one.epochs, *of_all)
+        for one, own, of_all in zip(manifest.sources, counts, shares(manifest.sources), strict=True)
+    ]
+    return table_of_sources(f"sources, in shares of {counted}", lines)
 
 
 def _missed(manifest: Manifest, counted: str) -> Table:
