@@ -16,7 +16,7 @@ from packer_cli.durable import put_file
 from packer_cli.errors import UsageError, from_os_error, one_line
 from packer_cli.reports.report import Report
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest_file import is_manifest
+from packer_cli.result.manifest import is_manifest
 from packer_cli.result.wording import count, percent
 from packer_cli.storage import is_url
 
