@@ -12,5 +12,5 @@ TEXTS = ["first", "second"]
 
 
 def killed(command: Sequence[object], step: int) -> subprocess.CompletedProcess[str]:
-    """Run it in a process of its own, and kill that at one of its steps on the disk; at 0 at none."""
+    """Run it in a process of its own, killed at one of its steps on the disk; at 0 at none."""
     return faulty(f"at_step({step}, kill)", *command)

@@ -29,7 +29,7 @@ from packer_cli.plan.unit import held, made_of, plan_unit
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, LookedAt, Notify, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.manifest_file import load_tokenized
+from packer_cli.result.manifest import load_tokenized
 from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run.finalize import check_conserved
 from packer_cli.run.identity import Chosen, Run

@@ -16,9 +16,9 @@ from altered import unaltered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
 from support import assert_error, check_directory, contents, jsonl, packer
 
+import packer_cli.result.manifest as manifest_module
 from packer_cli.errors import DataError
-from packer_cli.result import manifest_file
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import to_bytes
 from packer_cli.result.opening import open_packed
 
 RECIPE = """
@@ -84,7 +84,7 @@ def files_of(folder: str) -> dict[str, bytes]:
 @pytest.mark.usefixtures("recipe")
 def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What --overwrite of packer 0.2 left when it was ended after train's manifest."""
-    monkeypatch.setattr(manifest_file, "_WAITS", 1)
+    monkeypatch.setattr(manifest_module, "_WAITS", 1)
     pack(out="out")
     pack("--seed", "7", out="other")
     shutil.rmtree("out/train")
