@@ -11,7 +11,7 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -97,15 +97,6 @@ def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
     for name, number in sorted(more.items()):
         one = name if name in totals or len(totals) < _MOST_UNREAD else OTHERS
         totals[one] = totals.get(one, 0) + number
-
-
-# Of a unit's record, whose bytes do not change with the order of totals in manifests.
-_RECORDED_FIRST = (
-    *(item.name for item in fields(Loss)),
-    *("documents", "empty_documents", "rejected_records", "rejected_files", "segments"),
-    *("unpacked_rows", "rows", "encoded_tokens", "tokens", "trained_tokens", "trained_turns"),
-    *("turns_without_end", "double_bos_documents", "empty_turns"),
-)
 
 
 def _powers() -> Int64:
@@ -339,8 +330,7 @@ class Counts(Totals):
 
     def as_json(self) -> dict[str, Any]:
         """The counts as in a unit's record, where zeros are left out."""
-        names = dict.fromkeys((*_RECORDED_FIRST, *self.__struct_fields__))
-        figures = {name: _as_json(name, getattr(self, name)) for name in names}
+        figures = {name: _as_json(name, value) for name, value in asdict(self).items()}
         return {name: value for name, value in figures.items() if value}
 
     @classmethod

@@ -59,8 +59,7 @@ TOKENIZED = "tokenized"
 # which bad records it has skipped.
 LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
 DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
-_OWN = InputTotals.__struct_fields__
-OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
+OF_INPUTS = InputTotals.__struct_fields__
 _FETCHED_BYTES = 4 << 20
 _ANEW = "pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
@@ -281,6 +280,11 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     def pad_token_id(self) -> int:
         """The id in the padding of rows: 0 for ids that came without a tokenizer."""
         return self.tokenizer.pad_token_id if self.tokenizer else 0
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """The tokenizer's digest, as shards have it; "" for ids and built-in bytes."""
+        return self.tokenizer.sha256 if self.tokenizer else ""
 
     @property
     def inputs_now(self) -> dict[int, Input]:

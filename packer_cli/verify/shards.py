@@ -18,12 +18,11 @@ from packer_cli.packing.figures import squared_sums
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard, digest
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
 from packer_cli.result.manifest import config_of
 from packer_cli.result.reader import (
     PackedDirectory,
     first_line,
-    metadata_of,
     segments_of,
     squared_lengths,
 )
@@ -43,7 +42,6 @@ from packer_cli.result.rules import (
     documents_of,
     segments_in,
 )
-from packer_cli.result.shard_writer import documents_schema, index_schema, stored_schema
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
@@ -68,7 +66,6 @@ class Checks(ABC):
         facts = stored.facts
         self._facts, self._path, self._check_size = facts, stored.path, stored.check_size
         self._findings, self._progress = findings, progress
-        self._sha256 = facts.tokenizer.sha256 if facts.tokenizer else ""
         self._highest = self._highest_id()
         inputs = range(len(facts.inputs))  # a damaged manifest may name others
         self._files = {
@@ -143,17 +140,15 @@ class Checks(ABC):
 
     def _highest_id(self) -> int | None:
         """The highest id that the tokenizer gives; None when that is not known."""
-        tokenizer, path = self._facts.tokenizer, self._path / TOKENIZER
+        tokenizer = self._facts.tokenizer
         if tokenizer is None:
             return None
         if not tokenizer.sha256:
             return BytesEngine.VOCAB_SIZE - 1
         try:
-            if not path.is_file() or digest(path)[1] != tokenizer.sha256:
-                return None  # reported already
-            return highest_id(path.read_bytes())
-        except (PackerError, OSError):
-            return None
+            return highest_id((self._path / TOKENIZER).read_bytes())
+        except OSError:
+            return None  # reported already
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._findings.add(TOKENIZER, f"is not a tokenizer: {error}")
             return None
@@ -180,7 +175,6 @@ class RowChecks(Checks):
         super().__init__(packed, findings, progress)
         facts = packed.facts
         self._packed, self._config = packed, config_of(facts)
-        self._schema = stored_schema(self._config, facts.pad_token_id, self._sha256)
         self._limits = RowLimits.of(facts, self._highest)
         self._squares: dict[str, Int64] = {}  # int64[rows] of each shard
         trained = ("trained_tokens",) if "labels" in self._config.columns else ()
@@ -189,11 +183,8 @@ class RowChecks(Checks):
     def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
         (shard,) = shards
         rules, squares = dict[str, Broken](), list[Int64]()
-        first, texts = 0, list[str]()
+        first = 0
         for stored in self._packed.stored(shard):
-            texts = texts or schema_differences(stored.schema, self._schema)
-            if stored.schema.names != self._schema.names:
-                return texts
             for batch in self._packed.filled(stored, first):
                 self._findings.stop_if_asked()
                 broken = self._broken(batch, shard.unit)
@@ -209,7 +200,7 @@ class RowChecks(Checks):
                 self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
         if squares:
             self._squares[shard.file] = np.concatenate(squares)
-        return texts + [str(one) for one in rules.values()]
+        return [str(one) for one in rules.values()]
 
     def _broken(self, batch: Any, unit: int) -> list[Broken]:
         step = max(1, _CHUNK_TOKENS // self._config.max_length)
@@ -279,19 +270,10 @@ class DocumentChecks(Checks):
         self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress
     ) -> None:
         super().__init__(tokenized, findings, progress)
-        self._tokenized, has_chosen = tokenized, tokenized.has_pairs
-        has_trained = tokenized.facts.config.shape != "text"
-        self._schemas = [
-            documents_schema(self._sha256, has_trained=has_trained, has_chosen=has_chosen),
-            index_schema(has_chosen=has_chosen),
-        ]
+        self._tokenized = tokenized
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
     def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
-        for shard, expected in zip(shards, self._schemas, strict=True):
-            with pa.memory_map(str(self._path / shard.file)) as file:
-                if texts := schema_differences(pa.ipc.read_schema(file), expected):
-                    return texts
         number = self._number[shards[0].file]
         for batch, index in sound_batches(self._tokenized, number, self._highest):
             self._findings.stop_if_asked()
@@ -319,21 +301,3 @@ class DocumentChecks(Checks):
 
     def _differences(self) -> list[str]:
         return document_differences(self._counts, self._tokenized.facts)
-
-
-def schema_differences(written: Any, expected: Any) -> list[str]:
-    """How the Arrow schema of a shard and the one that packer writes differ."""
-    theirs, ours = metadata_of(written), metadata_of(expected)
-    texts = [
-        f"its metadata has {key} {theirs.get(key)!r}, the manifest says {ours.get(key)!r}"
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
-    ]
-    if written.names != expected.names:
-        names = [", ".join(one.names) for one in (written, expected)]
-        texts.append(f"has the columns {names[0]}, not {names[1]}")
-    elif not written.equals(expected):
-        texts.append("has a column that may be null")
-    elif not texts and written.metadata != expected.metadata:
-        texts.append("its metadata is not written as packer writes it")
-    return texts

@@ -204,7 +204,7 @@ EXPOSED_BY = {
     "an answer without a label": "labels has -100 at place ",
     "a token": "input_ids has 9 at place 0 of row 0 of shard-00000-000-",
     "rejected.jsonl has another reason": "are not those rejected when packed again",
-    "rejected.jsonl has another file": "rejected.jsonl: has ",
+    "rejected.jsonl has another file": "are not those rejected when packed again",
     "rejected.jsonl is cut": "are not those rejected when packed again",
     "the last row groups are gone": "read twice, what begins at row group 4",
     "units.jsonl is no JSON": "line 1 is not the record of a unit",
