@@ -141,14 +141,14 @@ class Checks(ABC):
     def _highest_id(self) -> int | None:
         """The highest id that the tokenizer gives; None when that is not known."""
         tokenizer = self._facts.tokenizer
-        if tokenizer is None:
+        if tokenizer is None or any(one.file == TOKENIZER for one in self._findings.problems):
             return None
         if not tokenizer.sha256:
             return BytesEngine.VOCAB_SIZE - 1
         try:
             return highest_id((self._path / TOKENIZER).read_bytes())
         except OSError:
-            return None  # reported already
+            return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._findings.add(TOKENIZER, f"is not a tokenizer: {error}")
             return None
