@@ -11,7 +11,7 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,15 @@ def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
     for name, number in sorted(more.items()):
         one = name if name in totals or len(totals) < _MOST_UNREAD else OTHERS
         totals[one] = totals.get(one, 0) + number
+
+
+# Of a unit's record: exports name themselves by the digest of a manifest, which lists the record's.
+_RECORDED_FIRST = (
+    *(item.name for item in fields(Loss)),
+    *("documents", "empty_documents", "rejected_records", "rejected_files", "segments"),
+    *("unpacked_rows", "rows", "encoded_tokens", "tokens", "trained_tokens", "trained_turns"),
+    *("turns_without_end", "double_bos_documents", "empty_turns"),
+)
 
 
 def _powers() -> Int64:
@@ -330,7 +339,8 @@ class Counts(Totals):
 
     def as_json(self) -> dict[str, Any]:
         """The counts as in a unit's record, where zeros are left out."""
-        figures = {name: _as_json(name, value) for name, value in asdict(self).items()}
+        names = dict.fromkeys((*_RECORDED_FIRST, *self.__struct_fields__))
+        figures = {name: _as_json(name, getattr(self, name)) for name in names}
         return {name: value for name, value in figures.items() if value}
 
     @classmethod

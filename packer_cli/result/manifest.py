@@ -58,7 +58,8 @@ TOKENIZED = "tokenized"
 # which bad records it has skipped.
 LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
 DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
-OF_INPUTS = InputTotals.__struct_fields__
+_OWN = InputTotals.__struct_fields__
+OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
 _FETCHED_BYTES = 4 << 20
 _ANEW = "pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
