@@ -256,6 +256,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     incomplete: str | None = None
     sha256: str | None = None
     counted_by_input: ClassVar[tuple[str, ...]]  # totals of which every input has its part
+    command: ClassVar[str]  # that makes such results: pack or tokenize
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
@@ -301,6 +302,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     """The description of a packed directory, or a view."""
 
     counted_by_input = OF_INPUTS
+    command = "pack"
     config: Config
     rows: AtLeastOne
     segments: AtLeastOne
@@ -346,6 +348,7 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     counted_by_input = tuple(
         name for name in OF_INPUTS if name in DOCUMENT_TOTALS and name != "trained_tokens"
     )
+    command = "tokenize"
     kind: Literal["tokenized"]
 
 

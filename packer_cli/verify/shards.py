@@ -6,33 +6,30 @@ A shard whose bytes are not those of the manifest is not looked into. Units are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
 from packer_cli.errors import PackerError
-from packer_cli.packing.figures import squared_sums
+from packer_cli.options.options import PAIR
+from packer_cli.packing.figures import AttentionCost, lower_bound_rows, squared_sums
+from packer_cli.packing.fitting import item_lengths
 from packer_cli.progress import Progress
-from packer_cli.records import Int64
-from packer_cli.result.counts import Counts
+from packer_cli.records import IGNORED, Int64
+from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
-from packer_cli.result.manifest import config_of
+from packer_cli.result.manifest import Cost, DocumentHistograms, config_of
 from packer_cli.result.reader import (
     PackedDirectory,
     first_line,
+    rows_of,
     segments_of,
     squared_lengths,
-)
-from packer_cli.result.recount import (
-    count_documents,
-    count_rows,
-    count_tokenized,
-    differences,
-    document_differences,
-    sound_batches,
 )
 from packer_cli.result.rules import (
     Broken,
@@ -41,6 +38,8 @@ from packer_cli.result.rules import (
     broken_sources,
     documents_of,
     segments_in,
+    sound_batches,
+    sources_of,
 )
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.tokenization.engines import BytesEngine
@@ -55,17 +54,20 @@ _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cac
 class Checks(ABC):
     """Checks units, and adds up what is in them.
 
-    figures   of a shard, which are counted again
-    together  shards that are read at once: one of documents has its index beside it
+    figures    of a shard, which are counted again
+    together   shards that are read at once: one of documents has its index beside it
+    bytes_too  whether digests, ends of streams and side files are compared, too
     """
 
     figures: tuple[str, ...] = ("documents", "tokens", "trained_tokens")
     together = 2
 
-    def __init__(self, stored: Stored, findings: Findings, progress: Progress) -> None:
+    def __init__(
+        self, stored: Stored, findings: Findings, progress: Progress, *, bytes_too: bool = True
+    ) -> None:
         facts = stored.facts
         self._facts, self._path, self._check_size = facts, stored.path, stored.check_size
-        self._findings, self._progress = findings, progress
+        self._findings, self._progress, self._bytes_too = findings, progress, bytes_too
         self._highest = self._highest_id()
         inputs = range(len(facts.inputs))  # a damaged manifest may name others
         self._files = {
@@ -90,8 +92,21 @@ class Checks(ABC):
 
     def check_totals(self) -> None:
         """Check the manifest's figures, if everything could be counted."""
-        if self._complete:
-            self._findings.add(MANIFEST, *self._differences())
+        if not self._complete:
+            return
+        listed = asdict(self._facts) | asdict(self._facts.histograms)
+        figures = [(name, value, listed[name]) for name, value in self._figures()]
+        figures += [
+            (f"{name} of the input {one.path}", getattr(self._counts.file(index), name), own)
+            for index, one in enumerate(self._facts.inputs)
+            for name, own in (("documents", one.documents), ("tokens", one.tokens))
+            if self._counts.files
+        ]
+        self._findings.add(
+            MANIFEST,
+            *(f"{name}: {value} in the shards, {own} in the manifest"
+              for name, value, own in figures if value != own),
+        )  # fmt: skip
 
     def _is_sound(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> bool:
         """Whether shards that are read together are sound. OUT counts, places."""
@@ -129,6 +144,8 @@ class Checks(ABC):
         except PackerError as error:
             findings.add(shard.file, error.message.removeprefix(f"{path}: "))
             return False
+        if not self._bytes_too:
+            return True
         if not findings.is_as_listed(shard.file, path, shard.sha256):
             return False
         with open(path, "rb") as file:
@@ -162,8 +179,8 @@ class Checks(ABC):
         """Errors in how a unit follows its inputs. OUT counts, of what only a unit shows."""
 
     @abstractmethod
-    def _differences(self) -> list[str]:
-        """The manifest's figures that are not those of the shards."""
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        """(name, value by the shards) of figures and histograms that the manifest has."""
 
 
 class RowChecks(Checks):
@@ -171,11 +188,12 @@ class RowChecks(Checks):
 
     together = 1
 
-    def __init__(self, packed: PackedDirectory, findings: Findings, progress: Progress) -> None:
-        super().__init__(packed, findings, progress)
-        facts = packed.facts
-        self._packed, self._config = packed, config_of(facts)
-        self._limits = RowLimits.of(facts, self._highest)
+    def __init__(
+        self, packed: PackedDirectory, findings: Findings, progress: Progress, **how: bool
+    ) -> None:
+        super().__init__(packed, findings, progress, **how)
+        self._packed, self._config = packed, config_of(packed.facts)
+        self._limits = RowLimits.of(packed.facts, self._highest)
         self._squares: dict[str, Int64] = {}  # int64[rows] of each shard
         trained = ("trained_tokens",) if "labels" in self._config.columns else ()
         self.figures = ("rows", "segments", "tokens", *trained)
@@ -184,20 +202,19 @@ class RowChecks(Checks):
         (shard,) = shards
         rules, squares = dict[str, Broken](), list[Int64]()
         first = 0
-        for stored in self._packed.stored(shard):
-            for batch in self._packed.filled(stored, first):
-                self._findings.stop_if_asked()
-                broken = self._broken(batch, shard.unit)
-                for one in broken:
-                    before, at = rules.get(one.rule), one._replace(row=first + one.row)
-                    rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
-                if not broken:
-                    counts.add(count_rows(batch, self._config.max_length))
-                    squares.append(squared_sums(*segments_of(batch)[1:]))
-                    if "segments" in self._config.columns:
-                        places.append(segments_in(batch))
-                first += batch.num_rows
-                self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
+        for batch in self._packed.batches(shard):
+            self._findings.stop_if_asked()
+            broken = self._broken(batch, shard.unit)
+            for one in broken:
+                before, at = rules.get(one.rule), one._replace(row=first + one.row)
+                rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
+            if not broken:
+                counts.add(_of_rows(batch, self._config.max_length))
+                squares.append(squared_sums(*segments_of(batch)[1:]))
+                if "segments" in self._config.columns:
+                    places.append(segments_in(batch))
+            first += batch.num_rows
+            self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
         if squares:
             self._squares[shard.file] = np.concatenate(squares)
         return [str(one) for one in rules.values()]
@@ -215,14 +232,12 @@ class RowChecks(Checks):
 
     def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
         documents = documents_of(places)
-        count_documents(documents, counts, self._packed.max_length)
+        tokens = documents.tokens
+        counts.documents += len(tokens)
+        counts.unpacked_rows += int((-(-tokens // self._config.max_length)).sum())
+        counts.document_length += powers_histogram(tokens)
         file, position, start, _ = documents.segments
-        files, first = np.unique(file[documents.first[:-1]], return_index=True)
-        tokens = np.add.reduceat(documents.tokens, first)
-        some = np.diff(first, append=len(documents.first) - 1)
-        for index, number, length in np.stack([files, some, tokens], axis=1).tolist():
-            counts.file(index).documents += number
-            counts.file(index).tokens += length
+        counts.add_files(file[documents.first[:-1]].astype(np.int32), tokens, tokens)
         expected = documents.expected_starts(whole=self._config.truncate_side != "left")
         wrong = np.flatnonzero(start != expected)
         for at in wrong[:1].tolist():
@@ -232,17 +247,37 @@ class RowChecks(Checks):
                 f"({len(wrong)} pieces)"
             )
 
-    def _differences(self) -> list[str]:
-        self._check_squares()
-        wrong = differences(self._counts, self._packed)
-        if "segments" not in self._config.columns:
-            return wrong
-        return wrong + [
-            f"{name} of the input {one.path}: {value} in the shards, {listed} in the manifest"
-            for index, one in enumerate(self._facts.inputs)
-            for name in ("documents", "tokens")
-            if (value := getattr(self._counts.file(index), name)) != (listed := getattr(one, name))
-        ]
+    def check_totals(self) -> None:
+        if self._complete and self._bytes_too:
+            self._check_squares()
+        super().check_totals()
+
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        counts, facts, packed = self._counts, self._packed.facts, self._packed
+        names, places = self._config.columns, counts.rows * packed.max_length
+        if facts.attention_cost is not UNSET:
+            after = Cost(**counts.attention_after.as_json())
+            yield "attention_cost", replace(facts.attention_cost, after=after)
+        yield from {
+            "padding_tokens": places - counts.tokens,
+            "utilization": counts.tokens / max(places, 1),
+            "lower_bound_rows": lower_bound_rows(
+                counts.piece_length,
+                packed.max_length,
+                max_segments=packed.max_segments_per_row,
+                segment_multiple=packed.segment_multiple,
+            ),
+        }.items()
+        counted = ["rows", "segments", "tokens", "row_fill", "segments_per_row"]
+        counted += ["trained_tokens"] if "labels" in names else []
+        if facts.histograms.one_length:
+            counted += ["length_squares", "length_squares_in_rows", "one_length"]
+            counted += ["one_input"] if "segments" in names else []
+        if "segments" in names:
+            counted += ["documents", "unpacked_rows", "document_length"]
+        for name in counted:
+            value = getattr(counts, name)
+            yield name, value.tolist() if isinstance(value, np.ndarray) else value
 
     def _check_squares(self) -> None:
         """Compare the side file that has an int64 for each row, unless it is known to be wrong."""
@@ -263,13 +298,38 @@ class RowChecks(Checks):
             findings.add(SQUARED_LENGTHS, f"{text} ({len(wrong)} rows)")
 
 
+def _of_rows(batch: Any, max_length: int) -> Counts:
+    """The counts of a sound batch of rows."""
+    _, length, offsets = segments_of(batch)
+    used = np.add.reduceat(length, offsets[:-1])
+    whole = length
+    if PAIR in batch.schema.names:
+        begins = np.diff(batch.column(PAIR).flatten().to_numpy(), prepend=-1) != 0
+        begins[offsets[:-1]] = True
+        whole = item_lengths(length, begins)
+    counts = Counts(
+        rows=batch.num_rows,
+        segments=len(length),
+        tokens=int(used.sum()),
+        row_fill=fill_histogram(used, max_length),
+        segments_per_row=powers_histogram(np.diff(offsets)),
+        attention_after=AttentionCost.of(length, offsets),
+        piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64),
+    )
+    counts.add_mixedness(length, sources_of(batch)[0], offsets)
+    if "labels" in batch.schema.names:
+        labels = rows_of(batch.column("labels"))
+        counts.trained_tokens = int(np.count_nonzero(labels != IGNORED))
+    return counts
+
+
 class DocumentChecks(Checks):
     """Checks documents of a tokenized directory, each of which has its number in its shard."""
 
     def __init__(
-        self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress
+        self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress, **how: bool
     ) -> None:
-        super().__init__(tokenized, findings, progress)
+        super().__init__(tokenized, findings, progress, **how)
         self._tokenized = tokenized
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
@@ -277,9 +337,15 @@ class DocumentChecks(Checks):
         number = self._number[shards[0].file]
         for batch, index in sound_batches(self._tokenized, number, self._highest):
             self._findings.stop_if_asked()
-            place = [batch.column(name).to_numpy() for name in ("file", "position")]
-            places.append(np.stack(place).astype(np.int64))
-            count_tokenized(batch, index, counts)
+            file, position = (batch.column(name).to_numpy() for name in ("file", "position"))
+            places.append(np.stack([file, position]).astype(np.int64))
+            lengths = index.column("length").to_numpy().astype(np.int64)
+            counts.documents += len(batch)
+            counts.tokens += int(lengths.sum())
+            trained = index.column("trained_tokens").to_numpy()
+            counts.trained_tokens += int(trained.sum(dtype=np.int64))
+            counts.document_length += powers_histogram(lengths)
+            counts.add_files(file, lengths, lengths)
             self._progress.wrote(len(batch.column("input_ids").values), 0)
         return []
 
@@ -299,5 +365,8 @@ class DocumentChecks(Checks):
             else:
                 yield f"its document {at} is at {position[at]} of {path}, not after the one before"
 
-    def _differences(self) -> list[str]:
-        return document_differences(self._counts, self._tokenized.facts)
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        for name in ("documents", "tokens", "trained_tokens"):
+            yield name, getattr(self._counts, name)
+        for name in DocumentHistograms.__struct_fields__:
+            yield name, getattr(self._counts, name).tolist()
