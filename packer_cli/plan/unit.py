@@ -32,7 +32,6 @@ from packer_cli.result.layout import MANIFEST, PART, Shard, named_by_digest
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
 from packer_cli.result.shard_writer import (
     DocumentWriter,
-    LazyFile,
     stored_batch_rows,
     stored_schema,
 )
@@ -43,8 +42,8 @@ from packer_cli.run.unit import (
     NOWHERE,
     Job,
     UnitDocuments,
+    UnitMaker,
     UnitRows,
-    Worker,
     documents_schema_of,
     pack_unit,
 )
@@ -130,14 +129,15 @@ def made_of(
 ) -> list[_Made]:
     """What is made of units, in their order. Nothing is written."""
     made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-    with closing(Worker(run, units, NOWHERE, options, notify, stop, progress)) as worker, as_flag():
+    job = Job.of(run, units, NOWHERE, options, notify, stop, progress)
+    with closing(job.source), as_flag():
 
         def task(place: int) -> None:
-            made[place] = worker.make(*tasks[place])
+            made[place] = job.make(*tasks[place])
 
         try:
             every = [partial(task, place) for place in range(len(tasks))]
-            run_all(every, options.workers, stop, worker.stop)
+            run_all(every, options.workers, stop, job.source.stop)
         except Interrupted as error:
             again = "nothing was written; run the same command again"
             raise Interrupted(error.message, again) from error
@@ -154,24 +154,23 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
     source = replace(job.source, read=reader)
     job = replace(job, source=source, is_sample=not part.is_whole)
     planning = _Planning(job, configs, part, reader)
-    pack_unit(unit, job, planning)
+    read = pack_unit(unit, job, planning).counts
     job.source.confirm()
-    return planning.plan()
+    return planning.plan(read)
 
 
-class _Planning:
+class _Planning(UnitMaker):
     """Takes the documents of a part, and plans their rows with each of the configurations.
 
     A part is planned as often as makes up its unit, or a small one: rows that are not full, and
     whatever else depends on how many documents there are, are then as they are in the unit.
     """
 
-    sums: LazyFile | None = None
-
     def __init__(
         self, job: Job, configs: Sequence[PackConfig], part: Part, reader: PartReader
     ) -> None:
-        self._job, self._configs, self._part, self._reader = job, configs, part, reader
+        super().__init__(part.unit, job)
+        self._configs, self._part, self._reader = configs, part, reader
         # the tokens of all configurations together would be counted as progress
         silent = replace(job, progress=Progress(0, show=False))
         self._writers = [_Unwritten(config, job) for config in configs]
@@ -182,7 +181,6 @@ class _Planning:
         self._kept = list[TokenBatch]()
         self._seen = Planned(Counts())
         self._copies, self._weight = 1, float(part.unit_weight)
-        self.counts = Counts()
 
     def add(self, batch: TokenBatch) -> None:
         own = np.diff(batch.offsets)
@@ -190,7 +188,7 @@ class _Planning:
         figures = {"documents": len(own), "tokens": int(own.sum())}
         self._seen.add(Planned(Counts(), **figures, lengths=powers_histogram(own)))
         # rows are planned from lengths, and a window without tokens is small
-        trained, job = batch.trained, self._job
+        trained, job = batch.trained, self.job
         if trained is None and job.source.tokenized is None and job.shape.kind != "text":
             # other batches may say what of them is trained on
             trained = np.ones(len(batch.ids), np.uint8)
@@ -204,7 +202,7 @@ class _Planning:
     def close(self) -> list[Shard]:
         if not self._part.is_whole and self._reader.weight:  # none where all is damaged
             least = max(unit_bytes_of(config, 0) for config in self._configs)
-            weight = self._reader.weight + self._part.weight_of(self._job.damaged)
+            weight = self._reader.weight + self._part.weight_of(self.job.damaged)
             self._copies = max(round(min(self._weight, least) / weight), 1)
             self._weight = weight
         for batch in _repeated(self._kept, self._copies):
@@ -212,12 +210,9 @@ class _Planning:
                 one.add(batch)
         return [shard for one in self._rows for shard in one.close()]
 
-    def abandon(self) -> None:
-        """Nothing is open."""
-
-    def plan(self) -> UnitPlan:
-        """The plan, once all is closed."""
-        copies, read = self._copies, Planned(self.counts).times(self._copies).counts
+    def plan(self, counts: Counts) -> UnitPlan:
+        """The plan, once all is closed. `counts`: of what was read."""
+        copies, read = self._copies, Planned(counts).times(self._copies).counts
         again = read.rejected_files - read.rejected_files // copies  # those left out are so once
         read.rejected_records -= again
         read.rejected_files -= again

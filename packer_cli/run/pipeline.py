@@ -2,7 +2,7 @@
 
     find_inputs -> settle -> Run          what is to be done
     output.claimed, begin                 where, and which units are done already
-    Worker, on threads                    the rest
+    Job, on threads                       the rest
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
 
@@ -58,7 +58,7 @@ from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
 from packer_cli.run.source import choose_encoding, choose_tokenized
-from packer_cli.run.unit import Worker
+from packer_cli.run.unit import Job
 from packer_cli.run.update import (
     Update,
     known_shapes,
@@ -263,8 +263,8 @@ class _Packing:
                 run_all(tasks, options.workers, stop)
                 pack_on_ray(run, units, work, options, self.notify, progress)
                 return
-            worker = Worker(run, units, work, options, self.notify, stop, progress)
-            stack.enter_context(closing(worker))
+            job = Job.of(run, units, work, options, self.notify, stop, progress)
+            stack.enter_context(closing(job.source))
             stack.enter_context(as_flag())  # for the storage threads, too
             committing: ThreadPoolExecutor | None = None
             if options.workers > 1:
@@ -273,14 +273,14 @@ class _Packing:
                 committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
 
             def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
-                result = worker.pack(unit)
+                result = job.pack(unit)
                 if committing is not None:
-                    return [committing.submit(worker.commit, result)]
-                worker.commit(result)
+                    return [committing.submit(job.commit, result)]
+                job.commit(result)
                 return []
 
             packing = [partial(pack_and_commit, unit) for unit in units]
-            run_all([*packing, *tasks], options.workers, stop, worker.stop)
+            run_all([*packing, *tasks], options.workers, stop, job.source.stop)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
