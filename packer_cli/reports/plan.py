@@ -46,7 +46,7 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
     outcomes = plan.outcomes
     costs = _table(_costs(batch_tokens, hidden_size), outcomes)
     lengths = {one.config.max_length for one in outcomes}
-    documents = document_lengths(outcomes[0].planned.lengths.tolist(), sorted(lengths))
+    documents = document_lengths(outcomes[0].planned.read_lengths.tolist(), sorted(lengths))
     losses: list[Part] = [_table(columns, outcomes) for columns in _losses(plan)]
     return Report(
         title,
@@ -76,7 +76,7 @@ def _facts(plan: Plan) -> Iterator[Fact]:
         yield Fact("records", f"{kinds_of(plan.shape)}; trained on: {trained}")
     yield Fact("tokenizer", plan.tokenizer or "none needed")
     read = plan.outcomes[0].planned
-    yield Fact("documents", f"{read.documents:,} with {read.tokens:,} tokens")
+    yield Fact("documents", f"{read.read_documents:,} with {read.read_tokens:,} tokens")
     totals = plan.outcomes[0].totals
     if empty := totals["empty_documents"]:
         yield Fact("empty", f"{empty:,} documents without a token")
@@ -219,9 +219,9 @@ def _content(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str
         "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
         "tokenizer": plan.tokenizer,
         "shape": plan.shape.kind,
-        "documents": read.documents,
-        "tokens": read.tokens,
-        "document_length": read.lengths.tolist(),
+        "documents": read.read_documents,
+        "tokens": read.read_tokens,
+        "document_length": read.read_lengths.tolist(),
         "sample": plan.sample,
         "hidden_size": hidden_size,
         "batch_tokens": batch_tokens,
@@ -275,7 +275,7 @@ def _figures_of_sources(one: Outcome) -> dict[str, Any]:
 
 def _attention(one: Outcome) -> dict[str, Any]:
     """How uneven the rows' attention costs are, before balancing and after."""
-    counts = one.planned.counts
+    counts = one.planned
     if one.config.balance == "none" or not one.rows:
         return {}
     sides = {"before": counts.attention_before, "after": counts.attention_after}
