@@ -113,12 +113,12 @@ def _messages() -> str:
 
 def test_the_messages_in_troubleshooting_are_those_of_packer() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    headings = re.findall(r"^### `([^`]*)`", page, re.M)
-    assert len(headings) > 10
+    quoted = re.findall(r"^\| `([^`]*)` ", page, re.M)
+    assert len(quoted) > 10
     messages = _messages()
-    for heading in headings:
-        for part in heading.split("…"):
-            assert part.strip() in messages, heading
+    for message in quoted:
+        for part in message.split("…"):
+            assert part.strip() in messages, message
 
 
 def test_every_export_format_has_a_row_and_a_command() -> None:

@@ -58,7 +58,7 @@ def stats(
     costs of rows. Of a directory that holds train/ and validation/, both.
     """
     from packer_cli.reports.stats import stats_report
-    from packer_cli.result.manifest_file import load_any, splits_of
+    from packer_cli.result.manifest import load_any, splits_of
     from packer_cli.storage import base_name, is_url, local
 
     html = options.html

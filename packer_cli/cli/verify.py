@@ -36,7 +36,7 @@ def verify(
 
     Example: packer verify data-packed-4096 --against-inputs --sample all
     """
-    from packer_cli.result.manifest_file import splits_of
+    from packer_cli.result.manifest import splits_of
     from packer_cli.storage import local
     from packer_cli.verify import verify as check
 

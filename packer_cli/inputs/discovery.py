@@ -30,8 +30,7 @@ from packer_cli.options.formats import COMPRESSIONS, SUFFIXES, format_named
 from packer_cli.ownership import ID
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, WORK
-from packer_cli.result.manifest import TOKENIZED
-from packer_cli.result.manifest_file import as_named, holds_documents, is_manifest
+from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
 _SHOWN = 3  # directories in a tip
 _LIST = "@"

@@ -27,8 +27,7 @@ from packer_cli.options.formats import (
 )
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DOCUMENTS_SHARD, MANIFEST
-from packer_cli.result.manifest import TOKENIZED
-from packer_cli.result.manifest_file import holds_documents
+from packer_cli.result.manifest import TOKENIZED, holds_documents
 
 # The coarsest clock of any file system in use: FAT's.
 _TICK_NS = 2_000_000_000

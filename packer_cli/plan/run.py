@@ -29,7 +29,7 @@ from packer_cli.plan.unit import Planned, held, made_of, plan_unit
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.manifest_file import load_tokenized
+from packer_cli.result.manifest import load_tokenized
 from packer_cli.run.finalize import check_limits, nothing_to_pack
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.pipeline import settle

@@ -33,7 +33,7 @@ from packer_cli.reports.report import (
     Text,
 )
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
-from packer_cli.result.manifest_file import is_manifest
+from packer_cli.result.manifest import is_manifest
 from packer_cli.result.wording import count, percent, plural
 from packer_cli.storage import is_url
 

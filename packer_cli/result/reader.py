@@ -35,8 +35,7 @@ from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.manifest_file import load_as_is
+from packer_cli.result.manifest import Manifest, load_as_is
 from packer_cli.result.shard_writer import PADDED, column_type, fixed, ragged, schema
 from packer_cli.storage import open_regular
 
@@ -101,7 +100,8 @@ class Mapped:
         self._max_length, self._batches = max_length, list(batches)
         sizes = [1 if name in PADDED else 2 for name in self._names]
         lines = 2 + sum(sizes) + (_OF_SEGMENTS - 2) * ("segments" in columns)
-        self._table: Int64 = np.empty((lines, 0), np.int64) if table is None else table
+        empty = np.empty((lines, 0), np.int64)
+        self._table: Int64 = empty if table is None else np.ascontiguousarray(table)
         line = iter(self._table)
         self.firsts: Int64 = next(line)
         self._ends: Int64 = next(line)
@@ -129,16 +129,13 @@ class Mapped:
             first += batch.num_rows
         new = np.array(spans, np.int64).reshape(-1, len(self._table)).T
         table = np.concatenate([self._table[:, :at], new, self._table[:, at:]], axis=1)
-        return self._of(table, [*self._batches[:at], *batches, *self._batches[at:]])
+        every = [*self._batches[:at], *batches, *self._batches[at:]]
+        return Mapped(self._names, self._max_length, every, table)
 
-    def without(self, begins: Int64, ends: Int64) -> Mapped:
-        """These spans but for those of some rows: begins[k] .. ends[k], ascending."""
-        at = np.searchsorted(ends, self.firsts, side="right")
-        keep = self.firsts < np.append(begins, self.firsts.max(initial=0) + 1)[at]
-        return self._of(self._table[:, keep], [self._batches[k] for k in np.flatnonzero(keep)])
-
-    def _of(self, table: Int64, batches: list[Any]) -> Mapped:
-        return Mapped(self._names, self._max_length, batches, np.ascontiguousarray(table))
+    def where(self, keep: npt.NDArray[np.bool_]) -> Mapped:
+        """The spans for which `keep` bool[spans] holds."""
+        batches = [self._batches[k] for k in np.flatnonzero(keep)]
+        return Mapped(self._names, self._max_length, batches, self._table[:, keep])
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""
@@ -225,6 +222,10 @@ class PackedDirectory:
             )
         shard = self.facts.shards[index]
         return shard, row - (int(self._ends[index]) - shard.rows)
+
+    def shards_of(self, rows: Int64) -> Int64:
+        """int64[n], the number of the shard that holds each of these rows."""
+        return np.searchsorted(self._ends, rows, side="right")
 
     def check_size(self, shard: Shard) -> None:
         """Raise DataError when a shard is missing or not as long as the manifest says."""

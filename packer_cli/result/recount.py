@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from packer_cli.errors import DataError
 from packer_cli.options.options import PAIR
 from packer_cli.packing.figures import AttentionCost, lower_bound_rows
-from packer_cli.packing.pairs import item_lengths
+from packer_cli.packing.fitting import item_lengths
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.manifest import DocumentHistograms, TokenizedManifest

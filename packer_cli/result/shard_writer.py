@@ -26,7 +26,7 @@ from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
-from packer_cli.packing.pairs import numbered
+from packer_cli.packing.fitting import pair_numbers
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64
 from packer_cli.result.layout import (
@@ -358,7 +358,7 @@ class ShardWriter:
 def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[Any]:
     """A column with a value for each segment: where it is from, or its side of a pair."""
     if name == PAIR:
-        return [numbered(stock.start[pieces], edges)]
+        return [pair_numbers(stock.start[pieces], edges)]
     if name == SIDE:
         return [np.empty(0, np.int8) if stock.side is None else stock.side[pieces]]
     return [stock.file[pieces], stock.position[pieces], stock.start[pieces]]

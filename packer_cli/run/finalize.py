@@ -56,9 +56,9 @@ from packer_cli.result.manifest import (
     TokenizedManifest,
     TrainingStage,
     run_of_sides,
+    to_bytes,
     why_incomplete,
 )
-from packer_cli.result.manifest_file import to_bytes
 from packer_cli.result.reader import HEADER_BYTES, PackedDirectory, segments_of, squares_header
 from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run import commits

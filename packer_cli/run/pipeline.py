@@ -49,8 +49,7 @@ from packer_cli.options.shapes import ARGUMENTS, LABEL
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
-from packer_cli.result.manifest import Result
-from packer_cli.result.manifest_file import load_as_is
+from packer_cli.result.manifest import Result, load_as_is
 from packer_cli.result.warnings import RAW, UNUSED, encoded_tokens, named, warnings_of
 from packer_cli.result.wording import count, percent, plural
 from packer_cli.run import commits

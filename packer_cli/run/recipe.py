@@ -35,8 +35,13 @@ from packer_cli.options.shape_rules import without_idle
 from packer_cli.ownership import Folder, InUseError
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import Manifest, TokenizedManifest
-from packer_cli.result.manifest_file import as_named, load_any, load_tokenized
+from packer_cli.result.manifest import (
+    Manifest,
+    TokenizedManifest,
+    as_named,
+    load_any,
+    load_tokenized,
+)
 from packer_cli.run.destination import holds_result
 from packer_cli.run.pipeline import pack, settle
 

@@ -44,8 +44,7 @@ from packer_cli.records import (
     turn_position,
 )
 from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOKENIZER_FILES, TOOL_TEMPLATE
-from packer_cli.result.manifest import TokenizedManifest
-from packer_cli.result.manifest_file import as_named, load_tokenized
+from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run import commits
 from packer_cli.run.identity import Chosen, Run

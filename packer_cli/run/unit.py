@@ -36,17 +36,13 @@ from packer_cli.options.shapes import Shape
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
-    Untrained,
-    cut_stream,
     first_overlong,
-    fit,
+    item_lengths,
     loss_of,
     padded,
-    trained_documents,
-    without_overlong,
-    without_untrained,
+    pieces_of,
+    rooms,
 )
-from packer_cli.packing.pairs import item_lengths, pieces_of_pairs, rooms
 from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered, trained_of
 from packer_cli.progress import Progress
 from packer_cli.records import (
@@ -54,7 +50,6 @@ from packer_cli.records import (
     InputFile,
     Int64,
     Notify,
-    Pieces,
     Records,
     Slice,
     Stock,
@@ -87,8 +82,6 @@ from packer_cli.run.source import Source, prepare, tokenized_source
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3
-# What `fit` does where a document of these policies is still too long.
-_POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
 _WHOLE = -1  # the position of a bad record that is a whole file
 _HUGE = "the most is", "cut it in the input"
 _Made = TypeVar("_Made")
@@ -492,7 +485,7 @@ class UnitRows(UnitMaker):
         """Raises DataError for documents that may not be cut or are too long to number."""
         config, counts = self._config, self.counts
         self._refuse_overlong(batch)
-        pieces, untrained = _pieces_of(batch, config, self._stream_position)
+        pieces, untrained = pieces_of(batch, config, self._stream_position)
         if config.strategy == "wrap":
             self._stream_position += int(padded(pieces.length, config.segment_multiple).sum())
         counts.add_untrained(batch.file, untrained)
@@ -587,28 +580,3 @@ class UnitRows(UnitMaker):
                 stock.length[pieces],
             )  # fmt: skip
             yield gathered(stock, pieces, ids), np.arange(len(pieces)), edges - edges[0]
-
-
-def _pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
-    """The pieces that go into rows, and the documents left out as untrained. `position`: how many
-    tokens of a stream, which "wrap" cuts, came before.
-    """
-    trained = None if config.keep_untrained else batch.trained
-    if config.strategy == "wrap":
-        documents, untrained = None, Untrained()
-        if trained is not None:
-            documents, untrained = trained_documents(batch.offsets, trained)
-        multiple = config.segment_multiple
-        cut = cut_stream(batch.offsets, config.max_length, position, multiple, documents)
-        return cut, untrained
-    if batch.chosen is not None:
-        return pieces_of_pairs(
-            batch, config.max_length, config.segment_multiple, keep_untrained=config.keep_untrained
-        )
-    policy = _POLICIES.get(config.overlong or "", config.overlong or "")
-    pieces = fit(batch.offsets, config.max_length, policy, config.truncate_side)
-    if config.overlong == "split-text" and batch.trained is not None:
-        pieces = without_overlong(pieces, batch.offsets, batch.trained, config.max_length)
-    if trained is None:
-        return pieces, Untrained()
-    return without_untrained(pieces, batch.offsets, trained)

@@ -46,8 +46,15 @@ from packer_cli.result.layout import (
     WORK,
     digest,
 )
-from packer_cli.result.manifest import LIMITS, Input, Manifest, Result, document_config_of, shape_of
-from packer_cli.result.manifest_file import load_as_is
+from packer_cli.result.manifest import (
+    LIMITS,
+    Input,
+    Manifest,
+    Result,
+    document_config_of,
+    load_as_is,
+    shape_of,
+)
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.wording import plural
 from packer_cli.run import commits

@@ -25,8 +25,7 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
-from packer_cli.result.cache import Cache
-from packer_cli.result.cached import Foresight, open_cached
+from packer_cli.result.cached import Cache, Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import Manifest, TrainingStage
 from packer_cli.result.opening import (

@@ -26,8 +26,9 @@ from packer_cli.result.manifest import (
     TokenizedManifest,
     config_of,
     document_config_of,
+    load_any,
+    load_as_is,
 )
-from packer_cli.result.manifest_file import load_any, load_as_is
 from packer_cli.result.opening import Paths, opened
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.destination import is_replacing

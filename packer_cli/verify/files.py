@@ -45,8 +45,7 @@ from packer_cli.result.layout import (
     saved_dataset,
     unnamed_shard,
 )
-from packer_cli.result.manifest import Manifest, Result, run_of_sides, shape_of
-from packer_cli.result.manifest_file import checksum
+from packer_cli.result.manifest import Manifest, Result, checksum, run_of_sides, shape_of
 from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.result.wording import plural
 from packer_cli.run.commits import UnitRecord, counts_of

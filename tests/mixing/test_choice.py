@@ -21,8 +21,7 @@ from packer_cli.options.mixture import Amount, Mixture, Stage
 from packer_cli.options.options import PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.manifest_file import load
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.run.recipe import pack_recipe
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -18,7 +18,7 @@ from support import contents, jsonl, packer
 
 from packer_cli import open_packed
 from packer_cli.result.layout import digest
-from packer_cli.result.manifest_file import is_manifest
+from packer_cli.result.manifest import is_manifest
 
 KILLS = int(os.environ.get("PACKER_KILLS", "8"))
 _PACK = ("pack", "a.jsonl", "-l", 64)

@@ -27,9 +27,8 @@ from support import packer, random_ids
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result import cache
-from packer_cli.result.cache import MANIFEST, Cache, Wanted
-from packer_cli.result.cached import CachedDirectory, Foresight, open_cached
+from packer_cli.result import cached
+from packer_cli.result.cached import Cache, CachedDirectory, Foresight, Wanted, open_cached
 from packer_cli.result.reader import PackedDirectory
 
 FORK = multiprocessing.get_context("fork")
@@ -55,8 +54,8 @@ def _store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("bucket", Bucket, clobber=True)
     monkeypatch.setattr(Bucket, "requests", [])
     monkeypatch.setattr(Bucket, "disturb", staticmethod(lambda path, content: content))
-    monkeypatch.setattr(cache, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(cache, "RANGE_BYTES", 2000)
+    monkeypatch.setattr(cached, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(cached, "RANGE_BYTES", 2000)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +92,7 @@ def opened(url: str, limit: int | None = None) -> CachedDirectory:
 
 def manifest(digest: str) -> Wanted:
     """A manifest in the cache."""
-    return Wanted("", None, digest, MANIFEST)
+    return Wanted("", None, digest, "manifest")
 
 
 def content(result: PackedDirectory, number: int) -> list[Any]:
@@ -143,7 +142,7 @@ def test_a_copy_of_a_killed_process_holds_no_lock(url: str) -> None:
     process.start()
     process.join()  # without a time, since the copy keeps its pipe
     try:
-        assert result.cache.try_to_fetch(result.wanted(result.facts.shards[0]), lambda: False)
+        assert result.cache.try_to_fetch(result.wanted(result.facts.shards[0]))
     finally:
         os.kill(int(copy.read_text()), signal.SIGKILL)
 
@@ -245,10 +244,8 @@ class TestFaults:
         assert said == f"{url}/{shard.name}: has {size} bytes, the manifest says {len(whole)}"
 
     def test_an_object_that_is_cut_short(self, url: str, shard: Path, while_fetched: Any) -> None:
-        size = len(shard.read_bytes())
         while_fetched(lambda: os.truncate(shard, 9))
-        said = self.fault(url, "remove the object and upload it again")
-        assert said == f"{url}/{shard.name}: has 9 bytes, the manifest says {size}"
+        assert f"{url}/{shard.name}: cannot read: bytes 0 to 2000 were asked" in self.fault(url)
 
     def test_an_object_that_is_not_there(self, url: str, shard: Path) -> None:
         shard.unlink()

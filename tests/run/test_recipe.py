@@ -18,9 +18,9 @@ from chats import CHATML, assistant, chat, chat_tokenizer, user
 from support import assert_error, check_directory, contents, heavy, jsonl, packer
 from test_resume import CRASHING
 
+import packer_cli.result.manifest as manifest_module
 from packer_cli.errors import DataError
-from packer_cli.result import manifest_file
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import to_bytes
 from packer_cli.result.opening import open_packed
 
 EACH = 1 if int(os.environ.get("PACKER_KILLS", "10")) >= 50 else 9
@@ -103,7 +103,7 @@ def test_killed_while_both_sides_are_replaced(
     how: str, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With another seed, documents of the one run's validation are in the other run's train."""
-    monkeypatch.setattr(manifest_file, "_WAITS", 1)
+    monkeypatch.setattr(manifest_module, "_WAITS", 1)
     write_recipe(top='tokenized = "tokens"')
     arguments = ["pack", "mix.toml", "--workers", "1", "-q", *([view] if view else []), "-o"]
     assert packer(*arguments, "first").exit_code == 0
@@ -146,7 +146,7 @@ def test_killed_while_both_sides_are_replaced(
 @pytest.mark.usefixtures("recipe")
 def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What --overwrite of packer 0.2 left when it was ended after train's manifest."""
-    monkeypatch.setattr(manifest_file, "_WAITS", 1)
+    monkeypatch.setattr(manifest_module, "_WAITS", 1)
     pack(out="out")
     pack("--seed", "7", out="other")
     shutil.rmtree("out/train")

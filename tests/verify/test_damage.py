@@ -19,7 +19,7 @@ from varied_results import texts
 from verifying import TEXTS, assert_sound, changed, first, forge, position_in, problems
 
 from packer_cli.result.layout import SQUARED_LENGTHS
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import to_bytes
 from packer_cli.result.reader import squares_header
 
 pytestmark = pytest.mark.usefixtures("folder")
