@@ -57,9 +57,9 @@ def recipe(
     if output is not None and os.path.lexists(output) and not options.overwrite:
         raise UsageError(f"{output}: is there already", "replace it with --overwrite")
     if schema:
-        from packer_cli.options.recipe_schema import SCHEMA
+        from packer_cli.options.recipe import schema_text
 
-        text = SCHEMA.read_text(encoding="utf-8")
+        text = schema_text()
     else:
         folder = os.path.dirname(output or "") or "."
         quiet = "quiet" in given

@@ -41,7 +41,7 @@ def verify(
     from packer_cli.verify import verify as check
 
     directory, sample = local(name, LOCAL_ONLY), options.sample
-    count = None if sample == "all" else KINDS["count"].value("--sample", sample)
+    count = None if sample == "all" else KINDS["count"].read(sample) or 0
     if count is not None and count < 1:
         raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
     found = {

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import filling
-from packer_cli.options.mixture import Mixture
-from packer_cli.options.options import PackConfig, keeps_order
+from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
 from packer_cli.packing.planning import balanced, plan_rows, shuffled

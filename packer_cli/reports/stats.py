@@ -14,13 +14,13 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import TRAIN
 from packer_cli.options.option import options_of
 from packer_cli.options.options import (
     DEFAULT_COLUMNS,
     PADDED_BOUNDARIES,
     PAIR,
     PAIR_COLUMNS,
+    TRAIN,
     PackConfig,
     keeps_order,
 )

@@ -35,8 +35,7 @@ from packer_cli.errors import (
 )
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
-from packer_cli.options.mixture import TRAIN, VALIDATION
-from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, PackConfig
+from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, TRAIN, VALIDATION, PackConfig
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_named
 from packer_cli.result.counts import DocumentTotals, InputTotals, Totals
 from packer_cli.result.layout import (

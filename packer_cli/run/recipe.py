@@ -27,8 +27,7 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing.choice import refuse_missed, told
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import TRAIN, VALIDATION
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle

@@ -24,7 +24,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler, varlen_collate
 
 L, ROWS = 64, 1000

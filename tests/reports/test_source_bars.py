@@ -9,7 +9,7 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
 from support import packer
 
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 from packer_cli.reports.page import page
 from packer_cli.reports.report import Report, Section, Share, Shares, Table
 
