@@ -28,7 +28,6 @@ from packer_cli.plan.sample import Part, begun_in_the_middle, sampled, some_of, 
 from packer_cli.plan.unit import Planned, held, made_of, plan_unit
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
-from packer_cli.result.counts import Counts
 from packer_cli.result.manifest import load_tokenized
 from packer_cli.run.finalize import check_limits, nothing_to_pack
 from packer_cli.run.identity import Chosen, Run
@@ -330,7 +329,7 @@ def _note_beginnings(files: Sequence[InputFile], passes: Sequence[_Pass], notify
 
 def _check(config: PackConfig, planned: Sequence[tuple[Planned, int]]) -> None:
     """Raise what a run that packs would raise at its end. `planned`: (a part, how many times)."""
-    bad, records, total = 0, 0, Counts()
+    bad, records, total = 0, 0, Planned()
     for one, copies in planned:
         total.add(one)
         bad += -(-one.rejected_records // copies)  # files that are left out count once
