@@ -13,9 +13,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from altered import altered, unaltered
+from altered import faulty, unaltered
 from support import (
-    KILLED_WHILE_REPLACING,
     assert_error,
     contents,
     jsonl,
@@ -212,7 +211,7 @@ def test_stdin_is_not_for_ranks() -> None:
 def ended(inputs: None) -> Path:
     """An output whose last rank was killed while putting the result in place."""
     assert packer(*rank(0, 2)).exit_code == 0
-    killed = altered(KILLED_WHILE_REPLACING, *rank(1, 2))
+    killed = faulty("when_named('replacing.json', 1, kill)", *rank(1, 2))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (work_folder() / "replacing.json").exists()
     return Path("out")
