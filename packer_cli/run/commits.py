@@ -55,6 +55,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     inputs      [file, size, sha256] of the inputs that this unit alone has read
     reused      the shards belong to the result being updated, and stay where they are
     rejected_from   where that part begins in the rejected.jsonl of that result
+    stretches   empty: earlier packers wrote parts of inputs there, and bytes of results stay
     """
 
     unit: int
@@ -66,6 +67,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     inputs: list[tuple[int, int, str]] = []
     reused: bool = False
     rejected_from: int = 0
+    stretches: list[Any] = []
 
     def is_of(self, unit: WorkUnit) -> bool:
         if (self.unit, self.slices) != (unit.index, slices_of(unit)):
