@@ -322,7 +322,7 @@ class Counts(Totals):
 
     def add(self, other: Counts) -> None:
         """Add those of another unit, or of a part of this one."""
-        for name in self.__struct_fields__:
+        for name in other.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if name == "files":
                 for index, totals in theirs.items():
