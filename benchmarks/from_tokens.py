@@ -31,8 +31,7 @@ from packer_cli.result.layout import (
     named_by_digest,
     unnamed_shard,
 )
-from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, to_bytes
 from packer_cli.result.shard_writer import HASH_BYTES, INDEX_SCHEMA
 
 SIZES = ((2_000_000, 2.0, 0.0), (20_000_000, 20.0, 1.5))  # documents, most seconds, most GB

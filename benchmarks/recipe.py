@@ -19,8 +19,7 @@ from measuring import report, run, say, skip
 from settings import Settings, from_environment
 
 from packer_cli.mixing.choice import choose
-from packer_cli.options.mixture import Amount, Mixture
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.result.tokenized import open_tokenized
 
 MOST_AGAIN, RUNS = 0.1, 3

@@ -19,8 +19,7 @@ from msgspec.structs import asdict, astuple
 from packer_cli.packing.figures import squared_sums
 from packer_cli.result.counts import Counts, InputTotals
 from packer_cli.result.layout import SQUARED_LENGTHS, saved_dataset
-from packer_cli.result.manifest import Manifest, config_of, why_incomplete
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import Manifest, config_of, to_bytes, why_incomplete
 from packer_cli.result.reader import segments_of, squares_header
 from packer_cli.run.finalize import totals_of_rows
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 from typer.testing import CliRunner
 
 from packer_cli.cli.app import app
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import to_bytes
 
 MANIFEST = "manifest.json"
 SIDE_FILES = (

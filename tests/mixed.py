@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import Amount, Mixture
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.result.manifest import Manifest

@@ -11,7 +11,7 @@ import pyarrow as pa
 from support import packer
 
 from packer_cli.result.layout import digest
-from packer_cli.result.manifest_file import checksum
+from packer_cli.result.manifest import checksum
 
 
 def tokenize(*arguments: object) -> None:

@@ -16,14 +16,19 @@ from support import jsonl, packer, recover_texts
 from test_imports import LAYERS, MODULES, PACKAGE
 
 from packer_cli.export import FORMATS
-from packer_cli.options import recipe_schema
+from packer_cli.options import recipe
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import COMPRESSIONS, DOCUMENT_SUFFIXES, SUFFIXES
 from packer_cli.options.formats import FORMATS as FILES
-from packer_cli.options.mixture import Amount, Mixture
 from packer_cli.options.option import options_of
-from packer_cli.options.options import ALIASES, COLUMNS, PADDED_BOUNDARIES, PackConfig
-from packer_cli.options.recipe_schema import keys_of
+from packer_cli.options.options import (
+    ALIASES,
+    COLUMNS,
+    PADDED_BOUNDARIES,
+    Amount,
+    Mixture,
+    PackConfig,
+)
 from packer_cli.options.shapes import KINDS
 from packer_cli.result.manifest import TOTALS
 
@@ -113,12 +118,12 @@ def _messages() -> str:
 
 def test_the_messages_in_troubleshooting_are_those_of_packer() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text()
-    headings = re.findall(r"^### `([^`]*)`", page, re.M)
-    assert len(headings) > 10
+    quoted = re.findall(r"^\| `([^`]*)` ", page, re.M)
+    assert len(quoted) > 10
     messages = _messages()
-    for heading in headings:
-        for part in heading.split("…"):
-            assert part.strip() in messages, heading
+    for message in quoted:
+        for part in message.split("…"):
+            assert part.strip() in messages, message
 
 
 def test_every_export_format_has_a_row_and_a_command() -> None:
@@ -132,18 +137,18 @@ def test_every_export_format_has_a_row_and_a_command() -> None:
 def test_every_key_of_recipes_is_on_their_page() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text().split("## All keys")[1]
     tables = [re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("\n\n| key |")[1:]]
-    top, source = keys_of(*recipe_schema.TOP), keys_of(*recipe_schema.SOURCE)
+    top, source = recipe.keys_of(*recipe.TOP), recipe.keys_of(*recipe.SOURCE)
     of_all, of_top = (
         re.findall(r"`(\w+)`", re.findall(rf"^\| {where} \| (.*) \|$", page, re.M)[0])
         for where in ("top and sources", "top only")
     )
-    own = keys_of(recipe_schema.RecipeKeys, Mixture)
-    amounts = keys_of(recipe_schema.SourceKeys, Amount).keys() - {"text_field"}
+    own = recipe.keys_of(recipe.RecipeKeys, Mixture)
+    amounts = recipe.keys_of(recipe.SourceKeys, Amount).keys() - {"text_field"}
     assert [set(table) for table in tables] == [
         own.keys(),
         amounts,
-        keys_of(*recipe_schema.VALIDATION).keys(),
-        keys_of(*recipe_schema.STAGE).keys(),
+        recipe.keys_of(*recipe.VALIDATION).keys(),
+        recipe.keys_of(*recipe.STAGE).keys(),
     ]
     assert set(of_all) == source.keys() - amounts
     assert set(of_top) == top.keys() - own.keys() - set(of_all)

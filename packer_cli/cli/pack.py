@@ -136,7 +136,7 @@ def default_output(inputs: list[str], ending: str) -> str:
     """`data-ENDING` for `some/where/data.jsonl` or a URL, in the current directory."""
     from packer_cli.options.formats import belongs_to, format_of
     from packer_cli.options.recipe import is_recipe
-    from packer_cli.result.manifest_file import as_named
+    from packer_cli.result.manifest import as_named
     from packer_cli.storage import base_name
 
     name = base_name(belongs_to(inputs[0]) or as_named(inputs[0].removeprefix("@")))

@@ -13,13 +13,11 @@ from packer_cli.options.option import (
     ROWS,
     RUNNING,
     Count,
-    Counts,
     Names,
     Share,
     Values,
     option,
     options_of,
-    refuse_twice,
 )
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, Progress
@@ -29,18 +27,20 @@ if TYPE_CHECKING:
     from packer_cli.plan.run import Plan
 
 _OF_PACK = options_of(PackConfig)
+_SEVERAL = ("strategy", "max_length")  # of which each is planned
 
 
 @dataclass(frozen=True)
 class PlanOptions(Page, Progress):
     """Options of `packer plan`, beside those of `packer pack`."""
 
-    max_length: Counts | None = option(
+    max_length: Names | None = option(
         None,
         "Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
         ROWS,
         first=1,
         short="-l",
+        metavar="N[,N]",
         elsewhere=" ".join(_OF_PACK["max_length"].elsewhere),
     )
     strategy: Names | None = option(
@@ -103,17 +103,18 @@ def plan(
     from packer_cli.reports.plan import plan_report
 
     html, as_json, quiet = options.html, options.as_json, options.quiet
-    if options.max_length is None and not any(map(is_recipe, inputs)):
-        raise options_of(PlanOptions)["max_length"].missing("max_length")
+    if not options.max_length and not any(map(is_recipe, inputs)):
+        raise options_of(PlanOptions)["max_length"].missing()
     if options.sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     check_page(html, as_json=as_json)
-    refuse_twice("--strategy", options.strategy or ())
-    # None: as the recipe has it, or the default
+    given = {name: value for name, value in given.items() if name not in _SEVERAL}
+    lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
+    # None: as the recipe has it, or the default; each once
     ways = [
         {"strategy": strategy, "max_length": length}
-        for strategy in options.strategy or [None]
-        for length in options.max_length or [None]
+        for strategy in dict.fromkeys(options.strategy or [None])
+        for length in dict.fromkeys(lengths or [None])
     ]
     orders = [
         order_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)

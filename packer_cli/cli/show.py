@@ -52,7 +52,7 @@ def show(
     """
     from packer_cli.reports.show import Printer, numbers_of, pick
     from packer_cli.reports.show import as_json as written
-    from packer_cli.result.manifest_file import load_any
+    from packer_cli.result.manifest import load_any
     from packer_cli.storage import local
     from packer_cli.tokenization.decoding import load_decoder
 

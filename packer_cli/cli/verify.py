@@ -36,12 +36,12 @@ def verify(
 
     Example: packer verify data-packed-4096 --against-inputs --sample all
     """
-    from packer_cli.result.manifest_file import splits_of
+    from packer_cli.result.manifest import splits_of
     from packer_cli.storage import local
     from packer_cli.verify import verify as check
 
     directory, sample = local(name, LOCAL_ONLY), options.sample
-    count = None if sample == "all" else KINDS["count"].value("--sample", sample)
+    count = None if sample == "all" else KINDS["count"].read(sample) or 0
     if count is not None and count < 1:
         raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
     found = {

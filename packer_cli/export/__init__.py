@@ -25,8 +25,7 @@ from packer_cli.export.rows import batches, documents, rows, tokenized_documents
 from packer_cli.options.options import PAIR
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
-from packer_cli.result.manifest import TokenizedManifest
-from packer_cli.result.manifest_file import checksum, load_any
+from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
@@ -222,9 +221,9 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenStep
         balance="order",
         costs=row_costs(squared_lengths[read], packed.max_length, steps.hidden_size),
     )
-    order, place, end = list[Int64](), 0, schedule.epoch_at(0).end
+    order, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:
-        begin, place = schedule.step_at(place)
+        begin, place = schedule.grid.step_at(place)
         step = schedule.rows_at(begin, place)
         micro_steps = np.split(step, range(micro_step, len(step), micro_step))
         # row i of rank r is at i * ranks + r there

@@ -26,7 +26,7 @@ from packer_cli.inputs.indexed_tokens import header, sections
 from packer_cli.options.options import OF_SEGMENTS
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.layout import DATASET_DICT, saved_dataset
-from packer_cli.result.manifest_file import checksum
+from packer_cli.result.manifest import checksum
 from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of, squared_lengths
 from packer_cli.result.shard_writer import Parts, column_type
 from packer_cli.result.tokenized import TokenizedDirectory

@@ -28,8 +28,7 @@ from packer_cli.result.layout import (
     name_by_content,
     saved_dataset,
 )
-from packer_cli.result.manifest import config_of
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import config_of, to_bytes
 from packer_cli.result.reader import PackedDirectory, segments_of, squares_header
 from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.view import View

@@ -39,9 +39,8 @@ from packer_cli.records import (
     WorkUnit,
 )
 from packer_cli.result.layout import MANIFEST, digest
-from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
-from packer_cli.result.manifest_file import as_named
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
 
 Float64 = npt.NDArray[np.float64]

@@ -20,9 +20,8 @@ import numpy.typing as npt
 from packer_cli._kernels.documents import order_keys
 from packer_cli.errors import InternalError, ThresholdMissed, UsageError
 from packer_cli.inputs.tokenized import Pool
-from packer_cli.options.mixture import TRAIN, Amount, Mixture
-from packer_cli.options.options import PackConfig
-from packer_cli.packing.pairs import rooms
+from packer_cli.options.options import TRAIN, Amount, Mixture, PackConfig
+from packer_cli.packing.fitting import rooms
 from packer_cli.records import Int32, Int64, UInt64
 from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
 

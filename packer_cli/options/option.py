@@ -18,9 +18,9 @@ from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
 from numbers import Real
-from typing import Annotated, Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
-from packer_cli.errors import UsageError, one_of
+from packer_cli.errors import UsageError, cut, one_of
 
 FIRST = "Used most"
 INPUT = "Input"
@@ -34,7 +34,6 @@ GROUPS = (FIRST, INPUT, DOCUMENTS, SUPERVISED, ROWS, OUTPUT, RUNNING)
 # How values are written, where the type alone does not say it: one of `KINDS`.
 Count = Annotated[int, "count"]  # from 1
 Whole = Annotated[int, "whole"]
-Counts = Annotated[tuple[int, ...], "counts"]
 Size = Annotated[int, "size"]
 Tokens = Annotated[int, "tokens"]
 Share = Annotated[float, "share"]
@@ -51,8 +50,7 @@ Values = dict[str, Any]  # field of a configuration -> value
 Owner = Any
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """`what` records must be, and whether they are, by their shape and the configuration."""
 
     what: str
@@ -125,36 +123,37 @@ class Option:
             return text
         return f"{text} Default: {_written(self.value, self.default)}."
 
-    def missing(self, of: str, elsewhere: str = "") -> UsageError:
+    def missing(self, elsewhere: str = "") -> UsageError:
         """The error where it is not given. `elsewhere`: goes into the tip."""
-        flag = self.name(of)
-        flags = [flag, self.short] if self.short else [flag]
+        flags = [self.flag, self.short] if self.short else [self.flag]
         return UsageError(
             f"Missing option {' / '.join(map(repr, flags))}.",
-            f"add {flag} {self.metavar or self.kind.metavar}{elsewhere}. {self.described}",
+            f"add {self.flag} {self.metavar or self.kind.metavar}{elsewhere}. {self.described}",
         )
 
     def typed(self, given: Any) -> Any:
         """The value that a command line gives. UsageError for what is none."""
         name = self.name("")
         if self.value in ("pairs", "arguments"):
-            given = self._mapping(name, given)
+            given = dict(self._pair(name, one) for one in given)  # of a name given twice, the last
         return self.read(name, given)
 
-    def _mapping(self, name: str, given: Sequence[str]) -> dict[str, object]:
-        """What NAME=VALUE options stand for; of a name that is given twice, the last."""
-        values: dict[str, object] = {}
+    def _pair(self, name: str, given: str) -> tuple[str, object]:
+        """What NAME=VALUE says."""
+        own, separator, text = given.partition("=")
         is_json = self.value == "arguments"
-        for item in given:
-            own, separator, text = item.partition("=")
-            if not (own and separator and (text or is_json)):
-                raise UsageError(f"{name}: {item!r} is not {self.metavar}", self.help)
-            values[own] = _json_or_text(f"{name}: {own}", text) if is_json else text
-        return values
+        if not (own and separator and (text or is_json)):
+            raise UsageError(f"{name}: {given!r} is not {self.metavar}", self.help)
+        return own, _json_or_text(f"{name}: {own}", text) if is_json else text
 
     def read(self, name: str, given: Any) -> Any:
         """The value that is given as text, or as TOML has it. UsageError: the option `name`."""
-        return self.checked(name, self.kind.value(name, given, self.help))
+        value = self.kind.read(given)
+        if value is None:
+            is_text = isinstance(given, str | list | Mapping)
+            shown = repr(given) if is_text else str(given).lower()
+            raise UsageError(f"{name}: {cut(shown, 500)} is not {self.kind.expected}", self.help)
+        return self.checked(name, value)
 
     def checked(self, name: str, value: Any) -> Any:
         """A value by the name of its choice. UsageError for one that is not allowed."""
@@ -180,8 +179,7 @@ class Option:
             return
         figure = f"{value:g}" if isinstance(value, float) else str(value)
         if most is None:
-            what = "negative" if least == 0 else "not positive"
-            raise UsageError(f"{name}: {figure} is {what}")
+            raise UsageError(f"{name}: {figure} is {'not positive' if least else 'negative'}")
         tip = f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
         raise UsageError(
             f"{name}: {figure} is not between {least or 0} and {most}", tip if most == 1 else ""
@@ -211,7 +209,7 @@ class Options:
         for name, one in options.items():
             value = one.checked(one.name(name), getattr(self, name))
             object.__setattr__(self, name, value)
-        _refuse_alone(options, vars(self))
+        refuse(_alone(options, vars(self)))
         refuse(self._rules())
 
     def _rules(self) -> Iterable[Rule]:
@@ -257,24 +255,26 @@ def _with_type(name: str, declared: Option, hint: Any, default: Any) -> Option:
     )
 
 
+def _alone(options: Mapping[str, Option], values: Mapping[str, Any]) -> Iterable[Rule]:
+    """Options that mean nothing without another one."""
+    for name, one in options.items():
+        if one.goes_with and values[name] != one.default:
+            other, needed = one.goes_with
+            found, unset = values[other], options[other].default
+            value = "" if needed is None or needed is True else f" {needed}"
+            flag, wanted = one.name(name), options[other].name(other) + value
+            yield (
+                found == unset if needed is None else found != needed,
+                f"{flag} needs {wanted}",
+                f"add {wanted}, or leave {flag} out",
+            )
+
+
 def refuse_missing(configuration: Any, values: Mapping[str, Any], elsewhere: str = "") -> None:
     """UsageError for a field that has no default and no value. `elsewhere`: goes into the tip."""
     for name, one in options_of(configuration).items():
         if one.default is MISSING and name not in values:
-            raise one.missing(name, elsewhere)
-
-
-def _refuse_alone(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
-    for name, one in options.items():
-        if one.goes_with is None or values[name] == one.default:
-            continue
-        other, needed = one.goes_with
-        found, unset = values[other], options[other].default
-        if found != unset if needed is None else found == needed:
-            continue
-        value = "" if needed is None or needed is True else f" {needed}"
-        flag, wanted = one.name(name), options[other].name(other) + value
-        raise UsageError(f"{flag} needs {wanted}", f"add {wanted}, or leave {flag} out")
+            raise one.missing(elsewhere)
 
 
 def refuse(rules: Iterable[Rule]) -> None:
@@ -309,38 +309,24 @@ _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # Amounts of tokens in recipes: nobody counts those in powers of two.
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _DIGITS = r"[+-]?[\d._]+(?:[eE][+-]?\d+)?"
-_MOST_SHOWN = 80
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A way to write values.
 
     expected     what a value is, for messages
-    read         (name of the option, text or what TOML has) -> value; None for what is none
+    read         text, or what TOML has -> value; None for what is none
     schema       JSON schema of what `read` takes in a recipe
     metavar      what stands for the value in --help
     least, most  limits of a number, both allowed
     """
 
     expected: str
-    read: Callable[[str, Any], Any]
+    read: Callable[[Any], Any]
     schema: Mapping[str, Any]
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
-
-    def value(self, name: str, given: Any, tip: str = "") -> Any:
-        """The value of the option `name`. UsageError for what is none."""
-        value = self.read(name, given)
-        if value is not None:
-            return value
-        shown = str(given).lower() if isinstance(given, bool) else str(given)
-        if isinstance(given, str | list | Mapping):
-            shown = repr(given)
-        if not isinstance(given, str) and len(shown) > _MOST_SHOWN:
-            shown = f"{shown[:_MOST_SHOWN]}…"
-        raise UsageError(f"{name}: {shown} is not {self.expected}", tip)
 
 
 def _written(kind: str, value: Any) -> str:
@@ -354,165 +340,127 @@ def _written(kind: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def refuse_twice(option: str, values: Sequence[object]) -> None:
-    """UsageError for a value that a list has twice."""
-    for place, value in enumerate(values):
-        if value in values[:place]:
-            raise UsageError(f"{option}: {value} is given twice", "name each once")
-
-
 def _json_or_text(place: str, text: str) -> object:
+    """A value as JSON, or else text. UsageError for True, None and the like."""
+
     def refuse_constant(constant: str) -> NoReturn:
         raise ValueError(constant)
 
     try:
         return json.loads(text, parse_constant=refuse_constant)
-    except RecursionError:
-        raise UsageError(f"{place}: is nested too deeply", "put it into the template") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         spelled = text.lower().replace("none", "null")
-        if spelled in ("true", "false", "null"):
-            raise UsageError(
-                f"{place}: found {text}, expected {spelled} as JSON writes it",
-                f'write {spelled}, or "{text}" in double quotes for a text',
-            ) from None
-        return text
+        if spelled not in ("true", "false", "null"):
+            return text
+        raise UsageError(
+            f"{place}: found {text}, expected {spelled} as JSON writes it",
+            f'write {spelled}, or "{text}" in double quotes for a text',
+        ) from None
 
 
 def _number(
     expected: str,
     units: str,
-    whole: Callable[[Any], Any],
+    made: Callable[[Any], Any],
     metavar: str | None = None,
     scale: Mapping[str, int] = _BINARY,
     **limits: float,
 ) -> Kind:
-    """Numbers with a unit, of the pattern `units`. `whole`: what makes a number one of these."""
+    """Numbers with a unit, of the pattern `units`. `made`: what makes a number one of these."""
 
-    def read(name: str, given: Any) -> Any:
-        number = given
-        if isinstance(given, str):
-            match = re.fullmatch(f"({_DIGITS})({units})", given.strip())
-            number = _scaled(match[1], match[2].lower(), scale) if match else None
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        return whole(number) if is_number and math.isfinite(number) else None
+    def read(given: Any) -> Any:
+        found = re.fullmatch(f"({_DIGITS})({units})", str(given).strip())
+        if not found:
+            return None
+        digits, unit = found[1], found[2].lower()
+        try:
+            number = int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+            if unit == "%":
+                number = float(number) / 100
+            else:
+                number *= scale.get(unit) or scale[unit.rstrip("ib")]
+            return made(number) if math.isfinite(number) else None
+        except (ValueError, OverflowError):  # the latter for hundreds of digits
+            return None
 
-    of_toml = {"type": "integer" if whole in (_exactly, round) else "number"}
+    of_toml = {"type": "integer" if made in (_exactly, round) else "number"}
     as_text = {"type": "string", "pattern": f"^{_DIGITS}{units}$"}
     return Kind(expected, read, {"anyOf": [of_toml, as_text]}, metavar, **limits)
-
-
-def _scaled(digits: str, unit: str, scale: Mapping[str, int]) -> int | float | None:
-    """A number with its unit; None beyond what floats hold."""
-    try:
-        if unit == "%":
-            return float(digits) / 100
-        number = int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
-        number *= scale.get(unit) or scale[unit.rstrip("ib")]
-        return number if math.isfinite(number) else None
-    except (ValueError, OverflowError):  # the latter for hundreds of digits
-        return None
 
 
 def _exactly(number: int | float) -> int | None:
     return int(number) if number == int(number) else None
 
 
-def _one_of_type(kind: type) -> Callable[[str, Any], Any]:
-    return lambda name, given: given if isinstance(given, kind) else None
+def _of_type(kind: type) -> Callable[[Any], Any]:
+    return lambda given: given if isinstance(given, kind) else None
 
 
-def _texts(name: str, given: Any) -> tuple[str, ...] | None:
+def _texts(given: Any) -> tuple[str, ...] | None:
     given = [given] if isinstance(given, str) else given
     is_texts = isinstance(given, list) and all(isinstance(one, str) for one in given)
     return tuple(given) if is_texts else None
 
 
-def _list(name: str, given: Any) -> tuple[str, ...] | None:
-    """A list, or names separated by commas; () for none. UsageError for a comma too many."""
+def _list(given: Any) -> tuple[str, ...] | None:
+    """A list, or names with commas between; () for none."""
     if not isinstance(given, str):
-        return _texts(name, given)
+        return _texts(given)
     names = tuple(one.strip() for one in given.split(","))
-    if not any(names):
-        return ()
-    if "" in names:
-        raise UsageError(
-            f"{name}: {given!r} has nothing before or after a comma",
-            f"leave that comma out: {','.join(one for one in names if one)}",
-        )
-    return names
+    return names if all(names) else None if any(names) else ()
 
 
-def _counts(name: str, given: Any) -> tuple[int, ...] | None:
-    counts = tuple(KINDS["count"].value(name, one) for one in _list(name, given) or ())
-    refuse_twice(name, counts)
-    return counts or None
+def _table(
+    expected: str,
+    read: Callable[[Any], Any],
+    schema: Mapping[str, Any],
+    order: Callable[[Iterable[Any]], Iterable[Any]] = sorted,
+) -> Kind:
+    """Tables of values that `read` takes, as pairs by name."""
+
+    def read_table(given: Any) -> tuple[tuple[str, Any], ...] | None:
+        if not isinstance(given, Mapping):
+            return None
+        pairs = tuple((own, read(value)) for own, value in order(given.items()))
+        return None if any(value is None for _, value in pairs) else pairs
+
+    return Kind(expected, read_table, {"type": "object", "additionalProperties": schema})
 
 
-def _pairs(name: str, given: Any) -> tuple[tuple[str, str], ...] | None:
-    if not isinstance(given, Mapping) or not all(isinstance(one, str) for one in given.values()):
+def _as_json(value: Any) -> str | None:
+    """JSON text, which tells true from 1."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
         return None
-    return tuple(sorted(given.items()))
-
-
-def _arguments(name: str, given: Any) -> tuple[tuple[str, str], ...] | None:
-    """Pairs as a configuration holds them: values are JSON text, which tells true from 1."""
-    if not isinstance(given, Mapping):
-        return None
-    pairs = []
-    for own, value in sorted(given.items()):
-        try:
-            pairs.append((own, json.dumps(value, ensure_ascii=False, allow_nan=False)))
-        except (TypeError, ValueError, RecursionError):
-            raise UsageError(
-                f"{name}: {own} = {value} is no JSON value",
-                "expected true, false, a number, a text, null, a list or an object of these",
-            ) from None
-    return tuple(pairs)
-
-
-def _weights(name: str, given: Any) -> tuple[tuple[str, float], ...] | None:
-    if not isinstance(given, Mapping):
-        return None
-    return tuple((own, KINDS["weight"].value(f"{name}.{own}", one)) for own, one in given.items())
 
 
 _TEXT = {"type": "string"}
 _LIST = {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]}
 _COUNT, _UNITS = "a whole number like 4096 or 4k", "[kKmMgGtT]?"
-_WEIGHT = _number("a number like 0.7 or 70%", "%?", float, least=0)
 KINDS = {
-    "flag": Kind("true or false", _one_of_type(bool), {"type": "boolean"}),
-    "text": Kind("text in quotes", _one_of_type(str), _TEXT),
+    "flag": Kind("true or false", _of_type(bool), {"type": "boolean"}),
+    "text": Kind("text in quotes", _of_type(str), _TEXT),
     "texts": Kind("a list of texts", _texts, _LIST),
-    "list": Kind("a list of texts", _list, _LIST, "NAMES"),
+    "list": Kind("a list of names like a,b", _list, _LIST, "NAMES"),
     "count": _number(_COUNT, _UNITS, _exactly, "N", least=1),
     "whole": _number(_COUNT, _UNITS, _exactly, "N"),
-    "counts": Kind("whole numbers like 2048,4096,8k", _counts, {}, "N[,N]"),
     "tokens": _number(
         "a number of tokens like 200M or 2B", "[kKmMbBgGtT]?", round, None, _THOUSANDS, least=1
     ),
     "size": _number("a size like 256M or 1G", "([kKmMgGtT][iI]?)?[bB]?", round, "SIZE", least=1),
     "number": _number("a number", "", float),
     "share": _number("a share like 0.01 or 1%", "%?", float, "SHARE", least=0, most=1),
-    "weight": _WEIGHT,
+    "weight": _number("a number like 0.7 or 70%", "%?", float, least=0),
     "count or share": _number(
         "a number like 100, or a share like 1%", "[kKmMgGtT%]?", lambda number: number
     ),
-    "pairs": Kind(
-        'a table of texts like {messages = "chosen"}',
-        _pairs,
-        {"type": "object", "additionalProperties": _TEXT},
-    ),
-    "arguments": Kind("a table like {enable_thinking = false}", _arguments, {"type": "object"}),
-    "weights": Kind(
-        "a table like {web = 0.7, code = 0.3}",
-        _weights,
-        {
-            "type": "object",
-            "additionalProperties": {
-                "anyOf": [{"type": "number", "minimum": 0}, _WEIGHT.schema["anyOf"][1]]
-            },
-        },
-    ),
+    "pairs": _table('a table of texts like {messages = "chosen"}', _of_type(str), _TEXT),
+    "arguments": _table("a table of JSON values like {enable_thinking = false}", _as_json, {}),
 }
+KINDS["weights"] = _table(
+    "a table like {web = 0.7, code = 0.3}",
+    KINDS["weight"].read,
+    {"anyOf": [{"type": "number", "minimum": 0}, KINDS["weight"].schema["anyOf"][1]]},
+    list,
+)

@@ -14,7 +14,6 @@ from typing import Any
 
 from packer_cli.errors import UsageError, one_of
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import Mixture
 from packer_cli.options.option import (
     DOCUMENTS,
     OUTPUT,
@@ -23,8 +22,12 @@ from packer_cli.options.option import (
     Count,
     Names,
     Need,
+    Options,
     Rule,
     Share,
+    Tokens,
+    Weight,
+    Weights,
     in_terms_of_fields,
     option,
     options_of,
@@ -85,6 +88,151 @@ def takes_input_order(name: str) -> bool:
     """Whether documents are placed as they come; otherwise in a seeded order, or by length."""
     return name in _TAKES_INPUT_ORDER
 
+
+# How much of each source there is
+
+TRAIN, VALIDATION = "train", "validation"
+_HOW_MUCH = "How much {}: 2B, 200M, 500k (500,000)."
+_MOST_EPOCHS = 10_000  # each has work units of its own
+
+
+def max_epochs(default: float | None) -> Any:
+    """The field of that name: of a source, and of all sources of a recipe."""
+    about = "The most of a source that weight or tokens may take. Default: 1."
+    return option(default, about, least=0, most=_MOST_EPOCHS)
+
+
+@dataclass(frozen=True)
+class Amount(Options):
+    """How much of a source is taken. At most one of `weight`, `epochs` and `tokens` is given; none
+    is one epoch.
+
+    weight    against the other weights, of what epochs and tokens of others leave
+    tokens    as many, in whole epochs and a fraction of one
+    inputs    how many of the run's inputs it is; those of the sources follow one another
+    held_out  whether documents of it go to the validation split
+    """
+
+    name: str = option(MISSING, "What the source is called in all reports.")
+    weight: Weight | None = option(None, "Its share, against the weights of other sources.")
+    epochs: float | None = option(
+        None, "How often all of it is taken; a fraction chooses documents.", most=_MOST_EPOCHS
+    )
+    tokens: Tokens | None = option(None, _HOW_MUCH.format("of it is taken"))
+    max_epochs: float = max_epochs(1.0)
+    inputs: int = 1
+    held_out: bool = True
+
+    def _rules(self) -> Iterator[Rule]:
+        given = [name for name in ("weight", "epochs", "tokens") if getattr(self, name) is not None]
+        yield len(given) > 1, f"has {' and '.join(given)}", "an amount is given in one way"
+        for name in ("epochs", "max_epochs"):
+            value = getattr(self, name)
+            yield value is not None and value <= 0, f"{name}: {value} is not positive", ""
+
+
+@dataclass(frozen=True)
+class Stage(Options):
+    """A part of the training. `weights`: (source, weight)."""
+
+    tokens: Tokens = option(MISSING, _HOW_MUCH.format("there is in this stage"))
+    weights: Weights = option((), "Weights of sources in this stage, where they differ.")
+    name: str | None = option(None, "What the stage is called in reports.")
+
+    def _rules(self) -> Iterator[Rule]:
+        for name, weight in self.weights:
+            yield weight < 0, f"weights: that of {name!r} is {weight:g}", "give 0 or more"
+
+    def weight_of(self, source: Amount) -> float:
+        """The weight that holds in this stage."""
+        return dict(self.weights).get(source.name, source.weight or 0.0)
+
+
+@dataclass(frozen=True)
+class Mixture(Options):
+    """The amounts of all sources of a recipe. Raises UsageError where they make no sense.
+
+    tokens                None: by the sources, or the stages
+    count                 "trained": tokens that are trained on only
+    validation_share      of the documents of every source, by content; None: no such split
+    validation_documents  or as many of every source
+    part                  which side of the split this result is
+    dedup                 of equal documents, within and across sources, one is taken
+    """
+
+    sources: tuple[Amount, ...]
+    stages: tuple[Stage, ...] = ()
+    tokens: Tokens | None = option(
+        None,
+        "How much there is in all: 2B, 200M, 500k (500,000). What epochs and tokens of sources "
+        "leave of it is shared by weight. Default: the most that needs no source more than "
+        "max_epochs times.",
+    )
+    count: str = option("tokens", "What amounts count:", choices=("tokens", "trained"))
+    validation_share: float | None = None
+    validation_documents: int | None = None
+    part: str = TRAIN
+    dedup: str = option(
+        "none",
+        "Which documents are left out as duplicates:",
+        choices={"none": "", "exact": "all but one of equal ones, whatever their source"},
+    )
+    mix_within_rows: bool = option(
+        True, "Whether a row may hold documents of several sources. Default: true."
+    )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether documents are held out for validation."""
+        return self.validation_share is not None or self.validation_documents is not None
+
+    @property
+    def counted(self) -> str:
+        """What amounts count, in words."""
+        return "trained tokens" if self.count == "trained" else "tokens"
+
+    def takes(self, source: Amount) -> bool:
+        """Whether anything is asked of a source, in any stage."""
+        if self.stages:
+            return any(stage.weight_of(source) for stage in self.stages)
+        return source.weight != 0
+
+    def _rules(self) -> Iterator[Rule]:
+        names = [one.name for one in self.sources]
+        for one in self.sources:
+            source, times = f"source {one.name!r}", names.count(one.name)
+            yield (
+                times > 1,
+                f"{source}: {times} sources have this name",
+                "give each source a name of its own",
+            )
+            yield (
+                self.stages and (one.epochs, one.tokens) != (None, None),
+                f"{source}: has epochs or tokens, and there are stages",
+                "give it a weight: how much of it is taken follows from the stages' tokens",
+            )
+        for number, stage in enumerate(self.stages, 1):
+            unknown = dict(stage.weights).keys() - {*names}
+            yield (
+                unknown,
+                f"stage {stage.name or number}: there is no source {min(unknown, default='')!r}",
+                f"sources are {', '.join(names)}",
+            )
+        weights = [one.weight for one in self.sources if one.weight is not None]
+        yield (
+            weights and not self.stages and not any(weights),
+            "weight: all weights are 0",
+            "give one source more than 0",
+        )
+        yield (
+            self.tokens is not None and (self.stages or not weights),
+            "tokens: says how much there is in all, but "
+            f"{'stages say it, too' if self.stages else 'no source has a weight'}",
+            "leave it out, or give sources a weight and no stages",
+        )
+
+
+# Rows
 
 MAX_LENGTH_LIMIT = 1 << 24
 _ROWS_PER_UNIT, _VIEW_TOKENS = 1024, 1 << 26

@@ -3,35 +3,41 @@
     order_of(["mix.toml"], given, RunOptions) -> Order
 
 Paths in a recipe begin at its folder. Every error names the recipe, and the table where it is not
-the top: "mix.toml, source 'web': ...".
+the top: "mix.toml, source 'web': ...". `schema` is the JSON schema of recipes, for editors.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from packer_cli.errors import UsageError, from_os_error, nearest
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.formats import format_of
-from packer_cli.options.mixture import Amount, Mixture, Stage
 from packer_cli.options.option import (
+    Count,
+    Option,
+    Options,
     Owner,
+    Rule,
+    Share,
     Values,
+    as_option,
     in_terms_of_fields,
     normal,
+    option,
     options_of,
     refuse_missing,
 )
-from packer_cli.options.options import PackConfig
-from packer_cli.options.recipe_schema import SOURCE, STAGE, TABLES, TOP, VALIDATION, Key, keys_of
-from packer_cli.options.run_options import EncodingOptions, OneRun, PackOptions
+from packer_cli.options.options import Amount, Mixture, PackConfig, Stage, max_epochs
+from packer_cli.options.run_options import EncodingOptions, OneRun, PackOptions, RunOptions
 from packer_cli.storage import is_url, local
 
 if sys.version_info >= (3, 11):
@@ -46,6 +52,7 @@ _ROWS |= {"unit_bytes", "shard_bytes"}  # of rows, too
 # What becomes of an earlier result: one word on the command line takes the place of all others.
 _EARLIER = {"overwrite", "update", "add", "prune", "checksum"}
 _SOURCE = 'a source is a table [[source]] with name = "web" and inputs = ["web/*.parquet"]'
+_INPUTS = "Files, directories, globs and URLs of these. Relative ones begin at the recipe."
 _STDIN = "-"
 _LIST = "@"  # before the name of a file of names
 
@@ -98,18 +105,6 @@ class Order(Generic[_Options]):
     recipe: Recipe | None = None
 
 
-@dataclass(frozen=True)
-class _File:
-    """What a recipe says. Without sources it is a configuration, for `inputs`."""
-
-    path: str
-    inputs: list[str]
-    values: Values
-    sources: Sequence[Values] = ()
-    mixture: Mixture | None = None
-    tokenized: str | None = None
-
-
 def is_recipe(name: str) -> bool:
     """Whether an INPUT of the command line is a recipe, rather than a pattern or a folder."""
     is_pattern = glob.has_magic(name) and not os.path.isfile(name)
@@ -122,29 +117,34 @@ def order_of(inputs: list[str], given: Values, kind: type[_Options]) -> Order[_O
 
     Raises UsageError for what cannot work, in the terms of where it is said.
     """
-    file, given = _file_of(inputs, given), with_text_field(given)
-    kept = file.values
-    if _EARLIER & given.keys():
-        kept = {name: value for name, value in kept.items() if name not in _EARLIER}
+    recipes = [one for one in inputs if is_recipe(one)]
+    if recipes and len(inputs) > 1 and "input_format" not in given:
+        raise UsageError(
+            f"{recipes[0]}: a recipe stands alone, and there are {len(inputs) - 1} other inputs",
+            "name them in the recipe: inputs = [...]; or, for files of text, give --input-format",
+        )
+    file = _read(inputs[0]) if recipes and len(inputs) == 1 else _File("", {"inputs": inputs})
+    given = with_text_field(given)
+    earlier = _EARLIER if _EARLIER & given.keys() else set[str]()
+    kept = {name: value for name, value in file.values.items() if name not in earlier}
     values = _merged(kept, given)
     of_rows = _of(PackConfig, values)
-    if file.sources:
+    if file.mixture:
         of_rows = {name: value for name, value in of_rows.items() if name in _ROWS}
         of_rows["mixture"] = file.mixture
     config = _made(PackConfig, of_rows, given, file.path)
     command = PackOptions(**_of(PackOptions, values))
     if command.position_ids:
         config = replace(config, columns=(*config.columns, "position_ids"))
-    if command.max_share_error is not None and not file.sources:
+    if command.max_share_error is not None and not file.mixture:
         raise UsageError("--max-share-error needs a recipe with sources", "leave it out")
-    recipe = Recipe(file.path, command.tokenizer, _sources(file, given), config, file.tokenized)
-    return Order(
-        file.inputs,
-        config,
-        _made(kind, _of(kind, values), given, file.path),
-        command,
-        recipe if file.sources else None,
-    )
+    options = _made(kind, _of(kind, values), given, file.path)
+    if not file.mixture:
+        return Order(list(values["inputs"]), config, options, command)
+    sources = tuple(_source(file, table, given) for table in file.sources)
+    tokenized = file.values.get("tokenized")
+    recipe = Recipe(file.path, command.tokenizer, sources, config, tokenized)
+    return Order([], config, options, command, recipe)
 
 
 def with_text_field(values: Values) -> Values:
@@ -155,18 +155,6 @@ def with_text_field(values: Values) -> Values:
         renamed = {"text": text_field} | dict(values.get("fields", ()))
         values["fields"] = tuple(sorted(renamed.items()))
     return values
-
-
-def _file_of(inputs: list[str], given: Values) -> _File:
-    recipes = [one for one in inputs if is_recipe(one)]
-    if recipes and len(inputs) == 1:
-        return _read(inputs[0])
-    if recipes and "input_format" not in given:
-        raise UsageError(
-            f"{recipes[0]}: a recipe stands alone, and there are {len(inputs) - 1} other inputs",
-            "name them in the recipe: inputs = [...]; or, for files of text, give --input-format",
-        )
-    return _File("", inputs, {})
 
 
 def _merged(before: Values, after: Values) -> Values:
@@ -185,15 +173,11 @@ def _of(kind: Any, values: Values) -> Values:
     return {name: value for name, value in values.items() if name in known}
 
 
-def _sources(file: _File, given: Values) -> tuple[Source, ...]:
-    sources = []
-    for table in file.sources:
-        own = _of(DocumentConfig, table)
-        values = _of(DocumentConfig, _merged(_merged(file.values, own), given))
-        config = _made(DocumentConfig, values, given, f"{file.path}, source {table['name']!r}")
-        inherited = frozenset(values.keys() - own.keys())
-        sources.append(Source(table["name"], table["inputs"], config, inherited))
-    return tuple(sources)
+def _source(file: _File, table: Values, given: Values) -> Source:
+    own = _of(DocumentConfig, table)
+    values = _of(DocumentConfig, _merged(_merged(file.values, own), given))
+    config = _made(DocumentConfig, values, given, f"{file.path}, source {table['name']!r}")
+    return Source(table["name"], table["inputs"], config, frozenset(values.keys() - own.keys()))
 
 
 def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind:
@@ -203,11 +187,107 @@ def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind
         return kind(**values)
     except UsageError as error:
         blamed = re.split("[: ]", error.message)[0]
-        is_given = any(one.name(name) == blamed and name in given
-                       for name, one in options_of(kind).items())  # fmt: skip
-        if is_given or not place:
+        flags = [one.name(name) for name, one in options_of(kind).items() if name in given]
+        if not place or blamed in flags:
             raise
         raise in_terms_of_fields(error, place) from None
+
+
+# What a recipe says
+
+
+@dataclass(frozen=True)
+class RecipeKeys:
+    """What stands at the top of recipes besides options: `inputs` where there are no sources, the
+    others, and those of `Mixture`, where there are.
+    """
+
+    inputs: tuple[str, ...] = option((), _INPUTS)
+    max_epochs: float | None = max_epochs(None)
+    tokenized: str | None = option(
+        None,
+        "Directory that holds a tokenized directory for each source, to be used again. "
+        "Default: beside the output.",
+    )
+
+
+@dataclass(frozen=True)
+class SourceKeys:
+    """What a [[source]] has besides its `Amount` and options of documents."""
+
+    inputs: tuple[str, ...] = option(MISSING, _INPUTS)
+
+
+@dataclass(frozen=True)
+class ValidationKeys(Options):
+    """What [validation] has: documents that are held out, chosen by their content."""
+
+    share: Share | None = option(None, "Share of the documents of each source: 0.5%.")
+    documents: Count | None = option(None, "Or as many documents of each source.")
+    sources: tuple[str, ...] = option((), "Names of the sources that give documents. Default: all.")
+
+    def _rules(self) -> Iterator[Rule]:
+        yield (
+            (self.share is None) == (self.documents is None),
+            "needs one of share and documents",
+            'for example share = "0.5%", or documents = 500',
+        )
+        what = f"share: {self.share} is not between 0 and 1"
+        yield self.share in (0, 1), what, 'for example "0.5%"'
+
+
+TOP = (RecipeKeys, PackConfig, PackOptions, RunOptions, Mixture)
+SOURCE = (SourceKeys, (PackOptions, "text_field"), Amount, DocumentConfig)
+VALIDATION = (ValidationKeys,)
+STAGE = (Stage,)
+# Tables within a recipe: how they begin, of what they have keys, what they are.
+_TABLES: dict[str, tuple[str, tuple[Owner, ...], str]] = {
+    "source": (
+        "[[source]]",
+        SOURCE,
+        "Inputs that belong together, with their options and how much of them is taken.",
+    ),
+    "validation": (
+        "[validation]",
+        VALIDATION,
+        "Documents that are held out: the result is two directories.",
+    ),
+    "stage": (
+        "[[stage]]",
+        STAGE,
+        "Parts of the training, one after the other, with weights of their own.",
+    ),
+}
+
+
+class Key(NamedTuple):
+    """The field of a configuration that a key of a recipe is for, and how it is declared."""
+
+    field: str
+    option: Option
+
+    @property
+    def is_required(self) -> bool:
+        return self.option.default is MISSING and self.field != "max_length"  # or given beside it
+
+
+@cache
+def keys_of(*owners: Owner) -> dict[str, Key]:
+    """Name -> key, of all options that are declared in these dataclasses."""
+    return {
+        one.key or normal(one.name(name)): Key(name, one)
+        for name, one in options_of(*owners).items()
+    }
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a recipe says, by the fields of configurations. `sources`: those of each source."""
+
+    path: str
+    values: Values
+    sources: Sequence[Values] = ()
+    mixture: Mixture | None = None
 
 
 def _read(path: str) -> _File:
@@ -215,172 +295,144 @@ def _read(path: str) -> _File:
     that cannot be read.
     """
     content = _parsed(path)
-    tables = {name: content.pop(name) for name in TABLES if name in content}
-    top = _Table(path, path, content, TOP)
-    values = with_text_field(top.values)
+    tables = {name: content.pop(name) for name in _TABLES if name in content}
+    top = _values(path, path, content, TOP)
     if "source" not in tables:
-        of_sources = {*options_of(Mixture), "max_epochs", "tokenized"} & top.values.keys()
+        of_sources = {*options_of(Mixture), "max_epochs", "tokenized"} & top.keys()
         for name in (*of_sources, *tables):
-            raise top.error(f"{name}: is for recipes with sources, and there is none", _SOURCE)
-        return _File(path, list(top.inputs()), values)
-    if "inputs" in values:
-        raise top.error("inputs: are those of sources, where there are any", _SOURCE)
+            what = f"{path}: {name}: is for recipes with sources, and there is none"
+            raise UsageError(what, _SOURCE)
+        _check_inputs(path, path, top)
+        return _File(path, with_text_field(top))
+    if "inputs" in top:
+        raise UsageError(f"{path}: inputs: are those of sources, where there are any", _SOURCE)
     sources = []
-    for number, one in enumerate(_tables(path, "source", tables["source"]), 1):
-        table = _Table(path, f"{path}, source {_which(one, number)!r}", one, SOURCE)
-        _check_name(table)
-        table.inputs(every="input_format" in values)
-        sources.append(with_text_field(table.values))
-    mixture = _mixture(top, sources, tables)
-    return _File(path, [], values, sources, mixture, values.get("tokenized"))
+    for place, table in _several(path, "source", tables):
+        own = _values(path, place, table, SOURCE)
+        if not own["name"].strip() or re.search(r"^\.|[/\\\x00-\x1f\x7f]", own["name"]):
+            raise UsageError(
+                f"{place}: name: {own['name']!r} cannot be the name of a directory",
+                "tokens of a source are kept under its name: use letters, digits and dashes",
+            )
+        _check_inputs(path, place, own, every="input_format" in top)
+        sources.append(with_text_field(own))
+    return _File(path, with_text_field(top), sources, _mixture(path, top, sources, tables))
 
 
-def _which(table: Values, number: int) -> str | int:
-    name = table.get("name")
-    return name if isinstance(name, str) and name else number
-
-
-def _check_name(table: _Table) -> None:
-    name = table.values["name"]
-    if not name.strip() or name.startswith(".") or re.search(r"[/\\\x00-\x1f\x7f]", name):
-        raise table.error(
-            f"name: {name!r} cannot be the name of a directory",
-            "tokens of a source are kept under its name: use letters, digits and dashes",
+def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> Mixture:
+    values = _of(Mixture, top)
+    names = held_out = [one["name"] for one in sources]
+    if "validation" in tables:
+        held = _validation(path, tables["validation"], names)
+        values |= {"validation_share": held.share, "validation_documents": held.documents}
+        held_out = list(held.sources) or names
+    most = {name: value for name, value in top.items() if name == "max_epochs"}
+    values["sources"] = tuple(
+        _made(
+            Amount,
+            most | _of(Amount, one) | {"inputs": 1, "held_out": one["name"] in held_out},
+            {},
+            f"{path}, source {one['name']!r}",
         )
-
-
-def _mixture(top: _Table, sources: list[Values], tables: Values) -> Mixture:
-    names = [one["name"] for one in sources]
-    held = _validation(top, tables["validation"], names) if "validation" in tables else {}
-    held_out = held.pop("sources", None) or names
-    most = {k: v for k, v in top.values.items() if k == "max_epochs"}
-    amounts = tuple(
-        Amount(**most | {k: v for k, v in _of(Amount, one).items() if k != "inputs"},
-               held_out=one["name"] in held_out)
         for one in sources
-    )  # fmt: skip
-    of_all = _of(Mixture, top.values)
-    stages = _tables(top.place, "stage", tables["stage"]) if "stage" in tables else []
-    of_all["stages"] = tuple(
-        Stage(**_Table(top.recipe, f"{top.place}, stage {_which(one, number)}", one, STAGE).values)
-        for number, one in enumerate(stages, 1)
     )
-    of_all |= {f"validation_{name}": value for name, value in held.items()}
-    try:
-        return Mixture(amounts, **of_all)
-    except UsageError as error:
-        between = ", " if error.message.startswith(("source ", "stage ")) else ": "
-        raise UsageError(f"{top.place}{between}{error.message}", error.tip) from None
+    values["stages"] = tuple(
+        _made(Stage, _values(path, place, table, STAGE), {}, place)
+        for place, table in _several(path, "stage", tables)
+    )
+    return _made(Mixture, values, {}, path)
 
 
-def _validation(top: _Table, content: Any, names: list[str]) -> Values:
-    if not isinstance(content, Mapping):
-        raise top.error("validation: expected a table that begins with [validation]",
-                        'for example [validation] and below it share = "0.5%"')  # fmt: skip
-    table = _Table(top.recipe, f"{top.place}, validation", dict(content), VALIDATION)
-    values = table.values
-    if ("share" in values) == ("documents" in values):
-        what = "both share and documents" if "share" in values else "neither share nor documents"
-        raise table.error(f"has {what}", 'say one of them: share = "0.5%", or documents = 500')
-    if values.get("share") in (0, 1):
-        raise table.error(
-            f"share: {values['share']:g} is not between 0 and 1", 'for example "0.5%"'
+def _validation(path: str, table: Any, names: list[str]) -> ValidationKeys:
+    place = f"{path}, validation"
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{place}: is no table", "a table begins with [validation]")
+    held = _made(ValidationKeys, _values(path, place, table, VALIDATION), {}, place)
+    if unknown := [name for name in held.sources if name not in names]:
+        raise UsageError(
+            f"{place}: sources: there is no source {unknown[0]!r}",
+            f"sources are {', '.join(names)}",
         )
-    for name in values.get("sources", ()):
-        if name not in names:
-            there_are = f"sources are {', '.join(names)}"
-            raise table.error(f"sources: there is no source {name!r}", there_are)
-    if values.get("sources") == ():
-        raise table.error("sources: names no source", "leave it out for all of them")
+    return held
+
+
+def _several(path: str, name: str, tables: Values) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tables of a name, each with its place for errors."""
+    if name not in tables:
+        return
+    content = tables[name]
+    is_tables = isinstance(content, list) and all(isinstance(one, Mapping) for one in content)
+    if not is_tables or not content:
+        raise UsageError(
+            f"{path}: {name}: expected tables that begin with [[{name}]]",
+            "double brackets, as there may be several",
+        )
+    for number, table in enumerate(content, 1):
+        own = table.get("name")
+        which = own if isinstance(own, str) and own else number
+        yield f"{path}, {name} {which!r}", table
+
+
+def _values(path: str, place: str, table: Mapping[str, Any], owners: tuple[Owner, ...]) -> Values:
+    """The values of a table's keys, by field."""
+    values: Values = {}
+    keys = keys_of(*owners)
+    for spelled, given in table.items():
+        name = normal(spelled)
+        if name not in keys:
+            raise UsageError(f"{place}: there is no key {spelled!r}", _meant(name, owners))
+        field, option = keys[name]
+        if field in values:
+            raise UsageError(f"{place}: {name}: is there twice, once as {spelled}", "leave one out")
+        try:
+            value = option.read(name, given)
+        except UsageError as error:
+            raise UsageError(f"{place}: {error.message}", error.tip) from None
+        values[field] = _resolved(os.path.dirname(path), field, value)
+    for name, key in keys.items():
+        if key.is_required and key.field not in values:
+            raise UsageError(f"{place}: has no {name}", f"{name}: {key.option.help}")
     return values
 
 
-class _Table:
-    """A table of a recipe, with the values of its keys by field. `place` is how errors begin."""
-
-    def __init__(self, recipe: str, place: str, content: Values, owners: tuple[Owner, ...]) -> None:
-        self.recipe, self.place = recipe, place
-        self.values: Values = {}
-        keys = keys_of(*owners)
-        for spelled, given in content.items():
-            name = normal(spelled)
-            if name not in keys:
-                raise self._unknown(spelled, keys)
-            field, option = keys[name]
-            if field in self.values:
-                raise self.error(f"{name}: is there twice, once as {spelled}", "leave one out")
-            try:
-                value = option.read(name, given)
-            except UsageError as error:
-                raise self.error(error.message, error.tip) from None
-            self.values[field] = _resolved(os.path.dirname(recipe), field, value)
-        for name, key in keys.items():
-            if key.is_required and key.field not in self.values:
-                raise self.error(f"has no {name}", f"{name}: {key.option.help}")
-
-    def error(self, message: str, tip: str) -> UsageError:
-        return UsageError(f"{self.place}: {message}", tip)
-
-    def inputs(self, *, every: bool = False) -> tuple[str, ...]:
-        """UsageError for none, and where the recipe is among them. `every`: whether all files of
-        folders are inputs, not only those that are by their names.
-        """
-        inputs: tuple[str, ...] = self.values.get("inputs", ())
-        if not inputs or "" in inputs:
-            what = "an input is empty" if inputs else "has no inputs"
-            raise self.error(what, 'name files: inputs = ["web/*.parquet"]')
-        own = os.path.realpath(self.recipe)
-        read = every or "input_format" in self.values or format_of(own)[0] is not None
-        for name in inputs:
-            if name != _STDIN and not is_url(name) and _holds(name, own, read=read):
-                what = "is" if os.path.isfile(name) else "holds"
-                raise self.error(
-                    f"inputs: {name!r} {what} the recipe itself",
-                    "name the data only, or keep the recipe elsewhere",
-                )
-        return inputs
-
-    def _unknown(self, spelled: str, keys: Mapping[str, Key]) -> UsageError:
-        name = normal(spelled)
-        top = keys_of(*TOP)
-        if name in keys_of(OneRun):
-            return self.error(
-                f"{spelled}: is for one run, not for a recipe",
-                f"give it on the command line: --{name.replace('_', '-')}",
-            )
-        if name in top and keys is keys_of(*SOURCE):
-            return self.error(
-                f"{spelled}: is an option of rows and runs, which all sources share",
-                "move it to the top of the recipe, before the first [[source]]",
-            )
-        if keys is top and name in keys_of(*SOURCE):
-            return self.error(f"{spelled}: is for sources", f"move it into one: {_SOURCE}")
-        return self.error(f"there is no key {spelled!r}", _nearest(name, keys))
-
-
-def _nearest(name: str, keys: Mapping[str, Key]) -> str:
-    """A tip for a key that there is not: the nearest, by its name here or in other tools."""
-    names = {one: one for one in keys} | {
-        normal(other): one for one, key in keys.items() for other in key.option.elsewhere
+def _meant(name: str, owners: tuple[Owner, ...]) -> str:
+    """A tip for a key that there is not: where it belongs, or the nearest that there is."""
+    if name in keys_of(OneRun):
+        return f"it is for one run: give it on the command line, {as_option(name)}"
+    if owners is TOP and (near := nearest(name, _TABLES)):
+        return f"did you mean {_TABLES[near][0]}?"
+    places = [begin for begin, its, _ in _TABLES.values() if name in keys_of(*its)]
+    if name in keys_of(*TOP):
+        places.insert(0, "the top of the recipe")
+    if places:
+        return f"it is a key of {' and of '.join(places)}"
+    names = {one: one for one in keys_of(*owners)} | {
+        normal(other): one
+        for one, key in keys_of(*owners).items()
+        for other in key.option.elsewhere
     }
-    if keys is keys_of(*TOP):
-        names |= {one: one for one in TABLES} | {"sources": "source", "stages": "stage"}
     near = nearest(name, names)
-    if not near:
-        return f"keys here are {', '.join(names[one] for one in keys)}"
-    meant = names[near]
-    brackets = "[{}]" if meant == "validation" else "[[{}]]" if meant in TABLES else "{}"
-    return f"did you mean {brackets.format(meant)}?"
+    return f"did you mean {names[near]}?" if near else f"keys here are {', '.join(names)}"
 
 
-def _tables(path: str, name: str, content: Any) -> list[Values]:
-    if isinstance(content, list) and all(isinstance(one, Mapping) for one in content) and content:
-        return content
-    raise UsageError(
-        f"{path}: {name}: found {'a table' if isinstance(content, Mapping) else 'no tables'}, "
-        f"expected tables that begin with [[{name}]]",
-        "double brackets, as there may be several",
-    )
+def _check_inputs(path: str, place: str, values: Values, *, every: bool = False) -> None:
+    """UsageError for none, and where the recipe is among them. `every`: whether all files of
+    folders are inputs, not only those that are by their names.
+    """
+    inputs: tuple[str, ...] = values.get("inputs", ())
+    if not inputs or "" in inputs:
+        what = "an input is empty" if inputs else "has no inputs"
+        raise UsageError(f"{place}: {what}", 'name files: inputs = ["web/*.parquet"]')
+    recipe, every = os.path.realpath(path), every or "input_format" in values
+    for name in inputs:
+        matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
+        if every and os.path.isdir(name):
+            matches = [recipe] * Path(recipe).is_relative_to(os.path.realpath(name))
+        if recipe in map(os.path.realpath, matches):
+            raise UsageError(
+                f"{place}: inputs: {name!r} names the recipe itself",
+                "name the data only, or keep the recipe elsewhere",
+            )
 
 
 def _resolved(folder: str, field: str, value: Any) -> Any:
@@ -400,7 +452,7 @@ def _resolved(folder: str, field: str, value: Any) -> Any:
 
 def _path(folder: str, name: str) -> str:
     """From the current directory; what does not depend on a folder stays as it is."""
-    if not name or name == _STDIN or is_url(name) or name.startswith("~"):
+    if name in ("", _STDIN) or is_url(name) or name.startswith("~"):
         return name
     return os.path.join(folder, name)
 
@@ -414,46 +466,83 @@ def _input(folder: str, name: str) -> str:
     return path
 
 
-def _holds(name: str, recipe: str, *, read: bool) -> bool:
-    """Whether the recipe is among what is named. `read`: whether it would be, in a folder."""
-    if os.path.isdir(name):
-        folder = os.path.realpath(name)
-        return read and os.path.commonpath([folder, recipe]) == folder
-    matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-    return any(os.path.realpath(one) == recipe for one in matches)
-
-
 def _parsed(path: str) -> Values:
     try:
         file = Path(local(path, "which recipes are not read from"))
         if file.exists() and not file.is_file():
             raise UsageError(f"{path}: not a regular file", "a recipe is a TOML file")
-        data = file.read_bytes()
+        content: Values = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         tip = "check the spelling; relative paths start at the current directory"
         raise UsageError(f"{path}: no such recipe", tip) from None
     except OSError as error:
         raise from_os_error(error, path, "read") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}: line {line}: not UTF-8", "save the recipe as UTF-8") from None
-    try:
-        content: Values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _not_toml(path, text, str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: {error}",
+            'a recipe is TOML in UTF-8: name = "text", number = 4096, list = ["a"], [[source]]',
+        ) from None
     return content
 
 
-def _not_toml(path: str, text: str, message: str) -> UsageError:
-    """The error of the parser, with its place in front."""
-    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.S)
-    lines = text.split("\n")
-    what, line, column = found.groups() if found else (
-        message.replace(" (at end of document)", ""), len(lines), len(lines[-1]) + 1
-    )  # fmt: skip
-    return UsageError(
-        f"{path}: line {line}, column {column}: {what}",
-        'a recipe is TOML: name = "text", number = 4096, list = ["a", "b"], [[source]]',
-    )
+# The schema, by which editors complete recipes
+
+
+def schema() -> dict[str, Any]:
+    """The schema as an object; draft 7, which editors know."""
+    pairs = (["weight", "epochs"], ["weight", "tokens"], ["epochs", "tokens"])
+    tables = {name: _table_schema(owners) for name, (_, owners, _) in _TABLES.items()}
+    tables["source"]["not"] = {"anyOf": [{"required": pair} for pair in pairs]}
+    tables["validation"]["oneOf"] = [{"required": ["share"]}, {"required": ["documents"]}]
+    for name in ("source", "stage"):
+        tables[name] = {"type": "array", "minItems": 1, "items": tables[name]}
+    top = _table_schema(TOP)
+    about = {name: {"description": text} for name, (_, _, text) in _TABLES.items()}
+    top["properties"] |= {name: about[name] | table for name, table in tables.items()}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A recipe of packer",
+        "description": "What packer pack packs, and how. Paths begin at the recipe's folder.",
+        **top,
+        "oneOf": [{"required": ["inputs"]}, {"required": ["source"]}],
+    }
+
+
+def schema_text() -> str:
+    """The schema as `packer recipe --schema` writes it."""
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+def _table_schema(owners: tuple[Owner, ...]) -> dict[str, Any]:
+    keys = keys_of(*owners)
+    dashed = [name.replace("_", "-") for name in keys if "_" in name]
+    required = [name for name, key in keys.items() if key.is_required]
+    return {
+        "type": "object",
+        "properties": {name: _value_schema(key.option) for name, key in keys.items()},
+        "additionalProperties": False,
+        **({"patternProperties": {f"^({'|'.join(dashed)})$": {}}} if dashed else {}),  # not offered
+        **({"required": required} if required else {}),
+    }
+
+
+def _value_schema(one: Option) -> dict[str, Any]:
+    """The schema of a value, with what choices mean and what the default is."""
+    about = one.help.replace(" May be repeated.", "").rstrip(".:")
+    meanings = [f"{name}: {note}" for name, note in one.choices.items() if note]
+    about += f" ({'; '.join(meanings)})." if meanings else "."
+    made = {"description": f"{about} Default: {one.unset}." if one.unset else about}
+    if not (one.unset or "efault" in one.help or one.default in (None, (), MISSING)):
+        made["default"] = one.default
+    if one.choices:
+        names = [*one.choices, *(other for others in one.aliases.values() for other in others)]
+        choice: dict[str, Any] = {"enum": names}
+        is_list = one.value == "list"
+        lists = {"anyOf": [{"type": "array", "items": choice}, {"type": "string"}]}
+        return made | (lists if is_list else choice)
+    limits = {"minimum": one.least, "maximum": one.most}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    own = dict(one.kind.schema)
+    if "anyOf" not in own:
+        return made | own | limits
+    return made | {"anyOf": [own["anyOf"][0] | limits, own["anyOf"][1]]}

@@ -11,9 +11,11 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from packer_cli._kernels import filling
-from packer_cli.records import Int32, Int64, Pieces, UInt8
+from packer_cli.options.options import PackConfig
+from packer_cli.records import Int32, Int64, Pieces, TokenBatch, UInt8
 
 _Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
@@ -57,6 +59,37 @@ class Untrained:
         return Loss(
             untrained_documents=len(self.documents), untrained_tokens=int(self.tokens.sum())
         )
+
+
+# What `fit` does where a document of these policies is still too long.
+_POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
+
+
+def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
+    """The pieces of a batch that go into rows, and the documents left out as untrained.
+
+    `position`: how many tokens of the stream that "wrap" cuts came before.
+    """
+    offsets, max_length, wraps = batch.offsets, config.max_length, config.strategy == "wrap"
+    if wraps and batch.trained is None:
+        return cut_stream(offsets, max_length, position, config.segment_multiple), Untrained()
+    if batch.chosen is not None:
+        pieces = whole_pairs(batch, max_length, config.segment_multiple)
+    elif wraps:
+        pieces = fit(offsets, MAX_DOCUMENT_TOKENS, "split")
+    else:
+        policy = _POLICIES.get(config.overlong or "", config.overlong or "")
+        pieces = fit(offsets, max_length, policy, config.truncate_side)
+        if config.overlong == "split-text" and batch.trained is not None:
+            pieces = without_overlong(pieces, offsets, batch.trained, max_length)
+    untrained = Untrained()
+    if batch.trained is not None and not config.keep_untrained:
+        has_sides = batch.chosen is not None
+        pieces, untrained = without_untrained(pieces, batch.trained, every_piece=has_sides)
+    if wraps:
+        documents = np.unique(pieces.document)
+        pieces = cut_stream(offsets, max_length, position, config.segment_multiple, documents)
+    return pieces, untrained
 
 
 class FittedPieces(Pieces):
@@ -143,20 +176,22 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
     return FittedPieces(lengths, max_length, overlong, truncate_side, int(offsets[0]))
 
 
-def without_untrained(pieces: Pieces, offsets: Int64, trained: UInt8) -> tuple[Pieces, Untrained]:
-    """The pieces without those of documents that have no trained token (left), and these.
+def without_untrained(
+    pieces: Pieces, trained: UInt8, *, every_piece: bool = False
+) -> tuple[Pieces, Untrained]:
+    """The pieces without those of documents that have no trained token (left), and these; with
+    `every_piece`, of documents of which some piece has none. `trained`: of the pieces' batch.
 
     The first token of a piece is none: nothing predicts it.
     """
-    of_piece = trained_between(trained, pieces.begin + 1, pieces.begin + pieces.length)
-    count = len(offsets) - 1
-    of_document = np.bincount(pieces.document, weights=of_piece, minlength=count)
-    kept = of_document[pieces.document] > 0
-    if kept.all():
+    nothing = trained_between(trained, pieces.begin + 1, pieces.begin + pieces.length) == 0
+    if not nothing.any():
         return pieces, Untrained()
-    left_out = pieces.take(~kept)
-    tokens = _per_document(left_out, left_out.length, count)
-    documents = np.flatnonzero(tokens)
+    empty, count = np.bincount(pieces.document[nothing]), np.bincount(pieces.document)
+    left_out = np.zeros(len(count), bool)
+    left_out[: len(empty)] = (empty > 0) & (every_piece | (empty == count[: len(empty)]))
+    documents, tokens = np.flatnonzero(left_out), _per_document(pieces, pieces.length, len(count))
+    kept = ~left_out[pieces.document]
     return pieces.take(kept), Untrained(documents, tokens[documents])
 
 
@@ -165,8 +200,8 @@ def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length:
     throughout: a part of one would be trained on without what it answers.
     """
     lengths = np.diff(offsets)
-    throughout = _predicted(offsets, trained) == np.maximum(lengths - 1, 0)
-    dropped = (lengths > max_length) & ~throughout
+    predicted = trained_between(trained, np.minimum(offsets[:-1] + 1, offsets[1:]), offsets[1:])
+    dropped = (lengths > max_length) & (predicted < lengths - 1)
     return pieces.take(~dropped[pieces.document]) if dropped.any() else pieces
 
 
@@ -206,8 +241,7 @@ def cut_stream(
     `stream_position` is where in the stream the first document begins. `documents`: the indices
     of those that are in the stream, all by default.
     """
-    if documents is None:
-        documents = np.arange(len(offsets) - 1)
+    documents = np.arange(len(offsets) - 1) if documents is None else documents
     lengths = np.diff(offsets)[documents]
     taken = padded(lengths, multiple)
     phase = (stream_position + np.cumsum(taken) - taken) % max_length  # of each, in its row
@@ -223,27 +257,11 @@ def cut_stream(
     )
 
 
-def trained_documents(offsets: Int64, trained: UInt8) -> tuple[Int64, Untrained]:
-    """The indices of the documents that have a trained token, and the others.
-
-    The first token is none: nothing predicts it.
-    """
-    lengths = np.diff(offsets)
-    untrained = (_predicted(offsets, trained) == 0) & (lengths > 0)
-    documents = np.flatnonzero(untrained)
-    return np.flatnonzero(~untrained), Untrained(documents, lengths[documents])
-
-
 def trained_between(trained: UInt8, begin: Int64, end: Int64) -> Int64:
     """int64[n], how many tokens of [begin, end) are trained on, for n of these int64[n]."""
     counts = np.empty(len(begin), np.int64)
     filling.count_trained(trained, begin, end, counts)
     return counts
-
-
-def _predicted(offsets: Int64, trained: UInt8) -> Int64:
-    """int64[n], how many tokens of documents are trained on, but for the first of each."""
-    return trained_between(trained, np.minimum(offsets[:-1] + 1, offsets[1:]), offsets[1:])
 
 
 def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
@@ -253,3 +271,45 @@ def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
 def padded(lengths: _Lengths, multiple: int) -> _Lengths:
     """Lengths rounded up to multiples: the places that segments take in their rows."""
     return lengths if multiple == 1 else lengths + (-lengths % multiple)
+
+
+# --- pairs of answers: one item to plan, and two segments side by side once it is filled; a single
+# answer with a label is an item of one segment ---
+
+
+def whole_pairs(batch: TokenBatch, max_length: int, segment_multiple: int) -> Pieces:
+    """The sides of all documents that fit into a row whole."""
+    lengths = np.diff(batch.offsets)
+    chosen = np.empty(0, np.int64) if batch.chosen is None else batch.chosen.astype(np.int64)
+    # one piece or two of each document that is not empty
+    length = np.stack([chosen, lengths - chosen], axis=1).ravel()
+    start = np.stack([np.zeros_like(chosen), chosen], axis=1).ravel()
+    document = np.repeat(np.arange(len(lengths)), 2)
+    fits = rooms(lengths, chosen, segment_multiple) <= max_length
+    begin = batch.offsets[document] + start
+    pieces = Pieces(document, begin, length.astype(np.int32), start.astype(np.int32))
+    return pieces.take((length > 0) & fits[document])
+
+
+def rooms(lengths: Int32 | Int64, chosen: Int32 | Int64, segment_multiple: int) -> Int64:
+    """int64[n], the places that documents take in a row: each side in its own segment."""
+    first = padded(chosen.astype(np.int64), segment_multiple)
+    return first + padded(lengths.astype(np.int64) - chosen, segment_multiple)
+
+
+def item_lengths(lengths: Int32 | Int64, begins: npt.NDArray[np.bool_]) -> Int64:
+    """int64[items], the tokens of items; `begins`: which of their segments begin one."""
+    first, lengths = np.flatnonzero(begins), lengths.astype(np.int64)
+    of_items: Int64 = np.add.reduceat(lengths, first) if len(first) else lengths
+    return of_items
+
+
+def pair_numbers(start: Int32, row_offsets: Int64) -> Int32:
+    """int32[s], of segments row after row: the number of each one's pair within its row.
+
+    start  int32[s], the first token of each in its document
+    """
+    begins = np.cumsum(start == 0) - 1
+    edges = row_offsets - row_offsets[0]
+    number = begins - np.repeat(begins[edges[:-1]], np.diff(edges))
+    return np.asarray(number, np.int32)

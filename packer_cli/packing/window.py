@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli._kernels import filling
-from packer_cli.options.mixture import Mixture
-from packer_cli.options.options import PackConfig, keeps_order
+from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
-from packer_cli.packing.pairs import items_of, sides_of
 from packer_cli.packing.planning import balanced, plan_rows, shuffled
 from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32
 
@@ -63,17 +61,13 @@ class Window:
         tokens = int(pieces.length.sum())
         if not tokens:
             return
-        document = pieces.document
+        document, side = pieces.document, None
+        if batch.chosen is not None:
+            side = (pieces.start < batch.chosen[document]).astype(np.int8)
         stock = Stock(
-            None if batch.tokens_elsewhere else batch.ids,
-            batch.trained,
-            pieces.begin,
-            pieces.length,
-            pieces.start,
-            batch.file[document],
-            batch.position[document],
-            sides_of(batch, pieces),
-        )
+            None if batch.tokens_elsewhere else batch.ids, batch.trained, pieces.begin,
+            pieces.length, pieces.start, batch.file[document], batch.position[document], side,
+        )  # fmt: skip
         if 2 * tokens < batch.offsets[-1]:  # or what was cut off would stay as long as the window
             stock = gathered(stock, np.arange(len(pieces)))
         self._parts.append(stock)
@@ -106,8 +100,10 @@ class Window:
     def _planned(self, stock: Stock, seed: int) -> tuple[Int64, Int64]:
         """(order, row_offsets) of all pieces."""
         config, most, room = self._config, self._config.max_segments_per_row, stock.length
-        if stock.side is not None:
-            first, room = items_of(stock, config.segment_multiple)
+        if stock.side is not None:  # the pieces of a pair are planned as one
+            begins, taken = np.flatnonzero(stock.start == 0), padded(room, config.segment_multiple)
+            room = np.add.reduceat(taken, begins, dtype=np.int32) if len(begins) else taken
+            first = np.append(begins, len(taken))
             most = most and most // int(np.diff(first).max(initial=1))
         order, row_offsets = plan_rows(
             room, config.max_length, config.strategy, seed, bool(config.shuffle),

@@ -128,7 +128,7 @@ def predict(directory: Path | str, manifest: Manifest, training: Training) -> Pr
         )
         for balance in _MEANING
     }  # fmt: skip
-    steps = schedules[None].epoch_at(0).end // training.rows
+    steps = schedules[None].grid.epoch_at(0).end // training.rows
     stretches = [*_stretches(steps, training.rows)]
     orders = {balance: _waiting(one, costs, stretches) for balance, one in schedules.items()}
     return Prediction(training, steps, sum(map(len, stretches)), orders)

@@ -1,57 +1,422 @@
-"""Results at URLs, read through a cache: `open_cached` opens one, as a `PackedDirectory`.
+"""Results at URLs, read through a folder of fetched files: `open_cached` opens one, as a
+`PackedDirectory`, and `Foresight` fetches what a sampler reads next.
 
-Its manifest is fetched each time, and also kept in the cache by its digest, for processes that go
-on with a result that was opened. Shards are fetched when they are first read, or ahead of that by
-`Foresight`, to which a sampler tells its order. Every byte that is read was compared with the
-manifest, so an object that is replaced, damaged or cut short at the URL ends in an error, and never
-in other rows.
+    PLACE/packer-cache/ID/lock    held while files come and go
+    .../KIND-<sha256>             a file, whole, named by its content
+    .../KIND-<sha256>.part        locked by whoever fetches it; a leftover where nobody does
+
+All processes of a machine share the folder. Content is compared with its digest when it is fetched,
+and again for a file without the seal of what was written here: an mtime made from its name, which
+whoever writes to it later breaks. So an object that is replaced, damaged or cut short at the URL
+ends in an error, and never in other rows.
+
+The folder is never larger than the bound: before a file is fetched, those that were not used (their
+atime) for the longest time go; manifests and side files a day later than shards. A shard may go
+while processes read it: what they have mapped stays theirs, until they look what is gone, so that
+the disk has it back.
+
+What may pass (a connection that is cut, a server's error) is tried again a few times, after ever
+longer waits, besides what the store's own package does. The caches of fsspec have no digests, no
+bound, and no locks between processes.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
+import fcntl
+import hashlib
 import os
+import random
+import re
+import stat
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.durable import make_folders
+from packer_cli.errors import DataError, PackerError, UsageError, from_os_error
+from packer_cli.ownership import LOCK, Folder, claim, content_digest, strangers
 from packer_cli.records import Int64
-from packer_cli.result.cache import MANIFEST as KEPT_MANIFEST
-from packer_cli.result.cache import SIDE, UPLOAD_AGAIN, Cache, Wanted, patiently
-from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.manifest_file import checksum, load, load_as_is
+from packer_cli.result.layout import MANIFEST, PART, SQUARED_LENGTHS, Shard
+from packer_cli.result.manifest import Manifest, checksum, load, load_as_is
 from packer_cli.result.reader import HEADER_BYTES, Mapped, PackedDirectory
 from packer_cli.result.wording import size as in_words
 
-_TRIES = 100
+NAME = "packer-cache"
+_SHARD, _MANIFEST, _SIDE = "shard", "manifest", "side"
+_OWN = re.compile(rf"{LOCK}|({_SHARD}|{_MANIFEST}|{_SIDE})-[0-9a-f]{{64}}(\.part)?")
+_MOVE = "move them elsewhere, or choose another cache="
+_KEPT_LONGER = 24 * 60 * 60 * 1_000_000_000  # manifests and side files: small, and all need them
+RANGE_BYTES, _AT_ONCE = 8 << 20, 4  # so that 32 MiB are held in memory
+TRIES = 3  # each of which the store's package may repeat by itself, as s3fs does
+_FIRST_WAIT, _WAIT_SECONDS = 0.5, 0.05  # for a store; for another process that fetches
+_LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
+_UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
 _WITHOUT_LISTINGS = ("http", "https")
+_TRIES_TO_MAP = 100
 _LOOK_SECONDS = 1.0  # between two looks at what is still in the cache
 # Of what is fetched, less than one part in so many is read: nearly every batch waits for shards.
 _WASTE, _TURNS = 20, 2
-# How often an epoch may fetch all of a result before a word is said about it.
-_OFTEN = 3
-_WAIT_SECONDS = 0.05  # between two tries to fetch what another process fetches
+_OFTEN = 3  # times that an epoch may fetch all of a result before a word is said about it
 _THREADS = 3
 _process_ends = threading.Event()
 atexit.register(_process_ends.set)
+_T = TypeVar("_T")
+
+# Locks of this process. A copy of it (fork) shares them, and would hold them when it is gone.
+_held: set[int] = set()
+
+
+def _forget_locks() -> None:
+    for descriptor in _held:
+        with suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDirectory:
+    """Open a result at a URL. `digest`: go on with the one that was opened, as its `digest` says.
+
+    Raises DataError when it is unfinished, of another format version, lacks a shard, cannot be
+    read, or is another one than `digest` says; UsageError for a view, a cache that is somebody
+    else's, or too small.
+    """
+    if digest is not None:
+        kept = Wanted("", None, digest, _MANIFEST)
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            cache.touch([kept])
+            document = msgspec.json.decode(cache.path(kept).read_bytes())
+            if checksum(document) == digest:
+                return CachedDirectory(url, Manifest.of(document), cache)
+    packed = CachedDirectory(url, _patiently(lambda: load(url)), cache)
+    if packed.facts.config.view:
+        raise UsageError(
+            f"{url}: a view, which is only read from a local directory",
+            "copy it and its tokenized directories to local paths; or pack without --view",
+        )
+    if digest not in (None, packed.digest):
+        raise DataError(
+            f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
+            "open it again; upload into a new folder while one is in use",
+        )
+    packed.keep()
+    return packed
+
+
+class Wanted(NamedTuple):
+    """A file of a result at a URL. `size` None: it is not known, and not to be fetched so."""
+
+    url: str
+    size: int | None
+    sha256: str
+    kind: str = _SHARD
+
+    @property
+    def name(self) -> str:
+        """What it is called in a cache."""
+        return f"{self.kind}-{self.sha256}"
+
+    @property
+    def seal(self) -> int:
+        """The mtime in ns, long ago, of such a file that was written here."""
+        return int(self.sha256[:15], 16)
+
+
+class Cache:
+    """`folder`, made if necessary, of at most `limit` bytes; None: as large as what is read.
+
+    It pickles as these, with `planned`. Raises UsageError when the place in the folder is somebody
+    else's, or others may write in it.
+    """
+
+    planned = False  # a sampler's order fits: how much of a shard one process reads says nothing
+    waited_for = 0  # bytes that `local` itself has fetched, in this process
+    given = 0.0  # bytes of the rows that were read of it, as their readers say
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.folder, self.limit = folder, limit
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "limit": self.limit, "planned": self.planned}
+
+    @cached_property
+    def _inside(self) -> Folder:
+        try:
+            make_folders(self.folder)
+            with Folder(self.folder) as parent:
+                inside = claim(parent, NAME)
+        except UsageError as error:
+            tip = f"{_MOVE}; if an older packer left it, remove it"
+            raise UsageError(f"cache: {error.message}", tip) from error
+        except OSError as error:
+            raise from_os_error(error, self.folder, "write") from error
+        weakref.finalize(self, os.close, inside.descriptor)
+        _refuse_others(inside)
+        return inside
+
+    def path(self, wanted: Wanted) -> Path:
+        """Where a file is, or would be."""
+        return self._inside.path / wanted.name
+
+    def holds(self, wanted: Wanted, *, sealed: bool = True) -> bool:
+        """Whether a file of this name and size is here; `sealed`: as it was written here."""
+        status = self._inside.status(wanted.name)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return False
+        is_whole = wanted.size in (None, status.st_size)
+        return is_whole and (not sealed or status.st_mtime_ns == wanted.seal)
+
+    def _is_here(self, wanted: Wanted) -> bool:
+        """Whether a file is here, by its seal, or by its content; then it has a seal now."""
+        if self.holds(wanted) or not self.holds(wanted, sealed=False):
+            return self.holds(wanted)
+        with self._explained(), suppress(FileNotFoundError):
+            descriptor = self._inside.open(wanted.name)  # it stays the same if its name goes
+            with open(descriptor, "rb", buffering=0) as file:
+                if content_digest(file) == wanted.sha256:
+                    os.utime(descriptor, ns=(time.time_ns(), wanted.seal))
+                    return True
+        return False
+
+    def local(self, wanted: Wanted, content: bytes | None = None) -> Path:
+        """A local file, fetched, or made of its `content`, if it is not here. Waits for another
+        process that fetches it.
+
+        Raises DataError for an object with other content, for whatever the store says, and when
+        the disk is full.
+        """
+        self.touch([wanted])
+        while not self._is_here(wanted):
+            if self._made(wanted, content):
+                self.waited_for += wanted.size or 0
+                break  # where times have no nanoseconds, there are no seals
+            if not self.holds(wanted):
+                time.sleep(_WAIT_SECONDS)
+        return self.path(wanted)
+
+    def try_to_fetch(self, wanted: Wanted) -> bool:
+        """Fetch a file; False when it is here already, when another process fetches it or what
+        takes its room, and once this process ends. Raises as `local`.
+        """
+        return not self._is_here(wanted) and self._made(wanted)
+
+    def _made(self, wanted: Wanted, content: bytes | None = None) -> bool:
+        """Write a file, locked and with room for its bytes. False when the process ends, another
+        one writes or has just written the file, or others write what takes the room.
+        """
+        part = wanted.name + PART
+        with self._explained(), ExitStack() as stack:
+            with self._locked(LOCK, wait=True):  # or others take it for a leftover
+                descriptor = stack.enter_context(self._locked(part))
+                if descriptor is None:
+                    return False
+                stack.callback(self._discard, part, descriptor)
+                if self.holds(wanted) or not self._has_room(part, wanted.size or 0):
+                    return False
+                os.ftruncate(descriptor, wanted.size or 0)
+            with open(descriptor, "wb", closefd=False) as file:
+                for block in _fetched(wanted) if content is None else [content]:
+                    if _process_ends.is_set():
+                        return False
+                    file.write(block)
+            os.fsync(descriptor)
+            os.utime(descriptor, ns=(time.time_ns(), wanted.seal))
+            with self._locked(LOCK, wait=True):  # or whoever counts files sees neither name
+                self._inside.rename(part, self._inside, wanted.name)
+        return True
+
+    def _has_room(self, part: str, size: int) -> bool:
+        """Make room for a `.part` within the bound; False while others fetch what takes it."""
+        files = {name: status for name, status in self._files() if name != part}
+        if self.limit is None:
+            return True
+        used = sum(status.st_size for status in files.values())
+        whole = [name for name in files if name != LOCK and not name.endswith(PART)]
+        for victim in sorted(whole, key=lambda name: _used_at(name, files[name])):
+            if used + size <= self.limit:
+                break
+            self._inside.unlink(victim)
+            used -= files.pop(victim).st_size
+        if used + size <= self.limit:
+            return True
+        if any(name.endswith(PART) and files[name].st_size for name in files):
+            return False  # it can go when they have it
+        raise UsageError(
+            f"cache: {self.folder}: cache_bytes is {self.limit:,}, and {used + size:,} are "
+            "needed for a shard and what goes with it",
+            "give more cache_bytes",
+        )
+
+    @contextmanager
+    def _locked(self, name: str, *, wait: bool = False) -> Iterator[int | None]:
+        """A file, made if necessary, locked; None when another process has it, or had it."""
+        descriptor = self._inside.open(name, os.O_RDWR | os.O_CREAT)
+        _held.add(descriptor)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield None
+                return
+            except OSError as error:
+                raise DataError(
+                    f"cache: {self.folder}: cannot be locked: {error.strerror}",
+                    "choose a folder on a local disk",
+                ) from error
+            yield descriptor if self._is(name, descriptor) else None
+        finally:
+            _held.discard(descriptor)
+            with suppress(OSError):  # a copy of this process would go on holding it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _is(self, name: str, descriptor: int) -> bool:
+        """Whether an open file still has this name."""
+        status = self._inside.status(name)
+        return status is not None and os.path.samestat(status, os.fstat(descriptor))
+
+    def _discard(self, part: str, descriptor: int) -> None:
+        if self._is(part, descriptor):
+            self._inside.unlink(part)
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """All files of packer with their status; a `.part` that nobody fetches goes."""
+        for name in filter(_OWN.fullmatch, self._inside.names()):
+            if name.endswith(PART):
+                with self._locked(name) as leftover:
+                    if leftover is not None:
+                        self._discard(name, leftover)
+            if (status := self._inside.status(name)) is not None:
+                yield name, status
+
+    def touch(self, used: Iterable[Wanted]) -> None:
+        """Mark files as used now, so that others go first, and of these the first named."""
+        now = time.time_ns()
+        for place, wanted in enumerate(used):
+            if (status := self._inside.status(wanted.name)) is not None:
+                with suppress(OSError):
+                    times = (now + place, status.st_mtime_ns)
+                    os.utime(wanted.name, ns=times, dir_fd=self._inside.descriptor)
+
+    def check_space(self, missing: int, total: int) -> None:
+        """Raise UsageError when the disk is too small for a result of `total` bytes, of which
+        `missing` are not here, or for what the bound allows of it.
+        """
+        with self._explained(), self._locked(LOCK, wait=True):
+            used = sum(status.st_size for _, status in self._files())
+        disk = os.statvfs(self._inside.descriptor)
+        free = disk.f_bavail * disk.f_frsize
+        need = missing if self.limit is None else min(missing, max(0, self.limit - used))
+        if need > free:
+            fits = (free + used) * 9 // 10  # others write to the disk, too
+            raise UsageError(
+                f"cache: {self.folder}: the result has {total:,} bytes, {missing:,} of them not "
+                f"here yet, {need:,} are needed, and the disk has {free:,} left",
+                f"give cache_bytes={fits} or less, choose a larger disk, or free some space",
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn OSErrors of files in the cache into DataErrors."""
+        try:
+            yield
+        except OSError as error:
+            place = self._inside.path
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DataError(
+                    f"cache: {place}: the disk is full",
+                    "free some space, or give cache_bytes, and run it again",
+                ) from error
+            raise from_os_error(error, place, "write") from error
+
+
+def _used_at(name: str, status: os.stat_result) -> int:
+    """When a file was used last, in ns; a manifest or a side file counts as used a day later."""
+    return status.st_atime_ns + (0 if name.startswith(_SHARD) else _KEPT_LONGER)
+
+
+def _refuse_others(inside: Folder) -> None:
+    """Raise UsageError for a cache in which others may have put files."""
+    place = inside.path
+    written = {*inside.names()} - {LOCK}  # listed first: who writes has set the modes
+    for folder in (place.parent, place):
+        status = os.stat(folder, follow_symlinks=False)
+        if status.st_uid != os.geteuid():
+            raise UsageError(
+                f"cache: {folder}: belongs to another user, whose files are not trusted",
+                "choose another cache=",
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and written:
+            raise UsageError(
+                f"cache: {folder}: others may write in it, and their files are not trusted",
+                f"remove it, or choose another cache=; to keep it: chmod go-w {folder}",
+            )
+        try:
+            os.chmod(folder, 0o700)  # whatever the umask lets others do with the files in it
+        except OSError as error:
+            raise from_os_error(error, folder, "write") from error
+    if foreign := strangers(inside, _OWN):
+        raise UsageError(
+            f"cache: {place}: holds files that packer did not make: {foreign[0]}", _MOVE
+        )
+
+
+def _patiently(ask: Callable[[], _T]) -> _T:
+    """Ask a store, again if it may help. Raises what it raised the last time."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return ask()
+        except DataError as error:
+            cause = error.__cause__  # of a store, if it may pass
+            lasts = cause is None or isinstance(cause, (*_LASTING, PackerError))
+            if lasts or "credential" in type(cause).__name__.lower():
+                raise
+            if attempt == TRIES:
+                raise DataError(f"{error.message} (tried {TRIES} times)", error.tip) from error
+        longest = _FIRST_WAIT * 2**attempt
+        time.sleep(random.uniform(longest / 2, longest))  # noqa: S311 apart from other processes
+    raise AssertionError
+
+
+def _fetched(wanted: Wanted) -> Iterator[bytes]:
+    """The content of an object, in parts. Raises DataError, after the last for another digest."""
+    size, sha = wanted.size or 0, hashlib.sha256()
+    spans = list(pairwise([*range(0, size, RANGE_BYTES), size]))
+    for first in range(0, len(spans), _AT_ONCE):
+        some = spans[first : first + _AT_ONCE]
+        for block in _patiently(partial(storage.ranges, wanted.url, some)):
+            sha.update(block)
+            yield block
+    if sha.hexdigest() != wanted.sha256:
+        raise DataError(
+            f"{wanted.url}: its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}",
+            _UPLOAD_AGAIN,
+        )
 
 
 class CachedDirectory(PackedDirectory):
-    """A result at `url`. `path` is the folder of the cache, where its files have other names."""
+    """A result at `url`. `path` is the folder of the cache, where its files have other names.
+
+    Its manifest is fetched each time, and also kept in the cache by its digest, for processes that
+    go on with a result that was opened. Shards are fetched when they are first read.
+    """
 
     def __init__(self, url: str, facts: Manifest, cache: Cache) -> None:
         super().__init__(cache.folder, facts)
@@ -63,7 +428,7 @@ class CachedDirectory(PackedDirectory):
     @cached_property
     def digest(self) -> str:
         """Digest of what the manifest says, whoever wrote it."""
-        return checksum(self.manifest)
+        return str(checksum(self.manifest))
 
     def place_of(self, name: str) -> str:
         return storage.join(self.url, name)
@@ -82,10 +447,10 @@ class CachedDirectory(PackedDirectory):
         return self.cache.holds(self.wanted(shard))
 
     def local(self, name: str) -> Path:
-        wanted = Wanted(self.place_of(name), None, self.facts.side_files[name], SIDE)
+        wanted = Wanted(self.place_of(name), None, self.facts.side_files[name], _SIDE)
         try:
             if not self.cache.holds(wanted):
-                size = patiently(lambda: storage.stat(wanted.url, again=True)).size
+                size = _patiently(lambda: storage.stat(wanted.url, again=True)).size
                 wanted = wanted._replace(size=size)
             return self.cache.local(wanted)
         except DataError as error:
@@ -93,7 +458,7 @@ class CachedDirectory(PackedDirectory):
 
     def _map(self, shard: Shard) -> Any:
         wanted = self.wanted(shard)
-        for _ in range(_TRIES):
+        for _ in range(_TRIES_TO_MAP):
             try:
                 mapped = pa.memory_map(str(self.cache.local(wanted)))
             except FileNotFoundError:  # another process has made room just now
@@ -113,7 +478,7 @@ class CachedDirectory(PackedDirectory):
         self._look()
         self.cache.given += len(rows) * self._bytes / len(self)
         found = super().gather(rows, columns)
-        self._used[np.searchsorted(self._ends, rows, side="right")] = True
+        self._used[self.shards_of(rows)] = True
         return found
 
     def _look(self) -> None:
@@ -124,12 +489,12 @@ class CachedDirectory(PackedDirectory):
         self._looked = now
         shards, mapped = self.facts.shards, self._mapped
         used = [self.wanted(shards[index]) for index in np.flatnonzero(self._used)]
-        self.cache.touch([_manifest(self.digest), *used])
+        self.cache.touch([Wanted("", None, self.digest, _MANIFEST), *used])
         self._used[:] = False
-        here = np.unique(np.searchsorted(self._ends, mapped.firsts, side="right")).tolist()
-        if lost := [index for index in here if self.cache.gone(self.wanted(shards[index]))]:
-            ends = self._ends[lost]
-            self._mapped = mapped.without(ends - [shards[index].rows for index in lost], ends)
+        here = np.unique(self.shards_of(mapped.firsts)).tolist()
+        lost = [one for one in here if not self.cache.path(self.wanted(shards[one])).exists()]
+        if lost:
+            self._mapped = mapped.where(~np.isin(self.shards_of(mapped.firsts), lost))
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
         limit, fetched, read = self.cache.limit, self.cache.waited_for, self.cache.given
@@ -175,74 +540,39 @@ class CachedDirectory(PackedDirectory):
         missing = [one for one in shards if not cache.holds(self.wanted(one), sealed=False)]
         cache.check_space(sum(shard.bytes for shard in missing), self._bytes)
         if missing and self.url.partition("://")[0] not in _WITHOUT_LISTINGS:
-            sizes = patiently(lambda: storage.sizes(self.url))
+            sizes = _patiently(lambda: storage.sizes(self.url))
             for shard in missing:
                 if (found := sizes.get(shard.file)) != shard.bytes:
                     problem = f"has {found} bytes, the manifest says {shard.bytes}"
                     raise self.replaced() or DataError(
                         f"{self.place_of(shard.file)}: {problem if found else 'is missing'}",
-                        UPLOAD_AGAIN if found else "upload the result again",
+                        _UPLOAD_AGAIN if found else "upload the result again",
                     )
-        cache.local(_manifest(self.digest, len(content)), content)
-
-
-def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDirectory:
-    """Open a result at a URL. `digest`: go on with the one that was opened, as its `digest` says.
-
-    Raises DataError when it is unfinished, of another format version, lacks a shard, cannot be
-    read, or is another one than `digest` says; UsageError for a view, a cache that is somebody
-    else's, or too small.
-    """
-    if digest is not None:
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
-            cache.touch([_manifest(digest)])
-            document = msgspec.json.decode(cache.path(_manifest(digest)).read_bytes())
-            if checksum(document) == digest:
-                return CachedDirectory(url, Manifest.of(document), cache)
-    packed = CachedDirectory(url, patiently(lambda: load(url)), cache)
-    if packed.facts.config.view:
-        raise UsageError(
-            f"{url}: a view, which is only read from a local directory",
-            "copy it and its tokenized directories to local paths; or pack without --view",
-        )
-    if digest not in (None, packed.digest):
-        raise DataError(
-            f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
-            "open it again; upload into a new folder while one is in use",
-        )
-    packed.keep()
-    return packed
-
-
-def _manifest(digest: str, size: int | None = None) -> Wanted:
-    """What a manifest is in the cache."""
-    return Wanted("", size, digest, KEPT_MANIFEST)
+        cache.local(Wanted("", len(content), self.digest, _MANIFEST), content)
 
 
 class Foresight:
     """Rows that come next, as a sampler tells a dataset with results that are read through `cache`,
     and what its order asks of the cache.
 
-    Shards are fetched before they are read, by threads that begin when there is something to fetch
-    and end when there is not, so that copies of the process (fork) usually find none; a copy begins
-    its own. They are daemons, and stop between two requests when the process ends. What another
-    process fetches, or has no room yet, they try again later. What they cannot fetch they leave
-    alone: whoever reads it asks again, and gets the error.
+    Shards are fetched before they are read, by daemon threads that begin when there is something to
+    fetch and end when there is not, so that copies of the process (fork) usually find none; a copy
+    begins its own. What another process fetches, or has no room yet, they try again later. What
+    they cannot fetch they leave alone: whoever reads it asks again, and gets the error.
     """
 
     def __init__(self, results: Sequence[PackedDirectory], cache: Cache) -> None:
         self._cache = cache
-        self._shards: list[Wanted | None] = []  # None: a local one
-        rows, sizes, beside = list[int](), [0], 0
-        for result in results:
-            remote = result if isinstance(result, CachedDirectory) else None
-            beside += remote.beside_shards if remote else 0
-            for shard in result.facts.shards:
-                self._shards.append(remote.wanted(shard) if remote else None)
-                rows.append(shard.rows)
-                sizes.append(shard.bytes if remote else 0)
-        self._ends: Int64 = np.cumsum(rows, dtype=np.int64)
-        self._edges: Int64 = np.cumsum(sizes, dtype=np.int64)  # of bytes, before each shard
+        # by shard of all results; None: a local one
+        self._shards: list[Wanted | None] = [
+            result.wanted(shard) if isinstance(result, CachedDirectory) else None
+            for result in results
+            for shard in result.facts.shards
+        ]
+        sizes = [(one.size or 0) if one else 0 for one in self._shards]
+        self._ends: Int64 = np.cumsum([one.rows for each in results for one in each.facts.shards])
+        self._edges: Int64 = np.cumsum([0, *sizes])  # of bytes, before each shard
+        beside = sum(one.beside_shards for one in results if isinstance(one, CachedDirectory))
         self.room = sys.maxsize if cache.limit is None else max(0, cache.limit - beside)
         self._process = 0  # whose threads they are
 
@@ -257,16 +587,12 @@ class Foresight:
         comes first. Those that are here already count as used, the first ones as the latest.
         """
         if self._process != os.getpid():
-            self._process, self._lock = os.getpid(), threading.Lock()
-            self._threads = 0
+            self._process, self._lock, self._threads = os.getpid(), threading.Lock(), 0
         shards, first = np.unique(np.searchsorted(self._ends, rows, side="right"), True)
-        fitting, room = list[Wanted](), self.room
-        for one in map(self._shards.__getitem__, shards[np.argsort(first)].tolist()):
-            if one is not None:
-                room -= one.size or 0
-                if room < 0:
-                    break
-                fitting.append(one)
+        needed = [self._shards[shard] for shard in shards[np.argsort(first)].tolist()]
+        remote = [one for one in needed if one is not None]
+        ends = accumulate(one.size or 0 for one in remote)
+        fitting = [one for one, end in zip(remote, ends, strict=True) if end <= self.room]
         self._cache.touch(reversed(fitting))
         with self._lock:
             self._wanted = [one for one in fitting if not self._cache.holds(one)]
@@ -284,7 +610,7 @@ class Foresight:
                     return
                 one = wanted.pop(0)
             with suppress(PackerError, OSError):
-                fetched = self._cache.try_to_fetch(one, _process_ends.is_set)
+                fetched = self._cache.try_to_fetch(one)
                 if not fetched and not self._cache.holds(one, sealed=False):
                     _process_ends.wait(_WAIT_SECONDS)
                     with self._lock:
@@ -307,11 +633,8 @@ class Foresight:
         """
         if self._cache.limit is None:
             return
-        room, total, blocks = (
-            self.room,
-            int(self._edges[-1]),
-            self.largest_blocks(stages, block_rows),
-        )
+        room, total = self.room, int(self._edges[-1])
+        blocks = self.largest_blocks(stages, block_rows)
         at_once = window_blocks * windows if shuffled else 1
         need = min(total, max(int(some[:at_once].sum()) for some in blocks))
         if need > room:

@@ -1,14 +1,24 @@
 """What a manifest says: what went in, what came out, under which configuration, and what follows
 from it: the options of the run, the shape of records, and why it is incomplete.
 
-`manifest_file.py` makes a file of it, and finds that of a result.
+    load(directory) -> Manifest     of packed rows, also at a URL
+    load_tokenized(directory)       of tokenized documents
+    load_any(directory)             of either
+    load_as_is(directory)           also of one that nobody should read rows from
+
+It holds nothing that differs between two runs of the same command: no times, no host, no number of
+workers. It is written last, so its presence means that the run is complete. A side of a recipe's
+split has its other side beside it, of the same run: halves of two runs may have documents of one in
+both.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -16,17 +26,24 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
 
 from packer_cli import storage
-from packer_cli.errors import UsageError
+from packer_cli.errors import (
+    DataError,
+    NoSuchDirectoryError,
+    PackerError,
+    UsageError,
+    from_os_error,
+)
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
-from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, PackConfig
+from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, TRAIN, VALIDATION, PackConfig
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_named
 from packer_cli.result.counts import DocumentTotals, InputTotals, Totals
 from packer_cli.result.layout import (
-    DOCUMENTS,
-    INDEX,
+    FORMAT_VERSION,
+    INCOMPLETE,
     MANIFEST,
     SIDE_FILE_PATTERN,
+    WORK,
     AtLeastOne,
     Count,
     Shard,
@@ -40,10 +57,13 @@ TOKENIZED = "tokenized"
 # Options that decide whether a run may end well, not what a unit's shards hold: its record says
 # which bad records it has skipped.
 LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
-_COUNTED = ("rows", "tokens", "trained_tokens")
 DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
 _OWN = InputTotals.__struct_fields__
 OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
+_FETCHED_BYTES = 4 << 20
+_ANEW = "pack the data again"
+_WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
+_WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
@@ -236,6 +256,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     incomplete: str | None = None
     sha256: str | None = None
     counted_by_input: ClassVar[tuple[str, ...]]  # totals of which every input has its part
+    command: ClassVar[str]  # that makes such results: pack or tokenize
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
@@ -262,6 +283,11 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
         return self.tokenizer.pad_token_id if self.tokenizer else 0
 
     @property
+    def tokenizer_sha256(self) -> str:
+        """The tokenizer's digest, as shards have it; "" for ids and built-in bytes."""
+        return self.tokenizer.sha256 if self.tokenizer else ""
+
+    @property
     def inputs_now(self) -> dict[int, Input]:
         """By index, without those that an update has dropped."""
         return {index: one for index, one in enumerate(self.inputs) if not one.removed}
@@ -276,6 +302,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     """The description of a packed directory, or a view."""
 
     counted_by_input = OF_INPUTS
+    command = "pack"
     config: Config
     rows: AtLeastOne
     segments: AtLeastOne
@@ -321,6 +348,7 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     counted_by_input = tuple(
         name for name in OF_INPUTS if name in DOCUMENT_TOTALS and name != "trained_tokens"
     )
+    command = "tokenize"
     kind: Literal["tokenized"]
 
 
@@ -365,15 +393,14 @@ def document_config_of(manifest: Result) -> DocumentConfig:
         raise ValueError(error.message) from error
 
 
-def run_of_sides(document: dict[str, Any]) -> str:
-    """What the manifests of both sides of a split have in common, and no other's: a digest of the
-    options and the inputs. `document`: either of them.
-    """
-    config = {name: one for name, one in document["config"].items() if name not in LIMITS}
-    config["mixture"] = {name: one for name, one in config["mixture"].items() if name != "part"}
-    inputs = [one["sha256"] for one in document["inputs"]]
-    content = msgspec.json.encode([document["packer_version"], config, inputs], order="sorted")
-    return hashlib.sha256(content).hexdigest()
+def config_of(manifest: Manifest) -> PackConfig:
+    """Options of a run that packed rows."""
+    config = document_config_of(manifest)
+    if not isinstance(config, PackConfig):
+        raise ValueError("max_length is missing")
+    if list(config.columns) != manifest.config.columns:
+        raise ValueError(f"columns are {', '.join(manifest.config.columns)}")
+    return config
 
 
 def shape_of(manifest: Result) -> Shape:
@@ -394,14 +421,15 @@ def shape_of(manifest: Result) -> Shape:
     )
 
 
-def config_of(manifest: Manifest) -> PackConfig:
-    """Options of a run that packed rows."""
-    config = document_config_of(manifest)
-    if not isinstance(config, PackConfig):
-        raise ValueError("max_length is missing")
-    if list(config.columns) != manifest.config.columns:
-        raise ValueError(f"columns are {', '.join(manifest.config.columns)}")
-    return config
+def run_of_sides(document: dict[str, Any]) -> str:
+    """What the manifests of both sides of a split have in common, and no other's: a digest of the
+    options and the inputs. `document`: either of them.
+    """
+    config = {name: one for name, one in document["config"].items() if name not in LIMITS}
+    config["mixture"] = {name: one for name, one in config["mixture"].items() if name != "part"}
+    inputs = [one["sha256"] for one in document["inputs"]]
+    content = msgspec.json.encode([document["packer_version"], config, inputs], order="sorted")
+    return hashlib.sha256(content).hexdigest()
 
 
 def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped: int) -> str | None:
@@ -418,14 +446,253 @@ def why_incomplete(max_loss: float | None, tokens: int, truncated: int, dropped:
     )
 
 
-def wrong_pairs(shards: list[Shard]) -> str:
-    """What is wrong where each shard of documents is to be followed by their index; "" if nothing
-    is.
+# The file
+
+
+def load(directory: str | os.PathLike[str]) -> Manifest:
+    """The manifest of a packed directory or a view that is finished, or of one at a URL. DataError
+    when there is none, this packer cannot read it, or it is a side of a split whose other side is
+    of another run, or not finished.
     """
-    for first, second in zip_longest(shards[::2], shards[1::2]):
-        names = [one.file.split("-")[:3] if one else [] for one in (first, second)]
-        if names[0] != [DOCUMENTS, *names[1][1:]] or names[1][:1] != [INDEX]:
-            return f"{first.file} is not a shard of documents that is followed by its index"
-        if any(getattr(first, name) != getattr(second, name) for name in ("unit", *_COUNTED)):
-            return f"{second.file} is not said to hold as much as {first.file}"
-    return ""
+    manifest = load_any(directory)
+    if not isinstance(manifest, Manifest):
+        name = os.fspath(directory)
+        raise DataError(
+            f"{name}: holds tokenized documents, not packed rows",
+            f"pack them: packer pack {name} --max-length 4096",
+        )
+    return manifest
+
+
+def load_tokenized(directory: str | os.PathLike[str]) -> TokenizedManifest:
+    """The manifest of a tokenized directory that is finished. Raises as `load`."""
+    manifest = load_any(directory)
+    if not isinstance(manifest, TokenizedManifest):
+        raise DataError(
+            f"{os.fspath(directory)}: holds packed rows, not tokenized documents",
+            "give the --output of a packer tokenize run",
+        )
+    return manifest
+
+
+def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifest:
+    """The manifest of a result of any kind, also of one that is marked incomplete, and of a side of
+    a split whatever the other side is. Raises DataError where there is none, or it is damaged.
+    """
+    return _load(os.fspath(directory), incomplete_too=True)
+
+
+def load_any(
+    directory: str | os.PathLike[str], *, incomplete_too: bool = False
+) -> Manifest | TokenizedManifest:
+    """The manifest of a finished result of any kind. Raises as `load`.
+
+    `incomplete_too`: also of one that is marked incomplete; its `incomplete` says why.
+    """
+    name = os.fspath(directory)
+    for _ in range(_WAITS):
+        manifest = _load(name, incomplete_too=incomplete_too)
+        other = _other_side(name, manifest)
+        if other is None or _same_run(manifest, other):
+            return manifest
+        if not any(storage.kind(storage.join(one, WORK)) for one in (name, other)):
+            break
+        time.sleep(_WAIT_SECONDS)
+    raise DataError(
+        f"{name} and {other} are not of one run, so documents of one may be in the other, too",
+        "a run that was to replace both was interrupted: run the same packer pack again; or pack "
+        "the recipe anew with --overwrite",
+    )
+
+
+def _other_side(name: str, manifest: Result) -> str | None:
+    """Where the other side of a split is to be; None for what is no side, or lies by itself."""
+    side = manifest.side if isinstance(manifest, Manifest) else None
+    named = name.rstrip("/")
+    if not storage.is_url(name) and os.path.basename(named) != side:
+        named = os.path.abspath(name)
+    folder, _, last = named.rpartition("/")
+    if side is None or last != side:
+        return None
+    other = VALIDATION if side == TRAIN else TRAIN
+    return f"{folder}/{other}" if folder or named.startswith("/") else other
+
+
+class _Half(Struct):
+    """What there is to know of the other side."""
+
+    config: dict[str, Any]
+    run: str = ""
+
+
+def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
+    """Whether the side at `other` is of the run of `manifest`, or is not there at all."""
+    try:
+        paths = [storage.join(other, name) for name in (MANIFEST, INCOMPLETE)]
+        path = next((one for one in paths if storage.is_file(one)), None)
+        if path is None:
+            return not _begun(other)
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            half = msgspec.json.decode(file.read(), type=_Half)
+    except (PackerError, OSError, ValueError, RecursionError):
+        return True  # it says itself what is wrong with it
+    mixture = half.config.get("mixture")
+    is_side = isinstance(mixture, dict) and mixture.get("part") == storage.base_name(other)
+    return not is_side or half.run == getattr(manifest, "run", "")
+
+
+def _load(name: str, *, incomplete_too: bool) -> Manifest | TokenizedManifest:
+    path = storage.join(name, MANIFEST)
+    if storage.is_file(path):
+        return _read(path)
+    incomplete = storage.join(name, INCOMPLETE)
+    if not storage.is_file(incomplete):
+        raise _no_result(name)
+    manifest = _read(incomplete)
+    if not incomplete_too:
+        raise DataError(
+            f"{name}: is marked incomplete: {manifest.incomplete}",
+            "pack again with --overwrite and another --overlong, --max-length or --max-loss",
+        )
+    return manifest
+
+
+def _read(path: str) -> Manifest | TokenizedManifest:
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            return parse(file.read())
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except DataError as error:
+        raise DataError(f"{path}: {error.message}", error.tip) from error
+
+
+def _no_result(name: str) -> PackerError:
+    if storage.kind(name) != "folder":
+        what = "not a directory" if storage.kind(name) else "no such directory"
+        return NoSuchDirectoryError(f"{name}: {what}", _WHAT_TO_GIVE)
+    if storage.kind(storage.join(name, WORK)) == "folder":
+        return DataError(
+            f"{name}: has no {MANIFEST}: the run that writes it has not finished",
+            "run the same command again: packer pack, or packer tokenize",
+        )
+    if parts := splits_of(name):
+        return DataError(
+            f"{name}: holds a result for each side of its split, {TRAIN} and {VALIDATION}",
+            f"give one of them: {' or '.join(parts)}",
+        )
+    return DataError(
+        f"{name}: has no {MANIFEST}: not packed by packer",
+        _WHAT_TO_GIVE,
+    )
+
+
+def splits_of(directory: str | os.PathLike[str]) -> list[str]:
+    """The sides of a split, where a directory holds a result for each; [] for any other."""
+    name = os.fspath(directory)
+    if _begun(name):
+        return []
+    parts = [storage.join(name, part) for part in (TRAIN, VALIDATION)]
+    return parts if any(map(_begun, parts)) else []
+
+
+def _begun(name: str) -> bool:
+    """Whether a directory holds a result, or the beginning of one."""
+    if any(storage.is_file(storage.join(name, one)) for one in (MANIFEST, INCOMPLETE)):
+        return True
+    return storage.kind(storage.join(name, WORK)) == "folder"
+
+
+def is_manifest(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a manifest of ours, of any version."""
+    return looks_like_one(_content(os.fspath(path)))
+
+
+def holds_documents(path: str) -> bool:
+    """Whether this is the manifest of a tokenized directory."""
+    return _object(_content(path)).get("kind") == TOKENIZED
+
+
+def looks_like_one(data: bytes) -> bool:
+    """Whether this is the content of a manifest of ours, of any version, damaged or not."""
+    return {"format_version", "packer_version"} <= _object(data).keys()
+
+
+def _content(path: str) -> bytes:
+    """The content of a file; nothing, where there is none or it cannot be read."""
+    try:
+        with storage.open_regular(path) as file:
+            return file.read()
+    except (OSError, DataError):
+        return b""
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """The object that JSON holds; {} for all else."""
+    try:
+        content = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def as_named(path: str) -> str:
+    """An input as its user knows it: a tokenized directory rather than its manifest."""
+    if storage.base_name(path) == MANIFEST and holds_documents(path):
+        return os.path.dirname(path) or "."
+    return path
+
+
+def to_bytes(document: dict[str, Any]) -> bytes:
+    """Indented two levels deep: diffs stay readable, a million shards stay one line each.
+
+    Ends with the manifest's own checksum.
+    """
+    document = document | {"sha256": checksum(document)}
+    lines = []
+    for key, value in document.items():
+        if isinstance(value, list) and value:
+            items = ",\n  ".join(msgspec.json.encode(item).decode() for item in value)
+            text = f"[\n  {items}\n ]"
+        else:
+            text = msgspec.json.encode(value).decode()
+        lines.append(f' "{key}": {text}')
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def checksum(document: dict[str, Any]) -> str:
+    """The sha256 of its keys and values as compact JSON, without the checksum itself."""
+    content = {key: value for key, value in document.items() if key != "sha256"}
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+
+def parse(data: bytes) -> Manifest | TokenizedManifest:
+    """The manifest of a result of any kind. Raises DataError, which does not name the file, for
+    what this packer cannot read.
+    """
+    try:
+        document = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"not valid JSON: {error}", _ANEW) from error
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"format version {version!r}, this packer reads {FORMAT_VERSION}",
+            f"use the packer that wrote it, or {_ANEW}",
+        )
+    is_tokenized = document.get("kind") == TOKENIZED
+    try:
+        return TokenizedManifest.of(document) if is_tokenized else Manifest.of(document)
+    except ValueError as error:
+        anew = "tokenize the data again" if is_tokenized else _ANEW
+        raise DataError(f"damaged: {error}", anew) from error
+
+
+def parse_unedited(data: bytes) -> Result:
+    """`parse`, with a DataError for a manifest that is not as a packer has written it: nobody may
+    remove files because such a one names them.
+    """
+    manifest = parse(data)
+    if manifest.sha256 != checksum(manifest.document):
+        raise DataError("was edited", _ANEW)
+    return manifest

@@ -13,8 +13,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.options import PAIR
 from packer_cli.result.layout import MANIFEST, digest
-from packer_cli.result.manifest import Manifest, TrainingStage
-from packer_cli.result.manifest_file import load
+from packer_cli.result.manifest import Manifest, TrainingStage, load
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.view import View

@@ -26,7 +26,7 @@ from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
-from packer_cli.packing.pairs import numbered
+from packer_cli.packing.fitting import pair_numbers
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64
 from packer_cli.result.layout import (
@@ -358,7 +358,7 @@ class ShardWriter:
 def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[Any]:
     """A column with a value for each segment: where it is from, or its side of a pair."""
     if name == PAIR:
-        return [numbered(stock.start[pieces], edges)]
+        return [pair_numbers(stock.start[pieces], edges)]
     if name == SIDE:
         return [np.empty(0, np.int8) if stock.side is None else stock.side[pieces]]
     return [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
@@ -415,12 +415,38 @@ def documents_schema(tokenizer_sha256: str, *, has_trained: bool, has_chosen: bo
     return pa.schema(fields, metadata={"packer": json.dumps(metadata)})
 
 
+def schema_problem(written: Any, expected: Any) -> str:
+    """How the Arrow schema of a shard and the one that packer writes differ; "" if they do not."""
+    if written.names != expected.names:
+        text = f"has the columns {', '.join(written.names)}, not {', '.join(expected.names)}"
+        unknown = [name for name in written.names if name not in expected.names]
+        return f"an unknown column {unknown[0]!r}; {text}" if unknown else text
+    for own, its in zip(written, expected, strict=True):
+        if own != its:
+            return f"{own.name} is {own.type}, not {its.type} without nulls"
+    if written.metadata == expected.metadata:
+        return ""
+    theirs, ours = _metadata_of(written), _metadata_of(expected)
+    for key in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(key) != ours.get(key):
+            its = f"its metadata has {key} {theirs.get(key)!r}"
+            return f"{its}, the manifest says {ours.get(key)!r}"
+    return "its metadata is not written as packer writes it"
+
+
+def _metadata_of(schema: Any) -> dict[str, Any]:
+    """The metadata of a shard; {} where it is none of ours."""
+    try:
+        metadata = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def kind_in(schema: Any) -> str | None:
     """What a shard of ours with this Arrow schema holds, if its metadata tells."""
-    try:
-        return str(json.loads(schema.metadata[b"packer"])["kind"])
-    except (TypeError, KeyError, ValueError):
-        return None
+    kind = _metadata_of(schema).get("kind")
+    return None if kind is None else str(kind)
 
 
 def content_hashes(ids: UInt32, offsets: Int64, chosen: Int32 | None = None) -> UInt64:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,14 @@ from packer_cli.errors import DataError, InternalError
 from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of, problem_of
-from packer_cli.result.manifest import TokenizedManifest, wrong_pairs
-from packer_cli.result.manifest_file import load_tokenized
+from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import first_line
-from packer_cli.result.shard_writer import GOLDEN, documents_schema, index_schema
+from packer_cli.result.shard_writer import (
+    GOLDEN,
+    documents_schema,
+    index_schema,
+    schema_problem,
+)
 
 Bool = npt.NDArray[np.bool_]
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
@@ -51,7 +56,7 @@ class TokenizedDirectory:
         self.facts = facts
         self.shards = [one for one in facts.shards if kind_of(one.file) == DOCUMENTS]
         self.indexes = [one for one in facts.shards if kind_of(one.file) == INDEX]
-        if wrong := wrong_pairs(facts.shards):
+        if wrong := _wrong_pairs(facts.shards):
             raise DataError(f"{path / MANIFEST}: {wrong}", AGAIN)
         self.firsts = np.concatenate([[0], np.cumsum([one.rows for one in self.shards])])
         self.firsts = self.firsts.astype(np.int64)
@@ -150,9 +155,10 @@ class TokenizedDirectory:
 
         OUT maps: that of the file.
         """
-        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         schema = documents_schema(
-            sha256, has_trained=self.facts.config.shape != "text", has_chosen=self.has_pairs
+            self.facts.tokenizer_sha256,
+            has_trained=self.facts.config.shape != "text",
+            has_chosen=self.has_pairs,
         )
         for batch in self._mapped(shard, schema, maps):
             for name in {"input_ids", "trained"} & {*batch.schema.names} if len(batch) else ():
@@ -194,11 +200,8 @@ class TokenizedDirectory:
             if maps is not None:
                 maps.append(mapped)
             with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
-                if not stream.schema.equals(expected):
-                    raise DataError(
-                        f"{path}: has the columns {stream.schema.names}, not {expected.names}",
-                        AGAIN,
-                    )
+                if problem := schema_problem(stream.schema, expected):
+                    raise DataError(f"{path}: {problem}", AGAIN)
                 for batch in stream:
                     batch.validate(full=True)  # of lists that is their offsets, not their tokens
                     yield batch
@@ -293,6 +296,22 @@ def _values(column: Any, kind: Any, width: int = 1) -> Any:
     item = np.dtype(kind).itemsize * width
     data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
     return data.reshape(len(column), width) if width > 1 else data
+
+
+def _wrong_pairs(shards: list[Shard]) -> str:
+    """What is wrong where each shard of documents is to be followed by their index; "" if nothing
+    is.
+    """
+    for first, second in zip_longest(shards[::2], shards[1::2]):
+        names = [one.file.split("-")[:3] if one else [] for one in (first, second)]
+        if names[0] != [DOCUMENTS, *names[1][1:]] or names[1][:1] != [INDEX]:
+            return f"{first.file} is not a shard of documents that is followed by its index"
+        if any(
+            getattr(first, name) != getattr(second, name)
+            for name in ("unit", "rows", "tokens", "trained_tokens")
+        ):
+            return f"{second.file} is not said to hold as much as {first.file}"
+    return ""
 
 
 class Tokens:

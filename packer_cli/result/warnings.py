@@ -21,8 +21,7 @@ from packer_cli.options.shapes import (
 )
 from packer_cli.result.counts import OTHERS
 from packer_cli.result.layout import TEMPLATE
-from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result, shape_of
-from packer_cli.result.manifest_file import as_named
+from packer_cli.result.manifest import DOCUMENT_TOTALS, Input, Manifest, Result, as_named, shape_of
 from packer_cli.result.wording import percent, plural, unshown
 
 _SHARE = 0.01  # of tokens, characters or documents: what is less is no cause for alarm

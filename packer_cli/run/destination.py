@@ -58,8 +58,7 @@ from packer_cli.result.layout import (
     WORK,
     is_result_file,
 )
-from packer_cli.result.manifest import Result
-from packer_cli.result.manifest_file import is_manifest, looks_like_one, parse_unedited
+from packer_cli.result.manifest import Result, is_manifest, looks_like_one, parse_unedited
 from packer_cli.run.commits import UNIT_RECORDS, as_packed_in, read_unit_record
 from packer_cli.run.identity import (
     RUN,

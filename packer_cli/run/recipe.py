@@ -27,16 +27,20 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing.choice import refuse_missed, told
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import TRAIN, VALIDATION
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
 from packer_cli.ownership import Folder, InUseError
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
-from packer_cli.result.manifest import Manifest, TokenizedManifest
-from packer_cli.result.manifest_file import as_named, load_any, load_tokenized
+from packer_cli.result.manifest import (
+    Manifest,
+    TokenizedManifest,
+    as_named,
+    load_any,
+    load_tokenized,
+)
 from packer_cli.run.destination import holds_result
 from packer_cli.run.pipeline import pack, settle
 
@@ -62,7 +66,7 @@ class Tokens:
         config, inherited = self.source.config, self.source.inherited
         if not inherited:
             return config
-        return without_idle(config, detect_shape(self.files, config)[1], inherited)
+        return without_idle(config, detect_shape(self.files, config).shape, inherited)
 
     @property
     def is_there(self) -> bool:

@@ -45,8 +45,7 @@ from packer_cli.result.layout import (
     digest,
     is_named_by_content,
 )
-from packer_cli.result.manifest import Result
-from packer_cli.result.manifest_file import looks_like_one, parse
+from packer_cli.result.manifest import Result, looks_like_one, parse
 from packer_cli.run import destination as output
 from packer_cli.run.destination import STAGED, UPLOADED, Claim, Earlier
 from packer_cli.run.identity import Run

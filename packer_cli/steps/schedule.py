@@ -19,11 +19,10 @@ steps and windows, `_Dealer` the rows of places that the same sizes deal.
 from __future__ import annotations
 
 import hashlib
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from operator import index as as_index
 from typing import Any, Literal, NamedTuple
@@ -46,7 +45,8 @@ _LINEAR = 6  # for each unit of the hidden size
 
 
 class Schedule:
-    """Row numbers of the places of a whole run, all epochs.
+    """Row numbers of the places of a run, all epochs, from the place on where it began or went on
+    with these sizes.
 
     rows             of an epoch
     seed, stages, block_rows, window_blocks   of the order
@@ -55,10 +55,12 @@ class Schedule:
                      micro-batches evenly. "order": rows of like cost meet, within `window` steps.
     costs            float64[rows], for balance
     begin            where the run goes on
+    even             False: an epoch has all of its rows, and the first ranks one more than others
     dealt            which sizes dealt rows before that: as `history` gave it
 
-    Raises UsageError for sizes below 1 and for balance without a cost for each row, and DataError
-    for more ranks than rows.
+    `grid` says where epochs and steps are, `order` has the rows before any are dealt. Raises
+    UsageError for sizes below 1 and for balance without a cost for each row, and DataError for more
+    ranks than rows.
     """
 
     def __init__(
@@ -76,11 +78,12 @@ class Schedule:
         window: int = WINDOW,
         costs: Float64 | None = None,
         begin: int = 0,
+        even: bool = True,
         dealt: Sequence[Sequence[int]] = (),
     ) -> None:
         self.sizes = Sizes(world_size, batch_size, micro_batches)
         self._balance, self._window = balance, whole_size("window", window)
-        self._order = Order(rows, seed, block_rows, window_blocks, stages)
+        self.order = Order(rows, seed, block_rows, window_blocks, stages)
         deal: _Deal | None = None
         if balance is not None:
             if balance not in BALANCES:
@@ -92,73 +95,28 @@ class Schedule:
         known = [(place, Sizes(*its)) for place, *its in dealt]
         if not known or known[-1][1] != self.sizes or (begin - known[-1][0]) % world_size:
             known.append((begin, self.sizes))  # others than dealt rows before
-        window, at_once = (window, 0) if balance == "order" else (1, _AT_ONCE)
-        dealer: _Dealer | None = None
+        by_window, dealer = balance == "order", None
         for place, sizes in known:
-            grid = Grid(rows, place, sizes, self._order.ends, window)
-            dealer = _Dealer(grid, self._order.rows_at, deal, at_once, dealer)
+            steps = window if by_window else 1
+            grid = Grid(rows, place, sizes, self.order.ends, steps, even=even)
+            dealer = _Dealer(grid, self.order, deal, 0 if by_window else _AT_ONCE, dealer)
         assert dealer is not None  # noqa: S101 for mypy: it is that of `begin`
-        self._dealer = dealer
+        self._dealer, self.grid = dealer, dealer.grid
 
     def rows_at(self, begin: int, end: int) -> Int64:
-        """int64[end - begin], the rows of the places begin..end.
-
-        Raises UsageError for places of which it is not known any more how they were dealt.
-        """
-
-        def some(place: int, most: int) -> Int64:
-            dealer, stop = self._dealer_at(place)
-            return dealer.rows_at(place, min(place + most, stop))
-
-        return _all_rows(some, begin, end)
+        """int64[end - begin], the rows of the places begin..end, from `grid.begin` on."""
+        return self._dealer.rows_at(begin, end)
 
     @property
     def window_rows(self) -> int:
         """How many rows, of all ranks, are dealt together at most."""
-        return self.sizes.step * (self._window if self._balance == "order" else 1)
-
-    def epoch_of(self, place: int) -> int:
-        """The number of the epoch that a place is in. Raises as `rows_at`."""
-        return self._dealer_at(place)[0].grid.epoch_of(place)
-
-    def epoch_at(self, place: int) -> Stretch:
-        """(begin, end) of the epoch that a place is in, or of that part of it in which sizes are
-        the same. Raises as `rows_at`.
-        """
-        dealer, stop = self._dealer_at(place)
-        begin, end = dealer.grid.epoch_at(place)
-        return Stretch(begin, min(end, stop))
-
-    def step_at(self, place: int) -> Stretch:
-        """(begin, end) of the step that a place is in. The last one of an epoch may be shorter, and
-        one in which other sizes took over ends there. Raises as `rows_at`.
-        """
-        dealer, stop = self._dealer_at(place)
-        begin, end = dealer.grid.step_at(place)
-        return Stretch(begin, min(end, stop))
-
-    def _dealer_at(self, place: int) -> tuple[_Dealer, int]:
-        """What deals the rows of a place, and where that ends."""
-        dealer, end = self._dealer, sys.maxsize
-        while place < dealer.grid.begin:
-            if dealer.before is None:
-                raise UsageError(
-                    f"place {place}: rows before place {dealer.grid.begin} were dealt in a way "
-                    "that is not known any more",
-                    "take a state from an earlier time",
-                )
-            dealer, end = dealer.before, dealer.grid.begin
-        return dealer, end
+        return self.sizes.step * self.grid.window
 
     def name(self) -> dict[str, Any]:
         """What the rows of places depend on, but for their costs and the sizes of steps."""
         balance = {"balance": self._balance} if self._balance else {}
         window = {"window": self._window} if self._balance == "order" else {}
-        return self.order_name() | balance | window
-
-    def order_name(self) -> dict[str, Any]:
-        """What the order depends on, from which rows are dealt."""
-        return self._order.name()
+        return self.order.name() | balance | window
 
     def history(self, place: int) -> list[list[int]]:
         """[place, world_size, batch_size, micro_batches] of those that dealt rows from each place
@@ -190,27 +148,24 @@ def row_costs(
             "give the model's hidden size, hidden_size=config.hidden_size; or cost=, a function of "
             "the sums of squared segment lengths",
         )
-    if hidden_size is not None:
+    if cost is None:
         linear = _LINEAR * whole_size("hidden_size", hidden_size)
         return np.add(squared_lengths, linear * max_length, dtype=np.float64)
-    assert cost is not None  # noqa: S101 for mypy
-    given, rows = cost(squared_lengths), len(squared_lengths)
-    tip = "return a cost for each of the sums"
+    given, problem = cost(squared_lengths), ""
     try:
         with np.errstate(over="ignore"):  # to inf, which is refused below
             costs = np.array(given, np.float32).astype(np.float64)
     except (TypeError, ValueError):
-        kind = type(given).__name__
-        raise UsageError(f"cost: returned {kind}, which is no array of numbers", tip) from None
-    if costs.shape != (rows,):
-        shape = f"an array of shape {costs.shape} for {rows} rows, not ({rows},)"
-        raise UsageError(f"cost: returned {shape}", tip)
-    wrong = ~(np.isfinite(costs) & (costs >= 0))
-    if wrong.any():
-        row = int(wrong.argmax())
+        problem = f"returned {type(given).__name__}, which is no array of numbers"
+    else:
+        wrong = ~(np.isfinite(costs) & (costs >= 0))
+        if costs.shape != squared_lengths.shape:
+            problem = f"returned an array of shape {costs.shape} for {len(squared_lengths)} rows"
+        elif wrong.any():
+            problem = f"is {costs[wrong][0]} for row {wrong.argmax()}"
+    if problem:
         raise UsageError(
-            f"cost: is {costs[row]} for row {row}; costs are finite, and not negative",
-            "only their ratios count: any unit will do",
+            f"cost: {problem}", "return a finite cost, 0 or more, for each of the sums"
         )
     return costs
 
@@ -232,7 +187,7 @@ def digest_of(costs: Float64) -> str:
 
 
 class Order:
-    """Places 0, 1, ... of all epochs to row numbers. Keeps one window of them.
+    """Places 0, 1, ... of all epochs to row numbers.
 
     rows    of an epoch
     seed    None: as they are stored
@@ -252,12 +207,9 @@ class Order:
     ) -> None:
         self.rows = rows
         self._seed, self._stages = seed, list(stages)
-        self._block_rows, self._window_blocks = block_rows, window_blocks
-        for name, size in (("block_rows", block_rows), ("window_blocks", window_blocks)):
-            if size < 1:
-                raise UsageError(f"{name}: {size} is less than 1")
+        self._block_rows = whole_size("block_rows", block_rows)
+        self._window_blocks = whole_size("window_blocks", window_blocks)
         self.ends = list(accumulate(self._stages or [rows]))  # of stages, in an epoch
-        self._now: tuple[tuple[int, int], _Shuffled | None] = ((-1, -1), None)  # epoch and stage
 
     def name(self) -> dict[str, Any]:
         """What the order depends on."""
@@ -280,55 +232,48 @@ class Order:
             return np.arange(within, min(within + most, self.rows))
         stage = bisect_right(self.ends, within)
         first = self.ends[stage - 1] if stage else 0
-        which, shuffled = self._now  # read and set at once: an interruption leaves no half of it
-        if shuffled is None or which != (epoch, stage):
-            shuffled = _Shuffled(
-                self.ends[stage] - first,
-                f"{self._seed}/{epoch}" + (f"/stage {stage}" if self._stages else ""),
-                self._block_rows,
-                self._window_blocks,
-            )
-            self._now = (epoch, stage), shuffled
-        return first + shuffled.some_rows(within - first, most)
+        name = f"{self._seed}/{epoch}" + (f"/stage {stage}" if self._stages else "")
+        sizes = self.ends[stage] - first, self._block_rows, self._window_blocks
+        begin, rows = _shuffled_window(name, *sizes, within - first)
+        return first + rows[within - first - begin :][:most]
 
 
-class _Shuffled:
-    """Some rows in the order that a name gives them; the window of the last place is kept."""
+def _shuffled_window(
+    name: str, rows: int, block_rows: int, window_blocks: int, place: int
+) -> tuple[int, Int64]:
+    """(its first place, its rows) of the window that has a place, of some rows in the order that a
+    name gives them.
+    """
+    blocks, last = _shuffled_blocks(name, -(-rows // block_rows))
+    missing = len(blocks) * block_rows - rows  # in the last block, which may be in any window
 
-    def __init__(self, rows: int, name: str, block_rows: int, window_blocks: int) -> None:
-        self._rows, self._name = rows, name
-        self._block_rows, self._window_blocks = block_rows, window_blocks
-        count = -(-rows // block_rows)
-        self._blocks = permutation(count, f"{name}/blocks")
-        # the last block may be shorter, and be in any window
-        self._missing = count * block_rows - rows
-        self._short = int(np.flatnonzero(self._blocks == count - 1)[0]) // window_blocks
-        self._kept = -1, np.empty(0, np.int64)  # a window and its rows
+    def begin_of(window: int) -> int:
+        behind = window > last // window_blocks
+        return window * window_blocks * block_rows - (missing if behind else 0)
 
-    def some_rows(self, place: int, most: int) -> Int64:
-        """The rows from a place on, `most` or, to the end of its window, fewer."""
-        window = place // (self._block_rows * self._window_blocks)
-        window += place >= self._begin(window + 1)
-        kept, members = self._kept
-        if window != kept:
-            members = self._members_of(window)
-            self._kept = window, members
-        within = place - self._begin(window)
-        return members[within : within + most]
-
-    def _begin(self, window: int) -> int:
-        missing = self._missing if window > self._short else 0
-        return window * self._window_blocks * self._block_rows - missing
-
-    def _members_of(self, window: int) -> Int64:
-        first = window * self._window_blocks
-        begins = self._blocks[first : first + self._window_blocks] * self._block_rows
-        rows = (begins[:, None] + np.arange(self._block_rows)).ravel()
-        rows = rows[rows < self._rows]
-        return rows[permutation(len(rows), f"{self._name}/{window}")]
+    window = place // (block_rows * window_blocks)
+    window += place >= begin_of(window + 1)
+    return begin_of(window), _window_rows(name, rows, block_rows, window_blocks, window)
 
 
-def _all_rows(some: _RowsAt, begin: int, end: int) -> Int64:
+# Of the last places only: those of an epoch are asked for one after the other.
+@lru_cache(maxsize=4)
+def _shuffled_blocks(name: str, count: int) -> tuple[Int64, int]:
+    """(block numbers, where the last block is among them)."""
+    blocks = permutation(count, f"{name}/blocks")
+    return blocks, int(np.flatnonzero(blocks == count - 1)[0])
+
+
+@lru_cache(maxsize=4)
+def _window_rows(name: str, rows: int, block_rows: int, window_blocks: int, window: int) -> Int64:
+    blocks, _ = _shuffled_blocks(name, -(-rows // block_rows))
+    begins = blocks[window * window_blocks :][:window_blocks] * block_rows
+    members = (begins[:, None] + np.arange(block_rows)).ravel()
+    members = members[members < rows]
+    return members[permutation(len(members), f"{name}/{window}")]
+
+
+def _all_rows(some: Callable[[int, int], Int64], begin: int, end: int) -> Int64:
     """The rows of places begin..end; `some` gives those from a place on, so many or fewer."""
     pieces = [np.empty(0, np.int64)]
     while begin < end:
@@ -345,7 +290,6 @@ def permutation(count: int, name: str) -> Int64:
     return numbers
 
 
-_RowsAt = Callable[[int, int], Int64]  # places begin..end to rows
 _Deal = Callable[[Int64, int, "Sizes"], Int64]  # rows, where they begin, and the sizes of steps
 
 
@@ -356,7 +300,6 @@ class _Dealer:
     An interruption may leave a step or a window in the middle. Its rows that were not taken come
     first in the next one, in the places that they had, and the order goes on behind them.
 
-    order    row numbers of the places begin..end, before any dealing
     deal     deals the rows of a block: a window
     at_once  or as many whole steps as have this many rows, where that is more: small ones are
              quicker together. Only where each is dealt by itself.
@@ -364,22 +307,19 @@ class _Dealer:
     """
 
     def __init__(
-        self, grid: Grid, order: _RowsAt, deal: _Deal | None, at_once: int, before: _Dealer | None
+        self, grid: Grid, order: Order, deal: _Deal | None, at_once: int, before: _Dealer | None
     ) -> None:
-        self.grid, self.before = grid, before
+        self.grid, self._before = grid, before
         self._order, self._deal, self._at_once = order, deal, at_once
-        self._dealt = (
-            Stretch(-1, -1),
-            np.empty(0, np.int64),
-        )  # set at once, when it is dealt: after an
-        # interruption it is dealt again, and a second thread sees one block or the other
-        begin = grid.begin
+        # set at once, when it is dealt: after an interruption it is dealt again, and a second
+        # thread sees one block or the other
+        self._dealt = Stretch(-1, -1), np.empty(0, np.int64)
         # up to where rows are those that `before` has in these places
-        self._left = before.grid.window_at(begin) if before else Stretch(begin, begin)
-        if self._left.begin == begin:
-            self._left = Stretch(begin, begin)
+        self._left = grid.begin
+        if before and before.grid.window_at(grid.begin).begin < grid.begin:
+            self._left = before.grid.window_at(grid.begin).end
         # from where on rows are those of the order
-        self._settled: int = max(self._left.end, before._settled if before else begin)
+        self._settled: int = max(self._left, before._settled if before else 0)
 
     def rows_at(self, begin: int, end: int) -> Int64:
         """int64[end - begin], the rows of the places begin..end."""
@@ -400,16 +340,16 @@ class _Dealer:
 
     def _before_dealing(self, begin: int, end: int) -> Int64:
         """The rows that are dealt in the places begin..end."""
-        if self.before is None:
-            return self._order(begin, end)
-        middle = min(max(begin, self._left.end), end)
-        left = self.before.rows_at(begin, middle)
-        return np.concatenate([left, self.before._before_dealing(middle, end)])
+        if self._before is None:
+            return self._order.rows_at(begin, end)
+        middle = min(max(begin, self._left), end)
+        left = self._before.rows_at(begin, middle)
+        return np.concatenate([left, self._before._before_dealing(middle, end)])
 
     def needed_from(self, place: int) -> list[_Dealer]:
         """Dealers that rows from a place on depend on, oldest first; this one is the last."""
         needed, first = [self], self.grid.window_at(place).begin
-        while (before := needed[0].before) and first < needed[0]._settled:
+        while (before := needed[0]._before) and first < needed[0]._settled:
             first = before.grid.window_at(needed[0].grid.begin).begin
             needed.insert(0, before)
         return needed

@@ -21,7 +21,6 @@ from packer_cli.steps.schedule import (
     Balance,
     Cost,
     Float64,
-    Order,
     Schedule,
     digest_of,
     row_costs,
@@ -82,30 +81,22 @@ class PackedSampler:
         self.rows = rows if isinstance(rows, int) else len(rows)
         self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
-        self._even = even
         _check_options(
             balance, even=even, batch_size=batch_size, micro_batches=micro_batches,
             hidden_size=hidden_size, cost=cost, window=window,
         )  # fmt: skip
-        costs = _costs_of(rows, hidden_size, cost) if balance else None
-        self._cost: dict[str, Any] = {}
-        if costs is not None:
+        costs, self._cost = None, dict[str, Any]()
+        if balance is not None:
+            costs = _costs_of(rows, hidden_size, cost)
             self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
         stages = [one.rows for one in getattr(rows, "stages", ())]
         self._schedule_from = partial(
-            Schedule,
-            self.rows,
-            seed=seed,
-            stages=stages,
-            block_rows=block_rows,
-            window_blocks=window_blocks,
-            world_size=self.world_size,
+            Schedule, self.rows, seed=seed, stages=stages, block_rows=block_rows,
+            window_blocks=window_blocks, world_size=self.world_size, even=even,
             batch_size=1 if batch_size is None else batch_size,
             micro_batches=1 if micro_batches is None else micro_batches,
-            balance=balance,
-            window=WINDOW if window is None else window,
-            costs=costs,
-        )
+            balance=balance, window=WINDOW if window is None else window, costs=costs,
+        )  # fmt: skip
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
         self._foresight: Foresight | None = getattr(rows, "foresight", None)
@@ -116,8 +107,6 @@ class PackedSampler:
                 stages, block_rows, window_blocks, windows=1 + -(-steps // size),
                 shuffled=seed is not None or steps > 0,
             )  # fmt: skip
-            # dealing rows to ranks leaves them in their window, so the plain order is enough
-            self._order = Order(self.rows, seed, block_rows, window_blocks, stages)
             self._ahead = min(max(size, steps), self.rows)
 
     def __iter__(self) -> Iterator[int]:
@@ -127,9 +116,10 @@ class PackedSampler:
         announced = begin
         for first in range(begin, end, size):
             if self._foresight is not None and first >= announced:
-                # the next two windows, of all ranks: those of a machine share what is fetched
+                # the next two windows, of all ranks: those of a machine share what is fetched;
+                # dealing leaves rows in their window, so the plain order is enough
                 announced = first + self._ahead
-                self._foresight.coming(self._order.rows_at(first, announced + self._ahead))
+                self._foresight.coming(schedule.order.rows_at(first, announced + self._ahead))
             rows = schedule.rows_at(first, min(first + size, end))[self.rank :: self.world_size]
             for turn, row in enumerate(rows.tolist(), 1):
                 place = first + turn * self.world_size
@@ -146,13 +136,11 @@ class PackedSampler:
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""
-        return self._schedule.epoch_of(self._begin) if self._even else self._begin // self.rows
+        return self._schedule.grid.epoch_of(self._begin)
 
     def _end(self) -> int:
         """Where the next iteration ends."""
-        if self._even:
-            return self._schedule.epoch_at(self._begin).end
-        return (self.epoch + 1) * self.rows
+        return self._schedule.grid.epoch_at(self._begin).end
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch, unless the next iteration is in it already.
@@ -166,8 +154,7 @@ class PackedSampler:
                 f"set_epoch({epoch}) after a state of epoch {self.epoch} was loaded",
                 "begin with the loader's epoch set to the sampler's: loader.set_epoch(...)",
             )
-        begin = epoch * self.rows
-        self._go_to(begin - begin % self.world_size if self._even else begin)
+        self._go_to(self._schedule_from(begin=0).grid.epoch(epoch).begin)
 
     def _go_to(self, place: int, dealt: Sequence[Sequence[int]] = ()) -> None:
         self._schedule = self._schedule_from(begin=place, dealt=dealt)
@@ -213,7 +200,7 @@ class PackedSampler:
     def _name(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a state must have for its rows in places to be those of this sampler."""
         if not state.get("balance"):
-            return self._schedule.order_name()
+            return self._schedule.order.name()
         return {"balance": None, **self._schedule.name(), **self._cost}
 
 
@@ -246,36 +233,28 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def _check_options(balance: Balance | None, **given: Any) -> None:
+def _check_options(balance: Balance | None, *, even: bool, **given: Any) -> None:
     """Raise UsageError for options of balance without it, and for what balance does not go with."""
-    if balance is None:
-        for name, value in given.items():
-            if value is not None and name != "even":
-                raise UsageError(
-                    f"{name}: is only for balance, which is None",
-                    'give balance="step" or balance="order" too, or leave it out',
-                )
-        return
-    for wrong, message, tip in (
-        (
-            given["batch_size"] is None,
+    too_much = [name for name, value in given.items() if value is not None]
+    if balance is not None:
+        too_much = ["window"] if balance != "order" and "window" in too_much else []
+    if too_much:
+        wanted = "balance" if balance is None else "balance='order'"
+        raise UsageError(
+            f"{too_much[0]}: is only for {wanted}, which is {balance!r}",
+            "give balance= too, or leave it out",
+        )
+    if balance is not None and given["batch_size"] is None:
+        raise UsageError(
             f"balance: {balance!r} without batch_size",
             "give the rows of a micro-batch, as to the DataLoader, and micro_batches=, how many of "
             "them make a step",
-        ),
-        (
-            not given["even"],
+        )
+    if balance is not None and not even:
+        raise UsageError(
             f"balance: {balance!r} with even=False: ranks would get different numbers of rows",
             "leave out even=False; the rows left over begin the next epoch",
-        ),
-        (
-            balance != "order" and given["window"] is not None,
-            f'window: is only for balance="order", which is {balance!r}',
-            "leave it out",
-        ),
-    ):
-        if wrong:
-            raise UsageError(message, tip)
+        )
 
 
 def _costs_of(rows: Any, hidden_size: int | None, cost: Cost | None) -> Float64:

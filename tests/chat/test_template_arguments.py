@@ -181,8 +181,8 @@ def test_recipes_have_a_table_of_arguments(folder: Path) -> None:
     for text, part in (
         ('template_args = "date_string"\n', "template_args: 'date_string' is not a table"),
         ("[template_args]\nday = 1\n", "--template-arg: day: the chat template never reads it"),
-        ("[template_args]\ndate_string = 2024-05-01\n", "is no JSON value"),
-        ("[template_args]\ndate_string = nan\n", "is no JSON value"),
+        ("[template_args]\ndate_string = 2024-05-01\n", "is not a table of JSON values"),
+        ("[template_args]\ndate_string = nan\n", "is not a table of JSON values"),
     ):
         Path("mix.toml").write_text('inputs = ["data.jsonl"]\nchat_template = "t.jinja"\n' + text)
         assert_error(

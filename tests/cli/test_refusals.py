@@ -61,7 +61,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --columns input_ids,tokens  | --columns: 'tokens' is not one of input_ids,
 --columns labels            | --columns: input_ids and cu_seqlens are needed
 --columns input_ids,cu_seqlens,cu_seqlens_padded | 'cu_seqlens_padded' is not one of
---columns input_ids,,labels | --columns: 'input_ids,,labels' has nothing before or after a comma
+--columns input_ids,,labels | --columns: 'input_ids,,labels' is not a list of names like a,b
 --train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
 --engine Rya                | --engine: 'Rya' is not one of local, ray | did you mean ray?
@@ -132,7 +132,7 @@ recipe -q                   | Missing argument 'INPUT...'. | name files or folde
 recipe a.jsonl --schema     | --schema: is the same for all inputs | leave the inputs out
 recipe a.jsonl -o a.jsonl   | a.jsonl: is there already | replace it with --overwrite
 pack no.toml                | no.toml: no such recipe
-pack bad.toml               | bad.toml: line 2: not UTF-8
+pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a recipe is TOML
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
 pack run.toml --overlong drop | --overlong: drop has no meaning with --strategy wrap

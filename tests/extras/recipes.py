@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import Amount, Mixture
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.run.recipe import pack_recipe

@@ -1,9 +1,8 @@
-"""What docs/migration.md says of mixtures, of packer's recipe and of other packages."""
+"""What docs/migration.md says of mixtures in other packages."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -13,13 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import check_directory, packer
 from trainer_imports import allow_llamafactory
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
-(RECIPE,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.S)
 SIZES = {"web": 600, "code": 300, "chat": 50}
-TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"""
 
 # those of the trainers, about themselves and each other
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.filterwarnings("ignore")]
@@ -29,26 +24,6 @@ def write_texts() -> None:
     for name, count in SIZES.items():
         lines = [{"text": f"{name} {number} " + "word " * (number % 9)} for number in range(count)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-
-
-def test_the_recipe() -> None:
-    write_texts()
-    Path("chat.jinja").write_text(TEMPLATE)
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "word " * 9}]
-    lines = [{"messages": [*turns, {"role": "user", "content": str(n)}, turns[1]]}
-             for n in range(SIZES["chat"])]  # fmt: skip
-    Path("chat.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    Path("mix.toml").write_text(RECIPE)
-    done = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert done.exit_code == 0, done.stderr
-    web, code, chat = check_directory("out/train")["sources"]
-    assert web["taken"] / code["taken"] == pytest.approx(0.6 / 0.4, rel=0.001)
-    assert chat["taken"] == 2 * chat["available"]
-    held_out = {one["name"]: one["held_out_documents"] for one in (web, code, chat)}
-    assert held_out.pop("chat") == 0
-    for name, count in held_out.items():
-        assert 0.05 * SIZES[name] < count < 0.15 * SIZES[name]
-    assert check_directory("out/validation")["documents"] == sum(held_out.values())
 
 
 def axolotl_rows() -> list[Any]:

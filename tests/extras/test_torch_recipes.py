@@ -17,7 +17,7 @@ from datasets import load_from_disk
 from recipes import TOKENS_OF, pack_sources, write_sources
 
 from packer_cli.errors import DataError
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 from packer_cli.torch import (
     PackedDataset,
     PackedSampler,

@@ -24,7 +24,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler, varlen_collate
 
 L, ROWS = 64, 1000
@@ -341,11 +341,11 @@ WRONG_BALANCE: list[tuple[str, dict[str, Any]]] = [
     ("batch_size: 2.0 is not a whole number", {"batch_size": 2.0}),
     ("batch_size: 0 is less than 1", {"batch_size": 0}),
     ("micro_batches: -1 is less than 1", {"micro_batches": -1}),
-    ('window: is only for balance="order"', {"window": 8}),
+    ("window: is only for balance='order'", {"window": 8}),
     ("window: 0 is less than 1", {"balance": "order", "window": 0}),
     ("balance: 'step' with even=False", {"even": False}),
     *((message, {"hidden_size": None, "cost": cost}) for message, cost in (
-        (r"an array of shape \(\) for \d+ rows, not", lambda sums: 1.0),
+        (r"an array of shape \(\) for \d+ rows", lambda sums: 1.0),
         (r"an array of shape \(\d+,\) for \d+ rows", lambda sums: sums[1:]),
         ("cost: is nan for row 1", lambda sums: np.where(np.arange(len(sums)) == 1, np.nan, sums)),
         ("cost: is inf for row 0", lambda sums: sums * 1e300),

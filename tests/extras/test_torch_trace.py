@@ -17,7 +17,7 @@ from support import packer
 from torch.utils.data import DataLoader
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler
 from packer_cli.torch.trainer import Batches
 from packer_cli.trace import TracedStep, find, trace

@@ -17,12 +17,10 @@ from tokenizing import tokenize
 from packer_cli import open_packed
 from packer_cli.errors import PackerError
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.mixture import Amount, Mixture, Stage
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import Amount, Mixture, PackConfig, Stage
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.manifest_file import load
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.run.recipe import pack_recipe
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -339,5 +337,5 @@ def test_what_was_chosen_stays_when_documents_are_added() -> None:
 
 
 def test_more_epochs_than_units_can_have_are_refused() -> None:
-    with pytest.raises(PackerError, match=r"epochs is 1e\+06"):
+    with pytest.raises(PackerError, match=r"epochs: 1e\+06 is not between"):
         Mixture((Amount("a", epochs=1e6),))

@@ -15,7 +15,7 @@ from owning import OPTIONS, TEXTS
 from support import assert_error, contents, jsonl, pack, packer, recover_texts, work_folder
 
 from packer_cli.ownership import Folder, claim
-from packer_cli.result.manifest_file import to_bytes
+from packer_cli.result.manifest import to_bytes
 from packer_cli.run.identity import sealed
 
 pytestmark = pytest.mark.usefixtures("folder")

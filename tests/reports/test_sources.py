@@ -11,7 +11,7 @@ import pytest
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from support import assert_error, packer
 
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 
 _STAGED = {"web": {"weight": 0.6}, "code": {"weight": 0.3}, "chat": {"weight": 0.1}}
 

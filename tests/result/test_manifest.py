@@ -13,7 +13,7 @@ from forging import Result
 from support import assert_error, contents, jsonl, pack, packer
 
 from packer_cli import open_packed
-from packer_cli.result.manifest_file import load
+from packer_cli.result.manifest import load
 
 pytestmark = pytest.mark.usefixtures("folder")
 ADDED = {"since": "0.9", "more": [1, None, {"x": 0.5}]}

@@ -17,8 +17,7 @@ from support import packer, random_ids
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.result.cache import Cache
-from packer_cli.result.cached import open_cached
+from packer_cli.result.cached import Cache, open_cached
 from packer_cli.result.reader import PackedDirectory
 
 PAIRS = [

@@ -12,7 +12,7 @@ from forging import Result
 from mixed import pack_mixed, recipe_of, write_sources
 from support import packer
 
-from packer_cli.options.mixture import Stage
+from packer_cli.options.options import Stage
 
 Manifest = dict[str, Any]
 
