@@ -29,7 +29,7 @@ STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
 _TOOLS = -1  # in the place of a message's number
 _CONTENT, _REASONING, _THOUGHT_IN_CONTENT = "content", "reasoning", "thought"
 _OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
-_MARK, _MARKS = "7{:08d}4951", re.compile("(?=(7[0-9]{8}4951))")  # found amid digits, too
+_MARK, _MARKS = "7{:06d}4951", re.compile("(?=(7[0-9]{6,7}4951))")  # found amid digits, too
 _MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
 _Message = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from packer_cli.chat.chat_template import ChatTemplate
+from packer_cli.chat.chat_template import ChatTemplate, Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
     DETAIL,
@@ -137,58 +137,61 @@ class Renderer:
                 raise
             messages = filled
             rendering = self._template.render(messages, tools)
-        text, told = rendering.text, self._structures.of(messages, tools)
-        left_out, empty = self._missing(told, text, messages, tools)
-        document = Document(text, None, conversation, left_out=left_out)
+        told = self._structures.of(messages, tools)
+        left_out, empty = self._missing(told, rendering.text, messages, tools)
+        document = Document(rendering.text, None, conversation, left_out=left_out)
         if self._assistant is None:
             return document
-        asked, trained = self._asked(conversation)
-        excluded = trained != set(speakers(noted))
-        if excluded and any_flags(noted) and self._assistant.rearranges(rendering, messages):
+        all_own = own = speakers(noted)
+        if conversation.turn is not None or self._config.train_on == "last-assistant":
+            own = own[-1:]
+        asked = {number for number in own if not is_context(noted[number])}
+        trained = {number for number in asked if is_trained(noted[number])}
+        if len(trained) < len(own) and self._assistant.rearranges(rendering, messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
                 "messages"
             )
-        said = self._assistant.find(rendering, messages, tools, told, whose=bool(excluded or empty))
-        all_spans, turns = (
+        said = self._assistant.find(
+            rendering, messages, tools, told, whose=bool(empty) or len(trained) < len(all_own)
+        )
+        spans_asked, spans = (
             [span for one in said if one.number < 0 or one.number in some for span in one.spans]
             for some in (asked.difference(empty), trained.difference(empty))
         )
-        masked = []
-        if trained != asked:
-            masked = without(all_spans, turns)
-        if self._config.turn_end:
-            text, turns = _ended(text, turns, self._config.turn_end)
-        # an empty answer has no byte, but there may be a token across the place where it would be
-        turns = spans = [(start, stop) for start, stop in turns if start < stop]
-        begin = turns[0][0] if turns else 0
-        if not self._trains_all or any(DETAIL in noted[n] for n in trained):
-            parts = self._parts.find(rendering, messages, tools, trained, noted)
-            spans = without(spans, parts)
-            turns = [turn for turn in turns if without([turn], spans) != [turn]]
-            masked = without(all_spans, spans)
-        document = replace(
-            document,
-            text=text,
-            spans=spans,
-            empty_turns=len(empty if conversation.turn is None else trained.intersection(empty)),
-            turns=turns,
-            masked=[text[start:stop] for start, stop in masked],
-        )
+        counted = trained if conversation.turn is not None else {
+            n for n in all_own if is_trained(noted[n]) and not is_context(noted[n])
+        }  # fmt: skip
+        document = replace(document, spans=spans, empty_turns=len(counted.intersection(empty)))
+        begin = next((start for start, stop in spans if start < stop), 0)
+        document = self._trimmed(document, spans_asked, rendering, messages, trained)
         if conversation.turn is None:
             return document
         return self._prompted(document, begin, messages, tools)
 
-    def _asked(self, conversation: Conversation) -> tuple[set[int], set[int]]:
-        """Numbers of messages: those that are to be trained on but for flags, those of them that
-        the flags leave.
+    def _trimmed(
+        self, document: Document, asked: list[Span], rendering: Rendering,
+        messages: list[dict[str, Any]], trained: set[int],
+    ) -> Document:  # fmt: skip
+        """The document with the ends of its turns, and without parts that are not trained on.
+
+        `asked`: the spans that would be but for flags; `trained`: the numbers of messages that are.
         """
-        noted = conversation.messages
-        own = speakers(noted)
-        if conversation.turn is not None or self._config.train_on == "last-assistant":
-            own = own[-1:]
-        asked = {number for number in own if not is_context(noted[number])}
-        return asked, {number for number in asked if is_trained(noted[number])}
+        conversation, text, turns = document.conversation, document.text, document.spans or []
+        noted, tools = (conversation.messages, conversation.tools) if conversation else ([], None)
+        is_whole = turns == asked
+        if self._config.turn_end:
+            text, turns = _ended(text, turns, self._config.turn_end)
+        # an empty answer has no byte, but there may be a token across the place where it would be
+        turns = spans = [(start, stop) for start, stop in turns if start < stop]
+        if not self._trains_all or any(DETAIL in noted[n] for n in trained):
+            parts = self._parts.find(rendering, messages, tools, trained, noted)
+            spans = without(spans, parts)
+            turns = [turn for turn in turns if without([turn], spans) != [turn]]
+            is_whole = is_whole and not parts
+        masked = [] if is_whole else without(asked, spans)
+        shown = [text[start:stop] for start, stop in masked]
+        return replace(document, text=text, spans=spans, turns=turns, masked=shown)
 
     def _missing(
         self, told: Told, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
