@@ -29,9 +29,9 @@ from packer_cli.result.layout import (
     saved_dataset,
 )
 from packer_cli.result.manifest import config_of, to_bytes
+from packer_cli.result.opening import View
 from packer_cli.result.reader import PackedDirectory, segments_of, squares_header
 from packer_cli.result.shard_writer import ShardParts
-from packer_cli.result.view import View
 from packer_cli.run.commits import as_line, read_units
 
 

@@ -1,5 +1,5 @@
 """Reading a packed directory: memory-mapped shards, checked against the manifest. `opening.py`
-opens one, and `view.py` and `cached.py` read views and results at URLs in the same way.
+opens one, also views, and `cached.py` reads results at URLs in the same way.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
 compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
