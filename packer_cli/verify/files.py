@@ -306,21 +306,19 @@ def _gap(parts: Iterable[tuple[float, float]], end: float) -> float | None:
 
 def check_files(directory: Path, facts: Result, findings: Findings) -> None:
     """Check the names and digests of side files against the manifest."""
-    digests, sha256 = dict(facts.side_files), facts.tokenizer.sha256 if facts.tokenizer else ""
+    digests, sha256 = dict(facts.side_files), facts.tokenizer_sha256
     never = {INPUT_TIMES} if isinstance(facts, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
-    rejected = facts.rejected_records
-    wrong = {
-        **{f"lists {name} as a side file, which packer does not write": True
-           for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never)},
-        **{f"does not list {name}, which every result has": name not in digests
-           for name in (STATE, INFO, UNITS)},
-        f"gives {TOKENIZER} two digests":
-            bool(sha256) and digests.setdefault(TOKENIZER, sha256) != sha256,
-        f"lists {REJECTED}, rejected_records is 0": REJECTED in digests and not rejected,
-        f"does not list {REJECTED}, rejected_records is {rejected}":
-            bool(rejected) and REJECTED not in digests,
-    }  # fmt: skip
-    findings.add(MANIFEST, *(text for text, is_so in wrong.items() if is_so))
+    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never):
+        findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
+    for name in (STATE, INFO, UNITS):
+        if name not in digests:
+            findings.add(MANIFEST, f"does not list {name}, which every result has")
+    if sha256 and digests.setdefault(TOKENIZER, sha256) != sha256:
+        findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
+    if (REJECTED in digests) != bool(facts.rejected_records):
+        listed = "lists" if REJECTED in digests else "does not list"
+        text = f"{listed} {REJECTED}, rejected_records is {facts.rejected_records}"
+        findings.add(MANIFEST, text)
     for name, expected in digests.items():
         if (directory / name).is_file():
             findings.is_as_listed(name, directory / name, expected)
