@@ -8,9 +8,8 @@ from typing import Annotated
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, refuse_name
 from packer_cli.errors import UsageError, one_line
-from packer_cli.options.loop import Sizes
 from packer_cli.options.option import Options, Values, option
-from packer_cli.options.run_options import Progress, RunOptions
+from packer_cli.options.run_options import Progress, RunOptions, Sizes
 
 EXPORT_FORMATS = (
     "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "nanotron", "numpy",

@@ -43,8 +43,15 @@ from packer_cli.inputs.lines import (
 )
 from packer_cli.inputs.token_columns import NAMES, token_records
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.field_tips import options_for, written
-from packer_cli.options.shapes import ABSENT, Shape, fits_a_shape, may_hold, value_at
+from packer_cli.options.shapes import (
+    ABSENT,
+    Shape,
+    fits_a_shape,
+    may_hold,
+    options_for,
+    value_at,
+    written,
+)
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
