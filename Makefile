@@ -58,10 +58,10 @@ PLACES ?= 1000000
 test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the reference (minutes)
 	PACKER_PLACES=$(PLACES) $(BIN)/pytest tests/tokenization/test_token_places.py $(ARGS)
 
-KILLS ?= 300
+KILLS ?= 60
 TREES ?= 10000
-FAULTS = run/test_resume run/test_update run/test_ranks run/test_upload_interrupted \
-	ownership/test_kills ownership/test_runs_at_once ownership/test_random_trees
+FAULTS = run/test_kills run/test_resume run/test_update run/test_ranks run/test_upload \
+	ownership/test_runs_at_once ownership/test_random_trees
 
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)

@@ -2,6 +2,7 @@
 
 done = altered(PROGRAM, "pack", "a.jsonl", ...)      as subprocess.run([python, "-c", PROGRAM])
 done = unaltered("pack", "a.jsonl", ...)             as subprocess.run([packer, ...])
+done = faulty("at_step(5, kill)", "pack", ...)       with a fault of `faults.py`
 """
 
 from __future__ import annotations
@@ -48,3 +49,20 @@ def quietly(*arguments: str) -> Copy:
 def unaltered(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
     """Run packer where a process, and all that it prints, is what is tested."""
     return altered(_PACKER, *map(str, arguments), stdin=stdin)
+
+
+# An upload of one thread: its steps have numbers.
+_FAULTY = """
+import disk
+from faults import *
+from packer_cli.cli import app as cli
+from packer_cli.run import upload
+upload._THREADS = 1
+{fault}
+cli.main()
+"""
+
+
+def faulty(fault: str, *arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run packer with a fault of `faults.py`, and with the store of `disk.py`."""
+    return altered(_FAULTY.format(fault=fault), *map(str, arguments), stdin=stdin)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-
-# Run first in another process.
-IMPORTED = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import disk\n"
 
 
 class Object(io.BytesIO):
@@ -29,6 +25,8 @@ class Object(io.BytesIO):
         if not (self.closed or self.dropped):
             with open(f"{tempfile.gettempdir()}/put-{os.getpid()}-{id(self)}", "wb") as file:
                 file.write(self.getvalue())
+                file.flush()
+                os.fsync(file.fileno())  # what a store has taken, it keeps
             os.replace(file.name, self.path)
         super().close()
 

@@ -16,6 +16,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -37,8 +38,8 @@ from packer_cli import open_packed
 from packer_cli.cli.app import app
 from packer_cli.result.layout import digest
 from packer_cli.result.reader import rows_of, segments_of
-from packer_cli.result.recount import check_recount
 from packer_cli.result.rules import RowLimits, broken_rules, documents_of, segments_in
+from packer_cli.verify import recount
 
 BYTES_EOS = 256
 # Typer makes its commands anew for each call, which takes longer than some of them do.
@@ -126,20 +127,6 @@ def at_any_moment(files: dict[str, bytes]) -> dict[str, bytes]:
     return files | {name: re.sub(rb',"racy":\[[0-9,]*\]', b"", files[name]) for name in times}
 
 
-# A program that is packer, but is killed when all is packed and about to be put in place.
-KILLED_WHILE_REPLACING = """
-import os
-from packer_cli.cli import app as cli
-rename = os.rename
-def renamed(a, b, **at):
-    rename(a, b, **at)
-    if str(a).endswith("run.json") and str(b) == "replacing.json":
-        os.kill(os.getpid(), 9)
-os.rename = renamed
-cli.main()
-"""
-
-
 def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:
     """One line that says what is wrong, with all of `parts`, and one that says what to do.
 
@@ -181,7 +168,7 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
             assert broken_invariants(batch, packed.max_length, pad, **how) == []
             assert batch.schema.names == manifest["config"]["columns"]
             assert all(column.null_count == 0 for column in batch.columns)
-    check_recount(Path(directory))
+    recount(Path(directory))
     side_file = packed.path / "squared_lengths.npy"
     assert np.load(side_file).tolist() == squared_lengths_by_hand(directory)
     assert digest(side_file)[1] == manifest["side_files"][side_file.name]
@@ -246,12 +233,19 @@ def jsonl(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
+def random_texts(documents: int, longest: int = 200, seed: int = 0, begin: str = "") -> list[str]:
+    """Texts of fewer letters than `longest`."""
+    random_ = random.Random(seed)
+    lengths = (random_.randrange(longest) for _ in range(documents))
+    return [begin + "".join(random_.choices("abcdefgh ", k=length)) for length in lengths]
+
+
 def random_ids(documents: int, longest: int = 90, seed: int = 0) -> str:
     """{"input_ids": ...} lines of documents with fewer tokens than `longest`."""
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, longest, documents)
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, longest, documents)
     return "\n".join(
-        json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths
+        json.dumps({"input_ids": generator.integers(0, 50_000, n).tolist()}) for n in lengths
     )
 
 

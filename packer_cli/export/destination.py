@@ -66,6 +66,8 @@ def new_directory(
         )
     if os.path.ismount(real):  # nothing can be renamed to it
         raise UsageError(f"{output}: is a mount point", "choose a directory inside it")
+    if real.exists() and not real.is_dir():
+        raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
     name = real.name + _PARTIAL
     try:
         make_folders(real.parent)
@@ -146,8 +148,6 @@ def _write_marker(work: Path, details: dict[str, str]) -> None:
 
 def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:
     tip = "choose another --output"
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"{output}: exists and is not a directory", tip)
     if not output.exists() or not os.listdir(output):
         return
     refuse([

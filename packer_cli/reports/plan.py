@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import packer_cli
 from packer_cli.inputs.tokenized import is_tokenized
@@ -15,39 +15,34 @@ from packer_cli.packing.figures import cost_spread
 from packer_cli.plan.outcome import Outcome, by_sources
 from packer_cli.plan.run import Plan
 from packer_cli.reports.report import (
-    Curve,
-    Curves,
     Fact,
     Part,
     Report,
     Section,
-    Share,
-    Shares,
+    SourceLine,
     Table,
     Text,
     document_lengths,
     row_fill,
+    table_of_sources,
 )
 from packer_cli.result.manifest import TOTALS, sources_as_json
 from packer_cli.result.wording import count, directories, percent, plural, size
 
 _BOUND = "The lower bound is a number of rows below which no packer can go."
-_FILLS = (("below 50%", 0, 10), ("50-75%", 10, 15), ("75-90%", 15, 18), ("90-95%", 18, 19),
-          ("95-100%", 19, 20), ("full", 20, 21))  # fmt: skip
-
-
-class _Column(NamedTuple):
-    title: str
-    written: Callable[[Outcome], str]
+_Columns = dict[str, Callable[[Outcome], str]]  # by their titles
 
 
 def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: int) -> Report:
     """`title`: whose plan it is. With `batch_tokens` in a step, the steps of an epoch are told."""
     outcomes = plan.outcomes
-    costs = _table(_costs(batch_tokens, hidden_size), outcomes)
     lengths = {one.config.max_length for one in outcomes}
-    documents = document_lengths(outcomes[0].planned.lengths.tolist(), sorted(lengths))
+    documents = document_lengths(outcomes[0].planned.read_lengths.tolist(), sorted(lengths))
     losses: list[Part] = [_table(columns, outcomes) for columns in _losses(plan)]
+    fills = [
+        row_fill(one.totals["histograms"]["row_fill"], _name(one, outcomes)) for one in outcomes
+    ]
+    parts = [_table(_ROWS, outcomes), _table(_costs(batch_tokens, hidden_size), outcomes)]
     return Report(
         title,
         [*_facts(plan)],
@@ -55,12 +50,12 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
         f"planned by packer {packer_cli.__version__}",
         sections=[
             Section("Utilization", [_utilization(outcomes)], only="page"),
-            Section("What would come out", [_table(_ROWS, outcomes), costs, Text(_BOUND)]),
+            Section("What would come out", [*parts, Text(_BOUND)]),
             Section("Cut, truncated or dropped",
                     losses or [Text("No document is cut, truncated or dropped.")]),
             *_sources(plan),
-            Section("Document lengths", [documents], only="page"),
-            Section("Row fill", _row_fill(outcomes), only="page"),
+            Section("Document length", [documents], only="page"),
+            Section("Row fill", fills, only="page"),
         ],
     )  # fmt: skip
 
@@ -76,7 +71,7 @@ def _facts(plan: Plan) -> Iterator[Fact]:
         yield Fact("records", f"{kinds_of(plan.shape)}; trained on: {trained}")
     yield Fact("tokenizer", plan.tokenizer or "none needed")
     read = plan.outcomes[0].planned
-    yield Fact("documents", f"{read.documents:,} with {read.tokens:,} tokens")
+    yield Fact("documents", f"{read.read_documents:,} with {read.read_tokens:,} tokens")
     totals = plan.outcomes[0].totals
     if empty := totals["empty_documents"]:
         yield Fact("empty", f"{empty:,} documents without a token")
@@ -99,15 +94,20 @@ def _sampled(plan: Plan) -> str:
     return f"{shown}; ± is a standard error"
 
 
-def _table(columns: Sequence[_Column], outcomes: Sequence[Outcome]) -> Table:
+def _table(columns: _Columns, outcomes: Sequence[Outcome]) -> Table:
     """A line for each outcome."""
-    ways = [_Column("max length", lambda one: count(one.config.max_length))]
+    shown: _Columns = {"max length": lambda one: count(one.config.max_length)}
     if len({one.config.strategy for one in outcomes}) > 1:
-        ways.append(_Column("strategy", lambda one: one.config.strategy))
-    shown = [*ways, *columns]
-    rows = [[column.written(one) for column in shown] for one in outcomes]
-    head = [column.title for column in shown]
-    return Table("", head, rows, text=["strategy"], names_first=True)
+        shown["strategy"] = lambda one: one.config.strategy
+    shown |= columns
+    rows = [[written(one) for written in shown.values()] for one in outcomes]
+    return Table("", [*shown], rows, text=["strategy"], names_first=True)
+
+
+def _utilization(outcomes: Sequence[Outcome]) -> Table:
+    table = _table({"utilization": lambda one: percent(one.utilization)}, outcomes)
+    bars = [[1 - one.utilization] for one in outcomes]
+    return Table("", table.head, table.rows, table.text, drawn="padding, the rest", bars=bars)
 
 
 def _with_error(one: Outcome, name: str, figure: str, form: str) -> str:
@@ -117,47 +117,48 @@ def _with_error(one: Outcome, name: str, figure: str, form: str) -> str:
     return f"{figure} ± {'?' if math.isnan(error) else form.format(error)}"
 
 
-def _share(share: float | None) -> str:
+def _of_one_length(one: Outcome) -> str:
+    share = one.mixedness.get("one_length")
     return "-" if share is None else percent(share)
 
 
-_ROWS = (
-    _Column("rows", lambda one: _with_error(one, "rows", count(one.rows), "{:,.0f}")),
-    _Column("utilization",
-            lambda one: _with_error(one, "utilization", percent(one.utilization), "{:.2%}")),
-    _Column("above bound", lambda one: percent(one.above_bound)),
-    _Column("of one length", lambda one: _share(one.mixedness.get("one_length"))),
-)  # fmt: skip
+_ROWS: _Columns = {
+    "rows": lambda one: _with_error(one, "rows", count(one.rows), "{:,.0f}"),
+    "utilization": lambda one: _with_error(one, "utilization", percent(one.utilization), "{:.2%}"),
+    "above bound": lambda one: percent(one.above_bound),
+    "of one length": _of_one_length,
+}
 
 
-def _costs(batch_tokens: int | None, hidden_size: int) -> list[_Column]:
-    columns = [
-        _Column("segments in a row", lambda one: f"{one.segments_per_row:,.2f}"),
-        _Column("on disk", lambda one: size(one.planned.bytes)),
-        _Column("attention span", lambda one: f"{one.attention_span:,.0f}"),
-        _Column("attention share", lambda one: percent(one.attention_share(hidden_size))),
-    ]
+def _costs(batch_tokens: int | None, hidden_size: int) -> _Columns:
+    columns: _Columns = {
+        "segments in a row": lambda one: f"{one.segments_per_row:,.2f}",
+        "on disk": lambda one: size(one.planned.bytes),
+        "attention span": lambda one: f"{one.attention_span:,.0f}",
+        "attention share": lambda one: percent(one.attention_share(hidden_size)),
+    }
     if batch_tokens is not None:
-        columns.append(_Column("steps of an epoch", lambda one: count(one.steps(batch_tokens))))
+        columns["steps of an epoch"] = lambda one: count(one.steps(batch_tokens))
     return columns
 
 
-def _losses(plan: Plan) -> Iterator[list[_Column]]:
+def _losses(plan: Plan) -> Iterator[_Columns]:
     """Tables of what is cut, truncated and dropped, where anything is."""
     if any(one.planned.cut_documents for one in plan.outcomes):
-        yield [_Column("documents cut", lambda one: count(one.planned.cut_documents))]
+        yield {"documents cut": lambda one: count(one.planned.cut_documents)}
     for what, tokens in (("truncated", "tokens cut off"), ("dropped", "their tokens")):
-        columns = [
-            _total(f"documents {what}", f"{what}_documents"), _total(tokens, f"{what}_tokens")
-        ]  # fmt: skip
-        if plan.config.train_on != "all":
-            columns.append(_total("of these trained", f"{what}_trained_tokens"))
         if any(one.totals[f"{what}_documents"] for one in plan.outcomes):
+            columns = {
+                f"documents {what}": _total(f"{what}_documents"),
+                tokens: _total(f"{what}_tokens"),
+            }
+            if plan.config.train_on != "all":
+                columns["of these trained"] = _total(f"{what}_trained_tokens")
             yield columns
 
 
-def _total(title: str, name: str) -> _Column:
-    return _Column(title, lambda one: count(one.totals[name]))
+def _total(name: str) -> Callable[[Outcome], str]:
+    return lambda one: count(one.totals[name])
 
 
 def _name(one: Outcome, outcomes: Sequence[Outcome]) -> str:
@@ -166,50 +167,24 @@ def _name(one: Outcome, outcomes: Sequence[Outcome]) -> str:
     return f"{count(one.config.max_length)}{', ' + one.config.strategy if several else ''}"
 
 
-def _utilization(outcomes: Sequence[Outcome]) -> Curves:
-    curves: dict[str, Curve] = {}
-    for one in outcomes:
-        name = one.config.strategy
-        point = one.config.max_length, one.utilization
-        curves.setdefault(name, Curve(name, [])).points.append(point)
-    best = max(outcomes, key=lambda one: one.utilization)
-    caption = (
-        f"The share of all positions in rows that hold real tokens: at most "
-        f"{percent(best.utilization)}, with max_length {_name(best, outcomes)}."
-    )
-    axis = "max_length (logarithmic)"
-    return Curves("Utilization over row length", caption, axis, [*curves.values()])
-
-
-def _row_fill(outcomes: Sequence[Outcome]) -> list[Part]:
-    """A small chart for each outcome, and one table of all."""
-    fills = [(_name(one, outcomes), one.totals["histograms"]["row_fill"]) for one in outcomes]
-    rows = [
-        [name, *(count(sum(fill[begin:end])) for _, begin, end in _FILLS)] for name, fill in fills
-    ]
-    head = ["max length", *(title for title, *_ in _FILLS)]
-    table = Table("rows by how full they are", head, rows)
-    return [*(row_fill(fill, name) for name, fill in fills), table]
-
-
 def _sources(plan: Plan) -> Iterator[Section]:
     """What rows have of sources, once for lengths where it is the same."""
-    groups, parts = by_sources(plan.outcomes), list[Part]()
+    groups, tables = by_sources(plan.outcomes), list[Part]()
     counted = plan.config.mixture.counted if plan.config.mixture else "tokens"
-    head = ["source", "documents", "tokens", "trained", "epochs", "asked", "reached"]
     for outcomes, sources in groups:
         lengths = ", ".join(dict.fromkeys(count(one.config.max_length) for one in outcomes))
-        at = f"max_length {lengths}" if len(groups) > 1 else ""
-        rows = [
-            [one.facts.name, *map(count, (one.documents, one.tokens, one.trained_tokens)),
-             f"{one.facts.epochs:.2f}", percent(asked), percent(reached)]
+        at = f" at max_length {lengths}" if len(groups) > 1 else ""
+        lines = [
+            SourceLine(
+                one.facts.name,
+                {"documents": one.documents, "tokens": one.tokens, "trained": one.trained_tokens},
+                one.facts.epochs, asked, reached,
+            )
             for one, asked, reached in sources
         ]  # fmt: skip
-        table = Table(f"sources{at and ' at '}{at}, in shares of {counted}", head, rows)
-        shares = [Share(one.facts.name, *of_all) for one, *of_all in sources]
-        parts.append(Shares(shares, table, counted, at))
-    if parts:
-        yield Section("Sources", parts)
+        tables.append(table_of_sources(f"sources{at}, in shares of {counted}", lines))
+    if tables:
+        yield Section("Sources", tables)
 
 
 def _content(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:
@@ -219,9 +194,9 @@ def _content(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str
         "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
         "tokenizer": plan.tokenizer,
         "shape": plan.shape.kind,
-        "documents": read.documents,
-        "tokens": read.tokens,
-        "document_length": read.lengths.tolist(),
+        "documents": read.read_documents,
+        "tokens": read.read_tokens,
+        "document_length": read.read_lengths.tolist(),
         "sample": plan.sample,
         "hidden_size": hidden_size,
         "batch_tokens": batch_tokens,
@@ -275,7 +250,7 @@ def _figures_of_sources(one: Outcome) -> dict[str, Any]:
 
 def _attention(one: Outcome) -> dict[str, Any]:
     """How uneven the rows' attention costs are, before balancing and after."""
-    counts = one.planned.counts
+    counts = one.planned
     if one.config.balance == "none" or not one.rows:
         return {}
     sides = {"before": counts.attention_before, "after": counts.attention_after}

@@ -5,10 +5,10 @@ made of and with, since nothing in the figures shows a forgotten option.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from msgspec.structs import asdict
@@ -29,17 +29,16 @@ from packer_cli.packing.figures import cost_spread
 from packer_cli.reports.report import (
     Fact,
     Figure,
-    Part,
     Report,
     Section,
-    Share,
-    Shares,
+    SourceLine,
     Table,
     Text,
     alike,
     document_lengths,
     row_fill,
     segments_per_row,
+    table_of_sources,
 )
 from packer_cli.result.counts import mixedness
 from packer_cli.result.layout import DOCUMENTS, TEMPLATE, kind_of, short_name
@@ -47,7 +46,6 @@ from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     TOKENIZED,
     TOTALS,
-    Cost,
     Input,
     Manifest,
     Result,
@@ -64,12 +62,7 @@ if TYPE_CHECKING:
     from packer_cli.reports.steps import Prediction
 
 _MOST_INPUTS = 100  # that a page lists: it stays small
-_OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records")
-_LOSSES = {
-    "truncated_documents": "truncated", "truncated_tokens": "(tokens)",
-    "dropped_documents": "dropped", "dropped_tokens": "(tokens)",
-    "untrained_documents": "untrained",
-}  # fmt: skip
+_OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records", "size")
 # What inputs are counted by, as columns: the rest of a name is what the tables begin with.
 _TITLES = {
     "documents": "documents", "tokens": "tokens", "trained_tokens": "trained",
@@ -79,12 +72,12 @@ _TITLES = {
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
 _ALWAYS = ("documents", "tokens", "trained_tokens")
+_LOSSES = {name for name in _TITLES if name.split("_")[0] in ("truncated", "dropped", "untrained")}
 _BUILT_IN = "built-in bytes, as when no --tokenizer is given"
-_DIGITS = 12  # of a digest: enough to tell tokenizers apart
 _SHOWN = ("max_length", "strategy", "overlong")
+_PAIRS = ("fields", "roles", "template_args", "turn_end")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
-                "columns", "fields", "roles", "template_args", "turn_end", "shuffle",
-                "window_tokens", "mixture"}  # fmt: skip
+                "columns", "shuffle", "window_tokens", "mixture"}  # fmt: skip
 
 
 def stats_report(
@@ -102,27 +95,25 @@ def stats_report(
     steps        what steps of training would cost
     is_detailed  with histograms and warnings, which the end of a run says on stderr
     """
-    of_rows = isinstance(manifest, Manifest)
-    sections = [*_of_rows(manifest, by)] if isinstance(manifest, Manifest) else []
-    if is_detailed:
-        sections += _histograms(manifest)
+    sections = [*_histograms(manifest)] if is_detailed else []
+    if isinstance(manifest, Manifest) and manifest.sources:
+        sections.insert(0, _of_recipe(manifest, by))
     sections += _listed(manifest, by)
     if steps is not None:
         sections.append(Section("Steps", [steps.table()]))
     if is_recounted:
         agreed = Text("recounted from the shards: all figures agree", only_page=False)
         sections.append(Section("Recounted", [agreed]))
-    incomplete = f"Marked incomplete: {manifest.incomplete}" if manifest.incomplete else ""
-    warnings = [str(one) for one in warnings_of(manifest)] if is_detailed else []
+    of_rows = isinstance(manifest, Manifest)
     return Report(
         str(directory),
         _facts(manifest),
         _content(directory, manifest, by, steps),
         f"{'packed' if of_rows else 'tokenized'} by packer {manifest.packer_version}",
-        [*headline(manifest)] if isinstance(manifest, Manifest) else [*_of_documents(manifest)],
-        warnings,
+        [*(headline(manifest) if isinstance(manifest, Manifest) else _of_documents(manifest))],
+        [str(one) for one in warnings_of(manifest)] if is_detailed else [],
         sections,
-        incomplete,
+        f"Marked incomplete: {manifest.incomplete}" if manifest.incomplete else "",
     )
 
 
@@ -171,13 +162,12 @@ def figures(manifest: Manifest) -> dict[str, Any]:
         "bytes": sum(shard.bytes for shard in manifest.shards),
         **({"mixedness": mixed} if mixed else {}),
         **({} if costs is UNSET else {
-            "attention_cost": {"before": _spread(costs.before), "after": _spread(costs.after)}
+            "attention_cost": {
+                side: cost_spread(one.rows, one.sum, one.sum_of_squares, one.max)
+                for side, one in (("before", costs.before), ("after", costs.after))
+            }
         }),
     }  # fmt: skip
-
-
-def _spread(cost: Cost) -> dict[str, float]:
-    return cost_spread(cost.rows, cost.sum, cost.sum_of_squares, cost.max)
 
 
 def _figures_of_documents(manifest: Result) -> dict[str, Any]:
@@ -281,13 +271,13 @@ def _of_documents(manifest: Result) -> Iterator[Figure]:
 
 def _histograms(manifest: Result) -> Iterator[Section]:
     if not isinstance(manifest, Manifest):
-        yield Section("Document lengths", [document_lengths(manifest.histograms.document_length)])
+        yield Section("Document length", [document_lengths(manifest.histograms.document_length)])
         return
     histograms, lengths = manifest.histograms, [manifest.config.max_length]
     documents = document_lengths(histograms.document_length, lengths)
     yield Section("Row fill", [row_fill(histograms.row_fill)])
-    yield Section("Document lengths", [documents])
-    yield Section("Segments in a row", [segments_per_row(histograms.segments_per_row)])
+    yield Section("Document length", [documents])
+    yield Section("Segments per row", [segments_per_row(histograms.segments_per_row)])
     if any(histograms.one_length):  # no row else has enough segments for that to mean anything
         charts = [alike("length", "within 5% of its median length", histograms.one_length)]
         if len(manifest.inputs_now) > 1:
@@ -299,50 +289,43 @@ def _listed(manifest: Result, by: str | None) -> Iterator[Section]:
     """Inputs and, in the terminal, shards, where they are asked for. A page always has inputs."""
     inputs = [*manifest.inputs_now.values()]
     if by == "shard":
-        table = _shards(manifest)
-        yield Section("Shards", [table], only="terminal")
+        yield Section("Shards", [_shards(manifest)], only="terminal")
     elif by == "input":
-        tables = [_inputs(inputs), *_lost(manifest, inputs)]
+        tables = [_inputs(inputs, len(inputs)), *_lost(manifest, inputs)]
         yield Section("Inputs", tables, only="terminal")
-    parts: list[Part] = [_inputs(inputs, _MOST_INPUTS)]
-    if rest := len(inputs) - _MOST_INPUTS:
-        text = (
-            f"Listed: the {count(_MOST_INPUTS)} of {count(len(inputs))} inputs with the most "
-            f"tokens. Not listed: {count(rest)}; packer stats --by input lists them."
-        )
-        parts = [Text(text), *parts] if rest > 0 else parts
-    yield Section("Inputs", parts, only="page")
+    yield Section("Inputs", [_inputs(inputs, _MOST_INPUTS)], only="page")
 
 
-def _inputs(inputs: list[Input], most: int | None = None) -> Table:
+def _inputs(inputs: list[Input], most: int) -> Table:
     """A line for each, in their order; of more than `most`, for those with the most tokens."""
+    largest = {*nlargest(most, range(len(inputs)), key=lambda place: inputs[place].tokens)}
+    lines = [
+        (one.path, one.shape or "", [one]) for place, one in enumerate(inputs) if place in largest
+    ]
+    if rest := [one for place, one in enumerate(inputs) if place not in largest]:
+        lines.append((f"{count(len(rest))} other inputs", "", rest))
     shapes = any(one.shape for one in inputs)
+    rows = [
+        [name, *(count(sum(getattr(one, figure) for one in some)) for figure in _OF_INPUTS),
+         *[shape] * shapes]
+        for name, shape, some in lines
+    ]  # fmt: skip
     head = ["input", "documents", "tokens", "empty", "rejected", "bytes", *["shape"] * shapes]
-
-    def line(name: str, some: Iterable[Input], shape: str) -> list[str]:
-        some = [*some]
-        totals = (sum(getattr(one, figure) for one in some) for figure in (*_OF_INPUTS, "size"))
-        return [name, *map(count, totals), *[shape] * shapes]
-
-    listed = [*range(len(inputs))]
-    if most is not None and len(inputs) > most:
-        listed = sorted(nlargest(most, listed, key=lambda index: inputs[index].tokens))
-    rows = [line(inputs[i].path, [inputs[i]], inputs[i].shape or "") for i in listed]
-    if len(listed) < len(inputs):
-        rest = [inputs[i] for i in sorted({*range(len(inputs))} - {*listed})]
-        rows.append(line(f"{count(len(rest))} other inputs", rest, ""))
-    return Table("", head, rows, text=["shape"] if most is not None else [])
+    return Table("", head, rows, text=["shape"])
 
 
 def _lost(manifest: Result, inputs: list[Input]) -> list[Table]:
     """What inputs have lost on the way to rows; [] for nothing."""
-    names = [
-        name for name in manifest.counted_by_input
-        if name in _LOSSES and any(getattr(one, name) for one in inputs)
-    ]  # fmt: skip
-    rows = [[one.path, *(count(getattr(one, name)) for name in names)]
-            for one in inputs if any(getattr(one, name) for name in names)]  # fmt: skip
-    return [Table("", ["input", *(_LOSSES[name] for name in names)], rows)] if rows else []
+    names = [name for name in manifest.counted_by_input if name in _LOSSES]
+    lines = [(one.path, {name: getattr(one, name) for name in names}) for one in inputs]
+    return _nonzero("", "input", [(path, its) for path, its in lines if any(its.values())])
+
+
+def _nonzero(title: str, what: str, lines: Sequence[tuple[str, dict[str, int]]]) -> list[Table]:
+    """A table with the columns that are not 0 in all lines; [] where there is none."""
+    names = [name for name in (lines[0][1] if lines else ()) if any(its[name] for _, its in lines)]
+    rows = [[name, *(count(its[column]) for column in names)] for name, its in lines]
+    return [Table(title, [what, *(_TITLES.get(n, n) for n in names)], rows)] if names else []
 
 
 def _shards(manifest: Result) -> Table:
@@ -353,68 +336,59 @@ def _shards(manifest: Result) -> Table:
             for one in manifest.shards if kind_of(one.file) == DOCUMENTS
         ]  # fmt: skip
         return Table("", ["shard", "documents", "tokens", "trained", "bytes"], rows)
-    head = ["shard", "rows", "segments", "tokens", "utilization", "bytes"]
-    rows = []
-    for one in manifest.shards:
-        share = percent(one.tokens / (one.rows * manifest.config.max_length))
-        counts = map(count, (one.rows, one.segments, one.tokens))
-        rows.append([short_name(one.file), *counts, share, count(one.bytes)])
-    return Table("", head, rows)
+    rows = [
+        [short_name(one.file), *map(count, (one.rows, one.segments, one.tokens)),
+         percent(one.tokens / (one.rows * manifest.config.max_length)), count(one.bytes)]
+        for one in manifest.shards
+    ]  # fmt: skip
+    return Table("", ["shard", "rows", "segments", "tokens", "utilization", "bytes"], rows)
 
 
-def _of_rows(manifest: Manifest, by: str | None) -> Iterator[Section]:
-    """Shares, what is left out, and stages of a recipe. `by` source: all figures of these."""
-    if not manifest.sources:
-        return
-    mixture = manifest.document["config"].get("mixture") or {}
+def _of_recipe(manifest: Manifest, by: str | None) -> Section:
+    """Shares, what is left out, and stages. `by` source: all figures of these."""
+    mixture, sources = manifest.document["config"].get("mixture") or {}, manifest.sources
     counted = "trained tokens" if mixture.get("count") == "trained" else "tokens"
-    parts: list[Part] = [
+    holds_out = mixture.get("part", TRAIN) == TRAIN
+    left_out = [
+        (one.name, {"held out": one.held_out_documents * holds_out,
+                    "duplicates": one.duplicate_documents})
+        for one in sources
+    ]  # fmt: skip
+    parts = [
         _shares(manifest, counted),
         _missed(manifest, counted),
-        _of_sources(manifest, "documents left out", [
-            ("held out", [one.held_out_documents if mixture.get("part", TRAIN) == TRAIN else 0
-                          for one in manifest.sources]),
-            ("duplicates", [one.duplicate_documents for one in manifest.sources]),
-        ]),
+        *_nonzero("documents left out", "source", left_out),
         _records(manifest),
-    ]  # fmt: skip
+    ]
     if by == "source":
-        counts = by_source(manifest)
-        names = [name for name in counts[0] if name not in (*_ALWAYS, "name")]
-        epoch = f"one epoch of each source, and {counted} asked of it and taken"
-        parts += [
-            _of_sources(manifest, epoch, [
-                ("documents", [one.documents for one in manifest.sources]),
-                (counted, [one.available for one in manifest.sources]),
-                ("asked", [round(one.asked) for one in manifest.sources]),
-                ("taken", [one.taken for one in manifest.sources]),
-            ]),
-            _of_sources(manifest, "lost", [
-                (_TITLES.get(name, name), [one.get(name, 0) for one in counts]) for name in names
-            ]),
+        epoch = [
+            (one.name, {"documents": one.documents, counted: one.available,
+                        "asked": round(one.asked), "taken": one.taken})
+            for one in sources
         ]  # fmt: skip
+        lost = [
+            (one["name"], {name: one[name] for name in one if name not in (*_ALWAYS, "name")})
+            for one in by_source(manifest)
+        ]
+        title = f"one epoch of each source, and {counted} asked of it and taken"
+        parts += [*_nonzero(title, "source", epoch), *_nonzero("lost", "source", lost)]
     stages = [
         [one.name or str(number), count(one.first_row), count(one.rows)]
         for number, one in enumerate(manifest.stages, 1)
     ]
     parts.append(Table("stages", ["stage", "first row", "rows"], stages))
-    shown = [part for part in parts if not isinstance(part, Table) or part.rows]
-    yield Section("Sources", shown)
+    return Section("Sources", [part for part in parts if part.rows])
 
 
-def _shares(manifest: Manifest, counted: str) -> Shares:
+def _shares(manifest: Manifest, counted: str) -> Table:
     """What is packed of every source, and its share."""
-    counts, reached = by_source(manifest), shares(manifest.sources)
+    counts = by_source(manifest)
     names = [name for name in _ALWAYS if all(name in one for one in counts)]
-    head = ["source", *(_TITLES[name] for name in names), "epochs", "asked", "reached"]
-    rows = [
-        [one.name, *(count(own[name]) for name in names), f"{one.epochs:.2f}",
-         *map(percent, of_all)]
-        for one, own, of_all in zip(manifest.sources, counts, reached, strict=True)
-    ]  # fmt: skip
-    table = Table(f"sources, in shares of {counted}", head, rows)
-    drawn = zip(manifest.sources, reached, strict=True)
-    return Shares([Share(one.name, *of_all) for one, of_all in drawn], table, counted)
+    lines = [
+        SourceLine(one.name, {_TITLES[name]: own[name] for name in names}, one.epochs, *of_all)
+        for one, own, of_all in zip(manifest.sources, counts, shares(manifest.sources), strict=True)
+    ]
+    return table_of_sources(f"sources, in shares of {counted}", lines)
 
 
 def _missed(manifest: Manifest, counted: str) -> Table:
@@ -442,31 +416,16 @@ def _records(manifest: Manifest) -> Table:
     return Table(title, ["source", "count", "what"], rows, text=["what"])
 
 
-def _of_sources(manifest: Manifest, title: str, columns: list[tuple[str, list[int]]]) -> Table:
-    """With those of the columns that have a figure for any source; without any, no lines."""
-    shown = [(name, values) for name, values in columns if any(values)]
-    rows = [
-        [one.name, *(count(values[place]) for _, values in shown)]
-        for place, one in enumerate(manifest.sources)
-    ]
-    return Table(title, ["source", *(name for name, _ in shown)], rows if shown else [])
-
-
 # What it was made of
-
-
-class _Template(NamedTuple):
-    source: str | None
-    sha256: str
 
 
 def _origin(manifest: Result) -> dict[str, Any]:
     """What a result was made of, for programs. `chat_template`: None where none rendered."""
-    inputs, template = manifest.inputs_now.values(), _template(manifest)
+    inputs = manifest.inputs_now.values()
     return {
         "inputs": {"count": len(inputs), "bytes": sum(one.size for one in inputs)},
         "tokenizer": manifest.document["tokenizer"],
-        "chat_template": template and template._asdict(),
+        "chat_template": _template(manifest),
         "config": manifest.document["config"],
     }
 
@@ -483,8 +442,8 @@ def _facts(manifest: Result) -> list[Fact]:
         lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}"), *tokenizer]
         lines.append(("records", _records_described(manifest)))
     if template:
-        source = template.source or "of the tokenizer"
-        lines.append(("template", f"{source}, {_digest(template.sha256)}"))
+        source = template["source"] or "of the tokenizer"
+        lines.append(("template", f"{source}, {_digest(template['sha256'])}"))
     if options := " ".join(_options(manifest.document["config"])):
         lines.append(("options", options))
     return [Fact(name, text, text.startswith(_BUILT_IN)) for name, text in lines]
@@ -519,43 +478,37 @@ def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[s
         yield name, shown
 
 
-def _template(manifest: Result) -> _Template | None:
-    config = manifest.config
-    shape = shape_of(manifest)
-    chat = config.prompt_template == "chat" or any(
+def _template(manifest: Result) -> dict[str, Any] | None:
+    config, shape = manifest.config, shape_of(manifest)
+    is_chat = config.prompt_template == "chat" or any(
         one.is_chat or one.of_messages for one in shape.members.values() or [shape]
     )
     sha256 = manifest.side_files.get(TEMPLATE)
-    return None if sha256 is None or not chat else _Template(config.chat_template, sha256)
+    known = {"source": config.chat_template, "sha256": sha256}
+    return known if is_chat and sha256 is not None else None
 
 
 def _options(config: dict[str, Any]) -> Iterator[str]:
     """Options that matter most or are not the default, as on a command line."""
     of_rows = "max_length" in config
+    kind = PackConfig if of_rows else DocumentConfig
     defaults = (PackConfig(config["max_length"]) if of_rows else DocumentConfig()).as_json()
-    own = tuple(PackConfig.__annotations__) if of_rows else ()
-    options = options_of(PackConfig if of_rows else DocumentConfig)
-    for name in (*own, *DocumentConfig.__annotations__):  # rows first
+    options = options_of(kind)
+    named = [one for one in (*kind.__annotations__, *DocumentConfig.__annotations__)
+             if one not in (*_NOT_OPTIONS, *_PAIRS)]  # fmt: skip
+    for name in (*dict.fromkeys(named), *_PAIRS):
+        if name == _PAIRS[0] and of_rows:
+            yield from _options_of_rows(config)
         default = defaults[name]
         value = config.get(name, default)
-        if name in _SHOWN or (name not in _NOT_OPTIONS and value != default):
-            option = options[name].name(name, value)
-            if isinstance(value, bool):
-                yield option
-            elif not isinstance(value, list | tuple):
-                yield f"{option} {_quoted(value)}"
-            else:
-                yield from (f"{option} {_quoted(one)}" for one in value)
-    if of_rows:
-        yield from _options_of_rows(config)
-    for pair in config.get("fields", ()):
-        yield f"--field {_quoted('='.join(pair))}"
-    for pair in config.get("roles", ()):
-        yield f"--role {_quoted('='.join(pair))}"
-    for pair in config.get("template_args", ()):
-        yield f"--template-arg {_quoted('='.join(pair))}"
-    for token in config.get("turn_end", ()):
-        yield f"--turn-end {_quoted(token)}"
+        if name not in _SHOWN and value == default:
+            continue
+        option = options[name].name(name, value)
+        if isinstance(value, bool):
+            yield option
+        else:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                yield f"{option} {_quoted('='.join(one) if isinstance(one, list | tuple) else one)}"
 
 
 def _options_of_rows(config: dict[str, Any]) -> Iterator[str]:
@@ -575,4 +528,4 @@ def _quoted(value: object) -> str:
 
 
 def _digest(sha256: str) -> str:
-    return f"sha256 {sha256[:_DIGITS]}"
+    return f"sha256 {sha256[:12]}"  # enough to tell tokenizers apart

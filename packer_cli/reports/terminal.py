@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from packer_cli.errors import one_line
-from packer_cli.reports.report import Figure, Histogram, Part, Report, Shares, Table, Text
+from packer_cli.reports.report import Figure, Histogram, Part, Report, Table, Text
 from packer_cli.result.wording import count
 
 _PIPED = 10_000  # columns
@@ -70,10 +70,8 @@ def _once(figures: Sequence[Figure]) -> list[tuple[str, str, str]]:
 
 
 def _part(part: Part, width: int) -> Iterator[Line]:
-    if isinstance(part, Shares):
-        part = part.table
     if isinstance(part, Text):
-        yield from (Line(_plain(line)) for line in part.text.split("\n"))
+        yield from (Line(_plain(line)) for line in part.words.split("\n"))
         return
     if part.title:
         yield Line(_plain(part.title), "dim")
@@ -82,7 +80,7 @@ def _part(part: Part, width: int) -> Iterator[Line]:
         highest = max((bucket.number for bucket in shown), default=1)
         rows = [(one.label, count(one.number), _bar(one.number / highest)) for one in shown]
         yield from _grid(rows, ("", "", "cyan"), ">><", _PIPED, least=0)
-    elif isinstance(part, Table):
+    else:
         yield from _table(part, width)
 
 

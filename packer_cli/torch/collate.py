@@ -42,7 +42,7 @@ none is given.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ import torch
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, named, one_of
 from packer_cli.options.options import PADDED_BOUNDARIES
-from packer_cli.packing.plan import PackPlan, plan_packing
-from packer_cli.packing.sequences import PackedRows, fill_plan
+from packer_cli.packing.plan import PackPlan
+from packer_cli.packing.sequences import PackedRows, fill_plan, pack_sequences
 from packer_cli.records import IGNORED
 from packer_cli.result.reader import Lists
 from packer_cli.torch.dataset import RowBatch, row_batch
@@ -159,21 +159,23 @@ def block_mask_collate(
         columns |= {"seq_idx": documents} | edges
     if form == "documents":
         return _named(columns | {"document_ids": documents}, names)
-    if mask_dtype is None:
-        mask_dtype = torch.bool  # as SDPA takes them; eager attention adds them to scores
-        if config is not None and attention_of(config) == "eager":
-            own = getattr(text_config(config), "dtype", None)
-            is_float = isinstance(own, torch.dtype) and own.is_floating_point
-            mask_dtype = own if is_float else torch.float32
+    kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
 
     def mask_of(ids: Any, window: int | None) -> Any:
         seen = dense_mask(ids, window)
-        if mask_dtype == torch.bool:
+        if kind == torch.bool:
             return seen
-        added = torch.zeros(seen.shape, dtype=mask_dtype)
-        return added.masked_fill_(~seen, torch.finfo(mask_dtype).min)
+        return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
 
     return _named(columns | {"attention_mask": block_masks(documents, config, mask_of)}, names)
+
+
+def _mask_dtype(config: Any) -> Any:
+    """Type of masks: bool for SDPA; eager attention adds them to scores, in the model's."""
+    if config is None or attention_of(config) != "eager":
+        return torch.bool
+    own = getattr(text_config(config), "dtype", None)
+    return own if isinstance(own, torch.dtype) and own.is_floating_point else torch.float32
 
 
 def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:
@@ -202,19 +204,19 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     batch = row_batch(rows)
     batch.boundaries()  # raises for invalid ones
     own = batch.ragged.get(PADDED_BOUNDARIES) or batch.ragged["cu_seqlens"]
-    ends = [own[row].astype(np.int64) + row * batch.max_length for row in range(len(own))]
-    # int64[documents, 2], where each begins and ends in the rows end to end, padding left out
-    edges = np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in ends])
-    longest = int((edges[:, 1] - edges[:, 0]).max())
-    places = edges[:, :1] + np.arange(longest)
-    inside = torch.from_numpy(places < edges[:, 1:])
-    places = torch.from_numpy(places).clamp_(max=len(batch) * batch.max_length - 1)
+    firsts = np.repeat(np.arange(len(own)) * batch.max_length, np.diff(own.ends))
+    places = own.values + firsts  # of boundaries in the rows end to end
+    begins, ends = np.delete(places, own.ends[1:] - 1), np.delete(places, own.ends[:-1])
+    longest = int((ends - begins).max())
+    taken = begins[:, None] + np.arange(longest)
+    inside = torch.from_numpy(taken < ends[:, None])
+    taken = torch.from_numpy(taken).clamp_(max=len(batch) * batch.max_length - 1)
     columns = {
-        name: torch.where(inside, values.reshape(-1)[places], IGNORED if "labels" in name else 0)
+        name: torch.where(inside, values.reshape(-1)[taken], IGNORED if "labels" in name else 0)
         for name, values in _tokens(batch, dtype).items()
     }
-    positions = torch.arange(longest, dtype=dtype).expand(len(edges), longest).contiguous()
-    sources = batch.sources(np.bincount(edges[:, 0] // batch.max_length, minlength=len(batch)))
+    positions = torch.arange(longest, dtype=dtype).expand(len(begins), longest).contiguous()
+    sources = batch.sources(np.diff(own.ends) - 1)
     if sources is not None:
         columns[_OF_DOCUMENTS] = torch.from_numpy(sources)
         columns["source_ids"] = torch.where(inside, columns[_OF_DOCUMENTS][:, None], -1)
@@ -309,9 +311,8 @@ class PackedBatch:
         return self._each(lambda tensor: tensor.pin_memory())
 
     def _each(self, change: Any) -> PackedBatch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {k: change(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-        return PackedBatch(**moved)
+        tensors = {k: v for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
+        return replace(self, **{name: change(value) for name, value in tensors.items()})
 
 
 def packed_collate_fn(
@@ -345,10 +346,11 @@ def packed_collate_fn(
             "functools.partial(packed_collate_fn, max_length=...)",
         )
     ids, labels = documents_of(examples)
-    plan = plan_packing(
-        [len(one) for one in ids], max_length, strategy=strategy, seed=seed, overlong=overlong
-    )
-    return pack_result_to_tensors(plan, ids, labels=labels, pad_token_id=pad_token_id)
+    rows = pack_sequences(
+        ids, max_length, labels=labels, strategy=strategy, seed=seed, overlong=overlong,
+        pad_token_id=pad_token_id,
+    )  # fmt: skip
+    return _of_rows(batch_of_rows(rows))
 
 
 def pack_result_to_tensors(

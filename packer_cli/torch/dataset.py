@@ -9,7 +9,6 @@ process that reads them, on first use; those of a result at a URL are fetched in
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,14 +93,12 @@ class PackedDataset:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
-        kept = _cache_of(paths, cache, cache_bytes)
-        its_tokens = tokens_of_each(paths, tokens)
+        kept, its_tokens = _cache_of(paths, cache, cache_bytes), tokens_of_each(paths, tokens)
         self._parts = [_Part(*one, kept) for one in zip(paths, its_tokens, strict=True)]
         check_alike([part.packed for part in self._parts])
-        self._check_columns(None if columns is None else {PAIR, SIDE})
-        self.columns = self._chosen(columns)
         for part in self._parts if tokenizer_sha256 is not None else ():
-            _check_tokenizer(part, str(tokenizer_sha256))
+            part.check_tokenizer(str(tokenizer_sha256))
+        self.columns = _columns_of(self._parts, columns)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "foresight"}
@@ -146,7 +143,7 @@ class PackedDataset:
     def squared_lengths(self) -> Int64:
         """int64[rows], what attention costs in each row: the sum of its squared segment lengths."""
         found = [squared_lengths(part.packed) for part in self._parts]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)  # one is mapped
 
     @cached_property
     def _ends(self) -> Int64:
@@ -161,7 +158,7 @@ class PackedDataset:
 
         Raises IndexError.
         """
-        (number,), (part,) = self._places(self._numbers_of([row]))
+        (number,), (part,) = self._places([row])
         return self._parts[part].path, int(number)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
@@ -169,31 +166,21 @@ class PackedDataset:
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
         """The rows with these numbers, copied into one tensor for each column."""
-        wanted = self._numbers_of(rows)
-        if len(self._parts) == 1:
-            return self._gathered(0, wanted)
-        numbers, parts = self._places(wanted)
-        taken = [(part, np.flatnonzero(parts == part)) for part in np.unique(parts).tolist()]
+        numbers, parts = self._places(rows)
+        taken = [(part, np.flatnonzero(parts == part)) for part in np.unique(parts).tolist() or [0]]
         batches = [self._gathered(part, numbers[places]) for part, places in taken]
         return RowBatch.joined(batches, [places for _, places in taken])
 
-    def _numbers_of(self, rows: Sequence[int]) -> Int64:
-        """Rows as numbers from 0 on. Raises IndexError."""
+    def _places(self, rows: Sequence[int]) -> tuple[Int64, Int64]:
+        """(number in its result, which result) of rows. Raises IndexError."""
         count = len(self)
-        try:
-            wanted = np.fromiter(map(as_index, rows), np.int64, len(rows))
-        except OverflowError:
-            raise IndexError(f"row {max(rows, key=abs)} of {count}") from None
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
-            given = wanted.copy()
-            wanted[wanted < 0] += count
-            absent = (wanted < 0) | (wanted >= count)
-            if absent.any():
-                raise IndexError(f"row {given[absent][0]} of {count}")
-        return wanted
 
-    def _places(self, wanted: Int64) -> tuple[Int64, Int64]:
-        """(number in its result, which result) of rows."""
+        def number(row: int) -> int:
+            if not -count <= (plain := as_index(row)) < count:
+                raise IndexError(f"row {plain} of {count}")
+            return plain % count
+
+        wanted = np.fromiter(map(number, rows), np.int64, len(rows))
         parts = np.searchsorted(self._ends, wanted, side="right")
         return wanted - np.concatenate([[0], self._ends])[parts], parts
 
@@ -235,35 +222,31 @@ class PackedDataset:
             found.append(numbers)
         return found
 
-    def _check_columns(self, which: set[str] | None) -> None:
-        """Raise DataError, naming both, where one has a column that another lacks. `which`: only
-        these matter; pairs and other rows never go together.
-        """
-        first = self._parts[0]
-        for other in self._parts[1:]:
-            unlike = {*first.columns} ^ {*other.columns}
-            if unlike := unlike if which is None else unlike & which:
-                name = min(unlike)
-                has, lacks = (first, other) if name in first.columns else (other, first)
-                raise DataError(
-                    f"{has.path} has a column {name}, {lacks.path} has none",
-                    f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
-                )
 
-    def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        present = self._parts[0].columns
-        if columns is None:
-            return present
-        if isinstance(columns, str):
-            columns = [columns]
-        if not columns:
-            raise UsageError(f"columns: is empty; the directory has {', '.join(present)}")
-        for part in self._parts:
-            for name in columns:
-                part.check_column(name)
-        both = [PADDED_BOUNDARIES] if "cu_seqlens" in columns else []
-        always = [name for name in (*both, PAIR, SIDE) if name in present]
-        return tuple(dict.fromkeys([*columns, *always]))
+def _columns_of(parts: Sequence[_Part], chosen: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that rows get. Raises UsageError for one that a result lacks, and DataError for
+    results of unlike columns: where some are chosen, pairs and other rows still never go together.
+    """
+    first, chosen = parts[0], [chosen] if isinstance(chosen, str) else chosen
+    for other in parts[1:]:
+        unlike = {*first.columns} ^ {*other.columns}
+        if unlike := unlike if chosen is None else unlike & {PAIR, SIDE}:
+            name = min(unlike)
+            has, lacks = (first, other) if name in first.columns else (other, first)
+            raise DataError(
+                f"{has.path} has a column {name}, {lacks.path} has none",
+                f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
+            )
+    if chosen is None:
+        return first.columns
+    if not chosen:
+        raise UsageError(f"columns: is empty; the directory has {', '.join(first.columns)}")
+    for part in parts:
+        for name in chosen:
+            part.check_column(name)
+    both = [PADDED_BOUNDARIES] if "cu_seqlens" in chosen else []
+    always = [name for name in (*both, PAIR, SIDE) if name in first.columns]
+    return tuple(dict.fromkeys([*chosen, *always]))
 
 
 def _cache_of(
@@ -273,15 +256,13 @@ def _cache_of(
 ) -> Cache | None:
     """The cache for the URLs among these; None when there are none."""
     url = next((os.fspath(path) for path in paths if storage.is_url(os.fspath(path))), None)
-    if url is None:
-        if cache is not None or cache_bytes is not None:
-            raise UsageError(
-                f"{'cache' if cache is not None else 'cache_bytes'}: is for results at URLs, "
-                f"{os.fspath(paths[0])} is local and read in place",
-                "leave it out",
-            )
-        return None
-    if cache is None:
+    if url is None and (cache, cache_bytes) != (None, None):
+        raise UsageError(
+            f"{'cache' if cache is not None else 'cache_bytes'}: is for results at URLs, "
+            f"{os.fspath(paths[0])} is local and read in place",
+            "leave it out",
+        )
+    if url is not None and cache is None:
         raise UsageError(
             f"{url}: a URL, and no cache= says where its shards are kept",
             'PackedDataset(url, cache="/a/local/directory"), with room for the result or '
@@ -289,6 +270,8 @@ def _cache_of(
         )
     if cache_bytes is not None and cache_bytes < 1:
         raise UsageError(f"cache_bytes: {cache_bytes} is less than 1")
+    if cache is None:
+        return None
     return Cache(storage.local(cache, "a cache is a local directory").absolute(), cache_bytes)
 
 
@@ -341,37 +324,27 @@ class _Part:
         if name != SOURCE:
             if name not in self.columns:
                 raise one_of("columns", name, self.columns)
-        elif not self.facts.sources:
+        elif not self.facts.sources or "segments" not in self.facts.config.columns:
+            why = "has no sources, since no recipe made it"
+            if self.facts.sources:
+                why = "was packed without the column segments, by which sources are found"
             raise UsageError(
-                f"columns: {SOURCE!r}: {self.path} has no sources, since no recipe made it",
-                "leave it out, or pack a recipe",
-            )
-        elif "segments" not in self.facts.config.columns:
-            raise UsageError(
-                f"columns: {SOURCE!r}: {self.path} was packed without the column segments, by "
-                "which sources are found",
-                "leave it out, or pack again with that column",
+                f"columns: {SOURCE!r}: {self.path} {why}",
+                "leave it out, or pack a recipe with that column",
             )
 
-
-def _check_tokenizer(part: _Part, expected: str) -> None:
-    if not re.fullmatch("([0-9a-fA-F]{64})?", expected):
-        raise UsageError(
-            f"tokenizer_sha256: {expected!r} is not a digest",
-            "sha256sum tokenizer.json prints it",
+    def check_tokenizer(self, expected: str) -> None:
+        """Raise DataError where rows were packed with another tokenizer."""
+        tokenizer, description = self.facts.tokenizer, "from token ids, without a tokenizer"
+        if tokenizer is not None:
+            if tokenizer.sha256 == expected.lower():
+                return
+            description = f"with {tokenizer.source}, sha256 {tokenizer.sha256}"
+        raise DataError(
+            f"{self.path}: was packed {description}; tokenizer_sha256 is {expected}",
+            "pack again with --tokenizer set to the trainer's, of which sha256sum tokenizer.json "
+            "prints the digest; one that was only saved again may have another",
         )
-    tokenizer = part.facts.tokenizer
-    if tokenizer is None:
-        description = "was packed from token ids, without a tokenizer"
-    elif tokenizer.sha256 == expected.lower():
-        return
-    else:
-        description = f"was packed with {tokenizer.source}, sha256 {tokenizer.sha256}"
-    raise DataError(
-        f"{part.path}: {description}; the trainer's tokenizer has {expected}",
-        "pack again with --tokenizer set to the trainer's; one that was only saved again may "
-        "have another digest and the same tokens",
-    )
 
 
 @dataclass(frozen=True)
@@ -390,7 +363,7 @@ class RowBatch:
     @classmethod
     def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
         """The rows of several batches of alike columns, those of each in its places."""
-        if len(batches) == 1:
+        if len(batches) == 1:  # all of them, in order
             return batches[0]
         order = np.argsort(np.concatenate(places))
         columns = {}
@@ -453,9 +426,8 @@ class RowBatch:
         if own is None:
             return None
         sizes = np.diff(own.ends)
-        padding = documents - sizes
-        if ((padding < 0) | (padding > 1)).any():
-            row = int(((padding < 0) | (padding > 1)).argmax())
+        if (wrong := ~np.isin(documents - sizes, (0, 1))).any():
+            row = int(wrong.argmax())
             raise DataError(
                 f"row {row} of a batch has {documents[row]} documents, and sources of {sizes[row]}",
                 PACK_AGAIN,
@@ -475,41 +447,42 @@ def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
     """
     if not len(rows):
         raise UsageError("a collator of packed rows got no rows")
-    if isinstance(rows, RowBatch):
-        batch = rows
-    else:
-        if not all(isinstance(row, Mapping) for row in rows):
-            raise UsageError("a collator of packed rows got something other than rows")
-        if unlike := {name for row in rows for name in row.keys() ^ rows[0].keys()}:
-            raise UsageError(
-                f"some rows of a batch have {min(unlike)}, others do not",
-                "pack datasets that are trained on together with the same options",
-            )
-        batch = RowBatch(
-            {name: torch.stack([torch.as_tensor(row[name]) for row in rows])
-             for name in rows[0] if name not in (*RAGGED, "segments")},
-            {name: Lists.of([row[name] for row in rows]) for name in RAGGED if name in rows[0]},
-        )  # fmt: skip
-    if "cu_seqlens" not in batch.ragged and "position_ids" in batch.columns:
-        starts = [np.flatnonzero(row == 0) for row in batch.columns["position_ids"].numpy()]
+    batch = rows if isinstance(rows, RowBatch) else _stacked(rows)
+    columns, ragged = batch.columns, batch.ragged
+    if "cu_seqlens" not in ragged and "position_ids" in columns:
+        starts = [np.flatnonzero(row == 0) for row in columns["position_ids"].numpy()]
         edges = Lists.of([np.append(row, batch.max_length) for row in starts])
-        batch = RowBatch(batch.columns, {**batch.ragged, "cu_seqlens": edges})
-    for name, values in (("input_ids", batch.columns), ("cu_seqlens", batch.ragged)):
+        batch = RowBatch(columns, ragged := {**ragged, "cu_seqlens": edges})
+    for name, values in (("input_ids", columns), ("cu_seqlens", ragged)):
         if name not in values:
             raise UsageError(
                 f"rows without {name}" + (" or position_ids" if name == "cu_seqlens" else ""),
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "
                 "removes it unless remove_unused_columns=False",
             )
-    of_both = {PAIR, SIDE} & batch.ragged.keys()
-    if of_pairs and len(of_both) < 2:
+    if of_pairs and not ragged.keys() >= {PAIR, SIDE}:
         raise UsageError(
             "rows without pair and side, for a collator of pairs",
             "pack with --shape preference; varlen_collate takes other rows",
         )
-    if of_both and not of_pairs:
+    if not of_pairs and not ragged.keys().isdisjoint((PAIR, SIDE)):
         raise of_pairs_error("rows of pairs, for a collator of other rows")
     return batch
+
+
+def _stacked(rows: Any) -> RowBatch:
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise UsageError("a collator of packed rows got something other than rows")
+    if unlike := {name for row in rows for name in row.keys() ^ rows[0].keys()}:
+        raise UsageError(
+            f"some rows of a batch have {min(unlike)}, others do not",
+            "pack datasets that are trained on together with the same options",
+        )
+    fixed = [name for name in rows[0] if name not in (*RAGGED, "segments")]
+    return RowBatch(
+        {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in fixed},
+        {name: Lists.of([row[name] for row in rows]) for name in RAGGED if name in rows[0]},
+    )
 
 
 def of_pairs_error(what: str) -> UsageError:

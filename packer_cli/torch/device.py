@@ -13,7 +13,7 @@ goes for tensors that are on a GPU already.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,75 +44,60 @@ def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator
     if depth < 2:
         raise UsageError(f"depth: {depth} is less than 2: no copy would overlap a step")
     if device.type == "cpu":
-        return (_like(batch, _widened(_named(batch))) for batch in loader)
+        return (_each_tensor(batch, _widened) for batch in loader)
     if device.type != "cuda":
         raise UsageError(f"to_device: {device} is neither a CPU nor CUDA")
     return _ahead(loader, device, depth)
 
 
-def _named(batch: Any) -> dict[Any, Any]:
-    """A batch's values by name, the same objects for as long as they are sent.
-
-    A name is (name,), and (name, name in it, ...) in dicts in the batch: masks of several kinds,
-    the inputs of a batch of pairs.
+def _each_tensor(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
+    """A batch with other tensors: `change` takes the name of each, and in dicts in the batch (masks
+    of several kinds, the inputs of a batch of pairs) its names from the outermost on.
     """
-    if isinstance(batch, PackedBatch):
-        return dict(_paths(vars(batch)))
-    if isinstance(batch, Mapping):
-        return dict(_paths(batch))
-    raise UsageError(
-        f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
-        "give the loader a collator of packer_cli.torch",
-    )
+    if not isinstance(batch, PackedBatch | Mapping):
+        raise UsageError(
+            f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
+            "give the loader a collator of packer_cli.torch",
+        )
+    values: Any = vars(batch) if isinstance(batch, PackedBatch) else batch
+    changed = dict(values)
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor):
+            changed[key] = change(f"{name}/{key}", value)
+        elif isinstance(value, Mapping):
+            changed[key] = _each_tensor(value, change, f"{name}/{key}")
+    return PackedBatch(**changed) if isinstance(batch, PackedBatch) else changed
 
 
-def _paths(batch: Mapping[Any, Any], outer: Any = ()) -> Iterator[tuple[Any, Any]]:
-    for name, value in batch.items():
-        if isinstance(value, Mapping):
-            yield from _paths(value, (*outer, name))
-        else:
-            yield (*outer, name), value
+def _widened(name: str, tensor: Any) -> Any:
+    return tensor.long() if name.rpartition("/")[2] in _WIDENED else tensor
 
 
-def _like(batch: Any, values: dict[Any, Any]) -> Any:
-    content: dict[str, Any] = {}
-    for (*outer, name), value in values.items():
-        inner = content
-        for one in outer:
-            inner = inner.setdefault(one, {})
-        inner[name] = value
-    return PackedBatch(**content) if isinstance(batch, PackedBatch) else content
-
-
-def _widened(batch: dict[Any, Any]) -> dict[Any, Any]:
-    return {
-        name: value.long() if name[-1] in _WIDENED and isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
-
-
-def _ahead(loader: Iterable[Any], device: Any, depth: int) -> Iterator[dict[str, Any]]:
+def _ahead(loader: Iterable[Any], device: Any, depth: int) -> Iterator[Any]:
     with torch.cuda.device(device):
         device = torch.device("cuda", torch.cuda.current_device())  # whichever is current later
         stream = torch.cuda.Stream()
         ring = deque(_Slot(stream) for _ in range(depth))
-    on_their_way: deque[tuple[Any, dict[Any, Any], Any]] = deque()
+    on_their_way: deque[tuple[Any, Any]] = deque()
     for batch in loader:
         ring.rotate(-1)
-        on_their_way.append((batch, *ring[0].send(_named(batch), device)))
+        on_their_way.append(ring[0].send(batch, device))
         if len(on_their_way) == depth:
             yield _arrived(*on_their_way.popleft(), device)
     while on_their_way:
         yield _arrived(*on_their_way.popleft(), device)
 
 
-def _arrived(batch: Any, sent: dict[Any, Any], copied: Any, device: Any) -> Any:
+def _arrived(batch: Any, copied: Any, device: Any) -> Any:
     step = torch.cuda.current_stream(device)
     step.wait_event(copied)
-    for value in sent.values():
-        if isinstance(value, torch.Tensor) and value.device == device:
-            value.record_stream(step)  # or its memory could be reused while the step reads it
-    return _like(batch, _widened(sent))  # here, on the step's stream, also what was on the GPU
+
+    def kept(name: str, tensor: Any) -> Any:
+        if tensor.device == device:
+            tensor.record_stream(step)  # or its memory could be reused while the step reads it
+        return _widened(name, tensor)  # here, on the step's stream, also what was on the GPU
+
+    return _each_tensor(batch, kept)
 
 
 class _Slot:
@@ -121,30 +106,28 @@ class _Slot:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._copied = torch.cuda.Event()
-        self._buffers: dict[Any, Any] = {}
+        self._buffers: dict[str, Any] = {}
 
-    def send(self, batch: dict[Any, Any], device: Any) -> tuple[dict[Any, Any], Any]:
+    def send(self, batch: Any, device: Any) -> tuple[Any, Any]:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
-        sent: dict[int, Any] = {}  # by id: cu_seq_lens_q and _k are the same tensor
-        moved = {}
+
+        def copied(name: str, tensor: Any) -> Any:
+            if tensor.is_cuda:
+                return tensor  # this stream could read it before it is written
+            pinned = tensor if tensor.is_pinned() else self._pinned(name, tensor)
+            return _widened(name, pinned.to(device, non_blocking=True))
+
         with torch.cuda.stream(self._stream):
-            for name, value in batch.items():
-                if not isinstance(value, torch.Tensor) or value.is_cuda:
-                    moved[name] = value  # this stream could read it before it is written
-                    continue
-                if id(value) not in sent:
-                    pinned = value if value.is_pinned() else self._pinned(name, value)
-                    sent[id(value)] = pinned.to(device, non_blocking=True)
-                moved |= _widened({name: sent[id(value)]})
+            moved = _each_tensor(batch, copied)
             self._copied.record()
         return moved, self._copied
 
-    def _pinned(self, name: Any, value: Any) -> Any:
-        """The value in the buffer of this name, which grows when it is too small."""
+    def _pinned(self, name: str, tensor: Any) -> Any:
+        """The tensor in the buffer of this name, which grows when it is too small."""
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.dtype != value.dtype or buffer.numel() < value.numel():
-            buffer = torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
+        if buffer is None or buffer.dtype != tensor.dtype or buffer.numel() < tensor.numel():
+            buffer = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
             self._buffers[name] = buffer
-        place = buffer[: value.numel()].view(value.shape)
-        return place.copy_(value)
+        place = buffer[: tensor.numel()].view(tensor.shape)
+        return place.copy_(tensor)

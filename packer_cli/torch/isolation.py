@@ -37,12 +37,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -192,34 +191,39 @@ def check_suitable(collator: str, config: Any, form: str = "") -> None:
         return
     attention, code = attention_of(config), _code_of(config)
     kind = getattr(text_config(config), "model_type", type(config).__name__)
-    if is_recurrent(config) and not code.follows_numbers:
-        raise UsageError(
-            f"{collator}: layers of {kind} look at no boundaries, and documents would see each "
-            "other",
+    masked, wanted = collator == "block_mask_collate", "mask"
+    if attention == "flex_attention":
+        wanted = "documents"
+    blind = f"{attention or 'attention'} does not look at positions"
+    apart = ", and documents would see each other"
+    for refused, why, tip in (
+        (
+            is_recurrent(config) and not code.follows_numbers,
+            f"layers of {kind} look at no boundaries{apart}",
             "separate_collate",
-        )
-    if collator == "block_mask_collate" and attention not in _BY_POSITIONS:
-        raise UsageError(
-            f"block_mask_collate: {attention} takes no masks", "varlen_collate or padded_collate"
-        )
-    if collator == "block_mask_collate":
-        taken = "documents" if attention == "flex_attention" else "mask"
-        if attention is not None and form != taken:
-            raise UsageError(
-                f"block_mask_collate: {attention} takes no masks of form={form!r}",
-                f"form={taken!r}",
-            )
-    elif attention in _BY_POSITIONS and not code.follows_positions:
-        raise UsageError(
-            f"{collator}: in {kind}, {attention or 'attention'} does not look at positions, "
-            "and documents would see each other",
+        ),
+        (
+            masked and attention not in _BY_POSITIONS,
+            f"{attention} takes no masks",
+            "varlen_collate or padded_collate",
+        ),
+        (
+            masked and attention is not None and form != wanted,
+            f"{attention} takes no masks of form={form!r}",
+            f"form={wanted!r}",
+        ),
+        (
+            not masked and attention in _BY_POSITIONS and not code.follows_positions,
+            f"in {kind}, {blind}{apart}",
             "block_mask_collate with config=, or FlashAttention, or separate_collate",
-        )
+        ),
+    ):
+        if refused:
+            raise UsageError(f"{collator}: {why}", tip)
 
 
-@dataclass(frozen=True)
-class _Code:
-    """What is read from a family's modeling_*.py.
+class _Code(NamedTuple):
+    """What is read from a family's modeling_*.py; of a model of your own, no problem.
 
     follows_positions  each `forward` passes positions to what makes its masks; where none makes
                        any, there is no attention, or one of its own that ignores positions
@@ -232,7 +236,6 @@ class _Code:
 
 
 def _code_of(config: Any) -> _Code:
-    """What the code of a config's family shows; for a model of your own, no problem."""
     module = sys.modules.get(type(text_config(config)).__module__)
     path = Path(getattr(module, "__file__", None) or "")
     if not path.name.startswith("configuration_"):
@@ -245,24 +248,20 @@ def _read(path: Path) -> _Code:
     if not path.is_file():
         return _Code()
     code = path.read_text(encoding="utf-8")
-    tree = ast.parse(code)
+    nodes = list(ast.walk(ast.parse(code)))
     makers = [
-        function
-        for function in _functions(tree)
-        if function.name in ("forward", "_create_attention_masks")
-        and any(_makes_causal_mask(node) for node in ast.walk(function))
+        node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and node.name in ("forward", "_create_attention_masks")
+        and any(map(_makes_causal_mask, ast.walk(node)))
     ]
     kernels = "use_kernel_func_from_hub_with_fallback" in code
     # kernels of the first Mamba scan without looking at seq_idx
-    follows_numbers = kernels and "selective_scan_fn" not in code and _passes_kwargs_on(tree)
+    follows_numbers = kernels and "selective_scan_fn" not in code and _passes_kwargs_on(nodes)
     if not makers:
-        return _Code(follows_positions=follows_numbers, follows_numbers=follows_numbers)
-    by_positions = all("position_ids" in _arguments(function) for function in makers)
-    return _Code(by_positions, follows_numbers)
-
-
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        return _Code(follows_numbers, follows_numbers)
+    return _Code(all("position_ids" in _arguments(one) for one in makers), follows_numbers)
 
 
 def _makes_causal_mask(node: ast.AST) -> bool:
@@ -276,34 +275,33 @@ def _arguments(function: ast.FunctionDef) -> set[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and _makes_causal_mask(node):
             names |= {one.arg for one in node.keywords if one.arg}
-        elif isinstance(node, ast.Dict):
+        elif isinstance(node, ast.Dict):  # arguments of several masks, made once
             keys = {str(one.value) for one in node.keys if isinstance(one, ast.Constant)}
-            names |= (
-                keys if "inputs_embeds" in keys else set()
-            )  # arguments of several masks, made once
+            names |= keys if "inputs_embeds" in keys else set()
     return names
 
 
-def _passes_kwargs_on(tree: ast.AST) -> bool:
+def _passes_kwargs_on(nodes: Sequence[ast.AST]) -> bool:
     """Whether a causal language model passes its **kwargs on to its layers: there is a call
     self.model(..., **kwargs), but for the loss function's.
     """
-    forwards = [
-        function
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name.endswith("ForCausalLM")
-        for function in _functions(node)
-        if function.name == "forward"
-    ]
-    return all(
-        any(
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr != "loss_function"
-            and any(one.arg is None for one in node.keywords)
-            for node in ast.walk(forward)
+
+    def passes(forward: ast.AST) -> bool:
+        calls = [node for node in ast.walk(forward) if isinstance(node, ast.Call)]
+        return any(
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr != "loss_function"
+            and any(one.arg is None for one in call.keywords)
+            for call in calls
         )
-        for forward in forwards
+
+    models = [one for one in nodes if isinstance(one, ast.ClassDef)]
+    return all(
+        passes(function)
+        for model in models
+        if model.name.endswith("ForCausalLM")
+        for function in ast.walk(model)
+        if isinstance(function, ast.FunctionDef) and function.name == "forward"
     )
 
 

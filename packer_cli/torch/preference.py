@@ -95,8 +95,9 @@ def _collate(config: Any, collate: Collate | None) -> Collate:
 class _Answers:
     """The answers of rows of pairs, and where they are in the rows end to end.
 
-    sizes, rows   int64[rows], how many are in each row, and int64[S], the row of each
+    rows          int64[S], the row of each
     begins, ends  int64[S], of prompt and answer, without what follows up to a segment multiple
+    pair, side    int64[S], bool[S], as rows have them
     targets       int64[K], the places of tokens that are trained on
     answers       int64[K], the answer that each is of
     """
@@ -106,11 +107,16 @@ class _Answers:
         batch.boundaries()  # raises for invalid ones
         real = batch.ragged["cu_seqlens"]
         laid = batch.ragged.get(PADDED_BOUNDARIES, real)
-        self.sizes = np.diff(real.ends) - 1  # of each row
-        self.rows = np.repeat(np.arange(len(batch)), self.sizes)  # of each answer
+        sizes = np.diff(real.ends) - 1  # of each row
+        self.rows = np.repeat(np.arange(len(batch)), sizes)
         within = np.delete(laid.values, laid.ends[1:] - 1).astype(np.int64)
         self.begins = within + self.rows * batch.max_length
         self.ends = self.begins + np.delete(np.diff(real.values), real.ends[1:-1] - 1)
+        pair, side = batch.ragged[PAIR], batch.ragged[SIDE]
+        alike = all(np.array_equal(np.diff(one.ends), sizes) for one in (pair, side))
+        if not alike or not np.isin(side.values, (0, 1)).all():
+            raise DataError("pair and side are not a number and 0 or 1 of each segment", PACK_AGAIN)
+        self.pair, self.side = pair.values.astype(np.int64), side.values == 1
         name = next((name for name in _LABELS if name in batch.columns), None)
         if name is None:
             raise UsageError(
@@ -123,90 +129,71 @@ class _Answers:
         inside = self.targets > self.begins[self.answers]  # its first token is predicted by none
         if not (inside & (self.targets < self.ends[self.answers])).all():
             raise DataError("a label is on no token, or on the first of a segment", PACK_AGAIN)
-        nothing = np.bincount(self.answers, minlength=len(self.begins)) == 0
-        if nothing.any():  # its log-probability would be 0, the highest
+        self.lengths = np.bincount(self.answers, minlength=len(self.begins))
+        if not self.lengths.all():  # its log-probability would be 0, the highest
+            row = self.rows[self.lengths.argmin()]
             raise DataError(
-                f"row {self.rows[nothing.argmax()]} of a batch has an answer without a token that "
-                "is trained on",
-                PACK_AGAIN,
+                f"row {row} of a batch has an answer without a token that is trained on", PACK_AGAIN
             )
 
     @property
     def desirable(self) -> Any:
         """bool[S]."""
-        return torch.from_numpy(self._of_answers(SIDE) == 1)
-
-    def _of_answers(self, name: str) -> Int64:
-        """int64[S], what a column has for each."""
-        lists = self.batch.ragged[name]
-        sizes = np.diff(lists.ends)
-        if (sizes != self.sizes).any():
-            row = int((sizes != self.sizes).argmax())
-            raise DataError(
-                f"row {row} of a batch has {self.sizes[row]} segments, and {sizes[row]} values in "
-                f"{name}",
-                PACK_AGAIN,
-            )
-        if name == SIDE and not np.isin(lists.values, (0, 1)).all():
-            raise DataError(f"{SIDE} is {lists.values.tolist()}, not 0 or 1 each", PACK_AGAIN)
-        return lists.values.astype(np.int64)
+        return torch.from_numpy(self.side)
 
     def sides(self) -> int:
         """How many answers a record has: 2, or 1 where all have a label. UsageError for both."""
-        both = np.stack([self.rows, self._of_answers(PAIR)])
-        counts = np.unique(both, axis=1, return_counts=True)[1]
-        if len(set(counts.tolist())) > 1:
+        records = np.stack([self.rows, self.pair])
+        counts = np.unique(records, axis=1, return_counts=True)[1]
+        if (counts != counts[0]).any():
             raise UsageError(
                 "unpaired_collate: a batch has pairs, and answers with a label beside them",
                 "train on them one after the other: losses estimate with other records of a batch",
             )
-        return int(counts.max(initial=1))
+        return int(counts[0])
 
     def pairs(self) -> dict[str, Any]:
         """desirable, chosen and rejected. Raises for answers without another side."""
-        rows = self.rows
-        numbers, sides = self._of_answers(PAIR), self._of_answers(SIDE)
-        order = np.lexsort((1 - sides, numbers, rows))  # both sides of a pair, the chosen one first
+        order = np.lexsort((~self.side, self.pair, self.rows))  # of a pair the chosen one first
         chosen, rejected = order[::2], order[1::2]
-        if len(order) % 2 or not (
-            (rows[chosen] == rows[rejected]).all()
-            and (numbers[chosen] == numbers[rejected]).all()
-            and (sides[chosen] > sides[rejected]).all()
+        if (
+            len(order) % 2
+            or not (
+                (self.rows[chosen] == self.rows[rejected])
+                & (self.pair[chosen] == self.pair[rejected])
+                & (self.side[chosen] > self.side[rejected])
+            ).all()
         ):
             raise UsageError(
                 "preference_collate: not every answer has another side, chosen or rejected",
                 "unpaired_collate takes records with a label",
             )
-        return {
-            "desirable": self.desirable,
-            "chosen": torch.from_numpy(chosen),
-            "rejected": torch.from_numpy(rejected),
-        }
+        both = {"chosen": chosen, "rejected": rejected}
+        return {"desirable": self.desirable} | {n: torch.from_numpy(v) for n, v in both.items()}
 
     def collated(self, collate: Collate) -> dict[str, Any]:
         """A batch without what pairs say: see above."""
-        plain = (*_LABELS, PAIR, SIDE)
+        batch, plain = self.batch, (*_LABELS, PAIR, SIDE)
         inputs = collate(
             RowBatch(
-                {name: v for name, v in self.batch.columns.items() if name not in plain},
-                {name: v for name, v in self.batch.ragged.items() if name not in plain},
+                {name: v for name, v in batch.columns.items() if name not in plain},
+                {name: v for name, v in batch.ragged.items() if name not in plain},
             )
         )
         # where segments begin in the inputs, end to end: as in the rows, unless each has its own
         starts, shape = self.begins, tuple(inputs["input_ids"].shape)
-        rows, length = len(self.batch), self.batch.max_length
-        if shape not in ((1, rows * length), (rows, length)):
+        if shape not in ((1, len(batch) * batch.max_length), (len(batch), batch.max_length)):
             starts = np.arange(len(self.begins)) * shape[-1]
-        ids = self.batch.columns["input_ids"].numpy().reshape(-1)
-        shift = (starts - self.begins)[self.answers]
-        return {
-            "inputs": inputs,
-            "places": torch.from_numpy(self.targets - 1 + shift),
-            "targets": torch.from_numpy(ids[self.targets].astype(np.int64)),
-            "answers": torch.from_numpy(self.answers),
-            "lengths": torch.from_numpy(np.bincount(self.answers, minlength=len(starts))),
-            "last_tokens": torch.from_numpy(self.ends - 1 + starts - self.begins),
+        moved = starts - self.begins
+        ids = batch.columns["input_ids"].numpy().reshape(-1)
+        numbers = {
+            "places": self.targets - 1 + moved[self.answers],
+            "targets": ids[self.targets].astype(np.int64),
+            "answers": self.answers,
+            "lengths": self.lengths,
+            "last_tokens": self.ends - 1 + moved,
         }
+        return {"inputs": inputs} | {n: torch.from_numpy(v) for n, v in numbers.items()}
 
     def mismatched(self) -> RowBatch:
         """One row of each prompt with the answer of the record before it. A prompt ends at the
@@ -218,9 +205,7 @@ class _Answers:
                 "mismatched: a batch of one record has no answers to other prompts",
                 "train with more rows in a batch, and drop_last=True",
             )
-        own = np.searchsorted(self.targets, self.begins)
-        firsts = np.append(self.targets, self.batch.columns["input_ids"].numel())[own]
-        firsts = np.minimum(firsts, self.ends)  # of nothing but a prompt
+        firsts = self.targets[np.searchsorted(self.targets, self.begins)]
         places, edges = [], [0]
         for answer in range(count):
             other = answer - sides  # of another record, and each answer once
@@ -232,7 +217,8 @@ class _Answers:
         labels = torch.full_like(ids, IGNORED)
         labels[self.targets] = ids[self.targets]
         columns = {"input_ids": ids[taken][None], "labels": labels[taken][None]}
-        return RowBatch(columns, {"cu_seqlens": Lists.of([edges])})
+        answers = {PAIR: Lists.of([self.pair]), SIDE: Lists.of([self.side])}
+        return RowBatch(columns, {"cu_seqlens": Lists.of([edges])} | answers)
 
 
 _AT_ONCE = 1 << 25  # logits in float32: 128 MiB

@@ -155,6 +155,7 @@ def changed(**columns: Any) -> list[Any]:
 FEWER = [row["labels"].tolist()[: row["cu_seqlens"][2]] + [-100] * 7 for row in rows_of(PAIRS, 12)]
 NO_ANSWER = "of a batch has an answer without a token"  # it would be the likeliest of all
 BOTH = "a batch has pairs, and answers with a label beside"
+NOT_EACH = "pair and side are not a number and 0 or 1 of each segment"
 NO_SIDE = "not every answer has another side"
 WRONG: list[tuple[Any, list[Any], str]] = [
     (of_pairs, changed(pair=None, side=None), "rows without pair and side"),
@@ -171,9 +172,9 @@ WRONG: list[tuple[Any, list[Any], str]] = [
     (of_pairs, changed(labels=None), "without labels"),
     (unpaired, [*rows_of(PAIRS, 12), *rows_of(LABELLED, 12)], BOTH),
     (partial(unpaired, mismatched=True), [*rows_of(PAIRS, 12), *rows_of(LABELLED, 12)], BOTH),
-    (of_pairs, changed(side=[1, 0, 2, 0]), "side is .*not 0 or 1"),
-    (of_pairs, changed(side=[1, 0, 1]), "row 0 of a batch has 4 segments, and 3 values in side"),
-    (of_pairs, changed(pair=[0, 0, 1, 1, 2]), "row 0 of a batch has 4 segments, and 5 values in p"),
+    (of_pairs, changed(side=[1, 0, 2, 0]), NOT_EACH),
+    (of_pairs, changed(side=[1, 0, 1]), NOT_EACH),
+    (of_pairs, changed(pair=[0, 0, 1, 1, 2]), NOT_EACH),
     (of_pairs, changed(labels=[9] * 12), "a label is on no token, or on the first of a segment"),
     *((how, rows, f"row {number} {NO_ANSWER}") for how in (of_pairs, unpaired)
       for number, rows in enumerate((changed(labels=FEWER[0][:12]),

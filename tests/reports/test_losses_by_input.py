@@ -98,7 +98,7 @@ def test_stats_show_the_inputs_that_lost_something(folder: Path) -> None:
     pack("a.jsonl", "b.jsonl", "c.jsonl", "-l", 16, "--overlong", "drop")
     lines = packer("stats", "out", "--by", "input").stdout.splitlines()
     first = next(
-        i for i, line in enumerate(lines) if line.split() == ["dropped", "(tokens)", "input"]
+        i for i, line in enumerate(lines) if line.split() == ["dropped", "their", "tokens", "input"]
     )
     assert [line.split() for line in lines[first + 1 :] if line] == [
         ["2", "121", "a.jsonl"], ["1", "31", "c.jsonl"],

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -25,8 +24,6 @@ from support import assert_error, contents, jsonl, packer, packer_process, packe
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions, RunOptions
-from packer_cli.reports.page import draw
-from packer_cli.reports.report import document_lengths
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"
 DOCUMENTS = SAMPLES / "documents.jsonl"
@@ -500,47 +497,27 @@ def test_a_page_with_the_same_figures(folder: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "wrote plan.html\n"), result.stderr
     content = Path("plan.html").read_bytes()
     assert_stands_alone(content)
-    page = Page(content)
-    rows, costs, cut, fill = (table for table in page.tables if table[0][0] == "max length")
+    drawn = Page(content)
+    used, rows, costs, cut = (table for table in drawn.tables if table[0][0] == "max length")
+    fills = [table[1:] for table in drawn.tables if table[0][0] == "full"]
     outcomes = planned(DOCUMENTS, *options, "--batch-tokens", "1M")["outcomes"]
     for number, one in enumerate(outcomes, 1):
         length, way = f"{one['max_length']:,}", one["strategy"]
         share = f"{one['utilization']:.2%}"
+        assert used[number][:3] == [length, way, share]
         assert rows[number][:4] == [length, way, f"{one['rows']:,}", share]
         assert costs[number][-2:] == [f"{one['attention_share']:.2%}", f"{one['steps']:,}"]
         assert cut[number] == [length, way, f"{one['cut_documents']:,}"]
-        assert fill[number][0] == f"{length}, {way}"
-        assert sum(int(cell.replace(",", "")) for cell in fill[number][1:]) == one["rows"]
-        assert f"{way}, {length}: {share}" in page.tips  # of a curve
-        assert f"Histogram of row fill, {length}, {way}" in page.charts
-    places = [float(value) for name, value in page.attributes if name == "y" and "." in value]
-    assert all(0 <= place <= 300 for place in places)
+        assert sum(int(line[1].replace(",", "")) for line in fills[number - 1]) == one["rows"]
+        assert f"{length}, {way}" in drawn.text
+    marks = [line[3] for line in drawn.table("tokens") if line[3]]
+    assert marks == ["▴ max_length 512", "▴ max_length 131,072"]
     assert packer("plan", DOCUMENTS, *options, "--batch-tokens", "1M", "--html",
                   "-").stdout_bytes == content  # fmt: skip
     none = packer("plan", DOCUMENTS, "-l", "128k", "-t", "bytes", "-q", "--html", "-")
     assert "No document is cut, truncated or dropped." in none.stdout
     Path("mine.txt").write_text("not a page")
     assert_error(packer("plan", DOCUMENTS, *options, "--html", "mine.txt"), 2, "mine.txt")
-
-
-@pytest.mark.parametrize(
-    "lengths", [[2**n for n in range(4, 14)], [512, 600, 700], [16, 17, 4096], [4096], [1 << 20]]
-)
-def test_no_line_of_a_length_crosses_a_label(lengths: list[int]) -> None:
-    """On a phone, where a chart is some 250 pixels wide. A line goes down from its own label."""
-    drawing = draw(document_lengths([0, 0, 0, 9, *[0] * 8, 1, *[0] * 19], lengths), "x").drawing
-    tags = re.findall('<(?:line|text) class="(?:mark|name)".*?>', drawing)
-    shapes = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in tags]
-    labels = re.findall('<text class="name".*?>(.*?)<', drawing)
-    assert len(labels) == len(lengths)
-    for number, label in enumerate(shapes[1::2]):
-        width = len(labels[number]) * 6.6
-        at = (float(label["x"][:-1]) - 14) * 3
-        begin, end = (at - width, at) if label["text-anchor"] == "end" else (at, at + width)
-        assert -60 < begin < end < 260
-        for other, line in enumerate(shapes[::2]):
-            if other != number and begin < (float(line["x1"][:-1]) - 14) * 3 < end:
-                assert float(line["y1"]) >= float(label["y"])
 
 
 @pytest.mark.usefixtures("large")

@@ -11,7 +11,7 @@ from support import packer
 
 from packer_cli.options.options import Stage
 from packer_cli.reports.page import page
-from packer_cli.reports.report import Report, Section, Share, Shares, Table
+from packer_cli.reports.report import Report, Section, SourceLine, table_of_sources
 
 _STAGED = {"web": {"weight": 0.6}, "code": {"weight": 0.3}, "chat": {"weight": 0.1}}
 
@@ -29,13 +29,14 @@ def test_the_page_of_a_result_has_its_sources() -> None:
     write_sources()
     pack_mixed(recipe_of(IN_SHARES, validation_share=0.1, dedup="exact"))
     drawn = _stats_page("out/train")
-    assert "Shares of sources" in drawn.charts
+    assert "Sources, in shares of tokens" in drawn.text
     (shares, left_out) = [table for table in drawn.tables if table[0][0] == "source"]
     assert [line[0] for line in shares[1:]] == ["web", "code", "chat"]
-    assert shares[0] == ["source", "documents", "tokens", "trained", "epochs", "asked", "reached"]
-    for name, *_, asked, reached in shares[1:]:
-        assert f"{name}: {asked} asked" in drawn.tips
-        assert f"{name}: {reached} reached" in drawn.tips
+    columns = ["source", "documents", "tokens", "trained", "epochs", "asked", "reached"]
+    assert shares[0] == [*columns, "asked, and below it reached"]
+    parts = [float(cell[:-1]) for line in shares[1:] for cell in line[5:7]]
+    widths = [float(width[:-1]) for width in drawn.widths[: len(parts)]]
+    assert widths == pytest.approx([100 * part / max(parts) for part in parts], abs=0.1)
     assert left_out[0] == ["source", "held out", "duplicates"]
     assert "Documents left out" in drawn.text
 
@@ -73,30 +74,17 @@ def test_the_page_of_a_plan_has_sources_for_each_length() -> None:
     content = Path("page.html").read_bytes()
     assert_stands_alone(content)
     drawn = Page(content)
-    assert {"Shares of sources, max_length 64", "Shares of sources, max_length 128"} <= {
-        *drawn.charts
-    }
+    for length in (64, 128):
+        assert f"Sources at max_length {length}, in shares of tokens" in drawn.text
     tables = [table for table in drawn.tables if table[0][0] == "source"]
     assert [[line[0] for line in table[1:]] for table in tables] == [["web", "code"]] * 2
 
 
-def _page_of(shares: list[Share]) -> Page:
-    head = ["source", "asked", "reached"]
-    rows = [[one.name, f"{one.asked:.2%}", f"{one.reached:.2%}"] for one in shares]
-    part = Shares(shares, Table("", head, rows), "tokens")
-    content = page(Report("title", [], {}, "", sections=[Section("Sources", [part])]))
-    assert_stands_alone(content)
-    return Page(content)
-
-
 def test_names_are_escaped_and_many_sources_stay_a_small_page() -> None:
-    drawn = _page_of([Share(f"<b>{i}</b>" + "x" * 200, 1 / 300, 1 / 300) for i in range(300)])
+    lines = [SourceLine(f"<b>{i}</b>" + "x" * 200, {}, 1.0, 1 / 300, 1 / 300) for i in range(300)]
+    content = page(Report("title", sections=[Section("", [table_of_sources("", lines)])]))
+    assert_stands_alone(content)
+    drawn = Page(content)
     assert "b" not in drawn.tags
-    assert "Drawn: the 40 largest of 300." in drawn.text
     assert len(drawn.table("source")) == 300
-    assert "Each is within 0.01% of what is asked." in drawn.text
-
-
-def test_the_source_that_is_farthest_from_its_share_is_named() -> None:
-    drawn = _page_of([Share("web", 0.75, 0.80), Share("code", 0.25, 0.20)])
-    assert "Farthest from what is asked: web, by 5.00%." in drawn.text
+    assert len(content) < 300_000

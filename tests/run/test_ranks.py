@@ -13,9 +13,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from altered import altered, unaltered
+from altered import faulty, unaltered
 from support import (
-    KILLED_WHILE_REPLACING,
     assert_error,
     contents,
     jsonl,
@@ -53,7 +52,7 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
         done = packer(*rank(number, 3))
         assert done.exit_code == 0, done.stderr
         if number != order[-1]:
-            assert "units are still to be packed by other ranks" in done.stderr
+            assert "units are not packed" in done.stderr
             assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", done.stderr, re.M)
             assert done.stdout == ""
     assert re.search(r"^packer: out: done in \d+\.\d s$", done.stderr, re.M), done.stderr
@@ -212,7 +211,7 @@ def test_stdin_is_not_for_ranks() -> None:
 def ended(inputs: None) -> Path:
     """An output whose last rank was killed while putting the result in place."""
     assert packer(*rank(0, 2)).exit_code == 0
-    killed = altered(KILLED_WHILE_REPLACING, *rank(1, 2))
+    killed = faulty("when_named('replacing.json', 1, kill)", *rank(1, 2))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (work_folder() / "replacing.json").exists()
     return Path("out")

@@ -7,23 +7,19 @@ import os
 import random
 import re
 import shutil
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from altered import altered, unaltered
+from altered import unaltered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
-from support import assert_error, check_directory, contents, heavy, jsonl, packer
-from test_resume import CRASHING
+from support import assert_error, check_directory, contents, jsonl, packer
 
 import packer_cli.result.manifest as manifest_module
 from packer_cli.errors import DataError
 from packer_cli.result.manifest import to_bytes
 from packer_cli.result.opening import open_packed
-
-EACH = 1 if int(os.environ.get("PACKER_KILLS", "10")) >= 50 else 9
 
 RECIPE = """
 max_length = 256
@@ -83,64 +79,6 @@ def files_of(folder: str) -> dict[str, bytes]:
         if ".packer" not in name
         and not name.endswith(("manifest.json", "units.jsonl", "input_times.json"))
     }
-
-
-def _sides(out: str) -> dict[str, str] | None:
-    """What a reader finds in each side: its run; None where it is refused, with what to do."""
-    done = packer("stats", out, "--json")
-    if done.exit_code:
-        told = done.stderr
-        assert "are not of one run" in told or "has not finished" in told, told
-        assert "run the same" in told
-        return None
-    sides = ("train", "validation")
-    return {side: json.loads(Path(out, side, "manifest.json").read_text())["run"] for side in sides}
-
-
-@pytest.mark.usefixtures("recipe")
-@pytest.mark.parametrize(("how", "view"), [("--overwrite", ""), heavy("--update", "--view")])
-def test_killed_while_both_sides_are_replaced(
-    how: str, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With another seed, documents of the one run's validation are in the other run's train."""
-    monkeypatch.setattr(manifest_module, "_WAITS", 1)
-    write_recipe(top='tokenized = "tokens"')
-    arguments = ["pack", "mix.toml", "--workers", "1", "-q", *([view] if view else []), "-o"]
-    assert packer(*arguments, "first").exit_code == 0
-    assert packer(*arguments, "second", "--seed", "7").exit_code == 0
-    runs = [_sides("first"), _sides("second")]
-    assert runs[0] != runs[1]
-    whole = files_of("second")
-
-    def command(out: str, step: int) -> list[str]:
-        failure = "os.kill(os.getpid(), 9)"
-        return [CRASHING.format(step=step, failure=failure), *arguments, out, how, "--seed", "7"]
-
-    shutil.copytree("first", "counted")
-    steps = int(altered(*command("counted", -1)).stderr.split()[-1])
-    refused = 0
-    half = steps // 2  # both are packed
-    for step in sorted({*range(1, half, 3 * EACH - 2), *range(half, steps + 1, min(EACH, 4))}):
-        out = f"at{step}"
-        validation = Path(out, "validation", "manifest.json")
-        shutil.copytree("first", out)
-        killed = altered(*command(out, step))
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        found = _sides(out)
-        assert found is None or found in runs, step
-        refused += found is None
-        if found is None:
-            assert not Path(out, "dataset_dict.json").exists(), step
-        before = validation.stat()
-        is_there = json.loads(validation.read_text())["run"] == runs[1]["validation"]
-        done = packer(*command(out, 0)[1:])
-        assert done.exit_code == 0, (step, done.stderr)
-        assert files_of(out) == whole, step
-        assert _sides(out) == runs[1], step
-        if found is None and is_there:  # only what is left is done
-            assert os.path.samestat(validation.stat(), before), step
-        assert not [*Path(out).rglob(".packer")], step
-    assert refused > 3
 
 
 @pytest.mark.usefixtures("recipe")

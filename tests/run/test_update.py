@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from altered import altered, unaltered
+from altered import faulty, unaltered
 from support import (
     assert_error,
     check_directory,
@@ -532,22 +532,13 @@ def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
     run(*AB, *UPDATE, options=options)
 
 
-# A program that is packer, but is killed when all is packed and recorded.
-KILLED = """
-import os
-from packer_cli.cli import app as cli
-from packer_cli.run import pipeline
-def killed(*arguments):
-    os.kill(os.getpid(), 9)
-pipeline.finalize = killed
-cli.main()
-"""
+KILLED = "when_named('unit-', 1, kill)"
 
 
 def test_an_interrupted_addition_goes_on(result: Path) -> None:
     Path("a.jsonl").unlink()
     command = ["pack", "c.jsonl", *map(str, OPTIONS), *ADD]
-    assert altered(KILLED, *command).returncode == -9
+    assert faulty(KILLED, *command).returncode == -9
     assert packed() == of("a", "b")
     # nobody would see that the third night was never added
     message = "out: holds an unfinished run with other inputs: c.jsonl"
@@ -563,7 +554,7 @@ def test_an_interrupted_addition_goes_on(result: Path) -> None:
 def test_an_interrupted_first_night_is_not_forgotten(folder: Path) -> None:
     for name in "ab":
         put(name)()
-    assert altered(KILLED, "pack", "a.jsonl", *map(str, OPTIONS), *ADD).returncode == -9
+    assert faulty(KILLED, "pack", "a.jsonl", *map(str, OPTIONS), *ADD).returncode == -9
     message = "out: holds an unfinished run with other inputs: a.jsonl"
     refused("b.jsonl", *ADD, message=message, tip="first run its command again")
     for name in AB:

@@ -12,9 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
-from disk import IMPORTED
-from owning import killed
+from altered import faulty
 from shop import MARKER, OPTIONS, OUT, TEXTS, Shop, fail_at, local, pack, succeeds, there
 from support import (
     assert_error,
@@ -198,10 +198,10 @@ def test_a_staged_shard_that_was_damaged_is_not_published(monkeypatch: pytest.Mo
     assert there() == local()
 
 
-HANGING = (
-    IMPORTED
-    + """
-import time
+# Run by a process of its own, which hears signals.
+HANGING = f"""
+import sys, time
+sys.path.insert(0, {str(Path(faults.__file__).parent)!r})
 from disk import Object
 from packer_cli.cli import app as cli
 write = Object.write
@@ -213,7 +213,6 @@ def hang(self, data):
 Object.write = hang
 cli.main()
 """
-)
 
 
 def test_ctrl_c_ends_an_upload_that_hangs() -> None:
@@ -229,7 +228,7 @@ def test_ctrl_c_ends_an_upload_that_hangs() -> None:
     assert stopped == "stopped: interrupted"
     assert tip.endswith("files are uploaded; run the same command again to continue")
     assert not Path("out/manifest.json").exists()
-    done = killed(command, 0)
+    done = faulty("at_step(0, kill)", *command)
     assert done.returncode == 0, done.stderr
     assert contents("out") == local()
     assert recover_texts("out") == TEXTS
