@@ -22,7 +22,6 @@ from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import (
     Manifest,
-    Result,
     TokenizedManifest,
     config_of,
     document_config_of,
