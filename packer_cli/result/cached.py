@@ -522,7 +522,7 @@ class CachedDirectory(PackedDirectory):
         )
 
     def keep(self) -> None:
-        """Keep the manifest in the cache. Raises UsageError for a cache or disk that is too small."""
+        """Keep the manifest. Raises UsageError for a cache or a disk that is too small."""
         cache, shards = self.cache, self.facts.shards
         content = msgspec.json.encode(self.manifest)
         largest = max(shard.bytes for shard in shards)
