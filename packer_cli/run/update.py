@@ -522,7 +522,18 @@ def known_shapes(
     unnamed = [one for one in manifest.inputs_now.values() if options.add and one.path not in now]
     names = dict.fromkeys(one.shape or then.name for one in unnamed)
     others = {name: _with_form(shape_named(name), directory, manifest) for name in names}
-    files = {} if options.checksum else _unchanged_shapes(directory, manifest, current, config)
+    files = dict[int, Shape]()
+    if options.checksum or dict(config.fields) != dict(manifest.config.fields):
+        return KnownShapes(files, others)
+    again = cache(partial(shape_again, renamed=config.renamed))
+    before = {one.path: one for one in load_identities(directory, manifest.inputs)}
+    for file in current:
+        earlier = before.get(file.path)
+        if earlier is not None and earlier.is_surely(file):
+            name = manifest.inputs[earlier.index].shape or manifest.config.shape
+            shape = again(name)
+            if shape is not None and config.shape in (None, name):
+                files[file.index] = shape
     return KnownShapes(files, others)
 
 
@@ -535,25 +546,3 @@ def _with_form(shape: Shape, directory: Path, manifest: Result) -> Shape:
     else:
         has_labels = open_tokenized(directory).has_labels == {True}
     return replace(shape, columns={"label": "label"} if has_labels else {})
-
-
-def _unchanged_shapes(
-    directory: Path, manifest: Result, current: list[InputFile], config: DocumentConfig
-) -> dict[int, Shape]:
-    """By index among `current`: of the files that need not be read to see that they are the same.
-    None with another --field, which `plan_update` refuses.
-    """
-    if dict(config.fields) != dict(manifest.config.fields):
-        return {}
-    again = cache(partial(shape_again, renamed=config.renamed))
-    then = {one.path: one for one in load_identities(directory, manifest.inputs)}
-    shapes = {}
-    for file in current:
-        before = then.get(file.path)
-        if before is None or not before.is_surely(file):
-            continue
-        name = manifest.inputs[before.index].shape or manifest.config.shape
-        shape = again(name)
-        if shape is not None and config.shape in (None, name):
-            shapes[file.index] = shape
-    return shapes
