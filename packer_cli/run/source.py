@@ -43,7 +43,7 @@ from packer_cli.records import (
     WorkUnit,
     turn_position,
 )
-from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOKENIZER_FILES, TOOL_TEMPLATE
+from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
 from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run import commits
@@ -136,23 +136,6 @@ def _choose_template(
     told = "" if trained == "all" else f", told by {how}"
     notify(f"chat template: {template.origin}; trained on: {trained}{told}")
     return template
-
-
-def chosen_again(run: Run, work: Path) -> Run:
-    """A run that was read from its work folder, with the tokenizer and the template kept there."""
-    from packer_cli.chat.templates import TemplateChoice  # noqa: PLC0415
-
-    files, template = None, None
-    name = run.chosen.name
-    if name not in (None, BYTES):
-        files = replace(locate(str(work)), source=name or "")
-    if TEMPLATE in run.side_files:
-        kept = [
-            (work / name).read_text(encoding="utf-8") if name in run.side_files else None
-            for name in (TEMPLATE, TOOL_TEMPLATE)
-        ]
-        template = TemplateChoice(kept[0] or "", TEMPLATE, kept[1])
-    return replace(run, chosen=Chosen(name, files, template))
 
 
 def choose_tokenized(
