@@ -50,8 +50,8 @@ from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
-from packer_cli.result.warnings import RAW, UNUSED, encoded_tokens, named, warnings_of
-from packer_cli.result.wording import count, percent, plural
+from packer_cli.result.warnings import RAW, UNUSED, named, warnings_of
+from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
@@ -381,17 +381,6 @@ def _warn_of_losses(
     for one in warnings_of(manifest):
         if not meant.get(one.about):
             warn(f"warning: {place}: {one}")
-    if turns := manifest.empty_turns:
-        what = f"{plural(turns, 'turn')} of the assistant that the chat template leaves empty"
-        notify(f"{place}: {what}: not trained on")
-    if manifest.masked_documents:
-        what = f"{plural(manifest.masked_tokens, 'token')} of the assistant in "
-        what += plural(manifest.masked_documents, "document")
-        notify(f"{place}: {what} not trained on, by options or flags")
-    if repeated := manifest.repeated_tokens:
-        share = percent(repeated / encoded_tokens(manifest))
-        what = f"{plural(repeated, 'token')} repeated ({share})"
-        notify(f"{place}: {what}: each document of a turn begins with the conversation before it")
     names = [
         f"{name} ({count(number)}){_meant(name, chosen)}"
         for name, number in manifest.unread.items()
