@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from packer_cli.durable import put_file
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
-from packer_cli.inputs.input_files import changed, check_unchanged, is_pair
+from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
 from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, digest, is_shard_of, kind_of

@@ -137,12 +137,7 @@ def settle(
             "--view: rows can only refer to stored tokens, and the inputs are not tokenized",
             "packer tokenize INPUT -o DIR first, then packer pack DIR --view",
         )
-    unused, lacking = dict[str, list[str]](), dict[str, DataError]()
-    files, shape = detect_shape(files, config, known, unused, lacking)
-    own = [one.columns for one in shape.members.values() or [shape]]
-    for name, error in lacking.items():
-        if not any(columns.get(name) == config.renamed[name] for columns in own):
-            raise error
+    files, shape, unused = detect_shape(files, config, known)
     _name_columns(unused, config.shape, notify, warn)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]

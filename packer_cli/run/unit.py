@@ -26,8 +26,8 @@ from packer_cli.child_process import LostChildError
 from packer_cli.durable import sync
 from packer_cli.errors import DamagedInputError, DataError, Interrupted
 from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.input_files import check_unchanged
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import PackConfig

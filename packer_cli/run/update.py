@@ -26,7 +26,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, shapes_of
-from packer_cli.inputs.input_files import input_file, is_pair
+from packer_cli.inputs.discovery import input_file, is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import JSON, format_of
