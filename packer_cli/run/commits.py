@@ -28,9 +28,8 @@ from msgspec.structs import replace
 
 from packer_cli.durable import put_file
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
-from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
+from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, digest, is_shard_of, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
@@ -297,15 +296,6 @@ def confirm_input(
     unclear = not check_unchanged(file) or (file.racy and not as_read)
     if unclear and packed is not None and digest(file.path, stopped) != packed and not stopped():
         raise changed(file, "what was packed is not what it holds now")
-
-
-def digest_as_read(file: InputFile, stretches: Sequence[Stretch]) -> Digest | None:
-    """The digest of an input that was read from one end to the other; None otherwise."""
-    if file.path == STDIN:
-        return stdin_digest()
-    if [(one.offset, one.size) for one in stretches] != [(0, file.size)]:
-        return None
-    return file.size, stretches[0].sha256
 
 
 class _Identities(msgspec.Struct, omit_defaults=True):
