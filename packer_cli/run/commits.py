@@ -52,7 +52,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     tokenizer   what the manifest says about it
     rejected    size in bytes of the unit's part of rejected.jsonl
     inputs      [file, size, sha256] of the inputs that this unit alone has read
-    reused      the shards belong to the result being updated, and stay where they are
+    reused      the shards belong to the result that is updated, and stay where they are
     rejected_from   where that part begins in the rejected.jsonl of that result
     stretches   empty: earlier packers wrote parts of inputs there, and bytes of results stay
     """
@@ -100,9 +100,8 @@ def squared_lengths_name(unit: int) -> str:
     return f"squared_lengths-{unit:05d}.bin"
 
 
-def write_unit(folder: Path, record: UnitRecord, *, durable: bool = True) -> None:
-    content = sealed(msgspec.json.encode(record))
-    put_file(_unit_path(folder, record.unit), content, durable=durable)
+def write_unit(folder: Path, record: UnitRecord) -> None:
+    put_file(_unit_path(folder, record.unit), sealed(msgspec.json.encode(record)))
 
 
 def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
@@ -115,14 +114,11 @@ def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     if record is None or not record.is_of(unit):
         return None
     sizes = {shard.file: shard.bytes for shard in record.shards}
-    if record.reused:
-        folder = folder.parents[1]  # the result's own, which holds .packer
-    else:
-        rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
-        if record.rejected:
-            sizes[rejected_name(record.unit)] = record.rejected
-        if rows:
-            sizes[squared_lengths_name(record.unit)] = 8 * rows
+    rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
+    if record.rejected:
+        sizes[rejected_name(record.unit)] = record.rejected
+    if rows:
+        sizes[squared_lengths_name(record.unit)] = 8 * rows
     return record if all(_size(folder / name) == sizes[name] for name in sizes) else None
 
 
@@ -138,19 +134,11 @@ def left_to_do(
     """The units, and the inputs to be hashed by themselves since several units read them, that have
     no record yet. `part`: of all such units and inputs.
     """
-    alone = {part.file for unit in run.units for part in unit.slices if part.is_whole}
-    shared = [file for file in run.files if file.format and file.index not in alone]
+    slices = [one for unit in run.units for one in unit.slices]
+    several = {one.file for one in slices} - {one.file for one in slices if one.is_whole}
+    shared = [run.files[index] for index in sorted(several)]
     units = [unit for unit in run.units[part] if read_unit(folder, unit) is None]
     return units, [one for one in shared[part] if read_input(folder, one.index) is None]
-
-
-def forget_reused(folder: Path, kept: set[int]) -> None:
-    """Remove the records of units whose shards belong to a result, except those that are `kept`:
-    an interrupted update has left them, and other shards may be right by now.
-    """
-    for record in _units_in(folder):
-        if record.reused and record.unit not in kept:
-            _unit_path(folder, record.unit).unlink(missing_ok=True)
 
 
 def read_input(folder: Path, file: int) -> Digest | None:

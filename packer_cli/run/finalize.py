@@ -6,7 +6,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -71,21 +71,28 @@ _COPY_BYTES = 1 << 20
 _Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
-def finalize(run: Run, claim: Claim, put: Callable[[Claim], None] = output.replace) -> Result:
+def finalize(
+    run: Run,
+    claim: Claim,
+    put: Callable[[Claim], None] = output.replace,
+    reused: Mapping[int, UnitRecord] = {},
+    digests: Mapping[int, commits.Digest] = {},
+) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    `put`: called to do so, once nothing is left to do but that. Raises DataError when there is
-    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
+    `put`: called to do so, once nothing is left to do but that. `reused`: records of units that
+    stay, and `digests` of the inputs that these share: see `Update`. Raises DataError when there
+    is nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
     InternalError when tokens are missing.
     """
     work = claim.work
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
-    digests = dict[int, commits.Digest]()
+    digests = {**digests}
     shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
-    kept, bad, read = set[int](), 0, 0
+    bad = read = 0
     with written(work / UNITS) as lines:
-        for record in _records(run, work):
+        for record in _records(run, work, reused):
             counts = commits.counts_of(record)
             total.add(counts)
             digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
@@ -95,9 +102,7 @@ def finalize(run: Run, claim: Claim, put: Callable[[Claim], None] = output.repla
             )
             if record.rejected:
                 rejected.append(record)
-            if record.reused:
-                kept.add(record.unit)
-            else:
+            if not record.reused:
                 bad += counts.rejected_records
                 read += counts.records
             lines.write(commits.as_line(record))
@@ -118,7 +123,7 @@ def finalize(run: Run, claim: Claim, put: Callable[[Claim], None] = output.repla
     hashes[UNITS] = digest(work / UNITS)[1]
     if not run.is_to_tokenize:
         head = squares_header(sum(shard.rows for shard in shards))
-        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, kept), head)
+        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, reused), head)
         hashes[SQUARED_LENGTHS] = digest(work / SQUARED_LENGTHS)[1]
     manifest = manifest_of(run, tokenizer, digests, shards, total, hashes)
     # not part of the result's content: only --update on this machine reads it
@@ -139,9 +144,9 @@ def _refuse_incomplete(manifest: Result, claim: Claim) -> None:
         )
 
 
-def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
+def _records(run: Run, work: Path, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = commits.read_unit(work, unit)
+        record = reused.get(unit.index) or commits.read_unit(work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {work} are not right"
@@ -222,7 +227,9 @@ def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:
     return path, record.rejected_from, record.rejected
 
 
-def _squared_lengths(claim: Claim, shards: Sequence[Shard], kept: set[int]) -> Iterator[_Part]:
+def _squared_lengths(
+    claim: Claim, shards: Sequence[Shard], kept: Mapping[int, UnitRecord]
+) -> Iterator[_Part]:
     """The squared lengths of the rows of each unit. `kept`: the units that an update keeps; where
     the file that has theirs is lost, their shards tell.
     """

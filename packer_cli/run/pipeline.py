@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,14 +227,15 @@ class _Packing:
         if not output.begin(claim, run, run.chosen.side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
             return load_as_is(claim.output)
-        commits.forget_reused(claim.work, {one.unit for one in update.reused} if update else set())
-        if update is not None:
-            update.keep(claim.work)
+        reused = update.reused if update else {}
+        new = replace(run, units=tuple(one for one in run.units if one.index not in reused))
         try:
-            self._pack_rest(run, claim.work)
+            self._pack_rest(new, claim.work)
         except PackerError as error:
-            raise _with_progress(error, run, claim.work, may_replace) from error
-        return None if self.options.as_rank else finalize(run, claim, put)
+            raise _with_progress(error, new, claim.work, may_replace) from error
+        if self.options.as_rank:
+            return None
+        return finalize(run, claim, put, reused, update.digests if update else {})
 
     def _pack_rest(self, run: Run, work: Path) -> None:
         """Pack the units, and hash the inputs, that have no record in the work folder."""

@@ -124,10 +124,7 @@ class Job:
         progress: Progress,
     ) -> Job:
         """`units`: those that will be packed, at least one. Raises UsageError."""
-        if run.is_tokenized:
-            source = tokenized_source(run, folder)
-        else:
-            source = prepare(run, units, options, notify)
+        source = tokenized_source(run) if run.is_tokenized else prepare(run, units, options, notify)
         return cls(
             run.files, run.config, run.shape, source, folder, progress, stop, notify, run.resumable
         )
