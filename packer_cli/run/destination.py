@@ -56,7 +56,7 @@ from packer_cli.result.layout import (
     is_result_file,
 )
 from packer_cli.result.manifest import Result, is_manifest, looks_like_one, parse_unedited
-from packer_cli.run.commits import UNIT_RECORDS, as_packed_in, read_unit_record
+from packer_cli.run.commits import UNIT_RECORDS, as_packed_in, units_in
 from packer_cli.run.identity import (
     RUN,
     Run,
@@ -260,8 +260,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
     """How the runs differ if units are there without bad records on which `run` is to fail."""
     if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
         return []
-    records = filter(None, map(read_unit_record, work.glob(UNIT_RECORDS)))
-    is_skipped = any(one.rejected and not one.reused for one in records)
+    is_skipped = any(one.rejected for one in units_in(work))
     return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
 
 
