@@ -47,7 +47,7 @@ from packer_cli.result.reader import PackedDirectory, segments_of, squared_lengt
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.view import View
-from packer_cli.steps.schedule import Grid, Schedule, Sizes, digest_of, row_costs
+from packer_cli.steps.schedule import Grid, Order, Schedule, Sizes, digest_of, row_costs
 
 __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]
 
@@ -248,11 +248,12 @@ class Run:
                     "the costs of rows are not those that the sampler's state was saved with",
                     "give the function that the sampler had, cost=... in Python",
                 )
-        names = ("seed", "block_rows", "window_blocks", "world_size", "batch_size",
-                 "micro_batches", "balance", "window")  # fmt: skip
+        order = Order(
+            int(self.firsts[-1]), loop.seed, self._stages, loop.block_rows, loop.window_blocks
+        )
         return Schedule(
-            int(self.firsts[-1]), stages=self._stages, costs=costs, begin=self.begin,
-            dealt=state.dealt if state else (), **{name: getattr(loop, name) for name in names},
+            order, self.steps.grid.sizes, balance=loop.balance, window=loop.window, costs=costs,
+            begin=self.begin, dealt=state.dealt if state else (),
         )  # fmt: skip
 
     def notes(self) -> Iterator[str]:

@@ -49,8 +49,8 @@ def export(
 
     Example: packer export documents-packed-1024 --to trl --output documents-trl
     """
-    from packer_cli.export import EvenSteps
     from packer_cli.export import export as write
+    from packer_cli.steps import schedule
     from packer_cli.storage import is_url, local
 
     to, output, even = options.to, options.output, None
@@ -58,7 +58,8 @@ def export(
         raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
     refuse_name("--output", output)
     if sizes.ranks is not None and sizes.hidden_size is not None:
-        even = EvenSteps(sizes.ranks, sizes.hidden_size, sizes.batch_size, sizes.micro_batches)
+        of_step = schedule.Sizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
+        even = of_step, sizes.hidden_size
     if (options.order == "even") != (even is not None):
         raise UsageError(
             "--ranks needs --order even" if even else "--order even needs --ranks, --hidden-size",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
-from packer_cli.result.wording import plural
-from packer_cli.steps.schedule import Schedule, row_costs
+from packer_cli.steps.schedule import Order, Schedule, Sizes, row_costs
 
 FORMATS: dict[str, type[Writer]] = {
     "trl": formats.Trl,
@@ -60,31 +58,12 @@ _FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class EvenSteps:
-    """How a trainer reads rows one after another.
-
-    It fills batches of B rows in turn, and gives batch i to process i % W, as Accelerate's
-    `BatchSamplerShard` does. A step of M micro-batches is therefore W * B * M neighboring rows.
-
-    ranks          processes that share them
-    hidden_size    of the model, by which a row's cost is known
-    batch_size     rows of a micro-batch
-    micro_batches  of a step
-    """
-
-    ranks: int
-    hidden_size: int
-    batch_size: int = 1
-    micro_batches: int = 1
-
-
 def export(
     directory: str | os.PathLike[str],
     to: str,
     output: str | os.PathLike[str],
     *,
-    even: EvenSteps | None = None,
+    even: tuple[Sizes, int] | None = None,
     tokens: Paths | None = None,
     overwrite: bool = False,
     no_lock: bool = False,
@@ -92,8 +71,8 @@ def export(
 ) -> Exported:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
     `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
-    as in `open_packed`. `even`: rows in an order that makes even steps of such a trainer, instead
-    of that of the shards.
+    as in `open_packed`. `even`: sizes of steps and the hidden size of a model, for rows in an order
+    that makes its steps even instead of that of the shards.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
     be replaced, a directory that lacks what the format needs, and even steps of a format whose
@@ -112,7 +91,7 @@ def export(
         if even:
             kind = IN_ORDER[to]
             parts = partial(
-                parts, order=_even_order(exported, kind.squared_lengths(exported), even)
+                parts, order=_even_order(exported, kind.squared_lengths(exported), *even)
             )
     else:
         shards, parts = exported.shards, partial(tokenized_documents, exported)
@@ -191,42 +170,38 @@ def _refuse(exported: Exported, to: str, kind: type[Writer]) -> None:
         )
 
 
-def _even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenSteps) -> Int64:
+def _even_order(
+    packed: PackedDirectory, squared_lengths: Int64, sizes: Sizes, hidden_size: int
+) -> Int64:
     """int64[rows]: the rows of a directory in the order in which they are to be read, those that
     meet in a step chosen as by `PackedSampler(balance="order")`. Stages stay apart; rows that are
     left over, fewer than there are ranks, and those that the reader drops are the last ones.
 
+    The reader fills batches of B rows in turn, and gives batch i to process i % W, as Accelerate's
+    `BatchSamplerShard` does. A step of M micro-batches is therefore W * B * M neighboring rows.
+
     squared_lengths  int64[rows], as `Writer.squared_lengths` gives them
 
-    Raises UsageError for sizes below 1 and for a step of more rows than there are.
+    Raises UsageError for a step of more rows than there are.
     """
     read = np.flatnonzero(squared_lengths >= 0)
-    micro_step = steps.ranks * steps.batch_size
-    size = micro_step * steps.micro_batches
-    if size > len(read):
-        micro_batches = plural(steps.micro_batches, "micro-batch", "micro-batches")
+    if sizes.step > len(read):
         raise UsageError(
-            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of {size:,}: "
-            f"{plural(steps.ranks, 'rank')} x {micro_batches} x {plural(steps.batch_size, 'row')}",
+            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of "
+            f"{sizes.step:,}: {sizes}",
             "give the sizes that the trainer is going to have, or pack more data",
         )
     ends = [stage.first_row + stage.rows for stage in packed.facts.stages]
     stages = np.diff(np.searchsorted(read, [0, *ends]))
-    schedule = Schedule(
-        len(read),
-        stages=stages[stages > 0].tolist(),
-        world_size=steps.ranks,
-        batch_size=steps.batch_size,
-        micro_batches=steps.micro_batches,
-        balance="order",
-        costs=row_costs(squared_lengths[read], packed.max_length, steps.hidden_size),
-    )
-    order, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
+    costs = row_costs(squared_lengths[read], packed.max_length, hidden_size)
+    order = Order(len(read), stages=stages[stages > 0].tolist())
+    schedule = Schedule(order, sizes, balance="order", costs=costs)
+    taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:
         begin, place = schedule.grid.step_at(place)
         step = schedule.rows_at(begin, place)
-        micro_steps = np.split(step, range(micro_step, len(step), micro_step))
+        micro_steps = np.split(step, range(sizes.micro_step, len(step), sizes.micro_step))
         # row i of rank r is at i * ranks + r there
-        order += [one.reshape(-1, steps.ranks).T.ravel() for one in micro_steps]
-    taken = read[np.concatenate(order)]
-    return np.concatenate([taken, np.setdiff1d(np.arange(len(packed)), taken)])
+        taken += [one.reshape(-1, sizes.world_size).T.ravel() for one in micro_steps]
+    rows = read[np.concatenate(taken)]
+    return np.concatenate([rows, np.setdiff1d(np.arange(len(packed)), rows)])
