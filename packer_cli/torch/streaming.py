@@ -67,8 +67,12 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         if buffer_size < 1:
             raise UsageError(f"buffer_size: {buffer_size} is less than 1")
         self._source = source
-        self._options = {"max_length": max_length, "strategy": canonical_name(strategy),
-                         "overlong": overlong, "pad_token_id": pad_token_id}  # fmt: skip
+        self._options: dict[str, Any] = {
+            "max_length": max_length,
+            "strategy": canonical_name(strategy),
+            "overlong": overlong,
+            "pad_token_id": pad_token_id,
+        }
         pack_sequences([], **self._options)  # raises now what it would raise in the first step
         self._rank, self._world_size = share_of_ranks(rank, world_size)
         # what rows depend on, apart from the source
