@@ -33,17 +33,13 @@ from packer_cli.records import MOST_TURNS, Int64, record_position, turn_position
 from packer_cli.result.layout import REJECTED, AtLeastOne, Count
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.opening import (
+    Joined,
     Paths,
-    check_alike,
-    fingerprint_of,
-    joined_fingerprint,
-    joined_stages,
     open_packed,
-    stages_of,
     tokens_of_each,
 )
 from packer_cli.result.origins import Origin, Origins, place_in, sound_rows, unit_of
-from packer_cli.result.reader import PackedDirectory, segments_of, squared_lengths
+from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.view import View
@@ -195,8 +191,8 @@ class Run:
         if not names:
             raise UsageError("there is no result to trace", "give the --output of packer pack")
         its_tokens, self.said = tokens_of_each(names, tokens), list[str]()
-        self.parts = [open_packed(*one) for one in zip(names, its_tokens, strict=True)]
-        check_alike(self.parts)
+        self.rows_of = Joined([open_packed(*one) for one in zip(names, its_tokens, strict=True)])
+        self.parts, self.firsts = self.rows_of.parts, self.rows_of.firsts
         self.said += [
             f"{one.path}: was packed without the column segments: which documents are in rows is "
             "unknown"
@@ -206,10 +202,7 @@ class Run:
             Origins(one.facts, one.directories if isinstance(one, View) else None)
             for one in self.parts
         ]
-        rows = list(map(len, self.parts))
-        self.firsts = np.cumsum([0, *rows])
-        stages = joined_stages([stages_of(one) for one in self.parts], rows)
-        self._stages = [stage.rows for stage in stages]
+        self._stages = [stage.rows for stage in self.rows_of.stages]
         self.state = None if state is None else State.of(state)
         self.begin = 0  # where steps begin to count
         if self.state is not None:
@@ -218,14 +211,13 @@ class Run:
             self.begin = self.state.samples if resumed else self.state.begin
         refuse_missing(Loop, given)
         self.loop = Loop(**given)
-        self.steps = Steps(sum(rows), self.loop, self.begin)
+        self.steps = Steps(len(self.rows_of), self.loop, self.begin)
 
     def _refuse_other_rows(self, state: State) -> None:
         """Raise DataError for a state of other rows."""
-        prints = [fingerprint_of(one.facts) for one in self.parts]
         known = {
-            "data": joined_fingerprint(prints),
-            "rows": int(self.firsts[-1]),
+            "data": self.rows_of.fingerprint,
+            "rows": len(self.rows_of),
             "stages": self._stages or None,
         }
         for name, value in known.items():
@@ -241,15 +233,15 @@ class Run:
         """The rows of places. Raises UsageError for costs that are not those of the state."""
         loop, state, costs = self.loop, self.state, None
         if loop.balance is not None:
-            sums: Int64 = np.concatenate([squared_lengths(one) for one in self.parts])
-            costs = row_costs(sums, self.parts[0].max_length, loop.hidden_size, loop.cost)
+            sums, max_length = self.rows_of.squared_lengths, self.parts[0].max_length
+            costs = row_costs(sums, max_length, loop.hidden_size, loop.cost)
             if state and isinstance(state.cost, str) and state.cost != digest_of(costs):
                 raise UsageError(
                     "the costs of rows are not those that the sampler's state was saved with",
                     "give the function that the sampler had, cost=... in Python",
                 )
         order = Order(
-            int(self.firsts[-1]), loop.seed, self._stages, loop.block_rows, loop.window_blocks
+            len(self.rows_of), loop.seed, self._stages, loop.block_rows, loop.window_blocks
         )
         return Schedule(
             order, self.steps.grid.sizes, balance=loop.balance, window=loop.window, costs=costs,
@@ -265,10 +257,10 @@ class Run:
     def rows(self, numbers: Int64) -> list[TracedRow]:
         """The rows of some numbers, in the same order. Raises DataError for what is damaged."""
         found: list[Any] = [None] * len(numbers)
-        parts = np.searchsorted(self.firsts, numbers, side="right") - 1
+        own, parts = self.rows_of.places(numbers)
         for part in np.unique(parts).tolist():
             here, packed = np.flatnonzero(parts == part), self.parts[part]
-            its = numbers[here] - self.firsts[part]
+            its = own[here]
             columns = [name for name in _COLUMNS if name in packed.stored_columns]
             batch = sound_rows(packed, its, columns)
             segments, first = segments_in(batch), segments_of(batch)[2]

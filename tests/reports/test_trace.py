@@ -15,7 +15,7 @@ from support import assert_error, jsonl, pack, packer
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.loop import Loop
-from packer_cli.result.opening import fingerprint_of, open_packed
+from packer_cli.result.opening import Joined, open_packed
 from packer_cli.steps.schedule import Order
 from packer_cli.trace import Steps, trace
 
@@ -296,7 +296,7 @@ class TestStates:
     @pytest.fixture
     def state(self, packed: Path) -> dict[str, Any]:
         name = Order(5, 3).name()
-        return {"samples": 4, "data": fingerprint_of(open_packed("out").facts), **name}
+        return {"samples": 4, "data": Joined([open_packed("out")]).fingerprint, **name}
 
     def file(self, state: object) -> str:
         Path("state.json").write_text(json.dumps(state))
