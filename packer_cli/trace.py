@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.loop import Loop
 from packer_cli.options.option import options_of, refuse_missing
 from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
+from packer_cli.options.run_options import Loop
 from packer_cli.records import MOST_TURNS, Int64, record_position, turn_position
 from packer_cli.result.layout import REJECTED, AtLeastOne, Count
 from packer_cli.result.manifest import TOKENIZED
@@ -43,7 +43,7 @@ from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.view import View
-from packer_cli.steps.schedule import Grid, Order, Schedule, Sizes, digest_of, row_costs
+from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, digest_of, row_costs
 
 __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]
 
@@ -335,7 +335,7 @@ class Steps:
 
     def __init__(self, rows: int, loop: Loop, begin: int = 0) -> None:
         self._rows, self._loop = rows, loop
-        sizes = Sizes(loop.world_size, loop.batch_size, loop.micro_batches)
+        sizes = StepSizes(loop.world_size, loop.batch_size, loop.micro_batches)
         self.grid = Grid(rows, begin, sizes, even=not loop.uneven)
         self.first_epoch = self.grid.epoch_of(begin)
         if not self._batches(0, rows // loop.world_size):
@@ -360,7 +360,7 @@ class Steps:
         epochs = range(self.first_epoch, self.first_epoch + number + 2)
         epoch = epochs[bisect_right(epochs, number, key=self.before) - 1]
         place = self.grid.epoch(epoch).begin
-        place += (number - self.before(epoch)) * self.grid.sizes.step
+        place += (number - self.before(epoch)) * self.grid.sizes.rows
         return Step(number, epoch, *self.grid.step_at(place))
 
     def last_before(self, place: int) -> Step | None:
@@ -370,7 +370,7 @@ class Steps:
         if place <= self.grid.begin:
             return None
         epoch = self.grid.epoch_of(place - 1)
-        within = (place - 1 - self.grid.epoch(epoch).begin) // self.grid.sizes.step
+        within = (place - 1 - self.grid.epoch(epoch).begin) // self.grid.sizes.rows
         number = self.before(epoch) + min(within, self._count(epoch) - 1)
         return self.of(number) if number >= 0 else None
 
@@ -410,7 +410,7 @@ class Steps:
         most = (self._rows // loop.world_size + up) // size
         # steps of the epoch that a run has behind it which goes on from a state
         first = (begin + loop.world_size - 1) // self._rows * self._rows
-        done = -(-(begin - first) // self.grid.sizes.step)
+        done = -(-(begin - first) // self.grid.sizes.rows)
         return np.minimum((of_rank + up) // size, max(most - done * loop.micro_batches, 0))
 
 

@@ -18,9 +18,8 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.loop import Sizes
 from packer_cli.options.option import Share, option, refuse
-from packer_cli.options.run_options import Reporting
+from packer_cli.options.run_options import Reporting, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +142,7 @@ def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[P
     from packer_cli.result.manifest import Manifest
     from packer_cli.steps import schedule
 
-    of_step = schedule.Sizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
+    of_step = schedule.StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
     steps: list[Prediction | None] = []
     for place, manifest in results:
         assert isinstance(manifest, Manifest)  # noqa: S101 for mypy: `_refuse` refuses others

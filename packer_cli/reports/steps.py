@@ -19,7 +19,7 @@ from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory, parsed_squares, squared_lengths
 from packer_cli.result.wording import percent, plural
-from packer_cli.steps.schedule import Balance, Float64, Order, Schedule, Sizes, row_costs
+from packer_cli.steps.schedule import Balance, Float64, Order, Schedule, StepSizes, row_costs
 
 _STRETCH = 64  # steps that are looked at together: as many as a window has
 _MOST_ROWS = 1 << 22  # that are looked at
@@ -48,7 +48,7 @@ class Waiting(NamedTuple):
 class Prediction(NamedTuple):
     """`steps`: whole ones in an epoch, of which `counted` were looked at."""
 
-    sizes: Sizes
+    sizes: StepSizes
     hidden_size: int
     steps: int
     counted: int
@@ -71,7 +71,7 @@ class Prediction(NamedTuple):
             "micro_batches": self.sizes.micro_batches,
             "batch_size": self.sizes.batch_size,
             "hidden_size": self.hidden_size,
-            "rows_per_step": self.sizes.step,
+            "rows_per_step": self.sizes.rows,
         }
         return sizes | {"steps": self.steps, "steps_counted": self.counted} | orders
 
@@ -91,17 +91,17 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    directory: Path | str, manifest: Manifest, sizes: Sizes, hidden_size: int
+    directory: Path | str, manifest: Manifest, sizes: StepSizes, hidden_size: int
 ) -> Prediction:
     """What steps of a packed directory or a view would cost; a URL's side file is read.
 
     Raises TooFewRowsError for fewer rows than a step takes, and DataError where squared lengths
     cannot be had.
     """
-    if manifest.rows < sizes.step:
+    if manifest.rows < sizes.rows:
         raise TooFewRowsError(
             f"{directory}: has {plural(manifest.rows, 'row')}, a step of {sizes} takes "
-            f"{sizes.step:,}",
+            f"{sizes.rows:,}",
             "fewer --ranks, --micro-batches or --batch-size make smaller steps",
         )
     if storage.is_url(str(directory)):
@@ -115,8 +115,8 @@ def predict(
     schedules = {
         balance: Schedule(order, sizes, balance=balance, costs=costs) for balance in _MEANING
     }
-    steps = schedules[None].grid.epoch_at(0).end // sizes.step
-    stretches = [*_stretches(steps, sizes.step)]
+    steps = schedules[None].grid.epoch_at(0).end // sizes.rows
+    stretches = [*_stretches(steps, sizes.rows)]
     orders = {balance: _waiting(one, costs, stretches) for balance, one in schedules.items()}
     return Prediction(sizes, hidden_size, steps, sum(map(len, stretches)), orders)
 
@@ -136,7 +136,7 @@ def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> 
     sizes = schedule.sizes
     ranks: list[Float64] = []  # [steps, ranks]
     for steps in stretches:
-        rows = schedule.rows_at(steps.start * sizes.step, steps.stop * sizes.step)
+        rows = schedule.rows_at(steps.start * sizes.rows, steps.stop * sizes.rows)
         ranks.append(costs[rows].reshape(len(steps), -1, sizes.world_size).sum(1))
     of_ranks = np.concatenate(ranks)
     costliest, mean = of_ranks.max(1), of_ranks.mean(1)

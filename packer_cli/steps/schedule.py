@@ -64,7 +64,7 @@ class Schedule:
     def __init__(
         self,
         order: Order,
-        sizes: Sizes,
+        sizes: StepSizes,
         *,
         balance: Balance | None = None,
         window: int = WINDOW,
@@ -83,7 +83,7 @@ class Schedule:
                 found = "no costs" if costs is None else f"{len(costs)} costs"
                 raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
             deal = partial(_deal, balance, costs, order.seed)
-        known = [(place, Sizes(*its)) for place, *its in dealt]
+        known = [(place, StepSizes(*its)) for place, *its in dealt]
         if not known or known[-1][1] != sizes or (begin - known[-1][0]) % sizes.world_size:
             known.append((begin, sizes))  # others than dealt rows before
         by_window, dealer = balance == "order", None
@@ -100,7 +100,7 @@ class Schedule:
     @property
     def window_rows(self) -> int:
         """How many rows, of all ranks, are dealt together at most."""
-        return self.sizes.step * self.grid.window
+        return self.sizes.rows * self.grid.window
 
     def name(self) -> dict[str, Any]:
         """What the rows of places depend on, but for their costs and the sizes of steps."""
@@ -280,7 +280,7 @@ def permutation(count: int, name: str) -> Int64:
     return numbers
 
 
-_Deal = Callable[[Int64, int, "Sizes"], Int64]  # rows, where they begin, and the sizes of steps
+_Deal = Callable[[Int64, int, "StepSizes"], Int64]  # rows, where they begin, and the sizes of steps
 
 
 class _Dealer:
@@ -319,7 +319,7 @@ class _Dealer:
         block, rows = self._dealt
         if not block.begin <= place < block.end:
             begin, end = self.grid.window_at(place)
-            size = self.grid.sizes.step
+            size = self.grid.sizes.rows
             several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
             block = Stretch(begin, max(end, several))
             rows = self._before_dealing(*block)
@@ -346,7 +346,7 @@ class _Dealer:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """How many ranks take how many rows: `batch_size` in each of `micro_batches`.
 
     Raises UsageError for a size below 1.
@@ -370,7 +370,7 @@ class Sizes:
         return self.world_size * self.batch_size
 
     @property
-    def step(self) -> int:
+    def rows(self) -> int:
         """Rows of all ranks together in a step."""
         return self.micro_step * self.micro_batches
 
@@ -402,7 +402,7 @@ class Grid:
         self,
         rows: int,
         begin: int,
-        sizes: Sizes,
+        sizes: StepSizes,
         ends: Sequence[int] = (),
         window: int = 1,
         *,
@@ -432,8 +432,8 @@ class Grid:
     def step_at(self, place: int) -> Stretch:
         """The step that a place is in."""
         begin, end = self.epoch_at(place)
-        begin = place - (place - begin) % self.sizes.step
-        return Stretch(begin, min(begin + self.sizes.step, end))
+        begin = place - (place - begin) % self.sizes.rows
+        return Stretch(begin, min(begin + self.sizes.rows, end))
 
     def window_at(self, place: int) -> Stretch:
         """The window of steps that a place is in.
@@ -442,7 +442,7 @@ class Grid:
         step in which a stage ends is one by itself, and so is a shorter one.
         """
         epoch, step = self.epoch_at(place), self.step_at(place)
-        size = self.sizes.step
+        size = self.sizes.rows
         first_row, within = step.begin // self._rows * self._rows, step.begin % self._rows
         number = bisect_right(self._ends, within)
         stage = Stretch(
@@ -469,7 +469,7 @@ class Grid:
 
 
 def _deal(
-    balance: Balance, costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: Sizes
+    balance: Balance, costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: StepSizes
 ) -> Int64:
     """Deal rows, as many to each rank, at costs that are as even as may be.
 
@@ -487,7 +487,7 @@ def _deal(
     """
     by_window = balance == "order"
     alike = np.empty(len(rows), np.int64)
-    size = len(rows) if by_window else min(sizes.step, len(rows))
+    size = len(rows) if by_window else min(sizes.rows, len(rows))
     dealing.costliest_first(costs[rows], size, alike)
     rows = rows[alike]
     if by_window:

@@ -23,7 +23,7 @@ from packer_cli.steps.schedule import (
     Float64,
     Order,
     Schedule,
-    Sizes,
+    StepSizes,
     digest_of,
     row_costs,
 )
@@ -95,7 +95,7 @@ class PackedSampler:
         order = Order(self.rows, seed, stages, block_rows, window_blocks)
         given = (1 if size is None else size for size in (batch_size, micro_batches))
         self._schedule_from = partial(
-            Schedule, order, Sizes(self.world_size, *given), balance=balance, costs=costs,
+            Schedule, order, StepSizes(self.world_size, *given), balance=balance, costs=costs,
             window=WINDOW if window is None else window, even=even,
         )  # fmt: skip
         self._begin = 0  # where the next iteration begins
