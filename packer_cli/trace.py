@@ -35,6 +35,7 @@ from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.opening import (
     Joined,
     Paths,
+    View,
     open_packed,
     tokens_of_each,
 )
@@ -42,7 +43,6 @@ from packer_cli.result.origins import Origin, Origins, place_in, sound_rows, uni
 from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.result.view import View
 from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, digest_of, row_costs
 
 __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]

@@ -31,11 +31,11 @@ from packer_cli.result.opening import (
     WITH_THE_SAME,
     Joined,
     Paths,
+    View,
     open_packed,
     tokens_of_each,
 )
 from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory
-from packer_cli.result.view import View
 
 SOURCE = "source"
 SHIFTED = "shift_labels"
