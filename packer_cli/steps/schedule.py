@@ -246,15 +246,15 @@ def _shuffled_window(
     return begin_of(window), _window_rows(name, rows, block_rows, window_blocks, window)
 
 
-# Of the last places only: those of an epoch are asked for one after the other.
-@lru_cache(maxsize=4)
+# Of the last places only: those of an epoch are asked for one after the other, by all ranks alike.
+@lru_cache(maxsize=2)
 def _shuffled_blocks(name: str, count: int) -> tuple[Int64, int]:
     """(block numbers, where the last block is among them)."""
     blocks = permutation(count, f"{name}/blocks")
     return blocks, int(np.flatnonzero(blocks == count - 1)[0])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def _window_rows(name: str, rows: int, block_rows: int, window_blocks: int, window: int) -> Int64:
     blocks, _ = _shuffled_blocks(name, -(-rows // block_rows))
     begins = blocks[window * window_blocks :][:window_blocks] * block_rows

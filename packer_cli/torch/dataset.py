@@ -405,6 +405,17 @@ class RowBatch:
             )
         return edges[:count], longest
 
+    def segments(self) -> tuple[Int64, Int64, Int64]:
+        """int64[s] each: (the row, where it begins and ends in the rows end to end) of segments,
+        without any padding. Raises as `boundaries`.
+        """
+        self.boundaries()
+        real = self.ragged["cu_seqlens"]
+        laid = self.ragged.get(PADDED_BOUNDARIES, real)
+        row = np.repeat(np.arange(len(self)), np.diff(real.ends) - 1)
+        begin = np.delete(laid.values, laid.ends[1:] - 1) + row * self.max_length
+        return row, begin, begin + np.delete(np.diff(real.values), real.ends[1:-1] - 1)
+
     def sources(self, documents: Int64) -> Int32 | None:
         """int32[k], the source of each of documents[row] documents of the rows, -1 of padding,
         which is a row's last; None where rows do not say. Raises DataError where they say more, or
