@@ -35,7 +35,7 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
-from packer_cli.options.field_tips import key_options, written
+from packer_cli.options.shapes import key_options, written
 
 _TRAINED = ("weight", "train", "training", "loss", "loss_weight")
 _MASKED = ("masking", "masked")
@@ -290,6 +290,13 @@ def joined_content(content: Any) -> str:
     if not isinstance(content, list):
         return content or ""
     return "".join(part if isinstance(part, str) else part["text"] for part in content)
+
+
+def says_something(message: _Message) -> bool:
+    """Whether a message has words, reasoning or calls."""
+    words = [joined_content(message.get("content")), *(message.get(key) for key in REASONING)]
+    spoken = any(isinstance(one, str) and one.strip() for one in words)
+    return spoken or bool(message.get("tool_calls"))
 
 
 def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = ()) -> list[Any]:
