@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from altered import altered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import (
     assert_error,
@@ -76,14 +76,15 @@ def by_first_input(rows: list[dict[str, Any]], directories: list[str]) -> list[d
     return found
 
 
-OPTIONS = st.fixed_dictionaries({
+CHOICES = {
     "--strategy": st.sampled_from(sorted(NAMES)),
     "--overlong": st.sampled_from([None, "split", "truncate", "drop"]),
     "--truncate-side": st.sampled_from([None, "left"]),
     "--segment-multiple": st.sampled_from([None, 8]),
     "--label-shift": st.sampled_from([None, "pre"]),
     "--seed": st.sampled_from([None, 7]),
-})  # fmt: skip
+}
+OPTIONS = st.fixed_dictionaries(CHOICES)
 
 
 def as_arguments(chosen: dict[str, Any], *, is_chat: bool) -> list[str]:
@@ -118,6 +119,7 @@ def both_kinds(folder: Path) -> Path:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OPTIONS, st.sampled_from(["texts", "chats"]))
+@example(dict.fromkeys(CHOICES) | {"--strategy": "best-fit", "--truncate-side": "left"}, "texts")
 def test_rows_are_those_of_the_raw_input(
     both_kinds: Path, chosen: dict[str, Any], name: str
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import tracemalloc
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +18,10 @@ from hypothesis import strategies as st
 from support import assert_error, check_directory, contents, jsonl, packer
 from tiny_tokenizers import EOS
 
-from packer_cli.errors import InternalError
 from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines, trust
 from packer_cli.tokenization import tokenizer as tokenization
-from packer_cli.tokenization.engines import BytesEngine, FastEngine, ReferenceEngine, _Growth
-from packer_cli.tokenization.locate import locate
-from packer_cli.tokenization.tokenizer import load_tokenizer
+from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
 from packer_cli.tokenization.trust import BATTERY, ComparedCharacters, in_contexts, unsettled
 
 TRIGGER = "¤→¤"
@@ -239,18 +235,6 @@ def test_an_engine_that_differs_later_stops_the_run(
     assert not list(Path("out").glob("*.arrow"))
 
 
-def test_a_difference_is_an_error_for_all_threads(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenization, "FastEngine", DiffersOnTrigger)
-    tokenizer = load_tokenizer(locate("tok"))
-    tokenizer.encode(["fine"])
-    tokenizer.finish()
-    for ask in (lambda: tokenizer.encode([TRIGGER]), tokenizer.finish):
-        with pytest.raises(InternalError, match=f"differ on the text .{TRIGGER}"):
-            ask()
-
-
 def word_level(*words: str) -> tiny.Json:
     vocabulary = {EOS: 1} | {word: 2 + i for i, word in enumerate(words)}
     token = {
@@ -393,17 +377,6 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
     assert shown == []  # once is enough
 
 
-def test_a_long_text_of_new_characters_is_searched_in_little_memory() -> None:
-    text = "".join(map(chr, range(0x4E00, 0x5E00))) * 1000
-    known = ComparedCharacters(BytesEngine(), BytesEngine(), notify=pytest.fail)
-    tracemalloc.start()
-    try:
-        assert known.untrusted([text]) == []
-        assert tracemalloc.get_traced_memory()[1] < 2 * len(text)  # less than the text itself
-    finally:
-        tracemalloc.stop()
-
-
 def test_threads_compare_a_character_before_they_trust_it() -> None:
     content = as_json(tiny.byte_level())
     known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), lambda line: None)
@@ -419,16 +392,3 @@ def test_samples_are_few_and_of_every_small_run() -> None:
     large = [samples.of(["some words " * 100_000]) for _ in range(100)]
     assert sum(map(len, large)) < 100 * 1_100_000 / 8192
     assert set(map(len, large)) == {0, 512}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama3_1", "mistral_v3", "qwen3"])
-def test_engines_agree_on_every_assigned_character(name: str) -> None:
-    folder = Path(__file__).resolve().parents[3] / "shared" / "tokenizers" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
-    content = (folder / "tokenizer.json").read_bytes()
-    known = trust.assigned_characters()
-    texts = [in_contexts(known[i : i + 50]) for i in range(0, len(known), 50)]
-    fast, reference = FastEngine(content), ReferenceEngine(content)
-    assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))
