@@ -20,7 +20,6 @@ from packer_cli import storage
 from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.columnar import (
-    BATCH_BYTES,
     ColumnarReader,
     by_columns,
     columns_to_read,
@@ -30,6 +29,7 @@ from packer_cli.inputs.columnar import (
     reading,
 )
 from packer_cli.inputs.formats import FIRST
+from packer_cli.inputs.token_columns import BATCH_BYTES
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import Group, InputFile, Int64, Records, Slice

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
+from packer_cli.inputs.token_columns import parts_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -45,7 +45,7 @@ from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_
 
 Float64 = npt.NDArray[np.float64]
 
-_BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
+_BATCH_DOCUMENTS = 1 << 16
 _BYTES_PER_TOKEN = 4
 _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
@@ -154,9 +154,8 @@ class TokenizedInputs:
         if self._is_mixed and len(parts) > 1:  # every stretch has all parts in their shares
             order = np.argsort(np.concatenate([*map(self._places, unit.slices)]), kind="stable")
             file, number, lengths = file[order], number[order], lengths[order]
-        filled = np.flatnonzero(np.diff(np.cumsum(lengths, dtype=np.int64) // _BATCH_TOKENS)) + 1
-        edges = [*filled, *range(0, len(lengths), _BATCH_DOCUMENTS), len(lengths)]
-        for begin, end in pairwise(np.unique(edges).tolist()):
+        sizes = lengths.astype(np.int64) * _BYTES_PER_TOKEN
+        for begin, end in parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
     def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
