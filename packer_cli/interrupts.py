@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: an exception while the main thread works alone, a flag while others work.
+"""Ctrl-C and SIGTERM: an exception while the main thread works alone, a flag while others work;
+and `run_all`, which has tasks done by threads until then.
 
 An exception out of a signal's handler may come between any two steps of what the main thread does,
 and leave a lock taken for which another thread then waits for ever. Code that waits for threads
@@ -14,15 +15,23 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from packer_cli.errors import Interrupted
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS = 0.01  # until a destructor has ended
 Handler = Callable[[int, Any], object]
 _GRACE_SECONDS = 1.5
+_LOOK_SECONDS = 0.2  # between two looks for Ctrl-C
 _may_end_late = False
+# Work that a task leaves to other threads must end, too, before all is done.
+Task = Callable[[], "Iterable[Future[Any]] | None"]
 
 
 def end_late(end: Handler) -> None:
@@ -129,3 +138,50 @@ def interruptible() -> Iterator[None]:
     """Inside, both raise KeyboardInterrupt, even one that comes inside a destructor."""
     with handled(signal.default_int_handler), sent_again():
         yield
+
+
+def run_all(
+    tasks: Iterable[Task],
+    workers: int,
+    stop: threading.Event,
+    end_waits: Callable[[], None] = lambda: None,
+    *,
+    wait_seconds: float | None = None,
+) -> None:
+    """Run the tasks on threads; on the first failure or Ctrl-C set `stop` and raise.
+
+    It waits for the tasks that still run then, at most `wait_seconds`, so they must look at `stop`;
+    `end_waits` is called to end what they may be waiting for.
+    """
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415 slow
+
+    queue = iter(tasks)
+    with as_flag() as interrupted, ExitStack() as stack:
+        pool = ThreadPoolExecutor(workers, "packer")
+        stack.callback(pool.shutdown, wait=wait_seconds is None)
+        running: set[Future[Iterable[Future[Any]] | None]] = set()
+        left: set[Future[Any]] = set()
+        try:
+            while True:
+                while len(running) < workers and (task := next(queue, None)):
+                    running.add(pool.submit(task))
+                if not running and not left:
+                    return
+                waited: list[Future[Any]] = [*running, *left]
+                finished = wait(waited, _LOOK_SECONDS, FIRST_COMPLETED).done
+                if interrupted():
+                    raise Interrupted("interrupted")
+                for future in left & finished:
+                    future.result()
+                left -= finished
+                for task_done in running & finished:
+                    left.update(task_done.result() or ())
+                running -= finished
+        except BaseException as error:
+            stop.set()  # before the pool waits for the tasks still running
+            end_waits()
+            if wait_seconds is not None:
+                wait([*running, *left], wait_seconds)
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted("interrupted") from None
+            raise

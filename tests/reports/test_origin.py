@@ -116,14 +116,6 @@ def test_chats_with_their_template() -> None:
     assert lines["options"].endswith(" --no-train-reasoning --no-train-tool-calls")
 
 
-def test_a_template_that_rendered_nothing_is_not_named() -> None:
-    Path("a.jsonl").write_bytes(jsonl("one"))
-    folder = tokenizer()
-    (folder / "chat_template.jinja").write_text(TAGS)
-    assert "template" not in origin("a.jsonl", "-l", 32, "-t", folder)
-    assert as_json()["chat_template"] is None
-
-
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
@@ -151,15 +143,6 @@ def test_alpaca_prompts() -> None:
     write([{"instruction": "say", "input": "", "output": "yes"}])
     lines = origin("data.jsonl", "-l", 512, "-t", "bytes")
     assert lines["records"] == "alpaca, prompts as alpaca; trained on: completion"
-
-
-def test_inputs_that_were_dropped_are_not_counted() -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        Path(name).write_bytes(jsonl(name))
-    arguments = ["-l", 32, "-t", "bytes", "-q", "-o", "out"]
-    assert packer("pack", "a.jsonl", "b.jsonl", *arguments).exit_code == 0
-    assert packer("pack", "b.jsonl", *arguments, "--update", "--prune").exit_code == 0
-    assert as_json()["inputs"] == {"count": 1, "bytes": Path("b.jsonl").stat().st_size}
 
 
 def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:

@@ -93,16 +93,6 @@ def test_bars_are_as_long_as_buckets_are_full_and_max_length_is_marked() -> None
     assert (marked[0], marked[3]) == ("16-31", "▴ max_length 16")
 
 
-def test_one_row_of_one_document() -> None:
-    Path("a.jsonl").write_bytes(jsonl("a"))
-    pack("a.jsonl", "-l", "1M")
-    page = written()
-    assert page.boxes["rows"] == ("1", page.boxes["rows"][1])
-    assert page.boxes["truncated"] == ("0", "documents, 0 tokens cut off")
-    assert page.table("tokens")[0] == ["2-3", "1", "100.00%", ""]
-    assert "max_length 1,048,576" in page.text
-
-
 HOSTILE = [
     "<script>alert(1)<",
     "\"onload='x.jsonl",
@@ -156,19 +146,6 @@ def test_of_many_inputs_the_largest_are_listed() -> None:
     assert [line[2] for line in listed] == [f"{10**12 + i:,}" for i in range(9_900, 10_000)]
     tokens = sum(10**12 + i for i in range(9_900))
     assert rest[:3] == ["9,900 other inputs", f"{9_900 * int(listed[0][1]):,}", f"{tokens:,}"]
-
-
-def test_figures_of_any_size() -> None:
-    Path("a.jsonl").write_bytes(jsonl(*TEXTS))
-    pack("a.jsonl", "-l", 16)
-    path = Path("out/manifest.json")
-    manifest = json.loads(path.read_bytes())
-    manifest["tokens"] = 10**15
-    manifest["histograms"]["document_length"] = [10**9] * 31 + [1]
-    path.write_text(json.dumps(manifest))
-    page = written()
-    assert page.boxes["tokens"][0] == "1,000,000,000,000,000"
-    assert ["2,147,483,648-4,294,967,295", "1", "0.00%"] in figures_of(page, "tokens")
 
 
 def test_an_incomplete_result_says_so() -> None:
@@ -267,11 +244,3 @@ def test_what_the_file_system_refuses() -> None:
     loop = Path("loop.html")
     loop.symlink_to(loop)
     assert_error(packer("stats", "out", "--html", loop), 1, "Too many levels of symbolic links")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_to() -> None:
-    packed()
-    Path("locked").mkdir(0o500)
-    result = packer("stats", "out", "--html", "locked/page.html")
-    assert_error(result, 1, "locked/page.html.part: cannot write: Permission denied")

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from altered import unaltered
 from showing import IN_ORDER, rewrite, show, show_json, texts_of, write_ids
 from support import assert_error, jsonl, pack, packer, shard_of
 
@@ -160,17 +158,6 @@ def test_rows_are_found_in_many_shards(many_shards: Path) -> None:
     assert [row["row"] for row in rows] == list(range(40))
 
 
-def test_rows_are_found_in_many_batches(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl(*(f"{n:06}" for n in range(9))))
-    pack("a.jsonl", "-l", 1 << 20, *IN_ORDER)  # a batch holds 2**20 tokens: one row
-    assert "".join(texts_of(0)) == "".join(f"{n:06}<eos>" for n in range(9))
-    (folder / "b.jsonl").write_bytes(jsonl(*("x" * (1 << 19) for n in range(3)), "last"))
-    assert packer("pack", "b.jsonl", "-l", 1 << 20, "-q", "-t", "bytes", "-o", "out", "--overwrite",
-                  *IN_ORDER).exit_code == 0  # fmt: skip
-    assert len(texts_of(0)) == 1
-    assert texts_of(-1)[-1] == "last<eos>"
-
-
 def test_only_the_shard_that_is_needed_is_touched(many_shards: Path) -> None:
     first, *others = sorted(many_shards.glob("shard-*.arrow"))
     for path in others:
@@ -182,13 +169,6 @@ def test_only_the_shard_that_is_needed_is_touched(many_shards: Path) -> None:
     assert_error(packer("show", "out"), 1, f"out/{first.name}: has ", " the manifest says ")
     first.write_bytes(b"x" * (first.stat().st_size + 8))
     assert_error(packer("show", "out"), 1, f"out/{first.name}: not a readable shard")
-
-
-def test_a_shard_with_fewer_rows_than_the_manifest_says(packed: Path) -> None:
-    rewrite(lambda manifest: manifest["shards"][0].update(rows=6))
-    rewrite(lambda manifest: manifest.update(rows=6))
-    message = f"{shard_of()}: holds 4 rows, the manifest says 6"
-    assert_error(packer("show", "out", 5), 1, message)
 
 
 def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -> None:
@@ -288,16 +268,3 @@ def test_ids_without_a_tokenizer_are_shown_as_ids(folder: Path) -> None:
     )
     assert result.stdout.endswith("\n7 ⟦8 9⟧\n... 1 padding token\n")
     assert show("--ids") == result.stdout  # asked for, so there is nothing to say
-
-
-def test_parquet_positions_are_rows(folder: Path) -> None:
-    pq.write_table(pa.table({"text": ["one", "two"]}), folder / "a.parquet")
-    pack("a.parquet", "-l", 16, *IN_ORDER)
-    assert "segment 1: a.parquet row 1, 4 tokens" in show()
-    assert [one["position_unit"] for one in show_json()[0]["segments"]] == ["row", "row"]
-
-
-def test_stdin(folder: Path) -> None:
-    result = unaltered("pack", "-", "-l", 8, "-q", "-o", "out", stdin=jsonl("one"))
-    assert result.returncode == 0
-    assert "segment 0: stdin byte 0, 4 tokens" in show()

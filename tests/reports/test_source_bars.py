@@ -9,7 +9,6 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
 from support import packer
 
-from packer_cli.options.options import Stage
 from packer_cli.reports.page import page
 from packer_cli.reports.report import Report, Section, SourceLine, table_of_sources
 
@@ -39,25 +38,6 @@ def test_the_page_of_a_result_has_its_sources() -> None:
     assert widths == pytest.approx([100 * part / max(parts) for part in parts], abs=0.1)
     assert left_out[0] == ["source", "held out", "duplicates"]
     assert "Documents left out" in drawn.text
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_page_lists_stages() -> None:
-    write_sources()
-    stages = Stage(200_000), Stage(100_000, (("chat", 0.2),), "end")
-    (manifest,) = pack_mixed(recipe_of(_STAGED, stages=stages))
-    assert manifest is not None
-    first = manifest.stages[0].rows
-    assert _stats_page("out").table("stage") == [
-        ["1", "0", f"{first:,}"], ["end", f"{first:,}", f"{manifest.rows - first:,}"]
-    ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("folder")
-def test_results_without_a_recipe_have_no_such_section() -> None:
-    write_sources()
-    packer("pack", "web", "-l", 64, "-t", "bytes", "-q", "-o", "out")
-    assert "Sources" not in _stats_page("out").text
 
 
 @pytest.mark.usefixtures("folder")
