@@ -121,12 +121,12 @@ def one_of(
 def nearest(name: str, names: Iterable[str]) -> str:
     """The name that somebody who wrote `name` meant, or "" where none is near.
 
-    Near are names with about one mistake of typing in four letters at most; where there are none,
+    Near are names with about one mistake of typing in three letters at most; where there are none,
     names that have all words of the other, and those that begin like it.
     Case does not matter, nor whether words are joined by - or _.
     """
     sought, known = _plain(name), {_plain(one): one for one in names}
-    near = get_close_matches(sought, known, 1, 0.66)
+    near = get_close_matches(sought, known, 1, 0.7)
     near = near or get_close_matches(sought, [one for one in known if _is_part(sought, one)], 1, 0)
     return known[near[0]] if near else ""
 

@@ -158,12 +158,16 @@ def listing(folder: str) -> list[tuple[str, bool]]:
     if not is_url(folder):
         return [(name, os.path.isdir(os.path.join(folder, name))) for name in os.listdir(folder)]
     with _asking(folder):
-        store, own = _store(folder)
-        return [
-            (base_name(info["name"]), info["type"] == "directory")
-            for info in store.ls(own, detail=True)
-            if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
-        ]
+        return [(name, info["type"] == "directory") for name, info in _entries(folder)]
+
+
+def _entries(url: str) -> list[tuple[str, dict[str, Any]]]:
+    store, own = _store(url)
+    return [
+        (base_name(info["name"]), info)
+        for info in store.ls(own, detail=True)
+        if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
+    ]
 
 
 def is_file(path: str) -> bool:
@@ -177,16 +181,14 @@ def objects(url: str) -> dict[str, Stat | None]:
     {} when there is none. Raises PackerError.
     """
     with _asking(url):
-        store, own = _store(url)
-        store.invalidate_cache()
+        _store(url)[0].invalidate_cache()
         try:
-            entries = store.ls(own, detail=True)
+            entries = _entries(url)
         except FileNotFoundError:
             return {}
         return {
-            base_name(info["name"]): None if info["type"] == "directory" else _stat(url, info)
-            for info in entries
-            if info["name"].rstrip("/") != own.rstrip("/")
+            name: None if info["type"] == "directory" else _stat(url, info)
+            for name, info in entries
         }
 
 
@@ -446,19 +448,13 @@ def _asking(url: str, doing: str = "read") -> Iterator[None]:
 def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
     text = getattr(error, "strerror", None) or str(error) or name
-    reason, reading = text.splitlines()[0], doing == "read"
-    if isinstance(error, FileNotFoundError) and reading:
-        reason, tip = "no such file", "check the spelling, and that nothing removes it meanwhile"
-    elif isinstance(error, FileNotFoundError):
-        reason, tip = "no such bucket or folder", "check the spelling; buckets are not made"
+    reason = text.splitlines()[0]
+    tip = (
+        f"check the network, the address and the credentials for {protocol}://, then run the same "
+        "command again"
+    )
+    if isinstance(error, FileNotFoundError):
+        reason = "no such file" if doing == "read" else "no such bucket or folder"
     elif getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
         reason, tip = "it changed", "wait until nothing writes to it, then run again"
-    elif isinstance(error, PermissionError) or "credential" in name.lower():
-        allowed = "list and to read" if reading else "list, to write and to delete"
-        tip = f"check the credentials for {protocol}://, and that they allow to {allowed}"
-    elif "timeout" in name.lower() or "connect" in name.lower():
-        tip = "check the network and the address, then run the same command again"
-    else:
-        otherwise = "copy it to a local path" if reading else "run the same command again"
-        tip = f"check the address, the credentials and the network, or {otherwise}"
     return DataError(f"{url}: cannot {doing}: {reason}", tip)
