@@ -90,7 +90,7 @@ def _auto_tokenizer(source: str) -> Any:
 def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
     config = PackConfig(1 << 20)
     inputs = find_inputs([name], config)
-    inputs, shape_of_all = detect_shape(inputs, config)
+    inputs, shape_of_all, _ = detect_shape(inputs, config)
     config = replace(config, overlong="drop")  # of no matter here
     own = by_file_shape(for_shape(config, shape_of_all), shape_of_all)
     for file in inputs:

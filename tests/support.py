@@ -38,8 +38,8 @@ from packer_cli import open_packed
 from packer_cli.cli.app import app
 from packer_cli.result.layout import digest
 from packer_cli.result.reader import rows_of, segments_of
-from packer_cli.result.recount import check_recount
 from packer_cli.result.rules import RowLimits, broken_rules, documents_of, segments_in
+from packer_cli.verify import recount
 
 BYTES_EOS = 256
 # Typer makes its commands anew for each call, which takes longer than some of them do.
@@ -168,7 +168,7 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
             assert broken_invariants(batch, packed.max_length, pad, **how) == []
             assert batch.schema.names == manifest["config"]["columns"]
             assert all(column.null_count == 0 for column in batch.columns)
-    check_recount(Path(directory))
+    recount(Path(directory))
     side_file = packed.path / "squared_lengths.npy"
     assert np.load(side_file).tolist() == squared_lengths_by_hand(directory)
     assert digest(side_file)[1] == manifest["side_files"][side_file.name]

@@ -60,6 +60,7 @@ def stats(
     from packer_cli.reports.stats import stats_report
     from packer_cli.result.manifest import load_any, splits_of
     from packer_cli.storage import base_name, is_url, local
+    from packer_cli.verify import recount
 
     html = options.html
     directory = name if is_url(name) else Path(name)
@@ -84,8 +85,8 @@ def stats(
             f"name one: {' or '.join(map(str, places))}",
         )
     if options.deep:
-        for place, manifest in results:
-            _recount(Path(place), manifest, options.tokens)
+        for place, _ in results:
+            recount(Path(place), options.tokens)
     steps = _steps(results, options)
     reports = {
         base_name(str(place)): stats_report(
@@ -132,16 +133,6 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
             f"see packer plan {directory} --max-length 4096 --html FILE",
         ),
     ])  # fmt: skip
-
-
-def _recount(directory: Path, manifest: Result, tokens: tuple[str, ...]) -> None:
-    from packer_cli.result.manifest import Manifest
-    from packer_cli.result.recount import check_document_recount, check_recount
-
-    if isinstance(manifest, Manifest):
-        check_recount(directory, tokens)
-    else:
-        check_document_recount(directory)
 
 
 def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[Prediction | None]:

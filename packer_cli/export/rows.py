@@ -16,8 +16,14 @@ from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
-from packer_cli.result.recount import damage, lists_of, sound_batches, trained_flags
-from packer_cli.result.rules import documents_of, segments_in
+from packer_cli.result.rules import (
+    damage,
+    documents_of,
+    lists_of,
+    segments_in,
+    sound_batches,
+    trained_flags,
+)
 from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.view import View

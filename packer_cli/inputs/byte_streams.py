@@ -1,4 +1,8 @@
-"""Bytes of a file: opening, hashing and decompressing."""
+"""Bytes of a file: opening, hashing, decompressing, and cutting into lines in bounded memory.
+
+A byte order mark of UTF-8 is no text. Marks of other encodings end the run: no byte of such a file
+means what it would in UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,35 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from packer_cli import storage
-from packer_cli.errors import Interrupted, damaged_input, from_os_error
-from packer_cli.records import InputFile, Records, Stretch
+from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Stretch
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
 OVERRUN_BYTES = 64 << 10  # read at a time beyond where a slice or a file ends
 _STORED_BYTES = 1 << 16
 _STDIN_SECONDS = 0.5  # between two looks, while waiting for stdin, whether the run has stopped
-_TESTERS = {"gzip": "gzip", "zstd": "zstd", "bz2": "bzip2", "xz": "xz", "lz4": "lz4"}
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+_MARKS = {  # the longer ones first, of which others are the beginning
+    b"\xff\xfe\0\0": "UTF-32LE",
+    b"\0\0\xfe\xff": "UTF-32BE",
+    b"\xff\xfe": "UTF-16LE",
+    b"\xfe\xff": "UTF-16BE",
+}
 _Read = Callable[[int], bytes]
 
 
 class Source:
     """An opened file: `read` gives its plain bytes, `consumed` the stored bytes used for them."""
 
-    def __init__(self, raw: HashedFile | _Stdin, read: _Read) -> None:
+    def __init__(self, path: str, raw: HashedFile | _Stdin, read: _Read) -> None:
+        self.path = path
         self._raw = raw
         self._reported = raw.tell()
         self.read = read
@@ -182,11 +196,10 @@ def peeking() -> Iterator[None]:
 def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
     """Open at byte `start` (0 for compressed files). I/O errors become DataErrors."""
     how = file.compression
-    damage = ""
     try:
         if file.path == STDIN:
             _stdin.rewind()
-            yield Source(_stdin, _stdin.read)
+            yield Source(STDIN, _stdin, _stdin.read)
             return
         # decompressors read little at a time, and everything in the end
         ahead = BLOCK_BYTES if how else storage.AHEAD_BYTES
@@ -194,19 +207,17 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
             if how and not file.size:
                 raise EOFError  # not even an empty file compresses to no bytes
             hashed.seek(start)
-            yield Source(hashed, _decompressed(how, hashed) if how else hashed.read)
+            yield Source(file.path, hashed, _decompressed(how, hashed) if how else hashed.read)
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
-        is_short = isinstance(error, EOFError) or "truncated" in str(error).lower()
         # lzma is imported only where needed
         if not isinstance(error, EOFError | OSError) and type(error).__name__ != "LZMAError":
             raise
         damage = f"not valid {how} data: {error}"
-        if is_short:
+        if isinstance(error, EOFError) or "truncated" in str(error).lower():
             damage = f"the {how} data ends too early; the file was cut short"
-        tip = f"fetch or write it again; to check it: {_TESTERS[how or 'gzip']} -t FILE"
-        raise damaged_input(f"{file.path}: {damage}", tip) from error
+        raise damaged_input(f"{file.path}: {damage}", "fetch or write it again") from error
 
 
 @contextmanager
@@ -271,3 +282,108 @@ class _Streams:
             if self._stream.eof:
                 self._stored, self._stream = self._stream.unused_data, None
         return data
+
+
+# --- lines
+
+_LINE_END = ord("\n")
+
+
+class Block(NamedTuple):
+    """Records that are found in a stretch of a file, and not decoded yet.
+
+    positions  int64[n], in bytes of the uncompressed file
+    pieces     n stretches of bytes, each of one record; lines have lost their ends
+    bad        those that are not among the n
+    """
+
+    positions: Int64
+    pieces: list[bytes | memoryview]
+    bad: list[BadRecord]
+
+
+def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
+    return BadRecord(
+        position,
+        f"the {what} is longer than {max_line_bytes} bytes",
+        "raise --max-line-bytes, or check that the file has line ends",
+    )
+
+
+def read_lines(source: Source, start: int, stop: int | None, limit: int) -> Iterator[Block]:
+    """The lines that begin in [start, stop), blank ones too; those beyond `limit` bytes are bad.
+    DataError for a file in another encoding.
+
+    The source must stand at max(start - 1, 0): the byte before the slice tells whether a line
+    begins exactly at `start`. Memory is bounded by a block and the longest line accepted.
+    """
+    position = begin = max(start - 1, 0)  # of the next bytes, and of the line that has not ended
+    held = bytearray()  # what was read of that, growing without a copy of itself
+    is_foreign, is_last = start > 0, False  # it is another slice's, or overlong and told
+    while not is_last and (chunk := source.read(next_size(stop, position))):
+        if not position and (found := other_encoding(chunk)):
+            raise DataError(f"{source.path}: begins with {found[0]}", found[1])
+        ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END)
+        edges = np.append(-1, ends) + 1  # where lines begin, of which the last has not ended
+        places = edges + position
+        places[0], position = begin, position + len(chunk)
+        begin, first, count = int(places[-1]), int(is_foreign), len(ends)
+        if stop is not None:
+            is_last = begin >= stop
+            count = min(int(np.searchsorted(places, stop)), count)
+        is_foreign = is_foreign and not len(ends)
+        # a block is held by nobody but who gets it
+        yield _lines_of(chunk, edges, places, slice(first, count), held, limit)
+        if not (is_foreign or is_last):
+            held += memoryview(chunk)[edges[-1] :]
+        if len(held) > limit:
+            yield Block(np.empty(0, np.int64), [], [too_long(begin, limit)])
+            held.clear()
+            is_foreign = True
+    if held:
+        edges = np.array([0, 1])
+        yield _lines_of(b"\n", edges, np.array([begin, begin]), slice(1), held, limit)
+
+
+def _lines_of(
+    chunk: bytes, edges: Int64, places: Int64, wanted: slice, held: bytearray, limit: int
+) -> Block:
+    """The wanted ones of the lines between `edges`, which begin at `places` of the file. `held`:
+    the beginning of the first; empty afterwards.
+    """
+    view = memoryview(chunk)  # copies would take a third of the time of decoding
+    pieces = list[bytes | memoryview](view[a : b - 1] for a, b in pairwise(edges.tolist()))
+    if pieces and held:
+        pieces[0] = taken(held, pieces[0])
+    positions, pieces = places[:-1][wanted], pieces[wanted]
+    if pieces and not positions[0] and pieces[0][: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
+        pieces[0] = pieces[0][len(BYTE_ORDER_MARK) :]
+    if max(map(len, pieces), default=0) <= limit:
+        return Block(positions, pieces, [])
+    fits = np.array([len(piece) <= limit for piece in pieces])
+    bad = [too_long(position, limit) for position in positions[~fits].tolist()]
+    return Block(positions[fits], [piece for piece in pieces if len(piece) <= limit], bad)
+
+
+def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:
+    """The bytes of `held`, which is empty afterwards, and `more`."""
+    whole = b"".join((held, more))
+    held.clear()
+    return whole
+
+
+def invalid_utf8(error: UnicodeDecodeError, data: bytes, what: str) -> tuple[str, str]:
+    """The reason and tip for bytes of a line, or whatever it is, that are no text."""
+    return (
+        f"invalid UTF-8 at byte {error.start} of the {what}: 0x{data[error.start]:02x}",
+        "convert it: iconv -f ORIGINAL_ENCODING -t utf-8",
+    )
+
+
+def other_encoding(beginning: bytes) -> tuple[str, str] | None:
+    """The encoding of a file that is not in UTF-8, by its first bytes, and a tip."""
+    for mark, name in _MARKS.items():
+        if beginning.startswith(mark):
+            what = f"the byte order mark of {name}, expected UTF-8"
+            return what, f"convert it: iconv -f {name[:6]} -t UTF-8 FILE > NEW_FILE"
+    return None

@@ -5,7 +5,7 @@ becomes records, and both Arrow IPC forms. Parquet: `parquet.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -30,10 +30,6 @@ from packer_cli.result.shard_writer import kind_in
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 BATCH_BYTES = 4 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_BYTES = {"string": pa.binary(), "large_string": pa.large_binary()}
-if hasattr(pa, "binary_view"):
-    _BYTES["string_view"] = pa.binary_view()
-OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _SKIP = "mend the row, or use --on-error skip"
 
 
@@ -55,32 +51,31 @@ def reading(file: InputFile) -> Iterator[None]:
 # --- which columns
 
 
+_EXPECTED = {  # kind of shape -> its columns' type, and a tip
+    "text": ("a string", "name the right column with --text-field"),
+    "tokens": ("a list of integers", "cast it, for example with pyarrow or datasets"),
+}
+
+
 def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
-    expected, tip = {
-        "text": ("a string", "name the right column with --text-field"),
-        "tokens": ("a list of integers", "cast it, for example with pyarrow or datasets"),
-    }.get(shape.kind, ("", ""))
+    expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _is_text if shape.kind == "text" else _is_integer_list
-    columns = (shape.columns[own] for own in shape.optional)
     wanted = [shape.columns[own] for own in shape.required]
-    wanted += [name for name in columns if _fields_at(schema, name)]
+    wanted += [shape.columns[own] for own in shape.optional
+               if _fields_at(schema, shape.columns[own])]  # fmt: skip
     for name in wanted:
         fields = _fields_at(schema, name)
-        count = len(fields)
-        if count != 1:
+        if (count := len(fields)) != 1:
             raise DataError(
                 f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
                 f"columns found: {named(schema.names)}",
-                "write the file again"
-                if shape.kind == "tokens"
-                else "name the right one with --text-field, or with --field NAME=COLUMN",
+                "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = fields[0][-1].type
         if expected and not is_right(kind):
-            raise DataError(
-                f"{file.path}: column '{name}' has type {kind}, expected {expected}", tip
-            )
+            what = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
+            raise DataError(what, tip)
     return wanted
 
 
@@ -114,7 +109,7 @@ def by_columns(batch: Any, columns: list[str]) -> Any:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return str(kind) in _BYTES
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _is_integer_list(kind: Any) -> bool:
@@ -154,13 +149,12 @@ class ColumnarReader(Reader):
             sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
             for start, stop in _cuts(sizes, longest, most_rows(shape)):
                 overlong = next((name for name in sizes if sizes[name][start] > longest), None)
-                if overlong is not None:
-                    what = "the text" if shape.kind == "text" else overlong
-                    reason = f"{what} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, OVERLONG)]
-                    made = Records(np.empty(0, np.int64), bad=bad)
-                else:
+                if overlong is None:
                     made = _records_of(batch.slice(start, stop - start), shape, row)
+                else:
+                    reason = f"{overlong} is longer than {longest} bytes"
+                    bad = [BadRecord(row, reason, "raise --max-line-bytes, or use --on-error skip")]
+                    made = Records(np.empty(0, np.int64), bad=bad)
                 row += stop - start
                 yield replace(made, consumed=round((stop - start) * consumed))
 
@@ -199,41 +193,42 @@ def _sizes(column: Any) -> Int64:
 
 def _records_of(batch: Any, shape: Shape, first_row: int) -> Records:
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    named_so = {own: name for own, name in shape.columns.items() if name in batch.schema.names}
+    columns = {own: batch.column(name) for own, name in shape.columns.items()
+               if name in batch.schema.names}  # fmt: skip
     if shape.kind == "tokens":
-        columns = {own: batch.column(name) for own, name in named_so.items()}
         if (tokens := _faultless_tokens(columns)) is not None:
             return Records(positions, tokens=tokens)
         lists = [columns[own].to_pylist() if own in columns else [None] * batch.num_rows
                  for own in NAMES]  # fmt: skip
         return token_records(list(zip(*lists, strict=True)), positions, _SKIP, 0)
     bad = dict[int, str]()
-    what = "the text" if shape.kind == "text" else "a text"
-    values = {own: _values(batch.column(name), what, bad) for own, name in named_so.items()}
+    values = {own: _values(column, own, bad) for own, column in columns.items()}
     if shape.kind == "text":
         for row, text in enumerate(values["text"]):
             if text is None:
                 bad.setdefault(row, "the text is null")
     good = [row for row in range(batch.num_rows) if row not in bad]
     refused = [BadRecord(first_row + row, bad[row], _SKIP) for row in sorted(bad)]
+    texts = fields = None
     if shape.kind == "text":
-        return Records(positions[good], texts=[values["text"][row] for row in good], bad=refused)
-    fields = [{own: _without_nulls(values[own][row]) for own in values} for row in good]
-    return Records(positions[good], fields=fields, bad=refused)
+        texts = [values["text"][row] for row in good]
+    else:
+        fields = [{own: _without_nulls(values[own][row]) for own in values} for row in good]
+    return Records(positions[good], texts=texts, fields=fields, bad=refused)
 
 
-def _values(column: Any, what: str, bad: dict[int, str]) -> list[Any]:
+def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
     """The values of a column, None where one is not UTF-8. OUT bad: by row, what is wrong then."""
-    values: list[Any] = []
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        for row, cell in enumerate(column):
-            try:
-                values.append(cell.as_py())
-            except UnicodeDecodeError as error:
-                values.append(None)
-                bad.setdefault(row, f"invalid UTF-8 at byte {error.start} of {what}")
+    with suppress(UnicodeDecodeError):
+        everything: list[Any] = column.to_pylist()
+        return everything
+    values = list[Any]()
+    for row, cell in enumerate(column):
+        try:
+            values.append(cell.as_py())
+        except UnicodeDecodeError as error:
+            values.append(None)
+            bad.setdefault(row, f"invalid UTF-8 at byte {error.start} of the {own}")
     return values
 
 
@@ -358,31 +353,8 @@ def _open_arrow(
 
 
 def _checked(batch: Any) -> Any:
-    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Whether texts
-    are UTF-8 is told later, of each record.
-    """
+    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid."""
     if batch.num_rows < 0:
         raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
-    batch.validate()
-    for column in batch.columns:
-        column.view(_of_bytes(column.type)).validate(full=True)
+    batch.validate(full=True)
     return batch
-
-
-def _of_bytes(kind: Any) -> Any:
-    """The type with bytes in the place of texts, which Arrow does not look at."""
-
-    def own(field: Any) -> Any:
-        return field.with_type(_of_bytes(field.type))
-
-    if pa.types.is_struct(kind):
-        return pa.struct([own(kind.field(i)) for i in range(kind.num_fields)])
-    if pa.types.is_list(kind):
-        return pa.list_(own(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(own(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(own(kind.value_field), kind.list_size)
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), kind.ordered)
-    return _BYTES.get(str(kind), kind)

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat
 from typing import Any, NamedTuple
 
 from packer_cli import storage
@@ -48,75 +47,177 @@ class KnownShapes:
 NOTHING_KNOWN = KnownShapes()
 
 
-def detect_shape(
-    files: list[InputFile],
-    config: DocumentConfig,
-    known: KnownShapes = NOTHING_KNOWN,
-    unused: dict[str, list[str]] | None = None,
-    lacking: dict[str, DataError] | None = None,
-) -> tuple[list[InputFile], Shape]:
-    """The files, which say which of several shapes they have, and their shape, from the first
-    record of each whose shape is not `known`. DataError when the shape of a file
-    is unknown, or where files cannot be packed together; UsageError for pairs beside answers with a
-    label.
+class Detected(NamedTuple):
+    """What the records of a run's files are.
 
-    OUT unused: by path, the fields of supervised records that no field of their shape is. OUT
-    lacking: by own names of fields that --field maps, the errors of files that lack the column and
-    have a shape without it; where no file has it, the first of these is that of the run.
+    files   say which of several shapes they have
+    shape   of all of them
+    unused  by path, the fields of supervised records that no field of their shape is
     """
-    damage = list[DamagedInputError]()
-    shapes = shapes_of(files, config, unused, known.files, lacking, damage)
+
+    files: list[InputFile]
+    shape: Shape
+    unused: dict[str, list[str]]
+
+
+def detect_shape(
+    files: list[InputFile], config: DocumentConfig, known: KnownShapes = NOTHING_KNOWN
+) -> Detected:
+    """The shape of files, from the first record of each whose shape is not `known`. DataError when
+    that of a file is unknown, where files cannot be packed together, and where no file has a column
+    that --field maps; UsageError for pairs beside answers with a label.
+    """
+    look = _Look(config, known.files)
+    shapes = look.into(files)
     if not shapes:
-        raise damage[0] if damage else _nothing_in(files, config)
+        raise look.damage[0] if look.damage else _nothing_in(files, config)
     every = (*shapes.values(), *known.others.values())
     refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
+    for own, error in look.lacking.items():
+        if not any(shape.columns.get(own) == config.renamed[own] for shape in every):
+            raise error
     found = {shape.described(): shape for shape in shapes.values()}
     first = next(iter(found))
     # others' fields may have other names: they are not read
     if set(known.others) <= {found[first].name} and len(found) == 1:
-        return files, found[first]
+        return Detected(files, found[first], look.unused)
     # files without records go with the first
     labels = {index: shape.described() for index, shape in shapes.items()}
     named = [replace(file, shape=labels.get(file.index, first)) for file in files]
-    return named, joined({**known.others, **found})
+    return Detected(named, joined({**known.others, **found}), look.unused)
 
 
-def shapes_of(
-    files: list[InputFile],
-    config: DocumentConfig,
-    unused: dict[str, list[str]] | None = None,
-    known: Mapping[int, Shape] | None = None,
-    lacking: dict[str, DataError] | None = None,
-    damage: list[DamagedInputError] | None = None,
-) -> dict[int, Shape]:
-    """The shape of each file that has a record, by its index. DataError, `unused` and `lacking` as
-    `detect_shape`. OUT damage: of files that are left out.
+def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:
+    """The shape of each file that has a record, by its index. DataError as `detect_shape`."""
+    return _Look(config, {}).into(files)
+
+
+class _Look:
+    """A look at the first records of files.
+
+    unused   as `Detected` has it
+    lacking  by own names of fields that --field maps, the errors of files that lack the column and
+             have a shape without it
+    damage   of files that are left out
     """
-    look = _Look(
-        config, known or {}, {} if unused is None else unused, {} if lacking is None else lacking,
-        [] if damage is None else damage,
-    )  # fmt: skip
-    shapes = dict[int, Shape]()
-    with peeking():
-        left = iter(files)
-        first = next((file for file in left if look.into(file, shapes)), None)
-        if first is None:
-            return {}
-        kind = shapes[first.index].kind
-        for file in files:
-            _refuse_format(file, first, is_tokens=kind == "tokens")
-        rest = list(left)
-        if any(storage.is_url(file.path) for file in rest):
-            with ThreadPoolExecutor(_REQUESTS) as pool:
-                list(pool.map(look.into, rest, repeat(shapes)))
-        else:
-            for file in rest:
-                look.into(file, shapes)
-    for file in rest:
-        other = shapes[file.index].kind if file.index in shapes else kind
-        if "tokens" in (other, kind) and other != kind:
-            raise DataError(f"{file.path}: holds {other}, {first.path} holds {kind}", _TWO_COMMANDS)
-    return {file.index: shapes[file.index] for file in files if file.index in shapes}
+
+    def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
+        self._config, self._known = config, known
+        self.unused = dict[str, list[str]]()
+        self.lacking = dict[str, DataError]()
+        self.damage = list[DamagedInputError]()
+
+    def into(self, files: list[InputFile]) -> dict[int, Shape]:
+        """The shapes of the files that have a record, by index."""
+        with peeking():
+            left, shape, first = iter(files), None, None
+            for first in left:
+                if (shape := self._known_or_found(first)) is not None:
+                    break
+            if first is None or shape is None:
+                return {}
+            is_tokens = shape.kind == "tokens"
+            for file in files:
+                _refuse_format(file, first, is_tokens=is_tokens)
+            rest = list(left)
+            if any(storage.is_url(file.path) for file in rest):
+                with ThreadPoolExecutor(_REQUESTS) as pool:
+                    found = list(pool.map(self._known_or_found, rest))
+            else:
+                found = [self._known_or_found(file) for file in rest]
+        shapes = {first.index: shape}
+        for file, other in zip(rest, found, strict=True):
+            if other is None:
+                continue
+            if is_tokens != (other.kind == "tokens"):
+                what = f"holds {other.kind}, {first.path} holds {shape.kind}"
+                raise DataError(f"{file.path}: {what}", _TWO_COMMANDS)
+            shapes[file.index] = other
+        return shapes
+
+    def _known_or_found(self, file: InputFile) -> Shape | None:
+        """The shape of a file's first record; None where there is none that can be read."""
+        if file.index in self._known:
+            return self._known[file.index]
+        config, reader = self._config, reader_for(file.format)
+        try:
+            fields = reader.fields(file, config)
+        except DamagedInputError as error:
+            if config.on_error == "fail":
+                raise
+            self.damage.append(error)
+            return None  # the unit that reads it leaves it out
+        if fields is None:
+            return None
+        fields = [*fields, *self._held_later(file, fields)]
+        shape = self._found_without_lacking(file, fields)
+        if shape.is_supervised:
+            used = shape.columns.values()
+            self.unused[file.path] = [
+                name for name in fields if not any(may_hold((name,), column) for column in used)
+            ]
+        if shape.kind not in ("prompt-completion", PREFERENCE) or not reader.holds_tokens:
+            return shape
+        of_messages = "messages" in shape.columns
+        if not of_messages:
+            with suppress(DamagedInputError):  # which the unit that reads it meets, too
+                first = next(_first_fields(file, shape, config), {})
+                of_messages = any(isinstance(first.get(own), list) for own in shape.required)
+        return replace(shape, of_messages=of_messages)
+
+    def _held_later(self, file: InputFile, fields: list[str]) -> list[str]:
+        """Columns of optional fields, as --field maps them, that only other records at the file's
+        beginning have.
+        """
+        columns = [name for own, name in self._config.renamed.items()
+                   if own in OPTIONAL and not may_hold(fields, name)]  # fmt: skip
+        found = set[str]()
+        if columns and fields:
+            with suppress(PackerError):
+                for values in _first_columns(file, [fields[0], *columns], self._config):
+                    found.update(name for name in columns if values.get(name) is not None)
+        return sorted(found)
+
+    def _found_without_lacking(self, file: InputFile, fields: list[str]) -> Shape:
+        """The shape of records with these fields, by what --field maps, or by those of it that the
+        file has: the others may be for other files.
+        """
+        renamed = self._config.renamed
+        there = {own: name for own, name in renamed.items() if may_hold(fields, name)}
+        try:
+            return self._found(file, fields, renamed)
+        except DataError as error:
+            if there == renamed:
+                raise
+            try:
+                shape = self._found(file, fields, there)
+            except DataError:
+                raise error from None
+            for own in renamed.keys() - there.keys():
+                self.lacking.setdefault(own, error)
+            return shape
+
+    def _found(self, file: InputFile, fields: list[str], renamed: dict[str, str]) -> Shape:
+        """The shape of records with these fields. DataError where there is none; the tip is what
+        the first record's values tell.
+        """
+        find = partial(
+            find_shape, fields, self._config.shape, where=file.path,
+            tokens=reader_for(file.format).holds_tokens,
+        )  # fmt: skip
+        try:
+            return find(renamed)
+        except DataError as error:
+            record = dict[str, object]()
+            with suppress(PackerError):  # such as for a name that cannot be read, or a long cell
+                record = next(_first_columns(file, fields, self._config), {})
+            options = options_for(record, self._config.shape)
+            own = {n: c for n, c in options.get("--field", {}).items() if n not in MESSAGE_KEYS}
+            try:
+                find(renamed | own)
+            except DataError:
+                raise error from None
+            raise DataError(error.message, f"add {written(options)}") from None
 
 
 def _refuse_format(file: InputFile, first: InputFile, *, is_tokens: bool) -> None:
@@ -129,96 +230,6 @@ def _refuse_format(file: InputFile, first: InputFile, *, is_tokens: bool) -> Non
     else:
         return
     raise DataError(f"{file.path}: {file.format} files hold {what}", _TWO_COMMANDS)
-
-
-class _Look(NamedTuple):
-    """A look at the first records of files. OUT unused, lacking, damage: as `shapes_of` says."""
-
-    config: DocumentConfig
-    known: Mapping[int, Shape]
-    unused: dict[str, list[str]]
-    lacking: dict[str, DataError]
-    damage: list[DamagedInputError]
-
-    def into(self, file: InputFile, shapes: dict[int, Shape]) -> bool:
-        """True where the file has a record. OUT shapes: that of its first."""
-        shape = self.known.get(file.index) or self._shape_of(file)
-        if shape is not None:
-            shapes[file.index] = shape
-        return shape is not None
-
-    def _shape_of(self, file: InputFile) -> Shape | None:
-        config, reader = self.config, reader_for(file.format)
-        try:
-            fields = reader.fields(file, config)
-        except DamagedInputError as error:
-            if config.on_error == "fail":
-                raise
-            self.damage.append(error)
-            return None  # the unit that reads it leaves it out
-        if fields is None:
-            return None
-        fields = [*fields, *self._held_later(file, fields)]
-        there = {own: name for own, name in config.renamed.items() if may_hold(fields, name)}
-        try:
-            shape = self._found(file, fields, config.renamed)
-        except DataError as error:
-            if there == config.renamed:
-                raise
-            try:  # the others may be for other files
-                shape = self._found(file, fields, there)
-            except DataError:
-                raise error from None
-            for own in config.renamed.keys() - there.keys():
-                self.lacking.setdefault(own, error)
-        if shape.is_supervised:
-            used = shape.columns.values()
-            self.unused[file.path] = [
-                name for name in fields if not any(may_hold((name,), column) for column in used)
-            ]
-        if shape.kind in ("prompt-completion", PREFERENCE) and reader.holds_tokens:
-            of_messages = "messages" in shape.columns
-            if not of_messages:
-                with suppress(DamagedInputError):  # which the unit that reads it meets, too
-                    first = next(_first_fields(file, shape, config), {})
-                    of_messages = any(isinstance(first.get(own), list) for own in shape.required)
-            return replace(shape, of_messages=of_messages)
-        return shape
-
-    def _held_later(self, file: InputFile, fields: list[str]) -> list[str]:
-        """Columns of optional fields, as --field maps them, that only other records at the file's
-        beginning have.
-        """
-        columns = [name for own, name in self.config.renamed.items()
-                   if own in OPTIONAL and not may_hold(fields, name)]  # fmt: skip
-        found = set[str]()
-        if columns and fields:
-            with suppress(PackerError):
-                for values in _first_columns(file, [fields[0], *columns], self.config):
-                    found.update(name for name in columns if values.get(name) is not None)
-        return sorted(found)
-
-    def _found(self, file: InputFile, fields: list[str], renamed: dict[str, str]) -> Shape:
-        """The shape of records with these fields. DataError where there is none; the tip is what
-        the first record's values tell.
-        """
-        find = partial(
-            find_shape, fields, self.config.shape, where=file.path,
-            tokens=reader_for(file.format).holds_tokens,
-        )  # fmt: skip
-        try:
-            return find(renamed)
-        except DataError as error:
-            record = dict[str, object]()
-            with suppress(PackerError):  # such as for a name that cannot be read, or a long cell
-                record = next(_first_columns(file, fields, self.config), {})
-            options = options_for(record, self.config.shape)
-            own = {n: c for n, c in options.get("--field", {}).items() if n not in MESSAGE_KEYS}
-            try:
-                find(renamed | own)
-            except DataError:
-                raise error from None
-            raise DataError(error.message, f"add {written(options)}") from None
 
 
 def _first_fields(

@@ -1,4 +1,5 @@
-"""From what the user names to input files. The order depends on the names only.
+"""From what the user names to input files, in an order that depends on the names only; and whether
+one is still what it was when the run began.
 
 `@list.txt` stands for what that file names, one input in each line:
 
@@ -8,33 +9,60 @@
 
 Each line is what could stand on the command line, relative to the current directory, but for
 spaces around it; blank lines and those that begin with "#" count for nothing.
+
+Some inputs are several files: one of tokens, and an index and the like beside it. Only the first is
+an input; the others are looked at with it: one that changes changes the input.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import io
 import json
 import shlex
+import sys
+import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError, UsageError
-from packer_cli.inputs.byte_streams import STDIN, refusals
-from packer_cli.inputs.input_files import input_file, is_input_by_name, without_companions
-from packer_cli.inputs.lines import BYTE_ORDER_MARK, invalid_utf8, other_encoding
+from packer_cli.errors import (
+    DamagedInputError,
+    DataError,
+    InputChangedError,
+    PackerError,
+    UsageError,
+)
+from packer_cli.inputs.byte_streams import (
+    BYTE_ORDER_MARK,
+    STDIN,
+    invalid_utf8,
+    other_encoding,
+    refusals,
+)
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.formats import COMPRESSIONS, SUFFIXES, format_named
+from packer_cli.options.formats import (
+    COMPRESSIONS,
+    FORMATS,
+    JSON,
+    SUFFIXES,
+    belongs_to,
+    companions,
+    format_named,
+    format_of,
+)
 from packer_cli.ownership import ID
 from packer_cli.records import InputFile, Notify
-from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, WORK
+from packer_cli.result.layout import DATASET_DICT, DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
 from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
 _SHOWN = 3  # directories in a tip
 _LIST = "@"
 _LONGEST = 1 << 16  # bytes of a line: far longer than a path can be
+_TICK_NS = 2_000_000_000  # the coarsest clock of any file system in use: FAT's
+_VERSION_BYTES = 7
 
 
 def find_inputs(
@@ -48,17 +76,14 @@ def find_inputs(
     """
     paths, places, search = list[str](), dict[str, str](), _Search(config, notify)
     for name in inputs:
-        if not name.startswith(_LIST):
-            paths += search.files_of(name)
-            continue
-        for place, one in _listed(name):
+        for place, one in _listed(name) if name.startswith(_LIST) else [("", name)]:
             with _placed(place):
                 found = search.files_of(one)
             paths += found
             places |= dict.fromkeys(found, place)
     if config.input_format is None or format_named(config.input_format).beside:
-        paths = list(without_companions(paths))
-    seen: dict[Hashable, str] = {}
+        paths = list(_without_companions(paths))
+    seen = dict[Hashable, str]()
 
     def refuse_twice(key: Hashable, path: str) -> None:
         if key in seen:
@@ -71,7 +96,7 @@ def find_inputs(
 
     for path in [STDIN] * paths.count(STDIN):  # before any of it is read
         refuse_twice(path, path)
-    files: list[InputFile] = []
+    files = list[InputFile]()
     for index, path in enumerate(paths):
         with _placed(places.get(path)):
             if path != STDIN:
@@ -85,13 +110,16 @@ def find_inputs(
     return files
 
 
+# --- lists
+
+
 @contextmanager
 def _placed(place: str | None) -> Iterator[None]:
     """Errors say in which line of a list an input is, if it is in one."""
     try:
         yield
     except PackerError as error:
-        if place is None:
+        if not place:
             raise
         raise type(error)(f"{place}: {error.message}", error.tip) from error
 
@@ -108,8 +136,7 @@ def _listed(name: str) -> Iterator[tuple[str, str]]:
             "write the list to a file, so that the command can be repeated: ... > list.txt; "
             "packer pack @list.txt",
         )
-    kind = storage.kind(path)
-    if kind != "file":
+    if (kind := storage.kind(path)) != "file":
         what = "a directory, expected a file that lists inputs" if kind else "no such file"
         raise UsageError(f"{path}: {what}", f"check the spelling; an input named so is ./@{path}")
     with refusals(path), storage.open_bytes(path) as raw, io.BufferedReader(raw) as file:
@@ -146,6 +173,9 @@ def _decoded(line: bytes, place: str) -> str:
         raise DataError(f"{place}: {what}", tip) from error
 
 
+# --- folders and patterns
+
+
 @dataclass(frozen=True)
 class _Search:
     """The files behind names. `notify` hears what is left out."""
@@ -160,51 +190,45 @@ class _Search:
             return [name]
         if kind == "folder":
             return self._of_folder(name)
-        start = "patterns" if glob.has_magic(name) else "relative paths"
         if glob.has_magic(name):
-            # what is below ** is files, too, which tell of their folders
-            folders = [] if "**" in name else storage.glob_folders(name)
-            with refusals(name):
-                matches = storage.glob(name)
-            if matches:
-                for folder in _tokenized(folders):
-                    self._leave_out(folder, TOKENIZED)
-                return self._without_results(name, matches)
-            if folders:
-                raise UsageError(
-                    f"{name}: no file matches this pattern, only directories do",
-                    _name_them(_tokenized(folders)) or f"name each directory, such as {folders[0]}",
-                )
-        what = (
-            "no file matches this pattern" if glob.has_magic(name) else "no such file or directory"
-        )
-        where = "" if storage.is_url(name) else f"; {start} start at the current directory"
-        raise UsageError(f"{name}: {what}", f"check the spelling{where}")
+            return self._of_pattern(name)
+        where = "" if storage.is_url(name) else "; relative paths start at the current directory"
+        raise UsageError(f"{name}: no such file or directory", f"check the spelling{where}")
+
+    def _of_pattern(self, pattern: str) -> list[str]:
+        """The files that match and are no part of a result of ours, which has JSON lines, too."""
+        # what is below ** is files, too, which tell of their folders
+        folders = [] if "**" in pattern else storage.glob_folders(pattern)
+        with refusals(pattern):
+            matches = storage.glob(pattern)
+        tokenized, left, kinds = _tokenized(folders), list[str](), dict[str, str]()
+        for folder in tokenized if matches else ():
+            self._leave_out(folder, TOKENIZED)
+        for path in matches:
+            folder = path[: len(path) - len(storage.base_name(path))]
+            shown = folder.rstrip("/") or folder or "."
+            if shown not in kinds:
+                kinds[shown] = _kind_of_result(shown, {name for name, _ in _listing(shown)})
+                if kinds[shown]:
+                    self._leave_out(shown, kinds[shown])
+            if not kinds[shown]:
+                left.append(path)
+        if left:
+            return left
+        if matches:
+            tokenized = [one for one, kind in kinds.items() if kind == TOKENIZED]
+            what, tip = "matches only results of packer", "pack the original data instead"
+        elif folders:
+            what = "no file matches this pattern, only directories do"
+            tip = f"name each directory, such as {folders[0]}"
+        else:
+            what = "no file matches this pattern"
+            tip = "check the spelling; patterns start at the current directory"
+        raise UsageError(f"{pattern}: {what}", _name_them(tokenized) or tip)
 
     def _leave_out(self, folder: str, kind: str) -> None:
         how = "; to pack its tokens, name it" if kind == TOKENIZED else ""
         self.notify(f"{folder}: left out: it holds a result of packer{how}")
-
-    def _without_results(self, pattern: str, matches: list[str]) -> list[str]:
-        """The files that are no part of a result of ours, which has JSON lines of its own, too."""
-        ours: dict[str, str] = {}
-        left = []
-        for path in matches:
-            folder = path[: len(path) - len(storage.base_name(path))]
-            shown = folder.rstrip("/") or folder or "."
-            if shown not in ours:
-                ours[shown] = _kind_of_result(shown, {name for name, _ in _listing(shown)})
-                if ours[shown]:
-                    self._leave_out(shown, ours[shown])
-            if not ours[shown]:
-                left.append(path)
-        if not left:
-            raise UsageError(
-                f"{pattern}: matches only results of packer",
-                _name_them([one for one, kind in ours.items() if kind == TOKENIZED])
-                or "pack the original data instead",
-            )
-        return left
 
     def _of_folder(self, name: str) -> list[str]:
         if files := list(self._below(name)):
@@ -235,8 +259,10 @@ class _Search:
                 self._leave_out(folder, kind)
                 return
             if kind != TOKENIZED:
-                what, tip = _RESULTS[kind]
-                raise UsageError(f"{folder}: is a result of packer{what}", tip)
+                raise UsageError(
+                    f"{folder}: is a result of packer{kind}",
+                    "name the original data, or a directory that packer tokenize has finished",
+                )
             yield storage.join(folder, MANIFEST)
             return
         if real in above:  # a symbolic link to a folder above
@@ -253,16 +279,30 @@ class _Search:
             return
         shown = [one for one in content if not one[0].startswith(".")]
         for name, is_folder in shown:
-            if not is_folder and (
-                self.config.input_format
-                or is_input_by_name(
-                    name, names, folder, self.notify, documents=self.config.whole_files
-                )
-            ):
+            if not is_folder and (self.config.input_format or self._is_input(name, names, folder)):
                 yield storage.join(folder, name)
         for name, is_folder in shown:
             if is_folder:
                 yield from self._below(storage.join(folder, name), (*above, real))
+
+    def _is_input(self, name: str, names: set[str], folder: str) -> bool:
+        """True where a file of a folder with these names is an input, as far as the names tell.
+
+        An index without what it belongs to is one, so that somebody is told. A lone file with the
+        ending of a pair may be anything, unless there are other pairs.
+        """
+        file_format, compression = format_of(name, documents=self.config.whole_files)
+        if file_format is None:
+            main = belongs_to(name)
+            kind = format_of(main)[0] if main else None
+            return bool(main and kind and main not in names and companions(main, kind)[0] == name)
+        beside = companions(name, file_format)
+        has_pairs = compression is None and any(map(belongs_to, names))
+        if not beside or beside[0] in names or has_pairs:
+            return True
+        path = storage.join(folder, name)
+        self.notify(f"{path}: left out: there is no {beside[0]} beside it")
+        return False
 
 
 def _tokenized(folders: Iterable[str]) -> list[str]:
@@ -279,6 +319,25 @@ def _name_them(tokenized: list[str]) -> str:
     return f"name each tokenized directory: packer pack {shown}{more}"
 
 
+def _listing(folder: str) -> list[tuple[str, bool]]:
+    with refusals(folder):
+        return storage.listing(folder)
+
+
+def _kind_of_result(folder: str, names: set[str]) -> str:
+    """TOKENIZED, or words for another result of packer, of a folder with these names; "" for none
+    of packer's.
+    """
+    if MANIFEST in names and _tokenized([folder]):
+        return TOKENIZED
+    present = {MANIFEST, INCOMPLETE} & names
+    if any(is_manifest(storage.join(folder, name)) for name in present):
+        return ", not of packer tokenize"
+    markers = (f"{WORK}/{ID}", f"{WORK}/publishing.json")
+    is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
+    return f" that is not finished: it has no {MANIFEST}" if is_begun else ""
+
+
 def _files_of_dataset(folder: str) -> Iterator[str]:
     """The files that a Hugging Face dataset names. DataError for files elsewhere."""
     state = storage.join(folder, "state.json")
@@ -291,44 +350,155 @@ def _files_of_dataset(folder: str) -> Iterator[str]:
         yield storage.join(folder, file)
 
 
-def _listing(folder: str) -> list[tuple[str, bool]]:
-    with refusals(folder):
-        return storage.listing(folder)
-
-
-_RESULTS = {
-    "finished": (
-        "", "name the original data, or a directory that packer tokenize has finished",
-    ),
-    "begun": (
-        f" that is not finished: it has no {MANIFEST}",
-        "run the command that writes it again, or name the original data",
-    ),
-}  # fmt: skip
-
-
-def _kind_of_result(folder: str, names: set[str]) -> str:
-    """TOKENIZED, or a key of _RESULTS, of a folder with these names; "" for no result of packer."""
-    if MANIFEST in names and _tokenized([folder]):
-        return TOKENIZED
-    present = {MANIFEST, INCOMPLETE} & names
-    if any(is_manifest(storage.join(folder, name)) for name in present):
-        return "finished"
-    markers = (f"{WORK}/{ID}", f"{WORK}/publishing.json")
-    is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
-    return "begun" if is_begun else ""
-
-
 def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
     """The list of strings under `key` of a JSON file, each inside an object if `inner`."""
     try:
         with refusals(path), storage.open_bytes(path) as file:
             content = json.loads(file.read().decode())
-        values = content.get(key, []) if isinstance(content, dict) else []
-        strings = [item if inner is None else item[inner] for item in values]
+        strings = [item if inner is None else item[inner] for item in content.get(key, [])]
         if not all(isinstance(item, str) for item in strings):
             raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"not valid JSON: {error}" if isinstance(error, ValueError) else f"damaged: {key}"
         raise DataError(f"{path}: {what}", "save the dataset again, or name its files") from error
     return strings
+
+
+# --- one input
+
+
+def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
+    """The description of an input. UsageError or DataError when it cannot be read."""
+    if path == STDIN:
+        if sys.stdin is None:
+            raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
+        name = config.input_format or JSON
+        if not format_named(name).streamed:
+            raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
+        return _of_content(InputFile(index, path, name, None, 0, 0))
+    file_format, compression = _format_of(path, config)
+    storage.refuse_other_than_utf8("", path)
+    file = InputFile(index, path, file_format, compression, 0, 0)
+    with refusals(path):
+        file, is_regular, latest = _as_it_is(file)
+        if not is_regular:
+            raise UsageError(
+                f"{path}: not a regular file, so it cannot be read twice",
+                "pipe it to stdin: COMMAND | packer pack - ...",
+            )
+        storage.open_bytes(path).close()
+    return _of_content(replace(file, racy=bool(file.inode) and latest > time.time_ns() - _TICK_NS))
+
+
+def _format_of(path: str, config: DocumentConfig) -> tuple[str, str | None]:
+    """(format, compression) of an input; a tokenized directory is named by its manifest. UsageError
+    where the name does not tell, or the format is not read so.
+    """
+    name = storage.base_name(path)
+    if name == MANIFEST and holds_documents(path):
+        return TOKENIZED, None
+    if DOCUMENTS_SHARD.match(name):
+        folder = path[: -len(name)].rstrip("/") or "."
+        raise UsageError(
+            f"{path}: is a shard of a tokenized directory, and not to be packed without the others",
+            f"name the directory: packer pack {folder}; if that has no {MANIFEST}, tokenize again",
+        )
+    by_name, compression = format_of(path, documents=config.whole_files)
+    file_format = config.input_format or by_name
+    if file_format is None and format_of(path, documents=True)[0]:
+        raise UsageError(
+            f"{path}: may be one document or one in each line",
+            "add --sample-by document, or --input-format text",
+        )
+    if file_format is None:
+        raise UsageError(
+            f"{path}: cannot tell the format from the name",
+            f"give it with --input-format: {', '.join(FORMATS)}",
+        )
+    if compression and not format_named(file_format).streamed:
+        raise UsageError(
+            f"{path}: {file_format} files are not read through {compression}", "decompress it first"
+        )
+    return file_format, compression
+
+
+def _of_content(file: InputFile) -> InputFile:
+    """The file; as JSON lines if it is JSON and holds no array. Raises DataError."""
+    if file.format != JSON:
+        return file
+    from packer_cli.inputs.jsonl import holds_array  # noqa: PLC0415
+
+    try:
+        return file if holds_array(file) else replace(file, format="jsonl")
+    except DamagedInputError:  # whoever reads its records says so
+        return replace(file, format="jsonl")
+
+
+def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool, int]:
+    """The file as it is now, whether it is regular, and when it, or what belongs to it, last
+    changed. Raises OSError, for URLs PackerError; DataError where the index is not there.
+    """
+    status = storage.stat(file.path, again=again)
+    each, version = [status], status.version
+    if beside := companions(file.path, file.format):
+        if not storage.is_file(beside[0]):
+            raise _alone(file.path, beside[0])
+        each += [storage.stat(one, again=again) for one in beside if storage.is_file(one)]
+        versions = repr([(one.size, one.version) for one in each])
+        digest = hashlib.sha256(versions.encode()).digest()
+        version = int.from_bytes(digest[:_VERSION_BYTES], "big")
+    changed_at = max(one.ctime_ns for one in each)
+    now = replace(
+        file, size=status.size, mtime_ns=version,
+        ctime_ns=changed_at, device=status.device, inode=status.inode,
+    )  # fmt: skip
+    return now, status.regular, max(changed_at, *(one.version for one in each))
+
+
+def check_unchanged(file: InputFile) -> bool:
+    """True where a file is surely what it was when the run began; False where its contents
+    must tell. Raises InputChangedError when it is surely another.
+    """
+    if file.path == STDIN:
+        return True
+    with refusals(file.path):
+        now, _, _ = _as_it_is(file, again=True)
+    if file.has_changed(now):
+        raise changed(file, f"{file.size} bytes, now {now.size}")
+    return file.looks_like(now)
+
+
+def changed(file: InputFile, how: str) -> InputChangedError:
+    """The error for an input that is not what it was when the run began."""
+    return InputChangedError(
+        f"{file.path}: changed while it was read ({how})",
+        "wait until nothing writes to it, then run again",
+    )
+
+
+def is_pair(file: InputFile) -> bool:
+    return bool(file.format and companions(file.path, file.format))
+
+
+def _without_companions(paths: list[str]) -> Iterator[str]:
+    """The paths, and for each index and the like the file that it belongs to, named once.
+
+    Raises DataError where that is not there.
+    """
+    named = set(paths)
+    for path in paths:
+        main = belongs_to(path)
+        if main is None:
+            yield path
+        elif main not in named:
+            named.add(main)
+            if not storage.is_file(main):
+                raise _alone(path, main)
+            yield main
+
+
+def _alone(path: str, other: str) -> DataError:
+    return DataError(
+        f"{path}: expected {storage.base_name(other)} beside it, there is none",
+        "copy that there, too: neither means anything without the other",
+    )

@@ -11,11 +11,14 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
+from packer_cli.errors import DataError
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.byte_streams import STDIN, open_source
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.shape_rules import known_texts, used_columns
 from packer_cli.options.shapes import INSIDE, Shape, value_at
-from packer_cli.records import Documents, Group, InputFile, LookedAt, Records, Slice
+from packer_cli.records import BadRecord, Documents, Group, InputFile, LookedAt, Records, Slice
 
 _COMPRESSION_RATIO = 4  # of text, about
 
@@ -61,6 +64,26 @@ class Reader:
         return None
 
 
+class LineReader(Reader):
+    """A format of lines: positions are byte offsets in the uncompressed file."""
+
+    def describe(self, file: InputFile, position: int) -> str:
+        """Such as "line 17 (byte 1234)": people want line numbers, so the lines before count."""
+        if file.path == STDIN:
+            return f"byte {position}"
+        line, left = 1, position
+        with open_source(file) as source:
+            while left and (chunk := source.read(min(left, byte_streams.BLOCK_BYTES))):
+                line += chunk.count(b"\n")
+                left -= len(chunk)
+        return f"line {line} (byte {position})"
+
+    def refused(self, file: InputFile, bad: BadRecord) -> DataError:
+        """The error that ends a run at a bad record."""
+        place = self.describe(file, bad.position)
+        return DataError(f"{file.path}, {place}: {bad.reason}", bad.tip)
+
+
 class DocumentReader(Reader):
     """A format of token ids, whose slices count documents from 0."""
 
@@ -93,16 +116,6 @@ def reader_for(name: str) -> Reader:
     return made
 
 
-def groups_of(file: InputFile) -> list[Group] | None:
-    """Call `Reader.groups`."""
-    return reader_for(file.format).groups(file)
-
-
-def documents_of(file: InputFile) -> Documents | None:
-    """Call `Reader.documents`."""
-    return reader_for(file.format).documents(file)
-
-
 def beginning(file: InputFile, size: int) -> Slice:
     """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
     first records are read soon.
@@ -110,6 +123,8 @@ def beginning(file: InputFile, size: int) -> Slice:
     cut = format_named(file.format).counts_bytes
     return Slice(file.index, 0, size if cut else None, 0)
 
+
+# --- a look at what nothing uses
 
 FIRST = 64  # records of a slice that are all looked at
 _EACH = 64  # one of so many of the others
@@ -133,18 +148,15 @@ class Sample:
         """The content of the next `count` records. `fields` gives all fields of one, by its index;
         None where it cannot be read.
         """
-        first, self._passed = self._passed, self._passed + count
         if self._is_none:
             return LookedAt()
+        first, self._passed = self._passed, self._passed + count
         wanted = [*range(min(max(FIRST - first, 0), count))]
         wanted += range(max(-first % _EACH, FIRST - first), count, _EACH)
-        number = characters = 0
+        records = [record for index in wanted if (record := fields(index)) is not None]
         unused = dict[str, int]()
-        for index in wanted:
-            if (record := fields(index)) is not None:
-                number += 1
-                characters += self._look_at(record, unused)
-        return LookedAt(number, characters, unused)
+        characters = sum(self._look_at(record, unused) for record in records)
+        return LookedAt(len(records), characters, unused)
 
     def _look_at(self, record: Mapping[str, Any], unused: dict[str, int]) -> int:
         """The number of a record's characters; those of long texts that nothing uses join `unused`.
@@ -168,12 +180,11 @@ class Sample:
                 is_plain = False
             for text in _texts(value):
                 characters += len(text)
-                if len(text) < _LONG or (" " not in text and text.isascii()):
-                    continue
-                if text.strip() in joined or (len(longest) >= _TELLING and longest in text):
-                    continue
-                key = name if is_plain else name + INSIDE
-                unused[key] = unused.get(key, 0) + len(text)
+                is_short = len(text) < _LONG or (" " not in text and text.isascii())
+                is_used = text.strip() in joined or (len(longest) >= _TELLING and longest in text)
+                if not is_short and not is_used:
+                    key = name if is_plain else name + INSIDE
+                    unused[key] = unused.get(key, 0) + len(text)
         return characters
 
 

@@ -48,12 +48,14 @@ from packer_cli.records import (
     Int64,
     Records,
     Slice,
+    UInt8,
 )
 
 _BATCH_BYTES = 4 << 20
 _BYTES_PER_TOKEN = 4
 _SKIP = "mend the document, or use --on-error skip"
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
+_DAMAGED = "it was cut short or is damaged: copy it again, or write the dataset again"
 _COPY_AGAIN = "they are not of one dataset, or one was cut short: copy or write both again"
 
 
@@ -142,17 +144,6 @@ def _opened(path: str, begin: int = 0) -> Iterator[IO[bytes]]:
         yield opened
 
 
-def _numbers(opened: IO[bytes], kind: str, count: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The next `count` numbers of an index, some at a time, each with the number of the first."""
-    size, at = np.dtype(kind).itemsize, 0
-    while at < count:
-        some = np.frombuffer(opened.read(min((count - at) * size, BLOCK_BYTES)), kind)
-        if not len(some):
-            raise OSError("the file was cut short while it was read")
-        yield at, some
-        at += len(some)
-
-
 def _batches(offsets: Int64, size: int, longest: int) -> Iterator[tuple[int, int]]:
     """(first, last) of documents together; one longer than `longest` bytes is alone."""
     count = len(offsets) - 1
@@ -176,7 +167,23 @@ def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:
     return data
 
 
-def _check_flags(path: str, flags: npt.NDArray[np.uint8], offsets: Int64, first: int) -> None:
+def _numbers(path: str, opened: IO[bytes], kind: str, count: int) -> npt.NDArray[Any]:
+    """The next `count` numbers of an index."""
+    return np.frombuffer(_exactly(path, opened, count * np.dtype(kind).itemsize), kind)
+
+
+def _refuse_first(
+    where: str, wrong: npt.NDArray[np.bool_], values: npt.NDArray[Any], problem: str
+) -> None:
+    """DataError for the first wrong value, if there is one. `where`: before its number; `problem`:
+    with {value} where it goes.
+    """
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise DataError(f"{where} {at}: {problem.format(value=values[at])}", _DAMAGED)
+
+
+def _check_flags(path: str, flags: UInt8, offsets: Int64, first: int) -> None:
     """DataError for what is no flag of a token. `first`: the number of the first document."""
     if kernels.count_real(flags) < 0:
         wrong = int(np.flatnonzero(flags > 1)[0])
@@ -189,9 +196,8 @@ def _check_flags(path: str, flags: npt.NDArray[np.uint8], offsets: Int64, first:
 
 
 def _records(
-    ids: npt.NDArray[Any], offsets: Int64, flags: npt.NDArray[np.uint8] | None, first: int,
-    consumed: int,
-) -> Records:  # fmt: skip
+    ids: npt.NDArray[Any], offsets: Int64, flags: UInt8 | None, first: int, consumed: int
+) -> Records:
     positions = np.arange(first, first + len(offsets) - 1, dtype=np.int64)
     if (tokens := faultless(ids, offsets, None, None)) is not None:
         return Records(positions, tokens=(*tokens[:2], flags), consumed=consumed)
@@ -208,7 +214,6 @@ _HEADER = struct.Struct("<9sQBQQ")
 # The codes of integers; 6 and 7 are floating point.
 TOKEN_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _CODES = {kind: code for code, kind in TOKEN_TYPES.items()}
-_ANEW = "write the dataset again, for example with Megatron-LM's tools/preprocess_data.py"
 
 
 def header(kind: str, sequences: int, boundaries: int) -> bytes:
@@ -229,20 +234,27 @@ class MegatronReader(IndexedReader):
         with _opened(path) as opened:
             size = storage.stat(path).size
             kind, sequences, boundaries = _read_header(path, opened.read(_HEADER.size), size)
-            ends = _sequence_ends(path, opened, kind.itemsize, sequences)
-            if int(ends[-1]) * kind.itemsize != file.size:
-                raise DataError(
-                    f"{file.path}: {file.size} bytes, expected {int(ends[-1]) * kind.itemsize} by "
-                    f"{path}",
-                    _COPY_AGAIN,
-                )
-            offsets = _document_ends(path, opened, ends, boundaries)
-            if any(modes.any() for _, modes in _numbers(opened, "<i1", size - opened.tell())):
-                raise DataError(
-                    f"{path}: has sequences of a mode other than 0, which are no text",
-                    "only datasets of text can be packed",
-                )
-        return TokenIndex(kind, offsets)
+            lengths = _numbers(path, opened, "<i4", sequences)
+            _refuse_first(f"{path}, sequence", lengths < 0, lengths,
+                          "tokens: {value}, expected 0 or more")  # fmt: skip
+            ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
+            begins = _numbers(path, opened, "<i8", sequences)
+            _refuse_first(f"{path}, sequence", begins != ends[:-1] * kind.itemsize, begins,
+                          "begins at byte {value}, expected the end of the one before")  # fmt: skip
+            edges = _numbers(path, opened, "<i8", boundaries)
+            wrong = (edges < np.append(0, edges[:-1])) | (edges > sequences)
+            wrong[:1] |= edges[:1] != 0
+            wrong[-1:] |= edges[-1:] != sequences
+            _refuse_first(f"{path}, boundary", wrong, edges,
+                          "is at sequence {value}, expected 0 first, and no less than before up to "
+                          f"{sequences}, the last")  # fmt: skip
+            if not boundaries or np.frombuffer(opened.read(), np.int8).any():
+                what = "modes other than 0, which are no text" if boundaries else "no boundaries"
+                raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
+        if (expected := int(ends[-1]) * kind.itemsize) != file.size:
+            what = f"{file.path}: {file.size} bytes, expected {expected} by {path}"
+            raise DataError(what, _COPY_AGAIN)
+        return TokenIndex(kind, ends[edges])
 
 
 def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int, int]:
@@ -251,71 +263,24 @@ def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int,
         raise DataError(
             f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes of a header, "
             f"expected {MAGIC!r} and {_HEADER.size}",
-            f"only datasets of Megatron-LM are read; {_ANEW}",
+            "only datasets of Megatron-LM are read",
         )
     _, version, code, sequences, boundaries = _HEADER.unpack(data)
-    if version != VERSION:
-        raise DataError(f"{path}: version {version}, expected {VERSION}", _ANEW)
-    if code not in TOKEN_TYPES:
+    if version != VERSION or code not in TOKEN_TYPES:
         known = ", ".join(f"{code} ({np.dtype(kind)})" for code, kind in TOKEN_TYPES.items())
-        raise DataError(f"{path}: tokens of type code {code}, expected one of {known}", _ANEW)
+        raise DataError(
+            f"{path}: version {version} and tokens of type code {code}, expected version "
+            f"{VERSION} and one of {known}",
+            "write the dataset again, for example with Megatron-LM's tools/preprocess_data.py",
+        )
     expected = _HEADER.size + sum(sections(sequences, boundaries))
     if size not in (expected, expected + sequences):
         raise DataError(
             f"{path}: {size} bytes, expected {expected} for {sequences} sequences and "
             f"{boundaries} boundaries of documents",
-            f"it was cut short or is damaged: copy it again; {_ANEW}",
+            _DAMAGED,
         )
     return np.dtype(TOKEN_TYPES[code]), sequences, boundaries
-
-
-def _sequence_ends(path: str, opened: IO[bytes], token_size: int, sequences: int) -> Int64:
-    """int64[sequences + 1] in tokens, from 0: where each sequence begins, and the last one ends."""
-    ends = np.zeros(sequences + 1, np.int64)
-    for at, lengths in _numbers(opened, "<i4", sequences):
-        if (wrong := lengths < 0).any():
-            first = int(np.argmax(wrong))
-            raise DataError(
-                f"{path}, sequence {at + first}: tokens: {lengths[first]}, expected 0 or more",
-                _ANEW,
-            )
-        np.cumsum(lengths, out=ends[at + 1 : at + 1 + len(lengths)])
-        ends[at + 1 : at + 1 + len(lengths)] += ends[at]
-    for at, begins in _numbers(opened, "<i8", sequences):
-        expected = ends[at : at + len(begins)] * token_size
-        if (wrong := begins != expected).any():
-            first = int(np.argmax(wrong))
-            raise DataError(
-                f"{path}, sequence {at + first}: begins at byte {begins[first]}, expected "
-                f"{expected[first]}, the end of the one before",
-                _ANEW,
-            )
-    return ends
-
-
-def _document_ends(path: str, opened: IO[bytes], ends: Int64, boundaries: int) -> Int64:
-    """int64[boundaries] in tokens."""
-    sequences, before = len(ends) - 1, 0
-    offsets = np.empty(max(boundaries, 1), np.int64)
-    for at, edges in _numbers(opened, "<i8", boundaries):
-        wrong = (edges < np.append(before, edges[:-1])) | (edges > sequences)
-        wrong[0] |= at == 0 and edges[0] != 0
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            raise DataError(
-                f"{path}, boundary {at + first}: is at sequence {edges[first]}, expected 0 first, "
-                f"and no less than before up to {sequences}",
-                _ANEW,
-            )
-        offsets[at : at + len(edges)] = ends[edges]
-        before = int(edges[-1])
-    if not boundaries or before != sequences:
-        raise DataError(
-            f"{path}: the last of {boundaries} boundaries of documents is at sequence {before}, "
-            f"expected {sequences}, the number of sequences",
-            _ANEW,
-        )
-    return offsets
 
 
 # --- datatrove
@@ -323,7 +288,6 @@ def _document_ends(path: str, opened: IO[bytes], ends: Int64, boundaries: int) -
 _TOKEN_SIZES = (2, 4)
 _END_BYTES = 8
 _METADATA_BYTES = 1 << 16
-_CUT_SHORT = "it was cut short or is damaged: copy or write it again"
 
 
 class DatatroveReader(IndexedReader):
@@ -331,40 +295,25 @@ class DatatroveReader(IndexedReader):
 
     def read_index(self, file: InputFile) -> TokenIndex:
         path, loss, metadata = companions(file.path, file.format)
-        offsets = _datatrove_offsets(path)
+        with _opened(path) as opened:
+            size = storage.stat(path).size
+            if size % _END_BYTES:
+                what = f"{path}: {size} bytes, expected a multiple of {_END_BYTES}"
+                raise DataError(what, _DAMAGED)
+            ends = _numbers(path, opened, "<u8", size // _END_BYTES)
+        offsets = np.append(np.uint64(0), ends)
+        _refuse_first(f"{path}, document", (ends >> 62 > 0) | (ends < offsets[:-1]), ends,
+                      "ends at token {value}, before it begins or far beyond any file")  # fmt: skip
         tokens = int(offsets[-1])
         kind = np.dtype(f"<u{_token_size(file, path, metadata, tokens)}")
         if not storage.is_file(loss):
-            return TokenIndex(kind, offsets)
+            return TokenIndex(kind, offsets.astype(np.int64))
         if (found := storage.stat(loss).size) != tokens:
             raise DataError(
                 f"{loss}: {found} bytes, expected {tokens}, one for each token of {file.path}",
                 f"{_COPY_AGAIN}; or remove it, to train on everything",
             )
-        return TokenIndex(kind, offsets, loss)
-
-
-def _datatrove_offsets(path: str) -> Int64:
-    with _opened(path) as opened:
-        size = storage.stat(path).size
-        if size % _END_BYTES:
-            raise DataError(
-                f"{path}: {size} bytes, expected a multiple of {_END_BYTES}, as many for each "
-                "document",
-                _CUT_SHORT,
-            )
-        offsets = np.zeros(size // _END_BYTES + 1, np.int64)
-        for at, ends in _numbers(opened, "<u8", size // _END_BYTES):
-            wrong = (ends >> 62 > 0) | (ends < np.append(offsets[at], ends[:-1]))
-            if wrong.any():
-                place = int(np.argmax(wrong))
-                raise DataError(
-                    f"{path}, document {at + place}: ends at token {ends[place]}, before it begins "
-                    "or far beyond any file; expected ascending ends",
-                    _CUT_SHORT,
-                )
-            offsets[at + 1 : at + 1 + len(ends)] = ends
-    return offsets
+        return TokenIndex(kind, offsets.astype(np.int64), loss)
 
 
 def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:
@@ -383,12 +332,6 @@ def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:
     for size in possible:
         if tokens * size == file.size:
             return size
-    if file.size % possible[0]:
-        raise DataError(
-            f"{file.path}: {file.size} bytes, expected a multiple of {possible[0]}, the bytes of a "
-            "token",
-            _CUT_SHORT,
-        )
     expected = " or ".join(str(tokens * size) for size in possible)
     raise DataError(
         f"{file.path}: {file.size} bytes, expected {expected} for the {tokens} tokens of {index}",

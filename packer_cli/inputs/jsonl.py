@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,44 +29,28 @@ import numpy as np
 from packer_cli._kernels.inputs import find_elements
 from packer_cli.errors import UsageError, named
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import Source, next_size, open_source, peeking
-from packer_cli.inputs.formats import Sample
-from packer_cli.inputs.lines import (
+from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
-    LineReader,
-    Lines,
+    Block,
+    Source,
     invalid_utf8,
+    next_size,
+    open_source,
+    peeking,
     read_lines,
-    refuse_other_than_utf8,
     taken,
     too_long,
 )
+from packer_cli.inputs.formats import LineReader, Sample
 from packer_cli.inputs.token_columns import NAMES, token_records
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.field_tips import options_for, written
 from packer_cli.options.shapes import ABSENT, Shape, fits_a_shape, may_hold, value_at
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
-_Decode = Callable[[bytes | memoryview], Any]
-_LOOKED_AT = 1 << 10  # of a value, to see what it is
-_MOST_DECODED = 1 << 20  # bytes of a list, to see whether it is of messages
 _MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
-_LINE_END = ord("\n")
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
-class Found(NamedTuple):
-    """Records that are found, not decoded yet. Those that are blank do not count.
-
-    positions  int64[n]
-    pieces     n stretches of bytes, each of one record
-    bad        those that are not among the n
-    """
-
-    positions: Int64
-    pieces: Sequence[bytes | memoryview]
-    bad: list[BadRecord]
+_Decode = Callable[[bytes | memoryview], Any]
 
 
 class JsonlReader(LineReader):
@@ -83,26 +67,9 @@ class JsonlReader(LineReader):
 
     def found(
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
-    ) -> Iterator[Found]:
+    ) -> Iterator[Block]:
         """The lines that begin in the slice, blank ones too; `source` stands at `begins_at`."""
-        limit = config.max_line_bytes
-
-        def lines_of(block: Lines) -> Found:
-            refuse_other_than_utf8(file, block)
-            if block.data is None:
-                return Found(np.empty(0, np.int64), [], [too_long(block.offset, limit)])
-            ends = np.flatnonzero(np.frombuffer(block.data, np.uint8) == _LINE_END)
-            if not block.data.endswith(b"\n"):
-                ends = np.append(ends, len(block.data))
-            begins = np.concatenate([[0], ends[:-1] + 1])
-            positions = begins + block.offset
-            if not block.offset and block.data.startswith(BYTE_ORDER_MARK):
-                begins[0] = len(BYTE_ORDER_MARK)
-            view = memoryview(block.data)  # copies would take a third of the time of decoding
-            places = zip(begins.tolist(), ends.tolist(), strict=True)
-            return Found(positions, [view[begin:end] for begin, end in places], [])
-
-        return map(lines_of, read_lines(source, part.start, part.stop, limit))
+        return read_lines(source, part.start, part.stop, config.max_line_bytes)
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
         """Slices may end at any byte."""
@@ -129,17 +96,13 @@ class JsonlReader(LineReader):
                     raise self.refused(file, bad[0])
                 for position, piece in filled:
                     try:
-                        values = _names_in(piece)
+                        names = list(_names_decoder(_without_constants(piece, ())))
                     except _DECODE_ERRORS:
                         if skip and not self.is_open(piece):
                             continue
                         why = self._explained(file, piece, piece, position, _any_decoder)
                         raise self.refused(file, why) from None
-                    names = list(values)
-                    fits = fits_a_shape(names, config.shape, config.renamed)
-                    if len(filled) == 1 and not (fits or fits_a_shape(names, None, {})):
-                        self._refuse_object_of_records(file, position, values)
-                    if not skip or fits:
+                    if not skip or fits_a_shape(names, config.shape, config.renamed):
                         return names
                     first = first or names
                 reached = int(positions[-1]) if len(positions) else 0
@@ -147,33 +110,13 @@ class JsonlReader(LineReader):
                     return first
         return None
 
-    def _refuse_object_of_records(
-        self, file: InputFile, position: int, values: dict[str, msgspec.Raw]
-    ) -> None:
-        """Raises DataError for the only line of a file, where that holds the records in a list."""
-        for name, value in values.items() if self.what == "line" else ():
-            beginning = bytes(memoryview(value)[:_LOOKED_AT])
-            if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
-                options = {"--field": {"messages": name}}
-                if len(value) <= _MOST_DECODED:
-                    with suppress(*_DECODE_ERRORS):
-                        options = options_for({name: _value_decoder(value)}, "messages") or options
-                bad = BadRecord(
-                    position,
-                    f"one object, with a list of objects in '{name}'; expected a record on each "
-                    "line, or an array of records",
-                    f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
-                    f"is one conversation: {written(options)}",
-                )
-                raise self.refused(file, bad)
-
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         decode, sample = _decoder(shape), Sample(shape, config)
 
-        def records_of(found: Found) -> Records:
-            positions, decoded, bad = self._decoded(file, found, decode, shape, config)
+        def records_of(found: Block) -> Records:
+            positions, decoded, bad = self._decoded(file, found, decode, shape)
             consumed = source.consumed()
             if shape.kind == "tokens":
                 rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
@@ -181,16 +124,13 @@ class JsonlReader(LineReader):
                 records = token_records(rows, positions, _mend(self.what), consumed)
                 bad = sorted([*bad, *records.bad], key=lambda record: record.position)
                 return replace(records, bad=bad)
+            texts = [record.text for record in decoded] if shape.kind == "text" else None
+            fields = [*map(msgspec.structs.asdict, decoded)] if texts is None else None
             looked_at = sample.of(len(found.pieces), partial(_all_of, found))
-            if shape.kind == "text":
-                texts = [record.text for record in decoded]
-                return Records(
-                    positions, texts=texts, bad=bad, consumed=consumed, looked_at=looked_at
-                )
-            fields = [msgspec.structs.asdict(record) for record in decoded]
             return Records(
-                positions, fields=fields, bad=bad, consumed=consumed, looked_at=looked_at
-            )
+                positions, texts=texts, fields=fields, bad=bad, consumed=consumed,
+                looked_at=looked_at,
+            )  # fmt: skip
 
         with open_source(file, self.begins_at(part.start)) as source:
             # holds no bytes and no records while they are worked on, which a loop would
@@ -198,20 +138,16 @@ class JsonlReader(LineReader):
             yield source.end()
 
     def _decoded(
-        self, file: InputFile, found: Found, decode: _Decode, shape: Shape, config: DocumentConfig
+        self, file: InputFile, found: Block, decode: _Decode, shape: Shape
     ) -> tuple[Int64, list[Any], list[BadRecord]]:
         positions, pieces, refused = found
-        if max(map(len, pieces), default=0) <= config.max_line_bytes:
-            with suppress(*_DECODE_ERRORS):
-                return positions, [decode(piece) for piece in pieces], refused
+        with suppress(*_DECODE_ERRORS):
+            return positions, [decode(piece) for piece in pieces], refused
         good, decoded, bad = list[int](), [], list(refused)
         for position, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
             if not piece.strip():
                 continue
-            if len(piece) > config.max_line_bytes:
-                bad.append(too_long(position, config.max_line_bytes, self.what))
-                continue
-            record = _without_idle_constants(piece, shape.columns.values())
+            record = _without_constants(piece, shape.columns.values())
             try:
                 decoded.append(decode(record))
                 good.append(position)
@@ -223,14 +159,17 @@ class JsonlReader(LineReader):
     def _explained(
         self, file: InputFile, piece: bytes, record: bytes, position: int, decode: _Decode
     ) -> BadRecord:
-        """A bad record, of which `piece` is in the file. DataError where it hides
-        where the next one begins.
+        """A bad record, of which `piece` is in the file. DataError where it hides where the next
+        one begins.
         """
-        bad = explain(record, position, decode, self.what)
+        bad = BadRecord(position, *_mistake(record, decode, self.what))
         if self.is_open(piece):
             tip = "mend it: where the next record begins is unknown, so that none can be skipped"
             raise self.refused(file, replace(bad, tip=tip))
         return bad
+
+
+# --- arrays
 
 
 def holds_array(file: InputFile) -> bool:
@@ -252,29 +191,25 @@ class JsonArrayReader(JsonlReader):
 
     def found(
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
-    ) -> Iterator[Found]:
+    ) -> Iterator[Block]:
         """The records that begin in the slice."""
         elements = _Elements(part.start, part.stop, config.max_line_bytes)
         while data := source.read(next_size(part.stop, elements.reached)):
             offset = elements.reached
             yield from elements.records(data)
-            if elements.ended:
+            if elements.has_ended:
                 return
             if elements.closed_at is not None:
                 self._refuse_more(file, source, data[elements.closed_at - offset :], elements)
                 return
-        bad = BadRecord(
-            elements.reached,
-            "the file ends before its array does, expected a record or ]",
-            "fetch or write the file again: it was cut short, or a quote or bracket is missing",
-        )
+        at, reason = elements.reached, "the file ends before its array does, expected a record or ]"
         if elements.begin >= 0:
-            what = (
+            at, reason = elements.begin, (
                 "the record that begins here, or the array, is not closed where the file ends, "
                 f"byte {elements.reached}"
-            )
-            bad = replace(bad, position=elements.begin, reason=what)
-        raise self.refused(file, bad)
+            )  # fmt: skip
+        tip = "fetch or write the file again: it was cut short, or a quote or bracket is missing"
+        raise self.refused(file, BadRecord(at, reason, tip))
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
         """Slices begin where records do: reads the file; damage is left to `read`."""
@@ -320,12 +255,10 @@ class JsonArrayReader(JsonlReader):
         at, rest = at + 1, rest[1:]
         while rest or (rest := source.read(byte_streams.BLOCK_BYTES)):
             if more := rest.lstrip():
-                bad = BadRecord(
-                    at + len(rest) - len(more),
-                    "more after the end of the array, expected one array of records in the file",
-                    "make one of several: jq -c '.[]' FILE > FILE.jsonl, and pack that",
-                )
-                raise self.refused(file, bad)
+                at += len(rest) - len(more)
+                what = "more after the end of the array, expected one array of records in the file"
+                tip = "make one of several: jq -c '.[]' FILE > FILE.jsonl, and pack that"
+                raise self.refused(file, BadRecord(at, what, tip))
             at, rest = at + len(rest), b""
 
 
@@ -335,7 +268,7 @@ class _Elements:
     reached    the byte after those that were looked at
     begin      where the element begins that has not ended yet; -1: it has not begun
     closed_at  where the array ends, once it has
-    ended      the last element of the slice was found
+    has_ended  the last element of the slice was found
     """
 
     _AT_ONCE = 1 << 15  # that are found together, so that batches of short ones are bounded
@@ -348,7 +281,7 @@ class _Elements:
         self._held, self._overlong = bytearray(), False  # of the element that has not ended yet
         self.reached = start
         self.closed_at: int | None = None
-        self.ended = False
+        self.has_ended = False
 
     @property
     def begin(self) -> int:
@@ -366,16 +299,16 @@ class _Elements:
             if count:
                 yield self._room[:count]
 
-    def records(self, data: bytes) -> Iterator[Found]:
+    def records(self, data: bytes) -> Iterator[Block]:
         """The elements that end in the next block, up to the slice's last."""
         offset = self.reached
         for places in self.places(data):
+            last = len(places)
             if self._stop is not None:
                 last = int(np.searchsorted(places[:, 1] + 1, self._stop))
-                self.ended = last < len(places)
-                places = places[: last + 1]  # noqa: PLW2901
-            yield self._cut(data, offset, places)
-            if self.ended:
+                self.has_ended = last < len(places)
+            yield self._cut(data, offset, places[: last + 1])
+            if self.has_ended:
                 return
         if self.begin >= 0 and not self._overlong:
             self._held += memoryview(data)[max(self.begin - offset, 0) :]
@@ -383,22 +316,40 @@ class _Elements:
             if self._overlong:
                 self._held.clear()
 
-    def _cut(self, data: bytes, offset: int, places: Int64) -> Found:
+    def _cut(self, data: bytes, offset: int, places: Int64) -> Block:
         """The elements that end at these places in the block, which begins at `offset`."""
-        bad, kept, pieces = list[BadRecord](), list[int](), list[bytes]()
+        bad, kept, pieces = list[BadRecord](), list[int](), list[bytes | memoryview]()
         for begin, end in places.tolist():
             if begin < 0:
                 comma = data[end - offset : end - offset + 1] == b","
                 before = "this comma" if comma else "the end of the array, after a comma"
                 tip = "remove the comma, or use --on-error skip"
                 bad.append(BadRecord(end, f"no record before {before}", tip))
-            elif self._overlong:  # only the first of a block began before it
+            elif self._overlong or end - begin > self._limit:
                 bad.append(too_long(begin, self._limit, "record"))
-                self._overlong = False
+                self._overlong = False  # only the first of a block began before it
+                self._held.clear()
             else:
                 kept.append(begin)
                 pieces.append(taken(self._held, data[max(begin - offset, 0) : end - offset]))
-        return Found(np.array(kept, np.int64), pieces, bad)
+        return Block(np.array(kept, np.int64), pieces, bad)
+
+
+# --- decoders
+
+_any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
+_any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
+# a document of nested values is ten times its size once they are objects
+_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_value_decoder = msgspec.json.Decoder().decode
+
+
+def _decoder(shape: Shape) -> _Decode:
+    """A decoder of records to structs with the shape's own names."""
+    # values of other fields contain each other, as in messages, so the garbage collector
+    # may track them
+    gc = shape.kind != "text"
+    return _decoder_of((*shape.required,), (*shape.optional,), (*shape.columns.items(),), gc)
 
 
 @lru_cache  # a class takes longer to make than a small file to read
@@ -438,22 +389,7 @@ def _decoder_of(
     return decode_by_dots
 
 
-def _decoder(shape: Shape) -> _Decode:
-    """A decoder of records to structs with the shape's own names."""
-    # values of other fields contain each other, as in messages, so the garbage collector
-    # may track them
-    gc = shape.kind != "text"
-    return _decoder_of((*shape.required,), (*shape.optional,), (*shape.columns.items(),), gc)
-
-
-_any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
-_any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
-# a document of nested values is ten times its size once they are objects
-_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_value_decoder = msgspec.json.Decoder().decode
-
-
-def _all_of(found: Found, index: int) -> dict[str, Any] | None:
+def _all_of(found: Block, index: int) -> dict[str, Any] | None:
     """All fields of a record; None of one that is bad, or large once it is objects."""
     if len(found.pieces[index]) <= _MOST_LOOKED_AT:
         with suppress(*_DECODE_ERRORS):
@@ -461,59 +397,22 @@ def _all_of(found: Found, index: int) -> dict[str, Any] | None:
     return None
 
 
-def _names_in(piece: bytes) -> dict[str, msgspec.Raw]:
-    try:
-        return _names_decoder(piece)
-    except _DECODE_ERRORS:
-        if (record := _without_constants(piece)) is piece:
-            raise
-        return _names_decoder(record)
-
-
-# --- what is wrong with a line or a record, in words for the person who must mend it
-
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
-# a string comes first, so that what it holds stays; JSON has no other words that begin so
-_CONSTANT = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|-?Infinity|NaN', re.DOTALL)
 _NO_NUMBER = object()
-_KINDS = {
-    "str": "a string", "int": "an integer", "float": "a number", "bool": "true or false",
-    "array": "an array", "list": "an array", "object": "an object", "null": "null",
-    "NoneType": "null",
-}  # fmt: skip
 
 
-def _mend(what: str) -> str:
-    return f"mend the {what}, or use --on-error skip"
-
-
-def explain(
-    text: bytes, position: int, decode: Callable[[bytes], Any], what: str = "line"
-) -> BadRecord:
-    """The reason for which `decode` refuses the line or record that begins at `position`."""
-    other = _other_format(text) if what == "line" else None
-    return BadRecord(position, *(other or _mistake(text, decode, what)))
-
-
-def _without_constants(record: bytes) -> bytes:
-    """The record with 0 for NaN and Infinity, which Python writes and JSON has not; no longer."""
+def _without_constants(record: bytes, columns: Collection[str]) -> bytes:
+    """The record with 0 for NaN and Infinity, which Python writes and JSON has not; as it is where
+    one of these columns holds one.
+    """
     if b"NaN" not in record and b"Infinity" not in record:
         return record
-    return _CONSTANT.sub(lambda match: match[1] or b"0".ljust(len(match[0])), record)
-
-
-def _without_idle_constants(record: bytes, columns: Iterable[str]) -> bytes:
-    """The record without constants if none of these columns holds one; else as it is."""
-    without = _without_constants(record)
-    if without != record:
-        try:
-            parsed = json.loads(record, parse_constant=lambda constant: _NO_NUMBER)
-            if any(_holds_constant(value_at(parsed, column)) for column in columns):
-                return record
-        except (ValueError, RecursionError):
+    try:
+        parsed = json.loads(record, parse_constant=lambda constant: _NO_NUMBER)
+        if any(_holds_constant(value_at(parsed, column)) for column in columns):
             return record
-    return without
+        return json.dumps(parsed, default=lambda constant: 0).encode()
+    except (ValueError, RecursionError):
+        return record
 
 
 def _holds_constant(value: Any) -> bool:
@@ -522,74 +421,47 @@ def _holds_constant(value: Any) -> bool:
     return any(map(_holds_constant, value)) if isinstance(value, list) else value is _NO_NUMBER
 
 
-def _other_format(line: bytes) -> tuple[str, str] | None:
-    """Another format that the file has instead of JSON lines, and a tip."""
-    begin = line.strip()
-    if line.startswith(BYTE_ORDER_MARK):
-        return (
-            "a UTF-8 byte order mark, which only the beginning of a file may have",
-            "remove it: sed -i 's/\\xEF\\xBB\\xBF//' FILE",
-        )
-    if begin[:1] == b"[":
+# --- what is wrong with a line or a record, in words for the person who must mend it
+
+
+def _mend(what: str) -> str:
+    return f"mend the {what}, or use --on-error skip"
+
+
+def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
+    """The reason for which `decode` refuses a line or record, and a tip."""
+    begin, tip = record.strip(), _mend(what)
+    if what == "line" and begin[:1] == b"[":
         return "a JSON array, expected one object per line", (
             "if the whole file is one array of records, name it FILE.json or give --input-format "
             "json; otherwise convert it: jq -c '.[]' FILE > FILE.jsonl"
         )
-    if begin[:1] == b"{" and begin[-1:] in (b"{", b"[", b","):
+    if what == "line" and begin[:1] == b"{" and begin[-1:] in (b"{", b"[", b","):
         return "an object over several lines, expected one object per line", (
             "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
             "jq -c '.NAME[]' FILE > FILE.jsonl"
         )
-    if line.startswith(_COMPRESSED):
-        return "compressed data, not JSON", (
-            "name the file by its compression, as FILE.jsonl.gz or FILE.jsonl.zst; stdin must not "
-            "be compressed"
-        )
-    if b"\0" in line:
-        return "a NUL byte, which no text has: other data than JSON, or in another encoding", (
-            "convert it, for example from UTF-16: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
-        )
-    return None
-
-
-def _mistake(line: bytes, decode: Callable[[bytes], Any], where: str) -> tuple[str, str]:
-    """The mistake in a line or record that should be JSON, and a tip."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a JSON value")
 
-    tip = _mend(where)
     try:
-        parsed = json.loads(line.decode(), parse_constant=refuse)
-        surrogate = _LONE_SURROGATE.search(json.dumps(parsed, ensure_ascii=False))
+        fields = json.loads(record.decode(), parse_constant=refuse)
+        decode(record)
     except UnicodeDecodeError as error:
-        return invalid_utf8(error, line, where)
+        return invalid_utf8(error, record, what)
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at").removesuffix(" starting")
-        return f"not valid JSON: {what} at character {error.pos + 1} of the {where}", tip
+        mistake = error.msg.removesuffix(" at").removesuffix(" starting")
+        return f"not valid JSON: {mistake} at character {error.pos + 1} of the {what}", tip
+    except msgspec.MsgspecError as error:
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", str(error)):
+            return f"no field '{missing[1]}'; fields found: {named(fields)}", tip
+        if not isinstance(error, msgspec.ValidationError):
+            return "a string with a lone surrogate, which is not valid Unicode", tip
+        return str(error), tip  # such as: Expected `str`, got `int` - at `$.text`
     except ValueError as error:  # NaN, or a number of thousands of digits
         return f"not valid JSON: {error}", tip
     except RecursionError:
-        return "JSON nested too deeply", tip
-    if surrogate:
-        code = ord(surrogate.group())
-        return f"the lone surrogate \\u{code:04x} in a string is not valid Unicode", tip
-    try:
-        decode(line)
-    except _DECODE_ERRORS as error:
-        return _in_words(str(error), parsed, where), tip
-    # It failed and now does not: how deep is too deep depends on the calls above.
+        pass
+    # Or it failed and now does not: how deep is too deep depends on the calls above.
     return "JSON nested too deeply", tip
-
-
-def _in_words(error: str, parsed: Any, where: str) -> str:
-    """The reason for an error of msgspec, such as "Expected `str`, got `int` - at `$.text`"."""
-    if not isinstance(parsed, dict):
-        expected = "one object per line" if where == "line" else "an object"
-        return f"{_KINDS.get(type(parsed).__name__, 'a value')}, expected {expected}"
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", error):
-        return f"no field '{missing[1]}'; fields found: {named(parsed)}"
-    if wrong := re.fullmatch(r"Expected `(.*)`, got `(.*)` - at `\$\.(.*)`", error):
-        expected = " or ".join(_KINDS.get(kind, kind) for kind in wrong[1].split(" | "))
-        return f"field '{wrong[3]}' is {_KINDS.get(wrong[2], wrong[2])}, expected {expected}"
-    return error

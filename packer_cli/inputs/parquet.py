@@ -21,7 +21,6 @@ from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.columnar import (
     BATCH_BYTES,
-    OVERLONG,
     ColumnarReader,
     by_columns,
     columns_to_read,
@@ -33,7 +32,7 @@ from packer_cli.inputs.columnar import (
 from packer_cli.inputs.formats import FIRST
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
+from packer_cli.records import Group, InputFile, Int64, Records, Slice
 
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
@@ -78,19 +77,14 @@ class ParquetReader(ColumnarReader):
             with _opened(hashed, metadata) as parquet:
                 names = columns_to_read(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
-                consumed = file.size / max(metadata.num_rows, 1)
-                for groups, reason in _readable(
-                    file, metadata, range(part.start, stop), names, config.max_line_bytes
-                ):
-                    first_row = int(first_rows[groups.start])
-                    if reason:
-                        bad = [BadRecord(first_row, reason, OVERLONG)]
-                        yield Records(np.empty(0, np.int64), texts=[], bad=bad)
-                        continue
-                    at_once = _rows_at_once(file, metadata, groups, names, most_rows(shape))
-                    batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
-                    own = (by_columns(batch, names) for batch in batches)
-                    yield from self.records(own, first_row, shape, consumed, config.max_line_bytes)
+                groups = list(range(part.start, stop))
+                _refuse_huge_cells(file, metadata, groups, names, config.max_line_bytes)
+                at_once = _rows_at_once(file, metadata, groups, names, most_rows(shape))
+                batches = parquet.iter_batches(at_once, row_groups=groups, columns=names)
+                yield from self.records(
+                    (by_columns(batch, names) for batch in batches), int(first_rows[part.start]),
+                    shape, file.size / max(metadata.num_rows, 1), config.max_line_bytes,
+                )  # fmt: skip
                 first = None if part.start or stop == 0 else _first_rows(file, metadata)
                 end = Records.end(hashed.stretches())
                 yield replace(end, looked_at=looked_at(first, shape, config))
@@ -147,7 +141,7 @@ def _chunks(row_group: Any, names: list[str]) -> list[Any]:
 
 
 def _rows_at_once(
-    file: InputFile, metadata: Any, groups: range, names: list[str], most: int
+    file: InputFile, metadata: Any, groups: list[int], names: list[str], most: int
 ) -> int:
     """The number of rows, at `most`, that may be decoded at once, though a cell that is stored
     once, in a dictionary, may be in all of them.
@@ -155,9 +149,8 @@ def _rows_at_once(
     row_groups = [metadata.row_group(i) for i in groups]
     chunks = [(one.num_rows, chunk) for one in row_groups for chunk in _chunks(one, names)]
     size = sum(chunk.total_uncompressed_size for _, chunk in chunks)
-    whole = max(sum(one.num_rows for one in row_groups), 1)
-    at_once: int = max(BATCH_BYTES * whole // max(size, 1), 1)
-    at_once = min([at_once, most, *(one.num_rows for one in row_groups)])
+    whole = sum(one.num_rows for one in row_groups)
+    at_once: int = min(most, BATCH_BYTES * whole // max(size, 1), *(rows for rows, _ in chunks))
     for rows, chunk in chunks:
         if chunk.has_dictionary_page and chunk.total_uncompressed_size * rows >= _DENSE_BYTES:
             page = next(_pages(file.path, chunk), None)
@@ -168,43 +161,25 @@ def _rows_at_once(
     return max(at_once, 1)
 
 
-def _readable(
-    file: InputFile, metadata: Any, groups: range, names: list[str], longest: int
-) -> Iterator[tuple[range, str]]:
-    """Row groups that follow each other; alone, those of one row that is overlong, with a reason.
-
-    Raises DataError for an overlong cell among others: no reader passes over a part of a group.
+def _refuse_huge_cells(
+    file: InputFile, metadata: Any, groups: list[int], names: list[str], longest: int
+) -> None:
+    """DataError for a cell that is far too long to be read, before any memory is taken for it: no
+    reader passes over a part of a row group.
     """
-    begin = groups.start
     for group in groups:
-        reason = _overlong(file, metadata.row_group(group), names, longest)
-        if not reason:
-            continue
-        if metadata.row_group(group).num_rows > 1:
-            raise DataError(
-                f"{file.path}, row group {group}: {reason}; the rows "
-                "beside it cannot be read without it",
-                "raise --max-line-bytes, or write the file again without that row",
-            )
-        if begin < group:
-            yield range(begin, group), ""
-        begin = group + 1
-        yield range(group, begin), reason
-    if begin < groups.stop:
-        yield range(begin, groups.stop), ""
-
-
-def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -> str:
-    """The reason why a row group cannot be read in bounded memory, or "", before any is taken."""
-    for chunk in _chunks(row_group, names):
-        if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
-            continue
-        for page in _pages(file.path, chunk):
-            if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
-                name = chunk.path_in_schema.split(".")[0]
-                what = f"{page.values} cells" if page.values > 1 else "one cell"
-                return f"{name} is longer than {longest} bytes: {page.size} bytes in {what}"
-    return ""
+        for chunk in _chunks(metadata.row_group(group), names):
+            if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
+                continue
+            for page in _pages(file.path, chunk):
+                if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
+                    name = chunk.path_in_schema.split(".")[0]
+                    what = f"{page.values} cells" if page.values > 1 else "one cell"
+                    raise DataError(
+                        f"{file.path}, row group {group}: {name} is longer than {longest} bytes: "
+                        f"{page.size} bytes in {what}",
+                        "raise --max-line-bytes, or write the file again without that row",
+                    )
 
 
 class _Page(NamedTuple):

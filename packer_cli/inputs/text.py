@@ -12,19 +12,18 @@ from typing import NamedTuple
 import numpy as np
 
 from packer_cli.errors import DataError, named
-from packer_cli.inputs.byte_streams import Source, open_source
-from packer_cli.inputs.formats import Sample
-from packer_cli.inputs.lines import (
+from packer_cli.inputs import byte_streams
+from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
-    LineReader,
-    Lines,
+    Block,
+    Source,
     invalid_utf8,
+    open_source,
     other_encoding,
     read_lines,
-    refuse_other_than_utf8,
-    taken,
     too_long,
 )
+from packer_cli.inputs.formats import LineReader, Sample
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Records, Slice
@@ -44,12 +43,6 @@ class TextReader(LineReader):
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         limit, what = config.max_line_bytes, config.sample_by
-        documents_of = {"paragraph": _paragraphs, "document": _whole}.get(what)
-
-        def checked(block: Lines) -> Lines:
-            if what != "document":  # a file that is one document is a bad record instead
-                refuse_other_than_utf8(file, block)
-            return block
 
         def records_of(documents: list[_Document]) -> Records:
             positions, texts, bad = list[int](), list[str](), list[BadRecord]()
@@ -69,9 +62,12 @@ class TextReader(LineReader):
             )
 
         with open_source(file) as source:
+            if what == "document":
+                documents = _whole(source, limit)
+            else:
+                blocks = map(_lines, read_lines(source, 0, None, limit))
+                documents = _paragraphs(blocks, limit) if what == "paragraph" else blocks
             # holds no bytes and no texts while they are worked on, which a loop would
-            blocks = map(checked, read_lines(source, 0, None, limit))
-            documents = documents_of(blocks, limit) if documents_of else map(_lines, blocks)
             yield from map(records_of, documents)
             yield source.end()
 
@@ -86,163 +82,58 @@ def _no_text(data: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _lines(block: Lines) -> list[_Document]:
-    if block.data is None:
-        return [(block.offset, None)]
-    documents: list[_Document] = []
-    position = block.offset
-    data = block.data if position else block.data.removeprefix(BYTE_ORDER_MARK)
-    mark = len(block.data) - len(data)  # it is no text, but the first line begins with it
-    lines = data.split(b"\n")
-    for line in lines if lines[-1] else lines[:-1]:
-        documents.append((position, line.removesuffix(b"\r")))
-        position += len(line) + 1 + mark
-        mark = 0
-    return documents
+def _lines(block: Block) -> list[_Document]:
+    pieces = (bytes(piece).removesuffix(b"\r") for piece in block.pieces)
+    lines: list[_Document] = list(zip(block.positions.tolist(), pieces, strict=True))
+    lines += ((one.position, None) for one in block.bad)
+    return sorted(lines, key=lambda line: line[0]) if block.bad else lines
 
 
-def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
+def _paragraphs(blocks: Iterator[list[_Document]], limit: int) -> Iterator[list[_Document]]:
     """Documents that blank lines end, never held beyond `limit` bytes."""
-    held: list[bytes] = []
-    size, begin, overlong = 0, 0, False
+    held, size, begin, overlong = list[bytes](), 0, 0, False
 
-    def document() -> list[_Document]:
+    def ended() -> list[_Document]:
         if not held and not overlong:
             return []
         return [(begin, None if overlong else b"\n".join(held))]
 
-    for block in blocks:
-        finished: list[_Document] = []
-        for position, line in _lines(block):
+    for lines in blocks:
+        finished = list[_Document]()
+        for position, line in lines:
             if line is not None and not line.strip():
-                finished += document()
+                finished += ended()
                 held, size, overlong = [], 0, False
                 continue
             if not held and not overlong:
                 begin = position
             size += len(line or b"") + 1
-            if line is None or size - 1 > limit:
-                held, overlong = [], True
-            elif not overlong:
+            overlong = overlong or line is None or size - 1 > limit
+            if overlong or line is None:
+                held = []
+            else:
                 held.append(line)
         yield finished
-    yield document()
+    yield ended()
 
 
-def _whole(blocks: Iterator[Lines], limit: int) -> Iterator[list[_Document]]:
+def _whole(source: Source, limit: int) -> Iterator[list[_Document]]:
     """The file as it is, if it is not longer than `limit` bytes."""
     held = bytearray()
-    for block in blocks:
-        if block.data is None or len(held) + len(block.data) > limit:
-            yield [(0, None)]
-            return
-        held += block.data
-        del block
-    if held:
-        yield [(0, taken(held).removeprefix(BYTE_ORDER_MARK))]
+    while len(held) <= limit and (data := source.read(byte_streams.BLOCK_BYTES)):
+        held += data
+    whole = None if len(held) > limit else bytes(held).removeprefix(BYTE_ORDER_MARK)
+    held.clear()
+    if whole != b"":
+        yield [(0, whole)]
 
+
+# --- CSV and TSV
 
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
 _CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
 _MEND = "mend the line, or use --on-error skip"
-
-
-class _Rows:
-    """Rows of the csv module, and where in the file they are: iterated, the decoded lines.
-
-    header    the first row that is not blank; None where there is none
-    position  the bytes given out so far
-    """
-
-    def __init__(
-        self, source: Source, config: DocumentConfig, file: InputFile, delimiter: str
-    ) -> None:
-        """Raises DataError for a header that is not valid."""
-        self.position = 0
-        self._ended = False
-        self._file, self._limit = file, config.max_line_bytes
-        self._blocks = read_lines(source, 0, None, self._limit)
-        self._lines: Iterator[bytes] = iter(())
-        longest = min(self._limit, sys.maxsize)  # which a C long holds
-        csv.field_size_limit(max(longest, csv.field_size_limit()))
-        self._rows: Iterator[list[str]] = csv.reader(self, delimiter=delimiter, strict=True)
-        begin = 0
-        self.header: list[str] | None = []
-        try:
-            while self.header == []:  # blank lines before it
-                begin, self.header = self.position, next(self._rows, None)
-        except csv.Error as error:
-            raise self._refused(_invalid(begin, error, "mend the header")) from error
-
-    def __iter__(self) -> _Rows:
-        return self
-
-    def __next__(self) -> str:
-        while (line := next(self._lines, None)) is None:
-            block = next(self._blocks, None)
-            if block is None:
-                self._ended = True
-                raise StopIteration
-            refuse_other_than_utf8(self._file, block)
-            if block.data is None:
-                raise self._refused(too_long(block.offset, self._limit))
-            self._lines = iter(block.data.splitlines(keepends=True))
-        begin = self.position
-        self.position += len(line)
-        if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
-            raise self._refused(too_long(begin, self._limit))
-        try:
-            # Excel begins its files with a byte order mark.
-            return line.decode("utf-8" if begin else "utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise self._refused(BadRecord(begin, *invalid_utf8(error, line, "line"))) from None
-
-    def _refused(self, bad: BadRecord) -> DataError:
-        """The error that ends the run: where the record ends is unknown, so no run can skip it."""
-        return LineReader().refused(self._file, bad)
-
-    def batches(self) -> Iterator[_Batch]:
-        """All rows after the header, in batches."""
-        # The reader refers to this object: held here, too, its buffer would wait for the collector.
-        rows, self._rows = self._rows, iter(())
-        width = len(self.header or ())
-        batch, size = _Batch([], []), 0
-        while True:
-            begin = self.position
-            try:
-                row = next(rows, None)
-            except csv.Error as error:  # after which the csv module goes on
-                if self._ended or "field limit" in str(error):
-                    # an open quote has taken in all that follows, good records too
-                    raise self._refused(_invalid(begin, error, _CLOSE)) from error
-                batch.bad.append(_invalid(begin, error, _MEND))
-                size += _PER_RECORD
-                continue
-            if row is None:
-                yield batch
-                return
-            if len(row) == width:
-                batch.rows.append((begin, row))
-            elif row:
-                reason = f"{len(row)} field{'s' * (len(row) != 1)}, the header has {width}"
-                batch.bad.append(BadRecord(begin, reason, _MEND))
-            size += sum(map(len, row)) + _PER_RECORD
-            del row
-            if size > _BATCH_CHARACTERS:
-                yield batch
-                batch, size = _Batch([], []), 0
-
-
-def _invalid(position: int, error: csv.Error, tip: str) -> BadRecord:
-    return BadRecord(position, f"not valid CSV: {error}", tip)
-
-
-class _Batch(NamedTuple):
-    """Rows that are read and not yet given out, each with its position."""
-
-    rows: list[tuple[int, list[str]]]
-    bad: list[BadRecord]
 
 
 class CsvReader(LineReader):
@@ -273,18 +164,16 @@ class CsvReader(LineReader):
             sample = Sample(shape, config)
 
             def records_of(batch: _Batch) -> Records:
-                texts = fields = None
-                if shape.kind == "text":
-                    texts = [row[places["text"]] for _, row in batch.rows]
-                else:
-                    fields = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
+                own = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
+                is_text = shape.kind == "text"
                 looked_at = sample.of(
                     len(batch.rows), lambda i: dict(zip(header, batch.rows[i][1], strict=True))
                 )
                 positions = np.array([position for position, _ in batch.rows], np.int64)
                 batch.rows.clear()  # not held while records are worked on
                 return Records(
-                    positions, texts=texts, fields=fields, bad=batch.bad, looked_at=looked_at,
+                    positions, texts=[row["text"] for row in own] if is_text else None,
+                    fields=None if is_text else own, bad=batch.bad, looked_at=looked_at,
                     consumed=source.consumed(),
                 )  # fmt: skip
 
@@ -296,3 +185,92 @@ class TsvReader(CsvReader):
     """`.tsv` files."""
 
     delimiter = "\t"
+
+
+class _Batch(NamedTuple):
+    """Rows that are read and not yet given out, each with its position."""
+
+    rows: list[tuple[int, list[str]]]
+    bad: list[BadRecord]
+
+
+class _Rows:
+    """Rows of the csv module, and where in the file they are.
+
+    header    the first row that is not blank; None where there is none
+    position  the bytes given out so far
+    """
+
+    def __init__(
+        self, source: Source, config: DocumentConfig, file: InputFile, delimiter: str
+    ) -> None:
+        """Raises DataError for a header that is not valid."""
+        self.position = 0
+        self._has_ended = False
+        self._file, self._limit = file, config.max_line_bytes
+        longest = min(self._limit, sys.maxsize)  # which a C long holds
+        csv.field_size_limit(max(longest, csv.field_size_limit()))
+        lines = self._decoded(source)
+        self._rows: Iterator[list[str]] = csv.reader(lines, delimiter=delimiter, strict=True)
+        begin = 0
+        self.header: list[str] | None = []
+        try:
+            while self.header == []:  # blank lines before it
+                begin, self.header = self.position, next(self._rows, None)
+        except csv.Error as error:
+            raise self._refused(_invalid(begin, error, "mend the header")) from error
+
+    def _decoded(self, source: Source) -> Iterator[str]:
+        """The lines of the file, with their ends."""
+        for positions, pieces, bad in read_lines(source, 0, None, self._limit):
+            if bad:
+                raise self._refused(bad[0])
+            begins = positions.tolist()
+            for number, line in enumerate(map(bytes, pieces), 1):
+                after = begins[number - 1] + len(line) + 1
+                self.position = begins[number] if number < len(begins) else after
+                try:
+                    yield f"{line.decode()}\n"
+                except UnicodeDecodeError as error:
+                    wrong = BadRecord(begins[number - 1], *invalid_utf8(error, line, "line"))
+                    raise self._refused(wrong) from None
+        self._has_ended = True
+
+    def _refused(self, bad: BadRecord) -> DataError:
+        """The error that ends the run: where the record ends is unknown, so no run can skip it."""
+        return LineReader().refused(self._file, bad)
+
+    def batches(self) -> Iterator[_Batch]:
+        """All rows after the header, in batches."""
+        # The reader refers to this object: held here, too, its buffer would wait for the collector.
+        rows, self._rows = self._rows, iter(())
+        width = len(self.header or ())
+        batch, size = _Batch([], []), 0
+        while True:
+            begin = self.position
+            try:
+                row = next(rows, None)
+            except csv.Error as error:  # after which the csv module goes on
+                if self._has_ended or "field limit" in str(error):
+                    # an open quote has taken in all that follows, good records too
+                    raise self._refused(_invalid(begin, error, _CLOSE)) from error
+                batch.bad.append(_invalid(begin, error, _MEND))
+                size += _PER_RECORD
+                continue
+            if row is None:
+                yield batch
+                return
+            if len(row) == width:
+                batch.rows.append((begin, row))
+            elif row:
+                reason = f"{len(row)} field{'s' * (len(row) != 1)}, the header has {width}"
+                batch.bad.append(BadRecord(begin, reason, _MEND))
+            size += sum(map(len, row)) + _PER_RECORD
+            del row
+            if size > _BATCH_CHARACTERS:
+                yield batch
+                batch, size = _Batch([], []), 0
+
+
+def _invalid(position: int, error: csv.Error, tip: str) -> BadRecord:
+    return BadRecord(position, f"not valid CSV: {error}", tip)

@@ -71,28 +71,24 @@ def token_records(rows: Sequence[Row], positions: Int64, tip: str, consumed: int
 
 
 def _together(rows: Sequence[Row]) -> Tokens | None:
-    """The tokens of rows that are all as they should be, else None."""
-    if any(row[0] is None or any(x is not None and len(x) != len(row[0]) for x in row)
-           for row in rows):  # fmt: skip
+    """The tokens of rows that are all as they should be and all have the same lists, else None."""
+    columns = [None if all(one is None for one in column) else column
+               for column in zip(*rows, strict=True)]  # fmt: skip
+    if not columns or columns[0] is None:
         return None
-    ids = [row[0] or [] for row in rows]
-    labels = [own if row[1] is None else row[1] for own, row in zip(ids, rows, strict=True)]
-    mask = [
-        [1] * len(own) if row[2] is None else row[2] for own, row in zip(ids, rows, strict=True)
-    ]
     try:
-        return faultless(
-            _flat(ids),
-            offsets_of([len(own) for own in ids]),
-            _flat(labels) if any(row[1] is not None for row in rows) else None,
-            _flat(mask) if any(row[2] is not None for row in rows) else None,
+        lengths = [[*map(len, column)] for column in columns if column is not None]
+        if any(own != lengths[0] for own in lengths):
+            return None
+        ids, *others = (
+            np.fromiter(chain.from_iterable(column), np.int64, count=sum(lengths[0]))
+            if column is not None
+            else None
+            for column in columns
         )
     except (OverflowError, TypeError):  # numbers that are too large, or nulls
         return None
-
-
-def _flat(rows: list[list[int]]) -> Int64:
-    return np.fromiter(chain.from_iterable(rows), np.int64, count=sum(map(len, rows)))
+    return None if ids is None else faultless(ids, offsets_of(lengths[0]), *others)
 
 
 def offsets_of(lengths: Sequence[int] | Int64) -> Int64:
@@ -146,12 +142,12 @@ def _clipped(values: list[int]) -> Int64:
 
 def _fault(ids: Int64, labels: Int64 | None, mask: Int64 | None) -> str:
     """The first number that is wrong in a record; "" where none is."""
-    ones = np.ones_like(ids) if mask is None else mask
+    mask = np.ones_like(ids) if mask is None else mask
     labels = ids if labels is None else labels
     checks = (
-        ("input_ids", ids, wrong_ids(ids), "not between 0 and {highest}"),
-        ("attention_mask", ones, (ones != 0) & (ones != 1), "not 0 or 1"),
-        ("labels", labels, (ones == 1) & (labels != IGNORED) & (labels != ids),
+        ("input_ids", ids, wrong_ids(ids), f"not between 0 and {HIGHEST_ID}"),
+        ("attention_mask", mask, (mask != 0) & (mask != 1), "not 0 or 1"),
+        ("labels", labels, (mask == 1) & (labels != IGNORED) & (labels != ids),
          "neither -100 nor input_ids[{at}] = {token}; labels must be unshifted"),
     )  # fmt: skip
     for name, values, wrong, expected in checks:
@@ -159,6 +155,5 @@ def _fault(ids: Int64, labels: Int64 | None, mask: Int64 | None) -> str:
             at = int(np.argmax(wrong))
             is_huge = abs(int(values[at])) >= _BEYOND
             shown = "a number of 63 bits or more" if is_huge else values[at]
-            how = expected.format(highest=HIGHEST_ID, at=at, token=ids[at])
-            return f"{name}[{at}] is {shown}, {how}"
+            return f"{name}[{at}] is {shown}, {expected.format(at=at, token=ids[at])}"
     return ""

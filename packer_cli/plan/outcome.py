@@ -16,7 +16,7 @@ from packer_cli.options.options import PackConfig
 from packer_cli.plan.sample import weight_of
 from packer_cli.plan.unit import Planned, UnitPlan
 from packer_cli.records import WorkUnit
-from packer_cli.result.counts import Counts, mixedness
+from packer_cli.result.counts import mixedness
 from packer_cli.result.manifest import Source, shares
 from packer_cli.run.finalize import sources_of, totals_of_rows
 
@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def rows(self) -> int:
-        return self.planned.counts.rows
+        return self.planned.rows
 
     @property
     def utilization(self) -> float:
@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def segments_per_row(self) -> float:
-        return self.planned.counts.segments / max(self.rows, 1)
+        return self.planned.segments / max(self.rows, 1)
 
     @property
     def mixedness(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Outcome:
     @property
     def attention_span(self) -> float:
         """E[l²]/E[l]: how many tokens the segment of the average token has."""
-        return self.planned.attention / max(self.planned.counts.tokens, 1)
+        return self.planned.attention / max(self.planned.tokens, 1)
 
     def attention_share(self, hidden_size: int = HIDDEN_SIZE) -> float:
         """Share of attention in what a step costs, in a model of this hidden size."""
@@ -109,7 +109,7 @@ def outcome_of(
     counted = len({*of}), len(units)
     if share == 1:
         total = _sum(config, planned)
-        return Outcome(config, totals_of_rows(config, total.counts), total, counted)
+        return Outcome(config, totals_of_rows(config, total), total, counted)
     # figures of a unit together stand for it, however many they are, and the units that were read
     # for those that were not
     weights, read = {unit.index: weight_of([unit]) for unit in units}, dict.fromkeys(of, 0.0)
@@ -120,8 +120,8 @@ def outcome_of(
     rows, tokens, sizes = (
         [factor * figure for factor, figure in zip(factors, figures, strict=True)]
         for figures in (
-            [one.counts.rows for one in planned],
-            [one.counts.tokens for one in planned],
+            [one.rows for one in planned],
+            [one.tokens for one in planned],
             [plan.weight for plan in plans],
         )
     )
@@ -138,13 +138,13 @@ def _estimate(
     """(totals, planned) of what each stands for, so many times."""
     # in thousandths: none of many small counts is rounded off
     fine = _sum(config, [one.times(f * 1000) for one, f in zip(planned, factors, strict=True)])
-    bound = round(totals_of_rows(config, fine.counts)["lower_bound_rows"] / 1000)
+    bound = round(totals_of_rows(config, fine)["lower_bound_rows"] / 1000)
     total = fine.times(1 / 1000)
-    return totals_of_rows(config, total.counts) | {"lower_bound_rows": bound}, total
+    return totals_of_rows(config, total) | {"lower_bound_rows": bound}, total
 
 
 def _sum(config: PackConfig, planned: Sequence[Planned]) -> Planned:
-    total = Planned(Counts(piece_length=np.zeros(config.max_length + 1, np.int64)))
+    total = Planned(piece_length=np.zeros(config.max_length + 1, np.int64))
     for one in planned:
         total.add(one)
     return total
@@ -164,7 +164,7 @@ def of_mixture(
     counted = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
     for one in sources_of(choice):
         grown = {name: round(getattr(one, name) * factor) for name in counted}
-        counts = [outcome.planned.counts.file(index) for index in range(*one.inputs)]
+        counts = [outcome.planned.file(index) for index in range(*one.inputs)]
         figures = (sum(getattr(own, name) for own in counts) for name in names)
         facts = structs.replace(one, asked=one.asked * factor, **grown)
         found.append(PlannedSource(facts, *figures))

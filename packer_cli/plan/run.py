@@ -25,13 +25,11 @@ from packer_cli.options.shape_rules import for_shape
 from packer_cli.options.shapes import Shape
 from packer_cli.plan.outcome import Outcome, of_mixture, outcome_of
 from packer_cli.plan.sample import Part, begun_in_the_middle, sampled, some_of, weight_of
-from packer_cli.plan.unit import held, made_of, plan_unit
+from packer_cli.plan.unit import Planned, held, made_of, plan_unit
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, LookedAt, Notify, WorkUnit
-from packer_cli.result.counts import Counts
+from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import load_tokenized
-from packer_cli.result.warnings import why_too_much_unused
-from packer_cli.run.finalize import check_conserved
+from packer_cli.run.finalize import check_limits, nothing_to_pack
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.pipeline import settle
 from packer_cli.run.recipe import Tokens, naming, once, rows_of, tokens_of, tokens_root
@@ -264,7 +262,7 @@ def plan_files(
                      for part in one.parts]  # fmt: skip
             plans = made_of(own, tasks, options, notify, stop, progress)
             for place, config in enumerate(one.configs):
-                _check(config, [(plan.planned[place].counts, plan.copies) for plan in plans])
+                _check(config, [(plan.planned[place], plan.copies) for plan in plans])
                 outcome = outcome_of(config, plans, place, one.units, one.share)
                 choice = choice_of(files, config)
                 if choice:
@@ -274,12 +272,7 @@ def plan_files(
         files, run.shape, run.chosen.name, [outcomes[config] for config in configs], sample
     )
     if not any(outcome.rows for outcome in result.outcomes):
-        counts = result.outcomes[0].planned.counts
-        raise DataError(
-            f"nothing to pack: {counts.empty_documents} empty, {counts.dropped_documents} dropped "
-            f"and {counts.rejected_records} rejected records, no tokens",
-            "check --shape, --field, --overlong and the input",
-        )
+        raise DataError(*nothing_to_pack(result.outcomes[0].planned, first))
     return result
 
 
@@ -334,20 +327,12 @@ def _note_beginnings(files: Sequence[InputFile], passes: Sequence[_Pass], notify
         )
 
 
-def _check(config: PackConfig, counts: Sequence[tuple[Counts, int]]) -> None:
-    """Raise what a run that packs would raise at its end. `counts`: (of a part, how many times)."""
-    bad, records, total = 0, 0, Counts()
-    for one, copies in counts:
-        total.add_looked_at(LookedAt(one.looked_at_records, one.looked_at_characters, one.unused))
-        check_conserved(one)
+def _check(config: PackConfig, planned: Sequence[tuple[Planned, int]]) -> None:
+    """Raise what a run that packs would raise at its end. `planned`: (a part, how many times)."""
+    bad, records, total = 0, 0, Planned()
+    for one, copies in planned:
+        total.add(one)
         bad += -(-one.rejected_records // copies)  # files that are left out count once
         records += (one.documents + one.empty_documents + one.dropped_documents) // copies
-    unused = total.looked_at_characters, total.unused
-    if reason := why_too_much_unused(config.max_unused, *unused):
-        raise DataError(reason, "name fields with --field, or leave them out of the input")
-    limit, records = config.max_errors, records + bad
-    if limit is not None and bad > (limit * records if isinstance(limit, float) else limit):
-        raise DataError(
-            f"{bad:,} of {records:,} records are bad; --max-errors is {limit}",
-            "packer pack writes them to rejected.jsonl; raise --max-errors, or mend the input",
-        )
+    tip = "or name a larger limit"
+    check_limits(config, total, bad, records + bad, f"mend the input, {tip}", tip)

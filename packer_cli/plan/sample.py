@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from packer_cli import storage
 from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.formats import documents_of, groups_of
+from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.documents import MIB
 from packer_cli.options.formats import format_named
@@ -156,8 +156,11 @@ def _parts(
         limits = ((size, max(each, _BEGINNING_BYTES / max(size, 1))) for size in sizes)
         return [Part(begun, weight, tuple(limits))]
     most = share * weight / _PIECE_BYTES
-    groups = sum(len((groups_of(files[one.file]) or [])[one.start : one.stop])
-                 for one in unit.slices)  # fmt: skip
+    named = [(files[one.file], one) for one in unit.slices]
+    groups = sum(
+        len((reader_for(file.format).groups(file) or [])[one.start : one.stop])
+        for file, one in named
+    )
     if groups:  # of which no less than a few megabytes are decoded
         most = min(max(math.ceil(share * groups), 2), groups)
     count = max(1, min(count, int(most)))
@@ -191,7 +194,7 @@ def _between(
         if low >= high:
             continue
         file = files[one.file]
-        groups = groups_of(file)
+        groups = reader_for(file.format).groups(file)
         if groups is None:
             size = _stop(file, one) - one.start
             start, stop = (one.start + round(size * at / one.weight) for at in (low, high))
@@ -218,10 +221,14 @@ def _between(
 def _stored(files: Sequence[InputFile], one: Slice) -> float:
     """Bytes of a slice in its file."""
     file = files[one.file]
-    if (groups := groups_of(file)) is not None:
+    if (groups := reader_for(file.format).groups(file)) is not None:
         rows = [group.rows for group in groups]
         return file.size * sum(rows[one.start : one.stop]) / max(sum(rows), 1)
-    share = file.size / documents.count if (documents := documents_of(file)) else 1.0
+    share = (
+        file.size / documents.count
+        if (documents := reader_for(file.format).documents(file))
+        else 1.0
+    )
     return share * (_stop(file, one) - one.start)
 
 
@@ -229,7 +236,7 @@ def _stop(file: InputFile, one: Slice) -> int:
     """Where a slice of bytes or documents ends."""
     if one.stop is not None:
         return one.stop
-    documents = documents_of(file)
+    documents = reader_for(file.format).documents(file)
     return file.size if documents is None else documents.count
 
 

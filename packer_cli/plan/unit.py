@@ -8,14 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from msgspec import structs
+from msgspec import field, structs
 
 from packer_cli.errors import DataError, Interrupted
 from packer_cli.inputs.tokenized import hold
@@ -32,7 +32,6 @@ from packer_cli.result.layout import MANIFEST, PART, Shard, named_by_digest
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
 from packer_cli.result.shard_writer import (
     DocumentWriter,
-    LazyFile,
     stored_batch_rows,
     stored_schema,
 )
@@ -43,8 +42,8 @@ from packer_cli.run.unit import (
     NOWHERE,
     Job,
     UnitDocuments,
+    UnitMaker,
     UnitRows,
-    Worker,
     documents_schema_of,
     pack_unit,
 )
@@ -54,54 +53,39 @@ _BATCH_TOKENS = 1 << 20
 _Made = TypeVar("_Made")
 
 
-@dataclass
-class Planned:
+class Planned(Counts):
     """What would be written with one configuration; those of units add up.
 
     shards, bytes  files, and their sizes
     attention      the sum of the squared segment lengths
     cut_documents  those in several segments
-    documents      those with tokens before any is cut, truncated or dropped, and their `tokens`;
-                   `lengths` int64[32] is a histogram of them by powers of two
+    read_...       documents with tokens before any is cut, truncated or dropped, their tokens, and
+                   int64[32], a histogram of their lengths by powers of two
     """
 
-    counts: Counts
     shards: int = 0
     bytes: int = 0
     attention: int = 0
     cut_documents: int = 0
-    documents: int = 0
-    tokens: int = 0
-    lengths: Int64 = field(default_factory=lambda: powers_histogram(np.empty(0, np.int64)))
-
-    def add(self, other: Planned) -> None:
-        for name, value in vars(other).items():
-            if name == "counts":
-                self.counts.add(value)
-            else:
-                setattr(self, name, getattr(self, name) + value)
+    read_documents: int = 0
+    read_tokens: int = 0
+    read_lengths: Int64 = field(default_factory=lambda: powers_histogram(np.empty(0, np.int64)))
 
     def times(self, factor: float) -> Planned:
         """Figures of `factor` times as many records; attention costs between rows stay."""
-        return Planned(**_multiplied(vars(self), factor))
 
+        def times(value: Any) -> Any:
+            if isinstance(value, int):
+                return round(value * factor)
+            if isinstance(value, np.ndarray):
+                return np.rint(value * factor).astype(np.int64)
+            if isinstance(value, InputTotals):
+                return InputTotals(*map(times, structs.astuple(value)))
+            if isinstance(value, dict):
+                return {name: times(one) for name, one in value.items()}
+            return value
 
-def _multiplied(figures: Any, factor: float) -> dict[str, Any]:
-    """Multiply figures that are numbers, histograms, or others' figures; the rest stays."""
-
-    def times(value: Any) -> Any:
-        if isinstance(value, int):
-            return round(value * factor)
-        if isinstance(value, np.ndarray):
-            return np.rint(value * factor).astype(np.int64)
-        if isinstance(value, Counts):
-            files = {index: times(one) for index, one in value.files.items()}
-            return Counts(**_multiplied(structs.asdict(value), factor) | {"files": files})
-        if isinstance(value, InputTotals):
-            return InputTotals(*map(times, structs.astuple(value)))
-        return value
-
-    return {name: times(value) for name, value in figures.items()}
+        return Planned(**{name: times(value) for name, value in structs.asdict(self).items()})
 
 
 @dataclass(frozen=True)
@@ -129,14 +113,15 @@ def made_of(
 ) -> list[_Made]:
     """What is made of units, in their order. Nothing is written."""
     made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-    with closing(Worker(run, units, NOWHERE, options, notify, stop, progress)) as worker, as_flag():
+    job = Job.of(run, units, NOWHERE, options, notify, stop, progress)
+    with closing(job.source), as_flag():
 
         def task(place: int) -> None:
-            made[place] = worker.make(*tasks[place])
+            made[place] = job.make(*tasks[place])
 
         try:
             every = [partial(task, place) for place in range(len(tasks))]
-            run_all(every, options.workers, stop, worker.stop)
+            run_all(every, options.workers, stop, job.source.stop)
         except Interrupted as error:
             again = "nothing was written; run the same command again"
             raise Interrupted(error.message, again) from error
@@ -153,43 +138,42 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
     source = replace(job.source, read=reader)
     job = replace(job, source=source, is_sample=not part.is_whole)
     planning = _Planning(job, configs, part, reader)
-    pack_unit(unit, job, planning)
+    read = pack_unit(unit, job, planning).counts
     job.source.confirm()
-    return planning.plan()
+    return planning.plan(read)
 
 
-class _Planning:
+class _Planning(UnitMaker):
     """Takes the documents of a part, and plans their rows with each of the configurations.
 
     A part is planned as often as makes up its unit, or a small one: rows that are not full, and
     whatever else depends on how many documents there are, are then as they are in the unit.
     """
 
-    sums: LazyFile | None = None
-
     def __init__(
         self, job: Job, configs: Sequence[PackConfig], part: Part, reader: PartReader
     ) -> None:
-        self._job, self._configs, self._part, self._reader = job, configs, part, reader
+        super().__init__(part.unit, job)
+        self._configs, self._part, self._reader = configs, part, reader
         # the tokens of all configurations together would be counted as progress
         silent = replace(job, progress=Progress(0, show=False))
-        self._writers = [_Unwritten(config, job) for config in configs]
+        self._planned = [Planned() for _ in configs]
         self._rows = [
-            UnitRows(part.unit, silent if place else job, *one)
-            for place, one in enumerate(zip(configs, self._writers, strict=True))
-        ]
-        self._kept = list[TokenBatch]()
-        self._seen = Planned(Counts())
+            UnitRows(part.unit, job if planned is self._planned[0] else silent, config,
+                     _Unwritten(config, job, planned))
+            for config, planned in zip(configs, self._planned, strict=True)
+        ]  # fmt: skip
+        self._kept, self._read = list[TokenBatch](), Planned()
         self._copies, self._weight = 1, float(part.unit_weight)
-        self.counts = Counts()
 
     def add(self, batch: TokenBatch) -> None:
         own = np.diff(batch.offsets)
         own = own[own > 0]
-        figures = {"documents": len(own), "tokens": int(own.sum())}
-        self._seen.add(Planned(Counts(), **figures, lengths=powers_histogram(own)))
+        self._read.read_documents += len(own)
+        self._read.read_tokens += int(own.sum())
+        self._read.read_lengths += powers_histogram(own)
         # rows are planned from lengths, and a window without tokens is small
-        trained, job = batch.trained, self._job
+        trained, job = batch.trained, self.job
         if trained is None and job.source.tokenized is None and job.shape.kind != "text":
             # other batches may say what of them is trained on
             trained = np.ones(len(batch.ids), np.uint8)
@@ -203,7 +187,7 @@ class _Planning:
     def close(self) -> list[Shard]:
         if not self._part.is_whole and self._reader.weight:  # none where all is damaged
             least = max(unit_bytes_of(config, 0) for config in self._configs)
-            weight = self._reader.weight + self._part.weight_of(self._job.damaged)
+            weight = self._reader.weight + self._part.weight_of(self.job.damaged)
             self._copies = max(round(min(self._weight, least) / weight), 1)
             self._weight = weight
         for batch in _repeated(self._kept, self._copies):
@@ -212,24 +196,23 @@ class _Planning:
         return [shard for one in self._rows for shard in one.close()]
 
     def abandon(self) -> None:
-        """Nothing is open."""
+        super().abandon()
+        for one in self._rows:
+            one.abandon()
 
-    def plan(self) -> UnitPlan:
-        """The plan, once all is closed."""
-        copies, read = self._copies, Planned(self.counts).times(self._copies).counts
+    def plan(self, counts: Counts) -> UnitPlan:
+        """The plan, once all is closed. `counts`: of what was read."""
+        copies = self._copies
+        self._read.add(counts)
+        read = self._read.times(copies)
         again = read.rejected_files - read.rejected_files // copies  # those left out are so once
         read.rejected_records -= again
         read.rejected_files -= again
-        planned = []
-        for made, writer in zip(self._rows, self._writers, strict=True):
-            made.counts.add(read)
-            its = replace(
-                self._seen.times(copies), counts=made.counts, cut_documents=made.cut_documents,
-                shards=len(writer.shards), bytes=sum(shard.bytes for shard in writer.shards),
-                attention=writer.attention,
-            )  # fmt: skip
-            planned.append(its)
-        return UnitPlan(self._part.unit.index, self._weight * copies, copies, planned)
+        for planned, rows in zip(self._planned, self._rows, strict=True):
+            planned.add(rows.counts)
+            planned.add(read)
+            planned.cut_documents = rows.cut_documents
+        return UnitPlan(self._part.unit.index, self._weight * copies, copies, self._planned)
 
 
 def _repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch]:
@@ -251,36 +234,38 @@ def _repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch
 
 
 class _Unwritten:
-    """Counts rows instead of writing them. `attention`: the sum of squared segment lengths."""
+    """Counts rows instead of writing them. OUT planned: their shards, and what attention costs."""
 
     rows_at_once = 0  # it needs no tokens
 
-    def __init__(self, config: PackConfig, job: Job) -> None:
+    def __init__(self, config: PackConfig, job: Job, planned: Planned) -> None:
+        self._planned = planned
         self._batch, self._most = stored_batch_rows(config), config.shard_bytes
         if config.view:
             self._most = sys.maxsize
         self._schema = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
         self._size = lru_cache(1 << 16)(partial(_batch_bytes, self._schema))
-        self.shards: list[Shard] = []
-        self.attention = 0
+        self._shards: list[Shard] = []
 
     def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
         rows = len(row_offsets) - 1
         if not rows:
             return
-        self.attention += int(np.square(stock.length[order], dtype=np.int64).sum())
+        self._planned.attention += int(np.square(stock.length[order], dtype=np.int64).sum())
         edges = np.append(np.arange(0, rows, self._batch), rows)
         batches = np.diff(edges).tolist(), np.diff(row_offsets[edges]).tolist()
         for size in map(self._size, *batches):
             # a writer continues in a new file before it has written the end of a full one
-            if not self.shards or self.shards[-1].bytes - _END >= self._most:
-                self.shards.append(Shard.begun("", 0))
-                self.shards[-1].bytes = self._schema.serialize().size + _END
-            self.shards[-1].bytes += size
-        self.shards[-1].trained_tokens += trained_in(stock, order)
+            if not self._shards or self._shards[-1].bytes - _END >= self._most:
+                self._shards.append(Shard.begun("", 0))
+                self._shards[-1].bytes = self._schema.serialize().size + _END
+            self._shards[-1].bytes += size
+        self._shards[-1].trained_tokens += trained_in(stock, order)
 
     def close(self) -> list[Shard]:
-        return self.shards
+        self._planned.shards = len(self._shards)
+        self._planned.bytes = sum(shard.bytes for shard in self._shards)
+        return self._shards
 
     def abandon(self) -> None:
         """Nothing is open."""

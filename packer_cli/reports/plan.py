@@ -37,7 +37,7 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
     """`title`: whose plan it is. With `batch_tokens` in a step, the steps of an epoch are told."""
     outcomes = plan.outcomes
     lengths = {one.config.max_length for one in outcomes}
-    documents = document_lengths(outcomes[0].planned.lengths.tolist(), sorted(lengths))
+    documents = document_lengths(outcomes[0].planned.read_lengths.tolist(), sorted(lengths))
     losses: list[Part] = [_table(columns, outcomes) for columns in _losses(plan)]
     fills = [
         row_fill(one.totals["histograms"]["row_fill"], _name(one, outcomes)) for one in outcomes
@@ -71,7 +71,7 @@ def _facts(plan: Plan) -> Iterator[Fact]:
         yield Fact("records", f"{kinds_of(plan.shape)}; trained on: {trained}")
     yield Fact("tokenizer", plan.tokenizer or "none needed")
     read = plan.outcomes[0].planned
-    yield Fact("documents", f"{read.documents:,} with {read.tokens:,} tokens")
+    yield Fact("documents", f"{read.read_documents:,} with {read.read_tokens:,} tokens")
     totals = plan.outcomes[0].totals
     if empty := totals["empty_documents"]:
         yield Fact("empty", f"{empty:,} documents without a token")
@@ -194,9 +194,9 @@ def _content(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str
         "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
         "tokenizer": plan.tokenizer,
         "shape": plan.shape.kind,
-        "documents": read.documents,
-        "tokens": read.tokens,
-        "document_length": read.lengths.tolist(),
+        "documents": read.read_documents,
+        "tokens": read.read_tokens,
+        "document_length": read.read_lengths.tolist(),
         "sample": plan.sample,
         "hidden_size": hidden_size,
         "batch_tokens": batch_tokens,
@@ -250,7 +250,7 @@ def _figures_of_sources(one: Outcome) -> dict[str, Any]:
 
 def _attention(one: Outcome) -> dict[str, Any]:
     """How uneven the rows' attention costs are, before balancing and after."""
-    counts = one.planned.counts
+    counts = one.planned
     if one.config.balance == "none" or not one.rows:
         return {}
     sides = {"before": counts.attention_before, "after": counts.attention_after}

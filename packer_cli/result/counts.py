@@ -99,7 +99,7 @@ def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
         totals[one] = totals.get(one, 0) + number
 
 
-# Of a unit's record, whose bytes do not change with the order of totals in manifests.
+# Of a unit's record: exports name themselves by the digest of a manifest, which lists the record's.
 _RECORDED_FIRST = (
     *(item.name for item in fields(Loss)),
     *("documents", "empty_documents", "rejected_records", "rejected_files", "segments"),
@@ -322,7 +322,7 @@ class Counts(Totals):
 
     def add(self, other: Counts) -> None:
         """Add those of another unit, or of a part of this one."""
-        for name in self.__struct_fields__:
+        for name in other.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
             if name == "files":
                 for index, totals in theirs.items():

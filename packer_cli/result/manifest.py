@@ -256,6 +256,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     incomplete: str | None = None
     sha256: str | None = None
     counted_by_input: ClassVar[tuple[str, ...]]  # totals of which every input has its part
+    command: ClassVar[str]  # that makes such results: pack or tokenize
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
@@ -282,6 +283,11 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
         return self.tokenizer.pad_token_id if self.tokenizer else 0
 
     @property
+    def tokenizer_sha256(self) -> str:
+        """The tokenizer's digest, as shards have it; "" for ids and built-in bytes."""
+        return self.tokenizer.sha256 if self.tokenizer else ""
+
+    @property
     def inputs_now(self) -> dict[int, Input]:
         """By index, without those that an update has dropped."""
         return {index: one for index, one in enumerate(self.inputs) if not one.removed}
@@ -296,6 +302,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     """The description of a packed directory, or a view."""
 
     counted_by_input = OF_INPUTS
+    command = "pack"
     config: Config
     rows: AtLeastOne
     segments: AtLeastOne
@@ -341,6 +348,7 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     counted_by_input = tuple(
         name for name in OF_INPUTS if name in DOCUMENT_TOTALS and name != "trained_tokens"
     )
+    command = "tokenize"
     kind: Literal["tokenized"]
 
 

@@ -13,7 +13,6 @@ from addresses.
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,14 @@ from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
 from packer_cli.result.manifest import Manifest, load_as_is
-from packer_cli.result.shard_writer import PADDED, column_type, fixed, ragged, schema
+from packer_cli.result.shard_writer import (
+    PADDED,
+    fixed,
+    ragged,
+    schema,
+    schema_problem,
+    stored_schema,
+)
 from packer_cli.storage import open_regular
 
 # Places of fields in Arrow's Message.fbs.
@@ -324,8 +330,12 @@ class PackedDirectory:
 
     def _schema(self) -> Any:
         """The Arrow schema of complete rows."""
-        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
-        return schema(self.facts.config, self.facts.pad_token_id, sha256)
+        return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
+
+    def stored_schema(self) -> Any:
+        """The Arrow schema of shards."""
+        facts = self.facts
+        return stored_schema(facts.config, facts.pad_token_id, facts.tokenizer_sha256)
 
     def place_of(self, name: str) -> str:
         """Where a file of the result is, for messages."""
@@ -371,7 +381,8 @@ def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
         if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
             raise pa.ArrowInvalid(f"begins with a {first.type} message")
         schema = pa.ipc.read_schema(first)
-        _check_schema(schema, packed)
+        if problem := schema_problem(schema, packed.stored_schema()):
+            raise pa.ArrowInvalid(problem)
     except StopIteration:
         raise pa.ArrowInvalid("no schema") from None
     except UnicodeDecodeError as error:
@@ -392,33 +403,6 @@ def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
         if any(map(_has_nulls, batch.columns)):
             raise pa.ArrowInvalid("a null")
         yield batch
-
-
-def _check_schema(schema: Any, packed: PackedDirectory) -> None:
-    """Raise ArrowInvalid for columns, or metadata of them, that the manifest does not name."""
-    config, names, metadata = packed.facts.config, packed.stored_columns, metadata_of(schema)
-    stated = metadata.get("label_shift", "none"), metadata.get("segment_multiple", 1)
-    if stated != (config.label_shift, config.segment_multiple):
-        raise pa.ArrowInvalid(f"says another label_shift or segment_multiple than {MANIFEST}")
-    if unknown := [name for name in schema.names if name not in names]:
-        raise pa.ArrowInvalid(f"an unknown column {unknown[0]!r}")
-    if schema.names != names:
-        raise pa.ArrowInvalid(f"has the columns {', '.join(schema.names)}, not {', '.join(names)}")
-    for field in schema:
-        expected = column_type(field.name, config.max_length)
-        if field.type != expected:
-            raise pa.ArrowInvalid(f"{field.name} is {field.type}, not {expected}")
-
-
-def metadata_of(schema: Any) -> dict[str, Any]:
-    """The metadata of a shard. Raises ArrowInvalid when it cannot be read."""
-    try:
-        metadata = json.loads((schema.metadata or {}).get(b"packer", b"{}"))
-    except (ValueError, RecursionError) as error:
-        raise pa.ArrowInvalid(f"metadata that is not JSON: {error}") from error
-    if not isinstance(metadata, dict):
-        raise pa.ArrowInvalid("metadata that is not a JSON object")
-    return metadata
 
 
 def _has_nulls(array: Any) -> bool:

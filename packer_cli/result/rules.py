@@ -1,5 +1,5 @@
-"""What every packed row must satisfy, written once: for packer verify, stats, show and export, and
-for the tests, which hold every result to it.
+"""What every packed row must satisfy, and every document of a tokenized directory, written once:
+for packer verify, stats, show and export, and for the tests, which hold every result to it.
 
 cu_seqlens      0 first, increasing, at most max_length last, at most max_segments steps
 cu_seqlens_padded  with a segment multiple: 0 first, each step that of cu_seqlens rounded up to
@@ -22,18 +22,23 @@ in the document, its tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from packer_cli.errors import DataError
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import ragged_of, rows_of, segments_of
+from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of, segments_of
+from packer_cli.result.shard_writer import content_hashes
+from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -109,6 +114,13 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules that prevent taking segments out of rows; much faster than all rules."""
     return _broken_places(batch, limits) or _broken_segments(batch) or broken_pairs(batch)
+
+
+def damage(batch: Any, packed: PackedDirectory) -> str:
+    """What makes a batch impossible to count or to take apart; "" for nothing."""
+    limits = RowLimits.of(packed.facts)
+    broken = broken_boundaries(batch, limits) or broken_last_labels(batch, limits)
+    return f"is damaged: {broken[0].rule}{broken[0].detail}" if broken else ""
 
 
 def broken_sources(batch: Any, files: Int64) -> list[Broken]:
@@ -364,3 +376,121 @@ def documents_of(segments: Int64) -> Documents:
     begins = np.ones(len(order), bool)
     begins[1:] = (np.diff(ordered[:2]) != 0).any(0)
     return Documents(order, ordered, np.append(np.flatnonzero(begins), len(order)))
+
+
+# Documents of tokenized directories
+
+
+def sound_batches(
+    tokenized: TokenizedDirectory, number: int, highest: int | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """(batch, the same documents' part of the index) of shard `number`.
+
+    Raises DataError for the first document that breaks a rule, or that the index has otherwise.
+    """
+    shard, first = tokenized.shards[number], 0
+    path, inputs = tokenized.path / shard.file, len(tokenized.facts.inputs)
+    index = pa.Table.from_batches(tokenized.index_batches(number)).combine_chunks()
+    for batch in tokenized.batches(shard):
+        own = index.slice(first, len(batch))
+        for at, text in chain(_broken_documents(batch, highest, inputs), _other_index(batch, own)):
+            raise DataError(f"{path}: document {first + at}: {text}", AGAIN)
+        first += len(batch)
+        yield batch, own
+    if first != shard.rows:
+        raise DataError(f"{path}: holds {first} documents, the manifest says {shard.rows}", AGAIN)
+
+
+def _broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[tuple[int, str]]:
+    """(document, what is wrong with it) of a batch, at most one of each kind.
+
+    highest  the highest id there may be; None where that is not known
+    inputs   how many inputs there are
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        inner = column.values if isinstance(column, pa.ListArray) else column
+        if inner.null_count or (column.null_count and name != "trained"):
+            yield 0, "a null in its shard"
+            return
+    ids, offsets = lists_of(batch, "input_ids")
+    highest = np.iinfo(np.int32).max if highest is None else highest
+    lengths, file = np.diff(offsets), batch.column("file").to_numpy()
+    wrong = np.flatnonzero((ids < 0) | (ids > highest))
+    if len(wrong):
+        at = int(np.searchsorted(offsets, wrong[0], side="right")) - 1
+        yield at, f"holds the id {ids[wrong[0]]}, the tokenizer's are 0 to {highest}"
+    for at in np.flatnonzero((file < 0) | (file >= inputs))[:1].tolist():
+        yield at, f"is of input {file[at]}, there are {inputs}"
+    for at in np.flatnonzero(lengths == 0)[:1].tolist():
+        yield at, "has no tokens"
+    if "chosen" in batch.schema.names:
+        chosen = batch.column("chosen").to_numpy()
+        for at in np.flatnonzero((chosen < 0) | (chosen > lengths))[:1].tolist():
+            yield at, f"its chosen side has {chosen[at]} of {lengths[at]} tokens"
+    if "trained" not in batch.schema.names:
+        return
+    edges, offsets = lists_of(batch, "trained")
+    of = np.repeat(np.arange(len(lengths)), np.diff(offsets))
+    for at in np.flatnonzero(np.diff(offsets) % 2)[:1].tolist():
+        yield at, "its trained has an odd number of edges"
+    outside = (edges < 0) | (edges > lengths[of])
+    outside[:-1] |= (edges[1:] <= edges[:-1]) & (of[1:] == of[:-1])
+    for at in of[outside][:1].tolist():
+        shown = edges[offsets[at] : offsets[at + 1]][:6].tolist()
+        yield at, f"its trained is {shown}, not ascending within its {lengths[at]} tokens"
+
+
+def _other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
+    """(document, text) where a batch and its part of the index differ, one of each kind."""
+    ids, offsets = lists_of(batch, "input_ids")
+    made = {"length": np.diff(offsets), "trained_tokens": _trained_tokens(batch)}
+    if "chosen" in batch.schema.names:
+        made["chosen"] = batch.column("chosen").to_numpy()
+    for name, own in made.items():
+        listed = index.column(name).to_numpy()
+        if len(own) != len(listed):
+            yield 0, f"its index has {len(listed)} of {len(own)} documents"
+            return
+        for at in np.flatnonzero(own != listed)[:1].tolist():
+            yield at, f"its {name} is {own[at]}, the index says {listed[at]}"
+    hashes = content_hashes(ids.view(np.uint32), offsets, made.get("chosen"))
+    stored = b"".join(index.column("content_hash").to_pylist())
+    different = (hashes != np.frombuffer(stored, np.uint64).reshape(-1, 2)).any(axis=1)
+    for at in np.flatnonzero(different)[:1].tolist():
+        yield at, "its content_hash is not that of its tokens"
+
+
+def lists_of(batch: Any, name: str) -> tuple[Any, Any]:
+    """(values, offsets int64[documents + 1] into them) of a list column, without a copy."""
+    column = batch.column(name)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.to_numpy()[offsets[0] : offsets[-1]] if len(offsets) else np.empty(0)
+    return values, offsets - offsets[:1]
+
+
+def trained_flags(batch: Any) -> npt.NDArray[np.bool_]:
+    """bool[tokens] of a batch whose stretches are sound: what is trained on."""
+    _, begins = lists_of(batch, "input_ids")
+    edges, offsets = lists_of(batch, "trained")
+    places = np.repeat(begins[:-1], np.diff(offsets)) + edges
+    steps = np.zeros(begins[-1] + 1, np.int8)
+    np.add.at(steps, places[::2], 1)
+    np.add.at(steps, places[1::2], -1)
+    everywhere = batch.column("trained").is_null().to_numpy(zero_copy_only=False)
+    flags: npt.NDArray[np.bool_] = np.cumsum(steps[:-1]) > 0
+    flags |= np.repeat(everywhere, np.diff(begins))
+    return flags
+
+
+def _trained_tokens(batch: Any) -> Int64:
+    """int64[documents], the tokens of a batch that are trained on, first ones left out."""
+    lengths: Int64 = np.diff(lists_of(batch, "input_ids")[1])
+    if "trained" not in batch.schema.names:
+        return lengths - 1
+    edges, offsets = lists_of(batch, "trained")
+    starts, stops = np.maximum(edges[::2], 1), np.maximum(edges[1::2], 1)
+    sums = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
+    counted = sums[offsets[1:] // 2] - sums[offsets[:-1] // 2]
+    everywhere = batch.column("trained").is_null().to_numpy(zero_copy_only=False)
+    trained: Int64 = np.where(everywhere, lengths - 1, counted)
+    return trained

@@ -30,7 +30,12 @@ from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of, problem_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import first_line
-from packer_cli.result.shard_writer import GOLDEN, documents_schema, index_schema
+from packer_cli.result.shard_writer import (
+    GOLDEN,
+    documents_schema,
+    index_schema,
+    schema_problem,
+)
 
 Bool = npt.NDArray[np.bool_]
 AGAIN = "copy the directory again, or run packer tokenize again with --overwrite"
@@ -150,9 +155,10 @@ class TokenizedDirectory:
 
         OUT maps: that of the file.
         """
-        sha256 = self.facts.tokenizer.sha256 if self.facts.tokenizer else ""
         schema = documents_schema(
-            sha256, has_trained=self.facts.config.shape != "text", has_chosen=self.has_pairs
+            self.facts.tokenizer_sha256,
+            has_trained=self.facts.config.shape != "text",
+            has_chosen=self.has_pairs,
         )
         for batch in self._mapped(shard, schema, maps):
             for name in {"input_ids", "trained"} & {*batch.schema.names} if len(batch) else ():
@@ -194,11 +200,8 @@ class TokenizedDirectory:
             if maps is not None:
                 maps.append(mapped)
             with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
-                if not stream.schema.equals(expected):
-                    raise DataError(
-                        f"{path}: has the columns {stream.schema.names}, not {expected.names}",
-                        AGAIN,
-                    )
+                if problem := schema_problem(stream.schema, expected):
+                    raise DataError(f"{path}: {problem}", AGAIN)
                 for batch in stream:
                     batch.validate(full=True)  # of lists that is their offsets, not their tokens
                     yield batch

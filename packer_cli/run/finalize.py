@@ -23,6 +23,7 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.ownership import unchanged
 from packer_cli.packing.figures import lower_bound_rows, squared_sums
@@ -154,26 +155,15 @@ def _check(
     """Raise DataError for too many bad records among those that were `read`: an update's limit is
     not for what it keeps. And for too much that is unused, or where nothing is left.
     """
-    later = "everything is packed, and with a larger {} the run finishes at once"
-    limit, config = run.config.max_errors, run.config
-    if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
-        raise DataError(
-            f"{bad:,} of {read:,} records are bad; --max-errors is {limit}",
-            f"see {claim.work}/rejected-*.jsonl; {later.format('--max-errors')}",
-        )
-    check_conserved(total)
-    if reason := why_too_much_unused(config.max_unused, total.looked_at_characters, total.unused):
-        raise DataError(
-            reason,
-            "name fields with --field, or leave them out of the input; "
-            f"{later.format('--max-unused')}",
-        )
+    config, later = (
+        run.config,
+        "everything is packed, and with a larger {} the run finishes at once",
+    )
+    see = f"see {claim.work}/rejected-*.jsonl; {later.format('--max-errors')}"
+    check_limits(config, total, bad, read, see, later.format("--max-unused"))
     if total.rows or (run.is_to_tokenize and total.tokens):
         return
-    problem = f"nothing to pack: {total.empty_documents} empty, {total.dropped_documents} dropped "
-    problem += f"and {total.rejected_records} rejected records, no tokens"
-    unshown = "--on-unshown, " if config.on_unshown == "error" else ""
-    tip = f"check --shape, --field, {unshown}--overlong and the input"
+    problem, tip = nothing_to_pack(total, config)
     if total.untrained_documents:
         problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
         tips = (speakers_tip(one, run.shape.of(one.shape), config)
@@ -189,6 +179,32 @@ def _check(
         problem += f"; the first rejected, {place}: {first['reason']}"
     output.forget(claim)  # no other run would find more
     raise DataError(problem, tip)
+
+
+def nothing_to_pack(total: Counts, config: DocumentConfig) -> tuple[str, str]:
+    """The message and the tip where no tokens are left."""
+    lost = f"{total.empty_documents} empty, {total.dropped_documents} dropped"
+    unshown = "--on-unshown, " if config.on_unshown == "error" else ""
+    return (
+        f"nothing to pack: {lost} and {total.rejected_records} rejected records, no tokens",
+        f"check --shape, --field, {unshown}--overlong and the input",
+    )
+
+
+def check_limits(
+    config: DocumentConfig, total: Counts, bad: int, read: int, see: str, later: str
+) -> None:
+    """Raise DataError for more `bad` records among those that were `read`, or more unused text,
+    than the options allow. `see`, `later`: what helps with the former, and with the latter.
+    """
+    limit = config.max_errors
+    if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
+        raise DataError(f"{bad:,} of {read:,} records are bad; --max-errors is {limit}", see)
+    check_conserved(total)
+    unused = total.looked_at_characters, total.unused
+    if reason := why_too_much_unused(config.max_unused, *unused):
+        tip = "name fields with --field, or leave them out of the input; "
+        raise DataError(reason, tip + later)
 
 
 def check_conserved(counts: Counts) -> None:

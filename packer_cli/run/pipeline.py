@@ -2,7 +2,7 @@
 
     find_inputs -> settle -> Run          what is to be done
     output.claimed, begin                 where, and which units are done already
-    Worker, on threads                    the rest
+    Job, on threads                       the rest
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
 
@@ -13,7 +13,6 @@ to end finds that all units have a record, and finishes; `packer finalize DIR` d
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -24,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
@@ -57,7 +58,7 @@ from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
 from packer_cli.run.source import choose_encoding, choose_tokenized
-from packer_cli.run.unit import Worker
+from packer_cli.run.unit import Job
 from packer_cli.run.update import (
     Update,
     known_shapes,
@@ -135,12 +136,7 @@ def settle(
             "--view: rows can only refer to stored tokens, and the inputs are not tokenized",
             "packer tokenize INPUT -o DIR first, then packer pack DIR --view",
         )
-    unused, lacking = dict[str, list[str]](), dict[str, DataError]()
-    files, shape = detect_shape(files, config, known, unused, lacking)
-    own = [one.columns for one in shape.members.values() or [shape]]
-    for name, error in lacking.items():
-        if not any(columns.get(name) == config.renamed[name] for columns in own):
-            raise error
+    files, shape, unused = detect_shape(files, config, known)
     _name_columns(unused, config.shape, notify, warn)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
@@ -248,11 +244,19 @@ class _Packing:
         if len(units) < mine:
             done = mine - len(units)
             self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
-        inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
         tasks: list[Task] = [partial(commit_input, file, work, stop.is_set) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
             return
+        self._pack_units(run, units, tasks, work)
+        read = {part.file for unit in units for part in unit.slices if not part.is_whole}
+        for index in sorted(read):
+            packed = commits.read_input(work, index)
+            commits.confirm_input(run.files[index], packed, stop.is_set)
+
+    def _pack_units(self, run: Run, units: list[WorkUnit], tasks: list[Task], work: Path) -> None:
+        """Pack the units beside other tasks, which begin first."""
+        options, stop = self.options, self.stop
         with ExitStack() as stack:
             progress = stack.enter_context(_progress(run, units, options))
             if options.engine == "ray":
@@ -261,8 +265,8 @@ class _Packing:
                 run_all(tasks, options.workers, stop)
                 pack_on_ray(run, units, work, options, self.notify, progress)
                 return
-            worker = Worker(run, units, work, options, self.notify, stop, progress)
-            stack.enter_context(closing(worker))
+            job = Job.of(run, units, work, options, self.notify, stop, progress)
+            stack.enter_context(closing(job.source))
             stack.enter_context(as_flag())  # for the storage threads, too
             committing: ThreadPoolExecutor | None = None
             if options.workers > 1:
@@ -271,14 +275,14 @@ class _Packing:
                 committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
 
             def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
-                result = worker.pack(unit)
+                result = job.pack(unit)
                 if committing is not None:
-                    return [committing.submit(worker.commit, result)]
-                worker.commit(result)
+                    return [committing.submit(job.commit, result)]
+                job.commit(result)
                 return []
 
             packing = [partial(pack_and_commit, unit) for unit in units]
-            run_all([*packing, *tasks], options.workers, stop, worker.stop)
+            run_all([*tasks, *packing], options.workers, stop, job.source.stop)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
@@ -321,7 +325,7 @@ def _refuse_impossible(
         )
     for name, value in (config.as_json() | {"tokenizer": choose(tokenizer)[0]}).items():
         try:
-            json.dumps(value, ensure_ascii=False).encode()
+            msgspec.json.encode(value)
         except UnicodeEncodeError:
             raise UsageError(
                 f"{option_named(name)}: {value!r} is not UTF-8, so no manifest can hold it",
@@ -453,22 +457,22 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
     return numbers
 
 
+class _NotPackedError(DataError):
+    """Units of other ranks are missing."""
+
+
 def finalize_if_last(destination: Path, notify: Notify, *, no_lock: bool = False) -> Result | None:
     """The manifest, if no other rank is working and all units are packed."""
     work = output.work_of(destination)
-    # checked before locking, or a rank that begins now would find it locked
-    if work and (run := load_run(work / RUN)) and (missing := _missing(run, work)):
-        notify(f"{destination}: {missing} are still to be packed by other ranks")
-        return None
+    if work is None or load_run(work / RUN) is None:  # another rank was the last
+        return load_as_is(destination)
     try:
-        with output.claimed(destination, [], notify=notify, no_lock=no_lock) as claim:
-            run = load_run(claim.work / RUN)
-            if run is None:  # another rank was the last
-                return load_as_is(destination)
-            return None if _missing(run, claim.work) else finalize(run, claim)
+        return finalize_now(destination, no_lock=no_lock)
+    except _NotPackedError as error:
+        notify(error.message)
     except InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
-        return None
+    return None
 
 
 def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
@@ -477,25 +481,28 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
     if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
         load_as_is(destination)  # raises, if anything is wrong
         raise UsageError(f"{destination}: is already finished", "see packer stats")
+    # before it is locked, or a rank that begins now would find it locked
+    _refuse_missing(destination, load_run(work / RUN), work)
     with output.claimed(destination, [], notify=lambda message: None, no_lock=no_lock) as claim:
-        if claim.ended is not None:
-            return load_as_is(destination)
         run = load_run(claim.work / RUN)
+        if claim.ended is not None or (run is None and output.holds_result(destination)):
+            return load_as_is(destination)
         if run is None:
             raise DataError(
                 f"{claim.work / RUN}: cannot be read by this packer",
                 "use the version of packer that packed it",
             )
-        if missing := _missing(run, claim.work):
-            raise DataError(
-                f"{destination}: {missing} are not packed",
-                "run the failed ranks again; the last one finishes",
-            )
+        _refuse_missing(destination, run, claim.work)
         return finalize(run, claim)
 
 
-def _missing(run: Run, work: Path) -> str:
-    units, inputs = commits.left_to_do(run, work)
-    if units:
-        return f"{len(units)} of {len(run.units)} units"
-    return f"the digests of {len(inputs)} inputs" if inputs else ""
+def _refuse_missing(destination: Path, run: Run | None, work: Path) -> None:
+    units, inputs = commits.left_to_do(run, work) if run else ([], [])
+    if units or inputs:
+        missing = f"the digests of {len(inputs)} inputs"
+        if run and units:
+            missing = f"{len(units)} of {len(run.units)} units"
+        raise _NotPackedError(
+            f"{destination}: {missing} are not packed",
+            "run the failed ranks again; the last one finishes",
+        )

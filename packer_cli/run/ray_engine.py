@@ -25,7 +25,7 @@ from packer_cli.progress import Progress
 from packer_cli.records import Notify, WorkUnit
 from packer_cli.run.identity import RUN, Run, load_run
 from packer_cli.run.source import chosen_again
-from packer_cli.run.unit import Worker
+from packer_cli.run.unit import Job
 
 _RETRIES = 3
 _AHEAD = 2  # tasks for each core, so that no core is ever idle
@@ -153,7 +153,7 @@ class _Told(NamedTuple):
     max_seconds_per_record: float
 
 
-_workers: dict[_Told, Worker] = {}
+_jobs: dict[_Told, Job] = {}
 
 
 def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
@@ -162,7 +162,7 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
     The worker's process keeps the loaded tokenizer for the units to come.
     """
     folder = told.folder
-    if told not in _workers:
+    if told not in _jobs:
         os.chdir(told.directory)  # the inputs are named from there
         run = load_run(Path(folder) / RUN)
         # nor that of an earlier run, which a network file system may still show
@@ -176,16 +176,16 @@ def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
                 f"this worker has packer {packer_cli.__version__}, the run {run.packer_version}",
                 "install the same packer on all machines",
             )
-        for old in list(_workers):
-            _workers.pop(old).close()
+        for old in list(_jobs):
+            _jobs.pop(old).source.close()
         options = RunOptions(
             workers=1, tokenizer_backend=told.tokenizer_backend, progress=False,
             max_seconds_per_record=told.max_seconds_per_record,
         )  # fmt: skip
-        _workers[told] = Worker(
+        _jobs[told] = Job.of(
             chosen_again(run, Path(folder)), [unit], Path(folder), options,
             lambda message: None, threading.Event(), Progress(0, show=False),
         )  # fmt: skip
-    result = _workers[told].pack(unit)
-    _workers[told].commit(result)
+    result = _jobs[told].pack(unit)
+    _jobs[told].commit(result)
     return result.counts.documents, result.counts.tokens, result.counts.rows

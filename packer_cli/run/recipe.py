@@ -66,7 +66,7 @@ class Tokens:
         config, inherited = self.source.config, self.source.inherited
         if not inherited:
             return config
-        return without_idle(config, detect_shape(self.files, config)[1], inherited)
+        return without_idle(config, detect_shape(self.files, config).shape, inherited)
 
     @property
     def is_there(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -24,12 +24,11 @@ from msgspec import UNSET
 from msgspec.structs import asdict
 
 from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
-from packer_cli.inputs.byte_streams import STDIN, peeking
+from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.options.documents import MIB, DocumentConfig
-from packer_cli.options.formats import format_named
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _STILL = {"unit_bytes", "shard_bytes"}  # options that make sense for documents that are tokens
 _Render = Callable[["Conversation"], "Document"]
+_Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 
 
 def choose_encoding(
@@ -239,94 +239,68 @@ class Source:
 
 
 def prepare(
-    run: Run,
-    units: Sequence[WorkUnit],
-    options: EncodingOptions,
-    notify: Notify,
+    run: Run, units: Sequence[WorkUnit], options: EncodingOptions, notify: Notify
 ) -> Source:
     """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
-    shape, config, files = run.shape, run.config, run.chosen.files
-    plain_read = partial(read_plainly, shape, config)
-    if run.chosen.name is None:
-        return Source(plain_read, plain_encoder(None))
-    if shape.is_supervised:
-        return _supervised(run, units, options, notify)
-    first = _first_texts(run.files[units[0].slices[0].file], shape, config)
-    tokenizer = _loaded(files, config, options, first, notify)
-    highest = None
-    if shape.kind == "tokens":
-        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-    encode = _plain_encode(tokenizer, files, config, highest)
-    return Source(plain_read, encode, tokenizer, info=tokenizer.info)
-
-
-def _first_texts(file: InputFile, shape: Shape, config: DocumentConfig) -> list[str]:
-    """Some texts from the beginning of the input, to check the fast engine."""
-    if shape.kind != "text":
-        return []
-    part = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
-    with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
-        for records in reader_for(file.format).read(file, part, shape, config):
-            return records.texts or []
-    return []
-
-
-def _supervised(
-    run: Run,
-    units: Sequence[WorkUnit],
-    options: EncodingOptions,
-    notify: Notify,
-) -> Source:
-    """The source of supervised records, and of texts in other files of the same run."""
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
-    parts = {n: _composer_parts(*one, files, run.chosen.template) for n, one in own.items()}
-    rendered = {name: parts[name] for name, one in own.items() if uses_template(*one)}
-    processes = None
-    if rendered:
-        processes = _processes(options.max_seconds_per_record, rendered)
-    reads, renders = dict[str | None, Read](), dict[str | None, _Render]()
-    for name, (shape, config) in own.items():
-        reads[name] = partial(read_plainly, shape, config)
+    reads = _plain_reads(own)
+    if run.chosen.name is None:
+        return Source(_by_file(reads), plain_encoder(None))
+    composers = _composers(own, files, run.chosen.template)
+    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
+    processes = _processes(options.max_seconds_per_record, rendered)
+    renders = dict[str | None, _Render]()
+    for name, parts in composers.items():
         if processes is not None and name in rendered:
-            reads[name], renders[name] = processes.read, partial(processes.render, name)
-        elif shape.is_supervised:
+            renders[name] = partial(processes.render, name)
+            reads[name] = processes.read
+            if not run.resumable:
+                reads[name] = partial(_read_here, *own[name], processes)
+        else:
             from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
 
-            composer = make_composer(*parts[name])
-            reads[name], renders[name] = composer.read, composer.render
-    begin = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
-    file, first = begin[0][0], iter(tuple[str]())
-    if file.shape not in rendered:
-        first = _first_composed(file, reads[file.shape])
-    elif sum(part.weight for unit in units for part in unit.slices) < MIB and _has_first(file):
-        # soon read: the first documents choose the engine, too, once it has been loaded
-        if files and options.tokenizer_backend != "tokenizers":
-            begin = [(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS))]
-        first = _first_composed(file, reads[file.shape])
+            composer = make_composer(*parts)
+            renders[name], reads[name] = composer.render, composer.read
+    ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
+    file, texts = ahead[0][0], iter(tuple[str]())
+    first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
+    if file.shape not in rendered or (first.stop is not None and run.resumable):
+        texts = _first_texts(file, first, reads[file.shape])
+        if files is not None and options.tokenizer_backend != "tokenizers":
+            ahead[0] = file, first  # which the child reads that reads the slice afterwards
     try:
-        for ahead, part in begin if run.resumable else ():
-            if processes and ahead.shape in rendered:
-                processes.start(ahead, part)
-        tokenizer = _loaded(files, own[file.shape][1], options, first, notify)
-        tokenizers, info = framed_for(tokenizer, run.config, run.shape)
+        for one, part in ahead if run.resumable else ():
+            if processes is not None and one.shape in rendered:
+                processes.start(one, part)
+        tokenizer = _loaded(files, own[file.shape][1], options, texts, notify)
+        return _source(own, files, tokenizer, reads, renders, processes)
     except BaseException:
-        if processes:
+        if processes is not None:
             processes.close()
         raise
-    if processes and not run.resumable:
-        reads |= {name: partial(_read_here, *own[name], processes) for name in rendered}
-    encoders = _encoders(own, tokenizers, renders, files)
-
-    def read(file: InputFile, part: Slice) -> Iterator[Records]:
-        return reads[file.shape](file, part)
-
-    def encode(records: Records, file: InputFile) -> Encoded:
-        return encoders[file.shape](records, file)
-
-    return Source(read, encode, tokenizer, processes, info=info)
 
 
-def _processes(seconds: float, composers: dict[str | None, tuple[Any, ...]]) -> ComposingProcesses:
+def _plain_reads(own: _Own) -> dict[str | None, Read]:
+    """What gives records as they are stored."""
+    return {name: partial(read_plainly, *one) for name, one in own.items()}
+
+
+def read_plainly(
+    shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
+) -> Iterator[Records]:
+    """The records of a slice, as they are stored."""
+    return reader_for(file.format).read(file, part, shape, config)
+
+
+def _by_file(reads: dict[str | None, Read]) -> Read:
+    return lambda file, part: reads[file.shape](file, part)
+
+
+def _processes(
+    seconds: float, composers: dict[str | None, tuple[Any, ...]]
+) -> ComposingProcesses | None:
+    if not composers:
+        return None
     from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
 
     return ComposingProcesses(seconds, composers)
@@ -350,16 +324,11 @@ def _read_here(
             raise placed(error, file) from error
 
 
-def _first_composed(file: InputFile, read: Read) -> Iterator[str]:
-    """Some texts from the beginning, to check the fast engine; where a few can be read alone."""
-    if _has_first(file):
-        with suppress(DamagedInputError):  # which the unit that reads it meets, too
-            for records in read(file, beginning(file, FIRST_DOCUMENTS_CHARACTERS)):
-                yield from records.texts or []
-
-
-def _has_first(file: InputFile) -> bool:
-    return format_named(file.format).counts_bytes and file.path != STDIN
+def _first_texts(file: InputFile, part: Slice, read: Read) -> Iterator[str]:
+    """Some texts from the beginning of the input, to check the fast engine."""
+    with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
+        for records in read(file, part):
+            yield from records.texts or []
 
 
 def source_again(
@@ -374,94 +343,72 @@ def source_again(
     `seconds`: what a record may take to render; None: the default.
     """
     own = by_file_shape(config, shape)
+    reads = _plain_reads(own)
+    if tokenizer is None:
+        return Source(_by_file(reads), plain_encoder(None))
+    composers = {}
+    if shape.is_supervised:
+        from packer_cli.chat.templates import find_template  # noqa: PLC0415
 
-    def read_again(file: InputFile, part: Slice) -> Iterator[Records]:
-        return read_plainly(*own[file.shape], file, part)
-
-    tokenizers, info = framed_for(tokenizer, config, shape) if tokenizer else ({}, None)
-    if not shape.is_supervised or tokenizer is None:
-        encode = _plain_encode(tokenizer, files, config)
-        return Source(read_again, encode, tokenizer, info=info)
-    from packer_cli.chat.templates import find_template  # noqa: PLC0415
-
-    template = find_template(config.chat_template, files)
-    parts = {name: _composer_parts(*one, files, template)
-             for name, one in own.items() if one[0].is_supervised}  # fmt: skip
+        composers = _composers(own, files, find_template(config.chat_template, files))
     # no record was too slow for the run, whose limit may have been another, on a faster machine
-    processes = _processes(seconds or 6 * SECONDS_PER_RECORD, parts)
-    renders: dict[str | None, _Render] = {name: partial(processes.render, name) for name in parts}
-    encoders = _encoders(own, tokenizers, renders, files)
+    processes = _processes(seconds or 6 * SECONDS_PER_RECORD, composers)
+    if processes is None:
+        return _source(own, files, tokenizer, reads, {}, None)
+    renders: dict[str | None, _Render] = {
+        name: partial(processes.render, name) for name in composers
+    }
+    source = _source(own, files, tokenizer, reads, renders, processes)
 
     def compose_and_encode(records: Records, file: InputFile) -> Encoded:
-        if file.shape in parts:
+        if file.shape in composers:
             records = processes.compose(records, file.shape)
+        return source.encode(records, file)
+
+    return replace(source, encode=compose_and_encode)
+
+
+def _source(
+    own: _Own,
+    files: TokenizerFiles | None,
+    tokenizer: Tokenizer,
+    reads: dict[str | None, Read],
+    renders: dict[str | None, _Render],
+    processes: ComposingProcesses | None,
+) -> Source:
+    """What reads and encodes the files of each shape. `renders`: as `Composer.render`, of those
+    shapes that are supervised. UsageError where the tokenizer lacks what goes around documents.
+    """
+    tokenizers = {name: tokenizer.framed(framing_of(one)) for name, (_, one) in own.items()}
+    infos = [one.info for one in tokenizers.values()]
+    around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
+    encoders = dict[str | None, Encode]()
+    for name, (its, its_config) in own.items():
+        if name in renders:
+            from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
+
+            glued = not uses_template(its, its_config)
+            encoders[name] = SupervisedEncoder(
+                renders[name], its_config, tokenizers[name], glued=glued
+            )
+        else:
+            highest = None
+            if its.kind == "tokens":
+                highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
+            encoders[name] = _plain_encoder(tokenizers[name], files, its_config, highest)
+
+    def encode(records: Records, file: InputFile) -> Encoded:
         return encoders[file.shape](records, file)
 
-    return Source(read_again, compose_and_encode, tokenizer, processes, info=info)
+    info = replace(infos[0], **around)
+    return Source(_by_file(reads), encode, tokenizer, processes, info=info)
 
 
-def composer_of(shape: Shape, config: DocumentConfig, files: TokenizerFiles | None) -> Composer:
-    """Makes documents of supervised records, in this process and without limits."""
-    from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-    from packer_cli.chat.templates import find_template  # noqa: PLC0415
-
-    template = find_template(config.chat_template, files)
-    return make_composer(*_composer_parts(shape, config, files, template))
-
-
-def _composer_parts(
-    shape: Shape,
-    config: DocumentConfig,
-    files: TokenizerFiles | None,
-    template: TemplateChoice | None,
-) -> tuple[Any, ...]:
-    """The arguments of `make_composer`."""
-    from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
-
-    end_tokens = tuple(files.added_tokens) if files else ()
-    used = template if uses_template(shape, config) else None
-    specials = _specials_of(files, config)
-    return shape, config, used, special_tokens(files), end_tokens, specials
-
-
-def uses_template(shape: Shape, config: DocumentConfig) -> bool:
-    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
-    return shape.is_chat or config.prompt_template == "chat"
-
-
-def _encoders(
-    own: dict[str | None, tuple[Shape, Any]],
-    tokenizers: dict[str | None, Tokenizer],
-    renders: dict[str | None, _Render],
-    files: TokenizerFiles | None,
-) -> dict[str | None, Encode]:
-    """By `InputFile.shape`, as all parameters. `renders`: as `Composer.render`, of those shapes
-    that are supervised.
-    """
-    from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
-
-    return {
-        name: SupervisedEncoder(
-            renders[name], config, tokenizers[name], glued=not uses_template(shape, config)
-        )
-        if name in renders
-        else _plain_encode(tokenizers[name], files, config)
-        for name, (shape, config) in own.items()
-    }
-
-
-def read_plainly(
-    shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
-) -> Iterator[Records]:
-    """The records of a slice, as they are stored."""
-    return reader_for(file.format).read(file, part, shape, config)
-
-
-def _plain_encode(
-    tokenizer: Tokenizer | None,
+def _plain_encoder(
+    tokenizer: Tokenizer,
     files: TokenizerFiles | None,
     config: DocumentConfig,
-    highest: int | None = None,
+    highest: int | None,
 ) -> Encode:
     """Makes tokens of texts. `highest`: the highest id, where records are tokens already."""
     fim = fill_in_middle(config, files)
@@ -478,6 +425,39 @@ def _plain_encode(
     return encode_one_each
 
 
+def composer_of(shape: Shape, config: DocumentConfig, files: TokenizerFiles | None) -> Composer:
+    """Makes documents of supervised records, in this process and without limits."""
+    from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.chat.templates import find_template  # noqa: PLC0415
+
+    template = find_template(config.chat_template, files)
+    return make_composer(*_composers({None: (shape, config)}, files, template)[None])
+
+
+def _composers(
+    own: _Own, files: TokenizerFiles | None, template: TemplateChoice | None
+) -> dict[str | None, tuple[Any, ...]]:
+    """The arguments of `make_composer`, of the shapes that are supervised."""
+    supervised = {name: one for name, one in own.items() if one[0].is_supervised}
+    if not supervised:
+        return {}
+    from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
+
+    names, end_tokens = special_tokens(files), tuple(files.added_tokens) if files else ()
+    return {
+        name: (
+            shape, config, template if uses_template(shape, config) else None, names, end_tokens,
+            _specials_of(files, config),
+        )
+        for name, (shape, config) in supervised.items()
+    }  # fmt: skip
+
+
+def uses_template(shape: Shape, config: DocumentConfig) -> bool:
+    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
+    return shape.is_chat or config.prompt_template == "chat"
+
+
 def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
     """What is done with names of special tokens in texts."""
     return Specials(files.specials if files else (), config.special_tokens_in_text)
@@ -487,18 +467,17 @@ def _loaded(
     files: TokenizerFiles | None,
     config: DocumentConfig,
     options: EncodingOptions,
-    first_documents: Iterable[str],
+    first_texts: Iterator[str],
     notify: Notify,
 ) -> Tokenizer:
     """The tokenizer of `files`; the built-in one for None. Raises UsageError."""
-    framing = framing_of(config)
     if files is None:
-        return bytes_tokenizer(framing)
+        return bytes_tokenizer(framing_of(config))
     return load_tokenizer(
         files,
         backend=options.tokenizer_backend,
-        framing=framing,
-        first_documents=first_documents,
+        framing=framing_of(config),
+        first_documents=first_texts,
         notify=notify,
     )
 
@@ -506,22 +485,6 @@ def _loaded(
 def framing_of(config: DocumentConfig) -> Framing:
     """What goes around every document; `config` as `for_shape` gives it."""
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
-
-
-def framed_for(
-    tokenizer: Tokenizer, config: DocumentConfig, shape: Shape
-) -> tuple[dict[str | None, Tokenizer], TokenizerInfo]:
-    """The tokenizer by `InputFile.shape`, with what goes around documents of each shape; and what
-    all have in common. `config` as `for_shape` gives it. Raises UsageError, and closes it then.
-    """
-    if not shape.members:
-        return {None: tokenizer}, tokenizer.info
-    tokenizers = dict[str | None, Tokenizer]()
-    for name, (_, own) in by_file_shape(config, shape).items():
-        tokenizers[name] = tokenizer.framed(framing_of(own))
-    infos = [one.info for one in tokenizers.values()]
-    around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
-    return tokenizers, replace(infos[0], **around)
 
 
 def _agreed(values: Sequence[Any], name: str) -> Any:
@@ -556,7 +519,4 @@ def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
         known = {n: None if one in (None, UNSET) else tuple(one) for n, one in around.items()}
         info = TokenizerInfo(**(asdict(tokenizers[0]) | known))
 
-    def read(file: InputFile, part: Any) -> Any:
-        raise NotImplementedError(f"{file.path}: its documents are tokens already")
-
-    return Source(read, plain_encoder(None), tokenized=inputs, info=info)
+    return Source(_by_file({}), plain_encoder(None), tokenized=inputs, info=info)

@@ -1,12 +1,12 @@
 """One work unit, packed or tokenized: its documents read, its rows or documents written.
 
-    result = worker.pack(unit)     its shards lie in the work folder
-    worker.commit(result)          they are on the disk, hashed, and its record is written
+    result = job.pack(unit)     its shards lie in the work folder
+    job.commit(result)          they are on the disk, hashed, and its record is written
 
-    pack_unit(unit, job)           documents_of(...) fitted, planned, filled and written as rows, or
-                                   as they are where there are no options of rows
+    pack_unit(unit, job)        documents fitted, planned, filled and written as rows, or as they
+                                are where there are no options of rows
 
-The executor decides who calls a worker, and how many at a time: threads, ranks or Ray. Nothing else
+The executor decides who packs a unit, and how many at a time: threads, ranks or Ray. Nothing else
 is passed on between two units, so a run is as safe as its records are.
 """
 
@@ -15,8 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,9 +25,10 @@ import numpy as np
 from packer_cli.durable import sync
 from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError
 from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.input_files import check_unchanged
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_named
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shapes import Shape
@@ -58,7 +58,7 @@ from packer_cli.records import (
     record_position,
 )
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
-from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
+from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_content
 from packer_cli.result.shard_writer import (
     DocumentWriter,
     LazyFile,
@@ -69,9 +69,10 @@ from packer_cli.result.shard_writer import (
 )
 from packer_cli.run import commits
 from packer_cli.run.commits import (
+    Digest,
     UnitRecord,
+    confirm_input,
     digest_as_read,
-    refuse_other_bytes,
     rejected_name,
     squared_lengths_name,
 )
@@ -80,19 +81,22 @@ from packer_cli.run.source import Source, prepare, tokenized_source
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3
+_WHOLE = -1  # the position of a bad record that is a whole file
 _HUGE = "the most is", "cut it in the input"
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all units of a run share.
+    """What all units of a run share. Safe to share between threads.
 
-    source     gives their documents
+    source     gives their documents; to be closed at the end
     folder     where a unit's files are written; NOWHERE: only figures are kept
+    resumable  inputs can be read a second time
     damaged    why inputs, by index, cannot be decoded: a unit is made without them
     is_sample  of units, parts of files are read: others need not have found the same damage
     parts      makes what a unit's shards are written to, with the arguments of `ShardParts`
+    rejected   how many bad records the committed units have that have any
     """
 
     files: Sequence[InputFile]
@@ -102,9 +106,32 @@ class Job:
     folder: Path
     progress: Progress
     stop: threading.Event = field(default_factory=threading.Event)
+    notify: Notify = lambda message: None
+    resumable: bool = True
     damaged: Mapping[int, str] = field(default_factory=dict)
     is_sample: bool = False
     parts: Callable[..., ShardParts] = ShardParts
+    rejected: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        units: Sequence[WorkUnit],
+        folder: Path,
+        options: EncodingOptions,
+        notify: Notify,
+        stop: threading.Event,
+        progress: Progress,
+    ) -> Job:
+        """`units`: those that will be packed, at least one. Raises UsageError."""
+        if run.is_tokenized:
+            source = tokenized_source(run, folder)
+        else:
+            source = prepare(run, units, options, notify)
+        return cls(
+            run.files, run.config, run.shape, source, folder, progress, stop, notify, run.resumable
+        )
 
     @property
     def pad_token_id(self) -> int:
@@ -120,9 +147,80 @@ class Job:
         if self.stop.is_set():
             raise Interrupted("stopped")
 
-    def file(self, name: str) -> LazyFile | None:
-        """A file beside a unit's shards; None where only figures are kept."""
-        return None if self.folder == NOWHERE else LazyFile(self.folder / name)
+    def file(self, name: str) -> LazyFile:
+        """A file beside a unit's shards."""
+        return LazyFile(NOWHERE if self.folder == NOWHERE else self.folder / name)
+
+    def pack(self, unit: WorkUnit) -> UnitResult:
+        """Write the unit's shards."""
+        stopped, files = self.stop.is_set, [self.files[part.file] for part in unit.slices]
+        before = {file.index: digest(file.path, stopped)
+                  for file, part in zip(files, unit.slices, strict=True)
+                  if part.is_whole and not format_named(file.format).streamed}  # fmt: skip
+        result = self.make(unit, pack_unit)
+        return replace(result, digests=before | result.digests)
+
+    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
+        """What `make` makes of a unit. A process that is lost on the way is replaced, and the
+        unit read again, before the run fails.
+        """
+        lost = 0
+        while True:
+            try:
+                return without_damaged(unit, self, make)
+            except LostChildError as error:
+                self.stop_if_asked()
+                path, begin = self.files[unit.slices[0].file].path, unit.slices[0].start
+                what = f"unit {unit.index} ({path} from {begin:,}): {error.message}"
+                if not self.resumable:  # stdin cannot be read a second time
+                    raise DataError(what, error.tip) from error
+                lost += 1
+                if lost == _ATTEMPTS:
+                    raise DataError(
+                        f"{what}, {_ATTEMPTS} times",
+                        "if memory ran out, use fewer --workers; run the same command again to "
+                        "continue",
+                    ) from error
+                self.notify(f"{what}; packing it again")
+
+    def commit(self, result: UnitResult) -> None:
+        """Sync the unit to the disk, its record last. Raises DataError as soon as there are more
+        bad records than a number allows; a share is known only at the end.
+        """
+        unit, stopped = result.unit, self.stop.is_set
+        for shard in result.shards:
+            sync(self.folder / shard.file)
+            name_by_content(self.folder, shard, stopped)
+            self.stop_if_asked()
+        for path in filter(None, (result.squared_lengths, result.rejected)):
+            sync(path)
+        inputs = list[tuple[int, int, str]]()
+        for index, is_whole in {part.file: part.is_whole for part in unit.slices}.items():
+            file, found = self.files[index], result.digests.get(index)
+            if is_whole:
+                found = found or digest(file.path, stopped)
+                inputs.append((index, *found))
+            confirm_input(file, found, stopped, as_read=is_whole)
+        self.source.confirm()
+        self.stop_if_asked()  # digests end early then
+        record = UnitRecord(
+            unit.index,
+            commits.slices_of(unit),
+            result.shards,
+            result.counts.as_json(),
+            self.source.info.as_json() if self.source.info else None,
+            result.rejected.stat().st_size if result.rejected else 0,
+            inputs,
+        )
+        commits.write_unit(self.folder, record)
+        limit, bad = self.config.max_errors, result.counts.rejected_records
+        if bad and isinstance(limit, int):
+            self.rejected.append(bad)
+            if (total := sum(self.rejected)) > limit:
+                raise DataError(
+                    f"{total:,} records are bad so far; --max-errors is {limit}",
+                    f"see {self.folder}/rejected-*.jsonl, or raise --max-errors",
+                )
 
 
 @dataclass(frozen=True)
@@ -130,169 +228,60 @@ class UnitResult:
     """A unit that is done: its shards in `Job.folder`, its rejected records' file, and that of its
     rows' squared lengths.
 
-    `stretches`: the parts of inputs that it has read, as far as readers know.
+    `digests`: (size, sha256) of inputs that it has read from one end to the other, by index.
     """
 
     unit: WorkUnit
     shards: list[Shard]
     counts: Counts
     rejected: Path | None
-    stretches: dict[int, list[Stretch]]
+    digests: dict[int, Digest]
     squared_lengths: Path | None = None
 
 
-class Worker:
-    """Packs and commits the units of a run, one call each. Safe to share between threads; `close`
-    at the end.
+class UnitMaker:
+    """Takes the documents of a unit, and makes its shards of them.
+
+    counts  of what has gone into them
+    sums    takes the squared lengths of rows, if there are any
     """
 
-    def __init__(
-        self,
-        run: Run,
-        units: Sequence[WorkUnit],
-        folder: Path,
-        options: EncodingOptions,
-        notify: Notify,
-        stop: threading.Event,
-        progress: Progress,
-    ) -> None:
-        """`units`: those that it will pack, at least one. Raises UsageError."""
-        source = (
-            tokenized_source(run, folder)
-            if run.is_tokenized
-            else prepare(run, units, options, notify)
-        )
-        self._rejected, self._counting = 0, threading.Lock()
-        self._resumable = run.resumable
-        self._notify = notify
-        self._job = Job(run.files, run.config, run.shape, source, folder, progress, stop)
+    def __init__(self, unit: WorkUnit, job: Job) -> None:
+        self.job = job
+        self.counts = Counts()
+        self.sums = job.file(squared_lengths_name(unit.index))
 
-    def pack(self, unit: WorkUnit) -> UnitResult:
-        """Write the unit's shards."""
-        return self.make(unit, pack_unit)
+    def add(self, batch: TokenBatch) -> None:
+        raise NotImplementedError
 
-    def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
-        """What `make` makes of a unit. A process that is lost on the way is replaced, and the
-        unit read again, before the run fails.
-        """
-        first, more = unit.slices[0], len(unit.slices) - 1
-        place = f"{self._job.files[first.file].path} from {first.start:,}"
-        place += f" and {more} more" if more else ""
-        lost = 0
-        while True:
-            try:
-                return without_damaged(unit, self._job, make)
-            except LostChildError as error:
-                self._job.stop_if_asked()
-                lost += 1
-                what = f"unit {unit.index} ({place}): {error.message}"
-                if not self._resumable:  # stdin cannot be read a second time
-                    raise DataError(what, error.tip) from error
-                if lost == _ATTEMPTS:
-                    raise DataError(
-                        f"{what}, {_ATTEMPTS} times",
-                        "if memory ran out, use fewer --workers; run the same command again to "
-                        "continue",
-                    ) from error
-                self._notify(f"{what}; packing it again")
+    def close(self) -> list[Shard]:
+        """Write what is left; the shards, whose trained tokens are counted."""
+        raise NotImplementedError
 
-    def commit(self, result: UnitResult) -> None:
-        """Sync the unit to the disk, its record last. Raises DataError as soon as there are more
-        bad records than a number allows; a share is known only at the end.
-        """
-        job, unit, stopped = self._job, result.unit, self._job.stop.is_set
-        for shard in result.shards:
-            sync(job.folder / shard.file)
-            name_by_content(job.folder, shard, stopped)
-            job.stop_if_asked()
-        for path in filter(None, (result.squared_lengths, result.rejected)):
-            sync(path)
-        alone = {part.file for part in unit.slices if part.is_whole}
-        inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
-        for index, stretches in result.stretches.items():
-            if index in alone:
-                inputs.append((index, *digest_as_read(job.files[index], stretches, stopped)))
-            else:
-                refuse_other_bytes(job.files[index], partial(list, stretches), stopped)
-                shared += [(index, *astuple(stretch)) for stretch in stretches]
-        job.source.confirm()
-        job.stop_if_asked()  # digests end early then
-        record = UnitRecord(
-            unit.index,
-            commits.slices_of(unit),
-            result.shards,
-            result.counts.as_json(),
-            job.source.info.as_json() if job.source.info else None,
-            result.rejected.stat().st_size if result.rejected else 0,
-            inputs,
-            stretches=shared,
-        )
-        commits.write_unit(job.folder, record)
-        limit = job.config.max_errors
-        with self._counting:
-            self._rejected += result.counts.rejected_records
-            if isinstance(limit, int) and self._rejected > limit:
-                raise DataError(
-                    f"{self._rejected:,} records are bad so far; --max-errors is {limit}",
-                    f"see {job.folder}/rejected-*.jsonl, or raise --max-errors",
-                )
-
-    def stop(self) -> None:
-        """End the processes that `pack` may be waiting for; `close` must still be called."""
-        self._job.source.stop()
-
-    def close(self) -> None:
-        self._job.source.close()
+    def abandon(self) -> None:
+        """Let go of files after a failure."""
 
 
-class RowWriter(Protocol):
-    """Takes the rows of a unit. `close` gives the shards, whose trained tokens are counted.
-
-    rows_at_once  how many rows `write` is given together, where tokens are fetched for it; 0: it
-                  needs no tokens
-    """
-
-    @property
-    def rows_at_once(self) -> int: ...
-    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None: ...
-    def close(self) -> list[Shard]: ...
-    def abandon(self) -> None: ...
-
-
-class Documents(Protocol):
-    """Takes the documents of a unit. `counts`: of these, and of what was read of the unit; `sums`:
-    the file of squared lengths, if there is one.
-    """
-
-    counts: Counts
-
-    @property
-    def sums(self) -> LazyFile | None: ...
-    def add(self, batch: TokenBatch) -> None: ...
-    def close(self) -> list[Shard]: ...
-    def abandon(self) -> None: ...
-
-
-def pack_unit(unit: WorkUnit, job: Job, into: Documents | None = None) -> UnitResult:
-    """Read the unit's documents and write its shards, or have `into` take them. Raises Interrupted
+def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitResult:
+    """Read the unit's documents and write its shards, or have `maker` take them. Raises Interrupted
     once `job.stop` is set.
     """
-    rejections, made = Rejections(unit, job), into
-    if made is None and isinstance(job.config, PackConfig):
-        made = UnitRows(unit, job, job.config)
-    made = made or UnitDocuments(unit, job)
-    stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
+    if maker is None and isinstance(job.config, PackConfig):
+        maker = UnitRows(unit, job, job.config)
+    maker, reading = maker or UnitDocuments(unit, job), _Reading(unit, job)
     try:
-        for batch in _documents_of(unit, job, rejections, made.counts, stretches):
-            made.add(batch)
+        for batch in reading.documents():
+            maker.add(batch)
             del batch  # the window holds what goes into rows, and frees it when written
-        shards = made.close()
-        rejections.close()
+        shards = maker.close()
+        reading.rejected.close()
     finally:
-        made.abandon()
-        rejections.abandon()
-    squared_lengths = made.sums.path if made.sums else None
-    return UnitResult(unit, shards, made.counts, rejections.path, stretches, squared_lengths)
+        maker.abandon()
+        reading.rejected.abandon()
+    maker.counts.add(reading.counts)
+    return UnitResult(
+        unit, shards, maker.counts, reading.rejected.path, reading.digests, maker.sums.path
+    )
 
 
 class _LeftOutError(Exception):
@@ -314,103 +303,84 @@ def without_damaged(unit: WorkUnit, job: Job, make: Callable[[WorkUnit, Job], _M
             job = replace(job, damaged={**job.damaged, error.index: error.reason})
 
 
-def _documents_of(
-    unit: WorkUnit,
-    job: Job,
-    rejections: Rejections,
-    counts: Counts,
-    stretches: dict[int, list[Stretch]],
-) -> Iterator[TokenBatch]:
-    """The unit's documents. OUT counts, stretches: what there is to know of what was read."""
-    tokenized = job.source.tokenized
-    if tokenized is not None:
-        for batch in tokenized.read(unit):
-            job.stop_if_asked()
-            job.progress.read(0, len(batch.position))
-            yield batch
-        stretches |= tokenized.stretches(unit)
-        job.progress.read(sum(part.weight for part in unit.slices), 0)
-        return
-    left_out = set[int]()
-    for part in unit.slices:
-        file = job.files[part.file]
-        if part.file in left_out:  # a sample has several slices of it
-            continue
-        if part.file in job.damaged:
-            left_out.add(part.file)
-            rejections.keep(file, [BadRecord(-1, job.damaged[part.file])])
-            for figures in (counts, counts.file(file.index)):
-                figures.rejected_records += 1
-                figures.rejected_files += 1
-            continue
-        for records in _decoded(file, part, job):
-            job.stop_if_asked()
-            stretches[part.file] += records.stretches
-            batch, bad, more = job.source.encode(records, file)
-            counts.add(more)
-            counts.add_looked_at(records.looked_at)
-            if bad:
-                rejections.add(file, bad)
-                counts.rejected_records += len(bad)
-                counts.file(file.index).rejected_records += len(bad)
-            job.progress.read(records.consumed, len(batch.position))
-            del records  # neither these nor their tokens are held while the next are read
-            if len(batch.position):
-                yield batch
-            del batch
-        check_unchanged(file)
+class _Reading:
+    """The documents of a unit on their way in.
 
-
-def _decoded(file: InputFile, part: Slice, job: Job) -> Iterator[Records]:
-    """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
-    try:
-        yield from job.source.read(file, part)
-    except DamagedInputError as error:
-        check_unchanged(file)  # a file being written to looks cut short; that is the cause
-        if job.config.on_error == "fail" or file.path == STDIN:
-            raise
-        if not (part.is_whole or job.is_sample):  # other units may have packed the rest of it
-            raise DataError(
-                f"{error.message}; only files that one work unit reads are skipped",
-                "fetch or write it again, leave it out, or give --unit-bytes more than it has",
-            ) from error
-        reason = error.message.removeprefix(f"{file.path}: ")
-        raise _LeftOutError(part.file, reason) from error
-
-
-class Rejections:
-    """Bad records: the first ends the run, or each becomes a line of the unit's own file."""
+    counts     of what was read, but for what becomes of it
+    rejected   bad records, a line each; where they are errors, the first ends the run
+    digests    as in `UnitResult`
+    """
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
-        self._file = job.file(rejected_name(unit.index))
-        self._fail = job.config.on_error == "fail"
+        self._unit, self._job = unit, job
+        self.counts = Counts()
+        self.rejected = job.file(rejected_name(unit.index))
+        self.digests = dict[int, Digest]()
 
-    @property
-    def path(self) -> Path | None:
-        return self._file.path if self._file else None
+    def documents(self) -> Iterator[TokenBatch]:
+        job, tokenized = self._job, self._job.source.tokenized
+        if tokenized is not None:
+            for batch in tokenized.read(self._unit):
+                job.stop_if_asked()
+                job.progress.read(0, len(batch.position))
+                yield batch
+            job.progress.read(sum(part.weight for part in self._unit.slices), 0)
+            return
+        left_out = set[int]()
+        for part in self._unit.slices:
+            file = job.files[part.file]
+            if part.file in job.damaged:
+                if part.file not in left_out:  # a sample has several slices of it
+                    self._reject(file, [BadRecord(_WHOLE, job.damaged[part.file])])
+                    for figures in (self.counts, self.counts.file(file.index)):
+                        figures.rejected_files += 1
+                left_out.add(part.file)
+                continue
+            stretches = list[Stretch]()
+            for records in self._decoded(file, part):
+                job.stop_if_asked()
+                stretches += records.stretches
+                batch, bad, more = job.source.encode(records, file)
+                self.counts.add(more)
+                self.counts.add_looked_at(records.looked_at)
+                if bad:
+                    self._reject(file, bad)
+                job.progress.read(records.consumed, len(batch.position))
+                del records  # neither these nor their tokens are held while the next are read
+                if len(batch.position):
+                    yield batch
+                del batch
+            check_unchanged(file)
+            if part.is_whole and (read := digest_as_read(file, stretches)):
+                self.digests[part.file] = read
 
-    def add(self, file: InputFile, bad: list[BadRecord]) -> None:
-        if self._fail:
+    def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
+        """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
+        try:
+            yield from self._job.source.read(file, part)
+        except DamagedInputError as error:
+            check_unchanged(file)  # a file being written to looks cut short; that is the cause
+            if self._job.config.on_error == "fail" or file.path == STDIN:
+                raise
+            if not (part.is_whole or self._job.is_sample):  # others may have packed the rest of it
+                raise DataError(
+                    f"{error.message}; only files that one work unit reads are skipped",
+                    "fetch or write it again, leave it out, or give --unit-bytes more than it has",
+                ) from error
+            reason = error.message.removeprefix(f"{file.path}: ")
+            raise _LeftOutError(part.file, reason) from error
+
+    def _reject(self, file: InputFile, bad: list[BadRecord]) -> None:
+        if self._job.config.on_error == "fail":
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
             place = reader_for(file.format).describe(file, bad[0].position)
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
-        self.keep(file, bad)
-
-    def keep(self, file: InputFile, bad: list[BadRecord]) -> None:
-        """Write them down. A position of -1 stands for the whole file."""
         for record in bad:
-            position = record.position if record.position >= 0 else None
+            position = None if record.position == _WHOLE else record.position
             line = {"file": file.path, "position": position, "reason": record.reason}
-            if self._file:
-                self._file.write(msgspec.json.encode(line) + b"\n")
-
-    def close(self) -> None:
-        if self._file:
-            self._file.close()
-
-    def abandon(self) -> None:
-        if self._file:
-            self._file.abandon()
+            self.rejected.write(msgspec.json.encode(line) + b"\n")
+        for figures in (self.counts, self.counts.file(file.index)):
+            figures.rejected_records += len(bad)
 
 
 def _refuse_longer(
@@ -440,23 +410,20 @@ def documents_schema_of(job: Job) -> Any:
     )
 
 
-class UnitDocuments:
-    """The documents of one unit, written as they come. `counts` of them; there are no `sums`."""
-
-    sums: LazyFile | None = None
+class UnitDocuments(UnitMaker):
+    """The documents of one unit, written as they come."""
 
     def __init__(self, unit: WorkUnit, job: Job, writer: DocumentWriter | None = None) -> None:
         """`writer`: takes the documents instead of shards."""
-        self._job = job
+        super().__init__(unit, job)
         self._writer = writer or DocumentWriter(
             job.folder, unit.index, job.config.shard_bytes, documents_schema_of(job),
             parts=job.parts,
         )  # fmt: skip
-        self.counts = Counts()
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
-        _refuse_longer(batch, self._job, MAX_DOCUMENT_TOKENS, *_HUGE)
+        _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
         counts, lengths = self.counts, np.diff(batch.offsets)
         tokens = int(lengths.sum())
         counts.encoded_tokens += tokens
@@ -466,7 +433,7 @@ class UnitDocuments:
         counts.document_length += powers_histogram(lengths[lengths > 0])
         counts.add_files(batch.file, lengths, lengths)
         self._writer.write(batch)
-        self._job.progress.wrote(tokens, tokens)
+        self.job.progress.wrote(tokens, tokens)
 
     def close(self) -> list[Shard]:
         shards = self._writer.close()
@@ -478,25 +445,31 @@ class UnitDocuments:
         self._writer.abandon()
 
 
-class UnitRows:
-    """The rows of one unit, planned window by window.
+class RowWriter(Protocol):
+    """Takes the rows of a unit. `close` gives the shards, whose trained tokens are counted.
 
-    counts         of what has gone into them
-    sums           takes the squared lengths of rows that become shards
-    cut_documents  those of which rows hold several segments
+    rows_at_once  how many rows `write` is given together, where tokens are fetched for it; 0: it
+                  needs no tokens
+    """
+
+    @property
+    def rows_at_once(self) -> int: ...
+    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None: ...
+    def close(self) -> list[Shard]: ...
+    def abandon(self) -> None: ...
+
+
+class UnitRows(UnitMaker):
+    """The rows of one unit, planned window by window. `cut_documents`: those of which rows hold
+    several segments.
     """
 
     def __init__(
-        self,
-        unit: WorkUnit,
-        job: Job,
-        config: PackConfig,
-        writer: RowWriter | None = None,
+        self, unit: WorkUnit, job: Job, config: PackConfig, writer: RowWriter | None = None
     ) -> None:
         """`writer`: takes the rows instead of shards."""
-        self._job = job
+        super().__init__(unit, job)
         self._config = config
-        self.sums = job.file(squared_lengths_name(unit.index))
         arrow = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
         self._writer = writer or ShardWriter(
             job.folder, unit.index, config, arrow, job.pad_token_id, job.parts
@@ -505,7 +478,6 @@ class UnitRows:
         if config.mixture and not config.mixture.mix_within_rows:
             self._window = SourceWindows(config, config.mixture, unit.index)
         self._stream_position = 0
-        self.counts = Counts()
         self.cut_documents = 0
 
     def add(self, batch: TokenBatch) -> None:
@@ -539,39 +511,35 @@ class UnitRows:
         if self._window.tokens:
             self._write(self._window.rows(last=True))
         shards = self._writer.close()
-        if self.sums is not None:
-            self.sums.close()
+        self.sums.close()
         self.counts.trained_tokens = sum(shard.trained_tokens for shard in shards)
         return shards
 
     def abandon(self) -> None:
-        """Let go of files after a failure."""
         self._writer.abandon()
-        if self.sums is not None:
-            self.sums.abandon()
+        self.sums.abandon()
 
     def _refuse_overlong(self, batch: TokenBatch) -> None:
-        config, shape = self._config, self._job.shape
+        config, shape = self._config, self.job.shape
         if config.overlong == "error":
             others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
             others = others if shape.stays_whole else "split, truncate or drop"
             others = "drop" if shape.has_pairs else others
             tip = f"choose --overlong {others}, or a larger --max-length"
             _refuse_longer(
-                batch, self._job, config.max_length, "--max-length is", tip, config.segment_multiple
+                batch, self.job, config.max_length, "--max-length is", tip, config.segment_multiple
             )
         elif config.overlong in ("split", "split-text") or config.truncate_side != "right":
-            _refuse_longer(batch, self._job, MAX_DOCUMENT_TOKENS, *_HUGE)
+            _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
         # or else pieces begin at 0
 
     def _write(self, planned: PlannedRows) -> None:
         stock, order, row_offsets = planned.stock, planned.order, planned.row_offsets
-        self._job.stop_if_asked()
+        self.job.stop_if_asked()
         for rows in self._with_tokens(stock, order, row_offsets):
             self._writer.write(*rows)
         lengths = stock.length[order]
-        if self.sums is not None:
-            self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
+        self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
         whole = lengths if stock.side is None else item_lengths(lengths, stock.start[order] == 0)
         used = np.zeros(len(order) + 1, np.int64)
         np.cumsum(lengths, out=used[1:])
@@ -590,7 +558,7 @@ class UnitRows:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
         self.counts.add(more)
-        self._job.progress.wrote(more.tokens, count * max_length)
+        self.job.progress.wrote(more.tokens, count * max_length)
 
     def _with_tokens(
         self, stock: Stock, order: Int64, row_offsets: Int64
@@ -598,12 +566,12 @@ class UnitRows:
         """The rows as the writer takes them. Tokens that lie elsewhere are fetched a few rows at a
         time, so that a window holds none.
         """
-        step, tokenized = self._writer.rows_at_once, self._job.source.tokenized
+        step, tokenized = self._writer.rows_at_once, self.job.source.tokenized
         if stock.ids is not None or not step or tokenized is None:
             yield stock, order, row_offsets
             return
         for first in range(0, len(row_offsets) - 1, step):
-            self._job.stop_if_asked()
+            self.job.stop_if_asked()
             edges = row_offsets[first : first + step + 1]
             pieces = order[edges[0] : edges[-1]]
             ids = tokenized.tokens.gather(

@@ -17,16 +17,16 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 
 import msgspec
 
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.errors import DataError, PackerError, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, shapes_of
-from packer_cli.inputs.input_files import input_file, is_pair
+from packer_cli.inputs.discovery import input_file, is_pair
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import JSON, format_of
@@ -120,85 +120,222 @@ def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions
     DataError when the result lacks what is needed.
     """
     if isinstance(manifest, Manifest) and manifest.sources:
-        return _of_mixture(directory, manifest, now)
+        # everything anew, or nothing: a change of one source changes what is taken of the others
+        run, changed = now.cut(), False
+        try:
+            refuse_other_result(directory, manifest, run)
+        except UsageError:
+            changed = True
+        return Update(run, [], {}, changed, [])
     _refuse_other_options(directory, manifest, now)
-    config, policy, then = now.config, options.unnamed, manifest.inputs_now
-    current = {file.path: file for file in now.files}
-    is_same = as_packed_by(directory, manifest, checksum=options.checksum)
-    named = {i: current[one.path] for i, one in then.items() if one.path in current}
-    same = {i for i, file in named.items() if is_same(replace(file, index=i), file)}
-    moved, copies = _find_contents(then, current, config, same, adding=policy == "kept")
-    for path in copies:
-        del current[path]
-    names = [one.path for one in manifest.inputs]
-    for index, path in moved.items():
-        if path in names:  # of one that was removed: no two have the same name
-            names[names.index(path)] = names[index]
-        names[index] = path
-    # rejected.jsonl names the input of each record: such a unit is packed again
-    same |= {index for index in moved if not then[index].rejected_records}
-    others = {index: one for index, one in then.items() if names[index] not in current}
-    kept, dropped = (others, _Unnamed()) if policy == "kept" else (_Unnamed(), others)
-    if policy != "dropped":
-        _refuse_other_names(then, others, current)
-    if policy == "refused" and others:
-        raise UsageError(
-            f"{directory}: the update would drop {_described(others)}",
-            "use --add to keep what is not named as it is packed, or --prune to drop its documents",
-        )
-    lost = _lost(directory, manifest)
-    records = _reusable(_records(directory, manifest), {*lost}, same | kept.keys())
-    standing = {index for record in records for index in _inputs(record)}
-    again, shape = _kept_files(kept, standing, manifest, directory, now, checksum=options.checksum)
-    files = _numbered(names, [*current.values(), *again])
-    if policy != "dropped":
-        refuse_to_forget(directory, files)
-    new, to_pack = list[WorkUnit](), [f for f in files if f.format and f.index not in standing]
-    if to_pack:
+    return _Comparison(directory, manifest, now, options).update()
+
+
+class _Comparison:
+    """An earlier result, and the inputs as they are named now. Inputs of the result go by their
+    index.
+    """
+
+    def __init__(self, directory: Path, manifest: Result, now: Run, options: RunOptions) -> None:
+        self.directory, self.manifest, self.now, self.options = directory, manifest, now, options
+        self.then = manifest.inputs_now
+        self.current = {file.path: file for file in now.files}
+        self.is_same = as_packed_by(directory, manifest, checksum=options.checksum)
+
+    def update(self) -> Update:
+        then, current, policy = self.then, self.current, self.options.unnamed
+        found = {i: current[one.path] for i, one in then.items() if one.path in current}
+        same = {i for i, file in found.items() if self.is_same(replace(file, index=i), file)}
+        moved, copies = self._find_contents(same)
+        for path in copies:
+            del current[path]
+        names = [one.path for one in self.manifest.inputs]
+        for index, path in moved.items():
+            if path in names:  # of one that was removed: no two have the same name
+                names[names.index(path)] = names[index]
+            names[index] = path
+        # rejected.jsonl names the input of each record: such a unit is packed again
+        same |= {index for index in moved if not then[index].rejected_records}
+        unnamed = {index: one for index, one in then.items() if names[index] not in current}
+        kept, dropped = (unnamed, {}) if policy == "kept" else ({}, unnamed)
+        self._refuse_to_drop(unnamed)
+        lost = _lost(self.directory, self.manifest)
+        records = _reusable(_records(self.directory, self.manifest), {*lost}, same | kept.keys())
+        standing = {index for record in records for index in _inputs(record)}
+        again, shape = self._kept(kept, standing)
+        files = _numbered(names, [*current.values(), *again])
+        if policy != "dropped":
+            refuse_to_forget(self.directory, files)
+        new = self._new_units(files, records, standing)
+        units = sorted([*new, *(one.work_unit for one in records)], key=lambda unit: unit.index)
+        shared = standing - {index for record in records for index, *_ in record.inputs}
+        digests = {index: (then[index].size, then[index].sha256) for index in shared}
+        earlier, config = document_config_of(self.manifest), self.now.config
+        is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
+        run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
+        changed = bool(new or dropped or moved or lost or is_limited)
+        notes = self._notes(dropped, moved, copies, kept, records)
+        return Update(run, records, digests, changed, notes)
+
+    def _new_units(
+        self, files: list[InputFile], records: list[UnitRecord], standing: set[int]
+    ) -> list[WorkUnit]:
+        """The units of inputs that no unit which stays has read, with numbers that are free."""
+        to_pack = [file for file in files if file.format and file.index not in standing]
+        if not to_pack:
+            return []
         weight = sum(part[-1] for record in records for part in record.slices)
         free = _free({record.unit for record in records})
-        new = [replace(unit, index=next(free)) for unit in work_units(to_pack, config, weight)]
-    units = sorted([*new, *(record.work_unit for record in records)], key=lambda unit: unit.index)
-    shared = standing - {index for record in records for index, *_ in record.inputs}
-    digests = {index: (then[index].size, then[index].sha256) for index in shared}
-    earlier = document_config_of(manifest)
-    is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
-    notes = _notes(dropped if options.as_rank is None else {}, moved, then, copies, kept)
-    bad = sum(commits.counts_of(one).rejected_records for one in records if one.rejected)
-    if bad and config.on_error == "fail":
-        notes.append(f"{plural(bad, 'bad record')} skipped by an earlier run")
-    run = replace(now, shape=shape, files=tuple(files), units=tuple(units))
-    changed = bool(new or dropped or moved or lost or is_limited)
-    return Update(run, records, digests, changed, [f"{directory}: {note}" for note in notes])
+        units = work_units(to_pack, self.now.config, weight)
+        return [replace(unit, index=next(free)) for unit in units]
+
+    def _find_contents(self, same: Container[int]) -> tuple[dict[int, str], dict[str, str]]:
+        """Inputs by new names whose content the result holds, so that no document is there twice.
+
+        (moved, copies): the new names of inputs that are not named any more; and, with --add, the
+        files that are left out, with the name of their content in the result, or of the file that
+        is added. `same`: the inputs that are named and have not changed. Only files of a size that
+        the result, or another of them, has are read.
+        """
+        then, current, adding = self.then, self.current, self.options.add
+        old = {one.path for one in then.values()} | {STDIN}
+        new = [file for path, file in current.items() if path not in old and not is_pair(file)]
+        sizes = Counter(one.size for one in new) if adding else Counter[int]()
+        sizes.update({one.size: 2 for one in then.values()})
+        new = [file for file in new if sizes[file.size] > 1]
+        held = dict[tuple[object, ...], list[int]]()
+        for index, one in then.items() if new else ():
+            if one.path not in current or index in same:
+                held.setdefault((one.sha256, *self._read_as(one.path)), []).append(index)
+        moved, copies, added = dict[int, str](), dict[str, str](), dict[tuple[object, ...], str]()
+        for file in new:
+            content = digest(file.path)[1], *self._read_as(file.path)
+            places = held.get(content, [])
+            free = [i for i in places if then[i].path not in current and i not in moved
+                    and not (adding and may_exist(then[i].path))]  # fmt: skip
+            if free:
+                base = storage.base_name(file.path)
+                moved[min(free, key=lambda i: storage.base_name(then[i].path) != base)] = file.path
+            elif adding:
+                first = then[places[0]].path if places else added.setdefault(content, file.path)
+                if first != file.path:
+                    copies[file.path] = first
+        return moved, copies
+
+    def _read_as(self, path: str) -> tuple[str, str | None]:
+        """The format, by its name, and the compression of an input: what its bytes mean."""
+        config = self.now.config
+        name, compression = format_of(path, documents=config.whole_files)
+        name = config.input_format or name or JSON
+        return "jsonl" if name == JSON else name, compression
+
+    def _refuse_to_drop(self, unnamed: _Unnamed) -> None:
+        """UsageError where documents would go that nobody has asked to drop, or be there twice: by
+        two names of a file.
+        """
+        if self.options.unnamed == "dropped":
+            return
+        if STDIN in self.current and any(one.path == STDIN for one in self.then.values()):
+            raise UsageError(
+                "-: stdin would replace the documents that came from stdin before",
+                "write the data to a file and name that, or use --prune to drop the earlier ones",
+            )
+        now = {storage.identity(path): path for path in self.current if unnamed and path != STDIN}
+        for path in (one.path for one in unnamed.values()):
+            # no file has a null byte in its name, whatever a damaged manifest says
+            if path != STDIN and "\0" not in path and storage.identity(path) in now:
+                raise UsageError(
+                    f"{now[storage.identity(path)]}: is {path} in the result, by another name",
+                    "use the name that the result has, from the same directory",
+                )
+        if unnamed and not self.options.add:
+            raise UsageError(
+                f"{self.directory}: the update would drop {_described(unnamed)}",
+                "use --add to keep what is not named as it is packed, or --prune to drop its "
+                "documents",
+            )
+
+    def _kept(self, kept: _Unnamed, standing: set[int]) -> tuple[list[InputFile], Shape]:
+        """The inputs that are kept: as they were, except those whose units do not stay, which are
+        read again. And the shape of the run, with those of these. UsageError for one that is not as
+        it was.
+        """
+        shape, config = self.now.shape, self.now.config
+        if not kept:
+            return [], shape
+        files = [self._again(i, one.path) for i, one in kept.items() if i not in standing]
+        then = shape_of(self.manifest)
+        if then.name not in shape.members:
+            then = replace(then, of_messages=False)
+        names = {index: one.shape or then.name for index, one in kept.items()}
+        if shape.members:
+            found = shapes_of(files, config)
+            shape = joined(shape.members | {one.described(): one for one in found.values()})
+            labels = names | {index: one.described() for index, one in found.items()}
+            files = [replace(file, shape=labels[file.index]) for file in files]
+        known = load_identities(self.directory, self.manifest.inputs)
+        times = {one.index: one.mtime_ns for one in known}
+        for index in kept.keys() & standing:
+            one = kept[index]
+            files.append(InputFile(
+                index, one.path, one.format_then(config.input_format) or "jsonl",
+                format_of(one.path)[1], one.size, times.get(index, 0),
+                shape=names[index] if shape.members else None,
+            ))  # fmt: skip
+        return files, shape
+
+    def _again(self, index: int, path: str) -> InputFile:
+        """An input that is not named, to be packed again. UsageError if it is not what it was."""
+        tip = ""
+        try:
+            if path == STDIN:
+                reason = "came by stdin"
+            elif self.is_same(file := input_file(index, path, self.now.config), file):
+                return file
+            else:
+                reason, tip = "has changed", "to pack it as it is now, name it; "
+                if not self.options.checksum:
+                    tip = f"to compare contents rather than times, --checksum; {tip}"
+        except PackerError:
+            reason = "cannot be read" if may_exist(path) else "no longer exists"
+        raise UsageError(
+            f"{path}: is not named, {reason}, and would have to be packed again: its unit holds "
+            "another input that has changed, or a lost shard",
+            f"{tip}to keep its documents, restore the file, or leave out the changed inputs of "
+            "that unit; to drop everything that is not named, use --update --prune",
+        )
+
+    def _notes(
+        self,
+        dropped: _Unnamed,
+        moved: dict[int, str],
+        copies: dict[str, str],
+        kept: _Unnamed,
+        records: list[UnitRecord],
+    ) -> list[str]:
+        """What becomes of inputs, for the user."""
+        moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
+        have = "s have" if len(moved) != 1 else " has"
+        held = [f"{path} (as {name})" for path, name in copies.items()]
+        bad = sum(commits.counts_of(one).rejected_records for one in records if one.rejected)
+        notes = {
+            f"drops {_described(dropped)}": dropped and self.options.as_rank is None,
+            f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}": moved,
+            f"has these inputs already: {named(held, _MOST_NAMED)}": copies,
+            f"keeps {_described(kept)}": kept,
+            f"{plural(bad, 'bad record')} skipped by an earlier run":
+                bad and self.now.config.on_error == "fail",
+        }  # fmt: skip
+        return [f"{self.directory}: {note}" for note, is_so in notes.items() if is_so]
 
 
-def _of_mixture(directory: Path, manifest: Manifest, now: Run) -> Update:
-    """Everything anew, or nothing: a change of one source changes what is taken of the others."""
-    run, changed = now.cut(), False
-    try:
-        refuse_other_result(directory, manifest, run)
-    except UsageError:
-        changed = True
-    return Update(run, [], {}, changed, [])
-
-
-def _notes(
-    dropped: _Unnamed,
-    moved: dict[int, str],
-    then: _Unnamed,
-    copies: dict[str, str],
-    kept: _Unnamed,
-) -> list[str]:
-    """What becomes of inputs, for the user."""
-    moves = (f"{then[index].path} is now {path}" for index, path in moved.items())
-    held = (f"{path} (as {name})" for path, name in copies.items())
-    have = "s have" if len(moved) != 1 else " has"
-    return [
-        *([f"drops {_described(dropped)}"] if dropped else []),
-        *([f"{len(moved):,} input{have} moved: {_named(moves, len(moved))}"] if moved else []),
-        *([f"has these inputs already: {_named(held, len(copies))}"] if copies else []),
-        *([f"keeps {_described(kept)}"] if kept else []),
-    ]
+def _described(unnamed: _Unnamed) -> str:
+    """How many documents and inputs, and the first of these with why they are among them."""
+    documents = sum(one.documents for one in unnamed.values())
+    shown = [f"{one.path} ({'not named' if may_exist(one.path) else 'no longer exists'})"
+             for one in unnamed.values()]  # fmt: skip
+    of = f"{plural(documents, 'document')} of {plural(len(unnamed), 'input')}"
+    return f"{of}: {named(shown, _MOST_NAMED)}"
 
 
 def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
@@ -346,72 +483,6 @@ def _free(taken: set[int]) -> Iterator[int]:
     return (number for number in count() if number not in taken)
 
 
-def _find_contents(
-    then: _Unnamed,
-    current: dict[str, InputFile],
-    config: DocumentConfig,
-    same: Container[int],
-    *,
-    adding: bool,
-) -> tuple[dict[int, str], dict[str, str]]:
-    """Inputs by new names whose content the result holds, so that no document is there twice.
-
-    (moved, copies): the new names of inputs, by index, that are not named any more; and, if
-    `adding`, the files that are left out, with the name of their content in the result, or of the
-    file that is added. `same`: the inputs that are named and have not changed. Only files of a size
-    that the result, or another of them, has are read.
-    """
-    old = {one.path for one in then.values()} | {STDIN}
-    new = [file for path, file in current.items() if path not in old and not is_pair(file)]
-    sizes = Counter(one.size for one in new) if adding else Counter[int]()
-    sizes.update({one.size: 2 for one in then.values()})
-    new = [file for file in new if sizes[file.size] > 1]
-    held = dict[tuple[object, ...], list[int]]()
-    for index, one in then.items() if new else ():
-        if one.path not in current or index in same:
-            held.setdefault((one.sha256, *_read_as(one.path, config)), []).append(index)
-    moved, copies, added = dict[int, str](), dict[str, str](), dict[tuple[object, ...], str]()
-    for file in new:
-        content = digest(file.path)[1], *_read_as(file.path, config)
-        places = held.get(content, [])
-        free = [i for i in places if then[i].path not in current and i not in moved
-                and not (adding and may_exist(then[i].path))]  # fmt: skip
-        if free:
-            base = storage.base_name(file.path)
-            moved[min(free, key=lambda i: storage.base_name(then[i].path) != base)] = file.path
-        elif adding and places:
-            copies[file.path] = then[places[0]].path
-        elif adding and (first := added.setdefault(content, file.path)) != file.path:
-            copies[file.path] = first
-    return moved, copies
-
-
-def _read_as(path: str, config: DocumentConfig) -> tuple[str, str | None]:
-    """The format, by its name, and the compression of an input: what its bytes mean."""
-    name, compression = format_of(path, documents=config.whole_files)
-    name = config.input_format or name or JSON
-    return "jsonl" if name == JSON else name, compression
-
-
-def _refuse_other_names(then: _Unnamed, unnamed: _Unnamed, current: dict[str, InputFile]) -> None:
-    """UsageError if stdin would replace what came from stdin before, and for an input whose name
-    differs from the result's name for it.
-    """
-    if STDIN in current and any(one.path == STDIN for one in then.values()):
-        raise UsageError(
-            "-: stdin would replace the documents that came from stdin before",
-            "write the data to a file and name that, or use --prune to drop the earlier ones",
-        )
-    now = {storage.identity(path): path for path in current if unnamed and path != STDIN}
-    for path in (one.path for one in unnamed.values()):
-        # no file has a null byte in its name, whatever a damaged manifest says
-        if path != STDIN and "\0" not in path and storage.identity(path) in now:
-            raise UsageError(
-                f"{now[storage.identity(path)]}: is {path} in the result, by another name",
-                "use the name that the result has, from the same directory",
-            )
-
-
 def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
     """UsageError for an unfinished run with inputs that are not among `files`: nobody would notice
     that they were never packed.
@@ -424,77 +495,10 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
     lost = [file.path for file in unfinished.files if file.format and file.path not in there]
     if lost:
         raise UsageError(
-            f"{directory}: holds an unfinished run with other inputs: {_named(lost, len(lost))}",
+            f"{directory}: holds an unfinished run with other inputs: {named(lost, _MOST_NAMED)}",
             "first run its command again, which continues it; to give these inputs up, remove "
             f"{directory / WORK}",
         )
-
-
-def _kept_files(
-    kept: _Unnamed, standing: set[int], manifest: Result, directory: Path, now: Run, *,
-    checksum: bool,
-) -> tuple[list[InputFile], Shape]:  # fmt: skip
-    """The inputs that are kept: as they were, except those whose units do not stay, which are read
-    again. And the shape of the run, with those of these. UsageError for one that is not as it was.
-    """
-    shape, config, files = now.shape, now.config, list[InputFile]()
-    if not kept:
-        return [], shape
-    is_same = as_packed_by(directory, manifest, checksum=checksum)
-    for index, one in kept.items():
-        if index in standing:
-            continue
-        reason = tip = ""
-        try:
-            if one.path == STDIN:
-                reason = "came by stdin"
-            elif is_same(file := input_file(index, one.path, config), file):
-                files.append(file)
-            else:
-                tip = "" if checksum else "to compare contents rather than times, --checksum; "
-                reason, tip = "has changed", f"{tip}to pack it as it is now, name it; "
-        except PackerError:
-            reason = "cannot be read" if may_exist(one.path) else "no longer exists"
-        if reason:
-            raise UsageError(
-                f"{one.path}: is not named, {reason}, and would have to be packed again: its unit "
-                "holds another input that has changed, or a lost shard",
-                f"{tip}to keep its documents, restore the file, or leave out the changed inputs of "
-                "that unit; to drop everything that is not named, use --update --prune",
-            )
-    then = shape_of(manifest)
-    if then.name not in shape.members:
-        then = replace(then, of_messages=False)
-    names = {index: one.shape or then.name for index, one in kept.items()}
-    if shape.members:
-        found = shapes_of(files, config)
-        shape = joined(shape.members | {one.described(): one for one in found.values()})
-        labels = names | {index: one.described() for index, one in found.items()}
-        files = [replace(file, shape=labels[file.index]) for file in files]
-    times = {one.index: one.mtime_ns for one in load_identities(directory, manifest.inputs)}
-    for index in kept.keys() & standing:
-        one = kept[index]
-        file_format = one.format_then(config.input_format) or "jsonl"
-        files.append(InputFile(
-            index, one.path, file_format, format_of(one.path)[1], one.size, times.get(index, 0),
-            shape=names[index] if shape.members else None,
-        ))  # fmt: skip
-    return files, shape
-
-
-def _described(unnamed: _Unnamed) -> str:
-    """How many documents and inputs, and the first of these with why they are among them."""
-    documents = sum(one.documents for one in unnamed.values())
-    shown = (f"{one.path} ({'not named' if may_exist(one.path) else 'no longer exists'})"
-             for one in unnamed.values())  # fmt: skip
-    of = f"{plural(documents, 'document')} of {plural(len(unnamed), 'input')}"
-    return f"{of}: {_named(shown, len(unnamed))}"
-
-
-def _named(shown: Iterable[str], number: int) -> str:
-    """The first of so many."""
-    more = f" and {number - _MOST_NAMED:,} more" if number > _MOST_NAMED else ""
-    return ", ".join(islice(shown, _MOST_NAMED)) + more
 
 
 def known_shapes(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -86,105 +87,60 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     keeps = not model.ignore_merges if model.byte_fallback else model.unk_token is not None
     if spaces is None or not (byte_level or keeps):
         return _UNKNOWN_BYTES
-    known = (
-        _byte_level(vocabulary)
-        if byte_level
-        else _utf8(vocabulary, fallback=bool(model.byte_fallback))
-    )
+    fallback = bool(model.byte_fallback)
+    pieces = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, fallback=fallback)
+    added = document.added_tokens or []
     others = dict[int, bytes | None]()
-    added_tokens = document.added_tokens or []
-    own = known.of([token["id"] for token in added_tokens])
-    for token in added_tokens:
+    for token in added:
         content: bytes | None = token["content"].encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
-        either = byte_level and own.get(token["id"], content) != content
-        fallback = model.byte_fallback and _BYTE.fullmatch(token["content"])
-        prepended = token.get("normalized") and spacing == _PREPENDED
-        if either or fallback or prepended or token.get("lstrip") or token.get("rstrip"):
+        is_either = byte_level and pieces.get(token["id"], content) != content
+        is_byte = fallback and _BYTE.fullmatch(token["content"])
+        is_prepended = token.get("normalized") and spacing == _PREPENDED
+        if is_either or is_byte or is_prepended or token.get("lstrip") or token.get("rstrip"):
             content = None
         others[token["id"]] = content
-    added = np.array(list(others), np.int64)
     if model.unk_token in vocabulary:
         others[vocabulary[model.unk_token]] = None
-    known = known.replaced(others)
-    kinds = np.zeros(known.ids.max(initial=-1) + 1, np.uint8)
-    kinds[known.ids] = np.where(np.isin(known.ids, added), _ADDED, _OF_MODEL)
-    return TokenBytes(*known.by_id(len(kinds)), kinds, spaces, spacing)
+    for number, piece in others.items():
+        if piece is None:
+            pieces.pop(number, None)
+        else:
+            pieces[number] = piece
+    ids = sorted(pieces)
+    own = [*map(pieces.__getitem__, ids)]
+    kinds = np.zeros(max(ids, default=-1) + 1, np.uint8)
+    sizes = np.zeros(len(kinds), np.int64)
+    kinds[ids] = _OF_MODEL
+    kinds[[token["id"] for token in added if token["id"] in pieces]] = _ADDED
+    sizes[ids] = [*map(len, own)]
+    flat = np.frombuffer(b"".join(own), np.uint8)
+    return TokenBytes(flat, offsets_of(sizes), kinds, spaces, spacing)
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """ids int64[n], all different; pieces uint8[B], end to end; sizes int64[n], bytes of each."""
-
-    ids: Int64
-    pieces: UInt8
-    sizes: Int64
-
-    @classmethod
-    def of_bytes(cls, contents: dict[int, bytes]) -> _Pieces:
-        sizes = np.fromiter(map(len, contents.values()), np.int64, count=len(contents))
-        pieces = np.frombuffer(b"".join(contents.values()), np.uint8)
-        return cls(np.array(list(contents), np.int64), pieces, sizes)
-
-    def of(self, tokens: list[int]) -> dict[int, bytes]:
-        """The pieces of some tokens, of those that have one."""
-        places = np.flatnonzero(np.isin(self.ids, tokens))
-        ends = np.cumsum(self.sizes)[places]
-        return {
-            int(self.ids[place]): self.pieces[end - self.sizes[place] : end].tobytes()
-            for place, end in zip(places, ends, strict=True)
-        }
-
-    def replaced(self, others: dict[int, bytes | None]) -> _Pieces:
-        """The pieces with others, or None for none, of some tokens."""
-        kept = self._taken(np.flatnonzero(~np.isin(self.ids, np.array(list(others), np.int64))))
-        new = self.of_bytes({token: piece for token, piece in others.items() if piece is not None})
-        return _Pieces(
-            np.concatenate([kept.ids, new.ids]),
-            np.concatenate([kept.pieces, new.pieces]),
-            np.concatenate([kept.sizes, new.sizes]),
-        )
-
-    def by_id(self, count: int) -> tuple[UInt8, Int64]:
-        """(pieces in the order of ids, offsets int64[count + 1]) of the first `count` ids."""
-        offsets = np.zeros(count + 1, np.int64)
-        offsets[self.ids + 1] = self.sizes
-        return self._taken(np.argsort(self.ids)).pieces, np.cumsum(offsets)
-
-    def _taken(self, places: Int64) -> _Pieces:
-        """The pieces at the given places, in that order."""
-        if len(places) == len(self.ids) and (np.diff(places) > 0).all():
-            return self
-        begins = np.cumsum(self.sizes) - self.sizes
-        sizes = self.sizes[places]
-        shift = np.repeat(begins[places] - (np.cumsum(sizes) - sizes), sizes)
-        return _Pieces(self.ids[places], self.pieces[shift + np.arange(len(shift))], sizes)
-
-
-def _byte_level(vocabulary: dict[str, int]) -> _Pieces:
-    """The bytes that the characters of each token stand for, of those where they all do."""
+def _byte_level(vocabulary: dict[str, int]) -> dict[int, bytes]:
+    """The bytes that the characters of each token stand for, of those where they all do, by id."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's choice
     hidden = [byte for byte in range(256) if byte not in shown]
     none = 256
     table = np.full(256 + len(hidden) + 1, none, np.uint16)  # the last: all other characters
     table[shown], table[256 : 256 + len(hidden)] = shown, hidden
-    by_id = dict(zip(vocabulary.values(), vocabulary, strict=True))
-    ids = np.fromiter(by_id, np.int64, count=len(by_id))
-    sizes = np.fromiter(map(len, by_id.values()), np.int64, count=len(by_id))
-    codes = np.frombuffer("".join(by_id.values()).encode("utf-32-le", "surrogatepass"), np.uint32)
+    # all at once: one by one they would take half a second of a large vocabulary
+    codes = np.frombuffer("".join(vocabulary).encode("utf-32-le", "surrogatepass"), np.uint32)
     found = table[np.minimum(codes, len(table) - 1)]
-    flat: UInt8 = found.astype(np.uint8)
-    is_right = np.ones(len(ids), bool)
-    is_right[np.searchsorted(np.cumsum(sizes), np.flatnonzero(found == none), side="right")] = False
-    return _Pieces(ids, flat, sizes)._taken(np.flatnonzero(is_right))
+    edges = offsets_of([*map(len, vocabulary)])
+    wrong = set(np.searchsorted(edges, np.flatnonzero(found == none), side="right").tolist())
+    flat = found.astype(np.uint8).tobytes()
+    places = enumerate(zip(vocabulary.values(), pairwise(edges.tolist()), strict=True), 1)
+    return {token: flat[begin:end] for i, (token, (begin, end)) in places if i not in wrong}
 
 
-def _utf8(vocabulary: dict[str, int], *, fallback: bool) -> _Pieces:
+def _utf8(vocabulary: dict[str, int], *, fallback: bool) -> dict[int, bytes]:
     pieces = {token: piece.encode("utf-8", "surrogatepass") for piece, token in vocabulary.items()}
     if fallback:
         pieces |= {token: bytes([int(piece[3:5], 16)])
                    for piece, token in vocabulary.items() if _BYTE.fullmatch(piece)}  # fmt: skip
-    return _Pieces.of_bytes(pieces)
+    return pieces
 
 
 def _spaces(document: _Document, *, byte_level: bool) -> tuple[bool | None, int]:

@@ -43,7 +43,7 @@ from packer_cli.verify.files import (
 )
 from packer_cli.verify.shards import Checks, DocumentChecks, RowChecks, Stored
 
-__all__ = ["Findings", "Problem", "verify"]
+__all__ = ["Findings", "Problem", "recount", "verify"]
 
 
 def verify(
@@ -70,8 +70,7 @@ def verify(
         then = facts.packer_version
         tip = f"verify it without --against-inputs, or with packer {then}; packer pack --overwrite "
         refuse_other_packer(directory, then, f"{tip}packs it again")
-    command = "pack" if isinstance(facts, Manifest) else "tokenize"
-    findings = Findings(command, notify)
+    findings = Findings(facts.command, notify)
     if facts.incomplete:
         notify(f"{directory} is marked incomplete: {facts.incomplete}")
     check_manifest(directory, facts, config, findings)
@@ -93,13 +92,33 @@ def verify(
             notify("the result itself is sound; packing units of it again")
         compare_inputs(stored, config, findings, workers, sample, seed)
     if findings.problems:
-        _raise_if_replaced(directory, facts, command)
+        _raise_if_replaced(directory, facts)
     return findings
+
+
+def recount(directory: Path, tokens: Paths | None = None) -> None:
+    """Count the figures of a result again from its shards, whose bytes are not compared with their
+    digests. Raises DataError that names every rule that is broken, or every figure in which shards
+    and manifest differ. `tokens`: as in `open_packed`.
+    """
+    facts = load_any(directory, incomplete_too=True)
+    findings = Findings(facts.command, lambda message: None)
+    check = _opened(directory, facts, tokens)[2](findings, Progress(0, show=False), bytes_too=False)
+    for unit in facts.shards_of_units():
+        check.check_unit(unit)
+    check.check_totals()
+    if not findings.problems:
+        return
+    of_shards = [f"{directory / one.file}: {one.problem}" for one in findings.problems]
+    texts = "; ".join(one.problem for one in findings.problems)
+    if findings.problems[0].file == MANIFEST:
+        of_shards = [f"{directory}: the shards and the manifest differ: {texts}"]
+    raise DataError("; ".join(of_shards), findings.tip())
 
 
 def _opened(
     directory: Path, facts: Manifest | TokenizedManifest, tokens: Paths | None
-) -> tuple[DocumentConfig, Stored, Callable[[Findings, Progress], Checks]]:
+) -> tuple[DocumentConfig, Stored, Callable[..., Checks]]:
     """The options that made a result, its rows or documents, and what checks these."""
     try:
         if isinstance(facts, Manifest):
@@ -115,7 +134,7 @@ def _opened(
         ) from error
 
 
-def _raise_if_replaced(directory: Path, facts: Result, command: str) -> None:
+def _raise_if_replaced(directory: Path, facts: Result) -> None:
     """Raise DataError if the problems may be those of a mix of two results."""
     try:
         now = load_as_is(directory).sha256
@@ -128,5 +147,5 @@ def _raise_if_replaced(directory: Path, facts: Result, command: str) -> None:
     if is_replacing(directory):
         raise DataError(
             f"{directory}: another result is being put in its place, or that was interrupted",
-            f"run the packer {command} that was interrupted again, then verify",
+            f"run the packer {facts.command} that was interrupted again, then verify",
         )

@@ -30,8 +30,8 @@ from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
-from packer_cli.inputs.formats import documents_of, groups_of, reader_for
-from packer_cli.inputs.input_files import input_file
+from packer_cli.inputs.discovery import input_file
+from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.inputs.tokenized import shape_of as shape_of_tokenized
 from packer_cli.interrupts import run_all
@@ -43,7 +43,6 @@ from packer_cli.options.shapes import Shape, joined, shape_named
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, record_position
 from packer_cli.result.layout import (
-    DOCUMENTS,
     INDEX,
     MANIFEST,
     REJECTED,
@@ -187,22 +186,19 @@ def _compare_unit(
         expected = b"" if made.rejected is None else made.rejected.read_bytes()
     theirs, ours = counts_of(record).as_json(), made.counts.as_json()
     for name in sorted(theirs.keys() | ours.keys()):
-        a, b = theirs.get(name, 0), ours.get(name, 0)
-        if a != b:
-            shown = isinstance(a, int) and isinstance(b, int)
-            how = f"is {a}, {b} when packed again"
-            how = how if shown else "differs from what packing again gives"
-            add(UNITS, f"unit {record.unit}: {name} {how}")
+        listed, value = theirs.get(name, 0), ours.get(name, 0)
+        if listed != value:
+            shown = isinstance(listed, int) and isinstance(value, int)
+            how = f"is {listed}, {value} when" if shown else "is another when"
+            add(UNITS, f"unit {record.unit}: {name} {how} packed again")
     rejected = b""
     if record.rejected:
         with open(stored.path / REJECTED, "rb") as file:
             file.seek(rejected_from)
             rejected = file.read(record.rejected)
     if rejected != expected:
-        pairs = zip(rejected.splitlines(), expected.splitlines(), strict=False)
-        line = next((b.decode("utf-8", "replace") for a, b in pairs if a != b), "")
-        text = f"the records of unit {record.unit} are not those rejected when packed again: "
-        add(REJECTED, f"{text}{line or f'{len(rejected)} bytes, {len(expected)}'} expected")
+        text = f"the records of unit {record.unit} are not those rejected when packed again"
+        add(REJECTED, f"{text}: {len(rejected)} bytes, {len(expected)} expected")
     findings.count("documents_compared", made.counts.records - made.counts.rejected_records)
     findings.count("units_packed_again", 1)
 
@@ -237,39 +233,38 @@ class Compared(ShardParts):
         self.names = [unnamed_shard(kind, unit, 0)]
         self._job, self._kind = job, kind
         self._what = "row" if kind == ROWS else "document"
-        own = [one for one in shards if kind_of(one.file) == kind != INDEX]
-        self._batches = _batches_of(stored, own)
+        self._there = _batches_of(stored, [one for one in shards if kind_of(one.file) == kind])
         self._shard, self._first = f"unit {unit}", 0  # as in _batches_of
         self._left: Any = None
         self._count = 0
 
     def write(self, batch: Any, **how: Any) -> None:
         """Compare the next rows or documents."""
-        at = 0
-        while at < batch.num_rows and self._kind != INDEX:
+        while batch.num_rows and self._kind != INDEX:
             if not self._has_more():
                 text = f"its {self._what}s end after {self._count}, its inputs make more"
                 raise _DifferentError(f"unit {self._unit}", text)
-            count = min(batch.num_rows - at, self._left.num_rows)
-            made, there = batch.slice(at, count), self._left.slice(0, count)
+            count = min(batch.num_rows, self._left.num_rows)
+            made, there = batch.slice(0, count), self._left.slice(0, count)
             if not made.equals(there):
-                ends = range(1, count + 1)
+                numbers = range(count)
                 row = bisect_left(
-                    ends, True, key=lambda end: not made.slice(0, end).equals(there.slice(0, end))
-                )
+                    numbers, True,
+                    key=lambda last: not made.slice(0, last + 1).equals(there.slice(0, last + 1)),
+                )  # fmt: skip
                 raise self._difference(made.slice(row, 1), there.slice(row, 1), self._first + row)
             self._left, self._first = self._left.slice(count), self._first + count
             self._count += count
-            at += count
+            batch = batch.slice(count)
 
     def close(self) -> None:
-        if self._has_more():
+        if self._kind != INDEX and self._has_more():
             text = f"has {self._what} {self._first} and more, the inputs make {self._count}"
             raise _DifferentError(self._shard, f"{text} in this unit")
 
     def _has_more(self) -> bool:
         while self._left is None or not self._left.num_rows:
-            following = next(self._batches, None)
+            following = next(self._there, None)
             if following is None:
                 return False
             self._shard, self._first, self._left = following
@@ -282,35 +277,38 @@ class Compared(ShardParts):
         where = f"{self._what} {number} of {self._shard}"
         ours, theirs = _segments(made), _segments(there)
         both = min(ours.shape[1], theirs.shape[1])
-        wrong = np.flatnonzero((ours[:, :both] != theirs[:, :both]).any(axis=0))
-        at = int(wrong[0]) if len(wrong) else both
-        has_places = self._kind == DOCUMENTS or "segments" in made.schema.names
+        at = _first_other(ours[:, :both].T.tolist(), theirs[:, :both].T.tolist())
         if at < max(ours.shape[1], theirs.shape[1]):
-            its, mine = (self._shown(one, at, has_places) for one in (theirs, ours))
+            its, mine = (self._shown(one, at, there) for one in (theirs, ours))
             text = f"segment {at} of {where} is {its}, {mine} expected by the options of the"
             return _DifferentError(self._shard, f"{text} manifest")
         name = next(n for n in made.schema.names if not made.column(n).equals(there.column(n)))
         values = [one.column(name)[0].as_py() for one in (there, made)]
-        one, other = ([value] if isinstance(value, int) else value or [] for value in values)
-        pairs = enumerate(zip(one, other, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-        a, b = (str(some[at]) if at < len(some) else "nothing" for some in (one, other))
+        own, expected = ([value] if isinstance(value, int) else value or [] for value in values)
+        at = _first_other(own, expected)
+        found, right = (str(some[at]) if at < len(some) else "nothing" for some in (own, expected))
         begin = segments_of(made)[0] if self._kind == ROWS else np.zeros(1)
         segment = max(0, int(np.searchsorted(begin, at, side="right")) - 1)
-        text = f"{name} has {a} at place {at} of {where}, {b} expected when encoded again: "
-        text += f"in segment {segment}, of {self._shown(ours, segment, has_places)}"
+        text = f"{name} has {found} at place {at} of {where}, {right} expected when encoded again: "
+        text += f"in segment {segment}, of {self._shown(ours, segment, there)}"
         return _DifferentError(self._shard, text)
 
-    def _shown(self, segments: Int64, at: int, has_places: bool) -> str:
+    def _shown(self, segments: Int64, at: int, batch: Any) -> str:
         if at >= segments.shape[1]:
             return "none"
         number, position, start, length = segments[:, at].tolist()
-        if not has_places:
+        if self._kind == ROWS and "segments" not in batch.schema.names:
             return f"{length} tokens"
         file = self._job.files[number]
         record = record_position(position, self._job.config.turns)
         place = f"{file.path}, {reader_for(file.format).describe(file, record)}"
         return f"{length} tokens of {place}{f' from its token {start}' if start else ''}"
+
+
+def _first_other(one: list[Any], other: list[Any]) -> int:
+    """The first place in which two lists differ; where one ends, if it is the other's beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _segments(batch: Any) -> Int64:
@@ -379,9 +377,9 @@ def _check_slices(
         ends = dict[int, int]()
         for index, file in files.items():
             try:
-                if (groups := groups_of(file)) is not None:
+                if (groups := reader_for(file.format).groups(file)) is not None:
                     ends[index] = len(groups)
-                elif (documents := documents_of(file)) is not None:
+                elif (documents := reader_for(file.format).documents(file)) is not None:
                     ends[index] = documents.count
             except PackerError as error:
                 if not facts.inputs[index].rejected_files:
@@ -437,7 +435,7 @@ def _with_shapes(
     facts: Result, files: dict[int, InputFile], config: DocumentConfig, findings: Findings
 ) -> tuple[dict[int, InputFile], Shape]:
     """The files with the shapes of their records, which are compared with those in the manifest."""
-    some, shape = detect_shape(list(files.values()), config)
+    some, shape, _ = detect_shape(list(files.values()), config)
     if not shape_of(facts).members:
         findings.add(MANIFEST, *other_options(config, shape), remedy=DIFFERENT)
         return {file.index: file for file in some}, shape

@@ -8,7 +8,7 @@ import hashlib
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
@@ -39,7 +39,6 @@ from packer_cli.result.layout import (
     TOKENIZER,
     UNITS,
     WORK,
-    Count,
     digest,
     kind_of,
     saved_dataset,
@@ -149,22 +148,23 @@ class Findings:
         if self.problems:
             return [f"{directory}: {one.file}: {one.problem}" for one in sorted(self.problems)]
         figures = {name: value or 0 for name, value in self.figures.items()}
-        held = plural(figures[f"{self._held}s"], self._held)
-        line = f"{directory}: {plural(figures['shards'], 'shard')}, {held}: sound"
-        traced = self.figures.get("documents_traced")
+        held, traced = f"{self._held}s", self.figures.get("documents_traced")
+        parts = [
+            f"{plural(figures['shards'], 'shard')}, {plural(figures[held], self._held)}: sound"
+        ]
         if self.figures["documents_compared"] is not None:
             documents = plural(figures["documents_compared"], "document")
             inputs = plural(figures["inputs_compared"], "input")
             read = "encoded again" if traced is None else "read again"
-            line += f"; {documents} of {inputs} {read}: the same"
+            parts.append(f"{documents} of {inputs} {read}: the same")
         if traced:
-            line += (
-                f"; {plural(traced, 'document')} encoded again from what was tokenized: the same"
+            parts.append(
+                f"{plural(traced, 'document')} encoded again from what was tokenized: the same"
             )
         if units := figures["units_packed_again"]:
             again = "tokenized" if self.command == "tokenize" else "packed"
-            line += f"; {plural(units, 'unit')} {again} again: the same {self._held}s"
-        return [line]
+            parts.append(f"{plural(units, 'unit')} {again} again: the same {held}")
+        return [f"{directory}: {'; '.join(parts)}"]
 
     def tip(self) -> str:
         """What to do about every kind of problem that there is."""
@@ -185,31 +185,35 @@ class Findings:
 # The manifest
 
 
-def check_manifest(directory: Path, facts: Result, config: DocumentConfig, add: Findings) -> None:
+def check_manifest(
+    directory: Path, facts: Result, config: DocumentConfig, findings: Findings
+) -> None:
     """Add what cannot be true, whatever the shards hold."""
-    if (sha256 := checksum(facts.document)) != facts.sha256:
+    sha256, name = checksum(facts.document), INCOMPLETE if facts.incomplete else MANIFEST
+    if sha256 != facts.sha256:
         text = f"was edited: its contents have the sha256 {sha256}, it says {facts.sha256}"
-        add.add(MANIFEST, text)
-    name = INCOMPLETE if facts.incomplete else MANIFEST
+        findings.add(MANIFEST, text)
     if not (directory / name).is_file():
-        add.add(MANIFEST, f"is not named {name}")
-    add.add(MANIFEST, *_impossible_options(facts, config), *uncovered(facts, config, {}))
+        findings.add(MANIFEST, f"is not named {name}")
+    findings.add(MANIFEST, *_impossible_options(facts, config), *uncovered(facts, config, {}))
     if isinstance(facts, Manifest) and isinstance(config, PackConfig):
-        add.add(MANIFEST, *_wrong_tables(facts, config))
+        findings.add(MANIFEST, *_wrong_tables(facts, config))
 
 
 def _impossible_options(facts: Result, config: DocumentConfig) -> Iterator[str]:
     """Options that no finished run with such records, or bad ones, can have."""
     shape, kind = shape_of(facts), facts.document["config"]["shape"]
     if shape.members:
-        for name, member in shape.members.items():
-            if member.kind not in KINDS:
-                yield f"{name!r} is no shape of records"
+        yield from (
+            f"{name!r} is no shape of records"
+            for name, member in shape.members.items() if member.kind not in KINDS
+        )  # fmt: skip
+        yield from (
+            f"{one.path} has no shape, though other inputs have"
+            for one in facts.inputs_now.values() if one.shape is None
+        )  # fmt: skip
         if kind != shape.kind:
             yield f"config: shape is {kind!r}, by the inputs it is {shape.kind!r}"
-        for one in facts.inputs_now.values():
-            if one.shape is None:
-                yield f"{one.path} has no shape, though other inputs have"
     yield from other_options(config, shape)
     if facts.rejected_records and config.on_error == "fail":
         yield f"config: on_error is 'fail', but rejected_records is {facts.rejected_records}"
@@ -234,25 +238,28 @@ def other_options(config: DocumentConfig, shape: Shape) -> list[str]:
 
 def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
     """Sources and stages that are not those of the options, or leave out inputs or rows."""
-    expected = run_of_sides(facts.document) if facts.side and facts.run else ""
-    if facts.run != expected:
-        yield f"run is {facts.run!r}, by config and inputs it is {expected!r}"
-    amounts, stages = (
-        (config.mixture.sources, config.mixture.stages) if config.mixture else ((), ())
-    )
+    mixture = config.mixture
+    amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
     edges = list(accumulate((one.inputs for one in amounts), initial=0))
-    asked = [(one.name, inputs) for one, inputs in zip(amounts, pairwise(edges), strict=True)]
-    if [(one.name, one.inputs) for one in facts.sources] != asked:
-        yield "sources are not those of config: mixture"
-    elif amounts and edges[-1] != len(facts.inputs):
-        yield f"sources have {edges[-1]} inputs, there are {len(facts.inputs)}"
     firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
-    if [one.name for one in facts.stages] != [one.name for one in stages]:
-        yield "stages are not those of config: mixture"
-    elif [one.first_row for one in facts.stages] != firsts[:-1]:
-        yield "a stage does not begin where the one before it ends"
-    elif stages and firsts[-1] != facts.rows:
-        yield f"stages have {firsts[-1]} rows, rows is {facts.rows}"
+    expected = {
+        "run": run_of_sides(facts.document) if facts.side and facts.run else "",
+        "sources": [(one.name, its) for one, its in zip(amounts, pairwise(edges), strict=True)],
+        "inputs of sources": len(facts.inputs) if amounts else 0,
+        "stages": list(zip((one.name for one in stages), firsts, strict=False)),
+        "rows of stages": facts.rows if stages else 0,
+    }
+    listed = {
+        "run": facts.run,
+        "sources": [(one.name, one.inputs) for one in facts.sources],
+        "inputs of sources": edges[-1],
+        "stages": [(one.name, one.first_row) for one in facts.stages],
+        "rows of stages": firsts[-1],
+    }
+    for name, value in listed.items():
+        if value != expected[name]:
+            yield f"{name}: {value!r}, {expected[name]!r} by the rest of the manifest"
+            return  # others follow from it
 
 
 def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) -> list[str]:
@@ -268,8 +275,7 @@ def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) ->
             slices.setdefault(file, []).append((start, inf if stop is None else stop))
     wrong = []
     for index, one in enumerate(facts.inputs):
-        parts, reached = sorted(slices.get(index, [])), 0.0
-        at: float | None = None
+        parts = sorted(slices.get(index, []))
         if one.removed and parts:
             wrong.append(f"a unit reads {one.path}, which is marked as removed")
         if one.removed or (is_mixed and not parts and not one.documents):
@@ -277,18 +283,22 @@ def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) ->
         format_ = format_named(one.format_then(config.input_format) or "jsonl")
         cut_by = "byte" if format_.counts_bytes or not format_.cut_by else format_.cut_by
         end: float = one.size if cut_by == "byte" else ends.get(index, inf)
-        for begin, after in parts:
-            if at is None and (begin != reached or after <= begin):
-                at = min(begin, reached)
-            reached = after
-        if at is None and inf not in (end, reached) and reached != end:
-            at = min(reached, end)
         if not parts and end:
             wrong.append(f"the units' slices of {one.path} are missing: no unit reads it")
-        elif at is not None:
+        elif (at := _gap(parts, end)) is not None:
             text = f"leave out, or read twice, what begins at {cut_by} {at:.0f}"
             wrong.append(f"the units' slices of {one.path} {text}")
     return wrong
+
+
+def _gap(parts: Iterable[tuple[float, float]], end: float) -> float | None:
+    """Where parts first leave something out, or have it twice; None where they never do."""
+    reached = 0.0
+    for begin, after in parts:
+        if begin != reached or after <= begin:
+            return min(begin, reached)
+        reached = after
+    return None if inf in (end, reached) or reached == end else min(reached, end)
 
 
 # Side files
@@ -296,31 +306,32 @@ def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) ->
 
 def check_files(directory: Path, facts: Result, findings: Findings) -> None:
     """Check the names and digests of side files against the manifest."""
-    digests = dict(facts.side_files)
+    digests, sha256 = dict(facts.side_files), facts.tokenizer.sha256 if facts.tokenizer else ""
     never = {INPUT_TIMES} if isinstance(facts, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
-    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never):
-        findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
-    for name in (STATE, INFO, UNITS):
-        if name not in digests:
-            findings.add(MANIFEST, f"does not list {name}, which every result has")
-    sha256 = facts.tokenizer.sha256 if facts.tokenizer else ""
-    if sha256 and digests.setdefault(TOKENIZER, sha256) != sha256:
-        findings.add(MANIFEST, f"gives {TOKENIZER} two digests")
-    if (REJECTED in digests) != bool(facts.rejected_records):
-        listed = "lists" if REJECTED in digests else "does not list"
-        text = f"{listed} {REJECTED}, rejected_records is {facts.rejected_records}"
-        findings.add(MANIFEST, text)
-    there = {name: expected for name, expected in digests.items() if (directory / name).is_file()}
-    for name in digests.keys() - there:
-        findings.add(name, "is missing")
-    for name, expected in there.items():
-        findings.is_as_listed(name, directory / name, expected)
+    rejected = facts.rejected_records
+    wrong = {
+        **{f"lists {name} as a side file, which packer does not write": True
+           for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never)},
+        **{f"does not list {name}, which every result has": name not in digests
+           for name in (STATE, INFO, UNITS)},
+        f"gives {TOKENIZER} two digests":
+            bool(sha256) and digests.setdefault(TOKENIZER, sha256) != sha256,
+        f"lists {REJECTED}, rejected_records is 0": REJECTED in digests and not rejected,
+        f"does not list {REJECTED}, rejected_records is {rejected}":
+            bool(rejected) and REJECTED not in digests,
+    }  # fmt: skip
+    findings.add(MANIFEST, *(text for text, is_so in wrong.items() if is_so))
+    for name, expected in digests.items():
+        if (directory / name).is_file():
+            findings.is_as_listed(name, directory / name, expected)
+        else:
+            findings.add(name, "is missing")
     try:
         names = set(os.listdir(directory))
     except OSError as error:
         raise from_os_error(error, directory, "read") from error
     own = INCOMPLETE if facts.incomplete else MANIFEST
-    for name in sorted(names - {own, INPUT_TIMES, *digests, *(one.file for one in facts.shards)}):
+    for name in names - {own, INPUT_TIMES, *digests, *(one.file for one in facts.shards)}:
         if name == WORK:
             findings.notify(
                 f"{directory / name}: belongs to a run that is writing here, or that ended "
@@ -331,38 +342,21 @@ def check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.add(name, text, remedy=FOREIGN)
 
 
-def check_contents(directory: Path, facts: Result, config: DocumentConfig, add: Findings) -> None:
+def check_contents(
+    directory: Path, facts: Result, config: DocumentConfig, findings: Findings
+) -> None:
     """Check what side files hold, whose digests are right, against the manifest."""
-    add.add(UNITS, *_wrong_records(directory, facts, config))
+    try:
+        findings.add(UNITS, *_wrong_records(directory, facts, config))
+    except DataError as error:
+        findings.add(UNITS, error.message.removeprefix(f"{directory / UNITS}: "))
+    except (ValueError, OverflowError, RecursionError) as error:
+        findings.add(UNITS, f"impossible counts: {error}")
     identity = "".join(shard.sha256 for shard in facts.shards)
     files = [shard.file for shard in facts.shards if kind_of(shard.file) != INDEX]
     for name, data in saved_dataset(files, identity).items():
         if facts.side_files.get(name) != hashlib.sha256(data).hexdigest():
-            add.add(name, "is not the one that `datasets` opens the manifest's shards with")
-    if REJECTED in facts.side_files:
-        add.add(REJECTED, *_wrong_rejected(directory, facts))
-
-
-class _Rejected(msgspec.Struct):
-    file: str
-    position: Count | None  # None: the whole file
-
-
-def _wrong_rejected(directory: Path, facts: Result) -> Iterator[str]:
-    """Lines that are no rejected records, and inputs with another number of them."""
-    decode, found, listed = msgspec.json.Decoder(_Rejected).decode, Counter[str](), Counter[str]()
-    with open(directory / REJECTED, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                found[decode(line).file] += 1
-            except (ValueError, RecursionError) as error:
-                yield f"line {number} is not a rejected record: {error}"
-                return
-    for one in facts.inputs:
-        listed[one.path] += one.rejected_records
-    for path in sorted(found | listed):
-        if found[path] != listed[path]:
-            yield f"has {found[path]} records of {path}, the manifest says {listed[path]}"
+            findings.add(name, "is not the one that `datasets` opens the manifest's shards with")
 
 
 # The records of units
@@ -383,45 +377,41 @@ def unit_records(directory: Path) -> Iterator[UnitRecord]:
         raise from_os_error(error, directory / UNITS, "read") from error
 
 
-def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> Iterator[str]:
+def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> list[str]:
     """How the records of units, which `--update` relies on, differ from what they make up: the
-    units, the shards and every figure of the manifest.
+    units, the shards and every figure of the manifest. Raises DataError and ValueError for records
+    that no run has written.
     """
     longest = facts.config.max_length if isinstance(facts, Manifest) else 0
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
-    units, shards, rejected = list[Any](), list[Any](), 0
-    try:
-        for record in unit_records(directory):
-            counts = counts_of(record)
-            if len(counts.piece_length) > longest + 1:
-                raise ValueError("pieces that are longer than a row")
-            for text in _wrong_record(record, facts):
-                yield f"unit {record.unit}: {text}"
-            total.add(counts)
-            units.append((record.unit, [part[:3] for part in record.slices]))
-            shards += record.shards
-            rejected += record.rejected
-        if units != [(one.unit, one.slices) for one in facts.units]:
-            yield f"its {len(units)} units are not the {len(facts.units)} in the manifest"
-            return
-        numbers = [number for number, _ in units]
-        if sorted({*numbers}) != numbers:
-            yield "its units are not in order"
-        if shards != facts.shards:
-            yield "its shards are not those in the manifest"
-        if not total.conserved():
-            yield f"encoded_tokens is {total.encoded_tokens} in all units, other than their sums"
-        for name, value, listed in _other_figures(total, facts, config):
-            yield f"{name}: {value} in all units, {listed} in the manifest"
-    except DataError as error:
-        yield error.message.removeprefix(f"{directory / UNITS}: ")
-        return
-    except (ValueError, OverflowError, RecursionError) as error:
-        yield f"unit {units[-1][0] if units else 0}: impossible counts: {error}"
-        return
+    records, wrong = list(unit_records(directory)), list[str]()
+    for record in records:
+        counts = counts_of(record)
+        if len(counts.piece_length) > longest + 1:
+            raise ValueError("pieces that are longer than a row")
+        wrong += [f"unit {record.unit}: {text}" for text in _wrong_record(record, facts)]
+        total.add(counts)
+    numbers = [one.unit for one in records]
     size = os.path.getsize(directory / REJECTED) if REJECTED in facts.side_files else 0
-    if rejected != size:
-        yield f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}"
+    rejected = sum(one.rejected for one in records)
+    are_others = {
+        f"its {len(records)} units are not the {len(facts.units)} in the manifest":
+            [(one.unit, [part[:3] for part in one.slices]) for one in records]
+            != [(one.unit, one.slices) for one in facts.units],
+        "its units are not in order": sorted({*numbers}) != numbers,
+        "its shards are not those in the manifest":
+            [shard for one in records for shard in one.shards] != facts.shards,
+        f"encoded_tokens is {total.encoded_tokens} in all units, other than their sums":
+            not total.conserved(),
+        f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}":
+            rejected != size,
+    }  # fmt: skip
+    return [
+        *wrong,
+        *(text for text, is_so in are_others.items() if is_so),
+        *(f"{name}: {value} in all units, {listed} in the manifest"
+          for name, value, listed in _other_figures(total, facts, config)),
+    ]  # fmt: skip
 
 
 def _wrong_record(record: UnitRecord, facts: Result) -> Iterator[str]:
@@ -469,7 +459,6 @@ def _other_figures(
         if listed and value != listed:  # an earlier packer did not count all
             yield name, value, listed
     for index, one in enumerate(facts.inputs):
-        own = total.file(index)
         for name in facts.counted_by_input:
-            if getattr(own, name) != getattr(one, name):
-                yield f"{name} of {one.path}", getattr(own, name), getattr(one, name)
+            if (value := getattr(total.file(index), name)) != getattr(one, name):
+                yield f"{name} of {one.path}", value, getattr(one, name)

@@ -6,34 +6,30 @@ A shard whose bytes are not those of the manifest is not looked into. Units are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
 
 from packer_cli.errors import PackerError
-from packer_cli.packing.figures import squared_sums
+from packer_cli.options.options import PAIR
+from packer_cli.packing.figures import AttentionCost, lower_bound_rows, squared_sums
+from packer_cli.packing.fitting import item_lengths
 from packer_cli.progress import Progress
-from packer_cli.records import Int64
-from packer_cli.result.counts import Counts
-from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard, digest
-from packer_cli.result.manifest import config_of
+from packer_cli.records import IGNORED, Int64
+from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
+from packer_cli.result.manifest import Cost, DocumentHistograms, config_of
 from packer_cli.result.reader import (
     PackedDirectory,
     first_line,
-    metadata_of,
+    rows_of,
     segments_of,
     squared_lengths,
-)
-from packer_cli.result.recount import (
-    count_documents,
-    count_rows,
-    count_tokenized,
-    differences,
-    document_differences,
-    sound_batches,
 )
 from packer_cli.result.rules import (
     Broken,
@@ -42,8 +38,9 @@ from packer_cli.result.rules import (
     broken_sources,
     documents_of,
     segments_in,
+    sound_batches,
+    sources_of,
 )
-from packer_cli.result.shard_writer import documents_schema, index_schema, stored_schema
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
@@ -57,18 +54,20 @@ _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cac
 class Checks(ABC):
     """Checks units, and adds up what is in them.
 
-    figures   of a shard, which are counted again
-    together  shards that are read at once: one of documents has its index beside it
+    figures    of a shard, which are counted again
+    together   shards that are read at once: one of documents has its index beside it
+    bytes_too  whether digests, ends of streams and side files are compared, too
     """
 
     figures: tuple[str, ...] = ("documents", "tokens", "trained_tokens")
     together = 2
 
-    def __init__(self, stored: Stored, findings: Findings, progress: Progress) -> None:
+    def __init__(
+        self, stored: Stored, findings: Findings, progress: Progress, *, bytes_too: bool = True
+    ) -> None:
         facts = stored.facts
         self._facts, self._path, self._check_size = facts, stored.path, stored.check_size
-        self._findings, self._progress = findings, progress
-        self._sha256 = facts.tokenizer.sha256 if facts.tokenizer else ""
+        self._findings, self._progress, self._bytes_too = findings, progress, bytes_too
         self._highest = self._highest_id()
         inputs = range(len(facts.inputs))  # a damaged manifest may name others
         self._files = {
@@ -93,8 +92,21 @@ class Checks(ABC):
 
     def check_totals(self) -> None:
         """Check the manifest's figures, if everything could be counted."""
-        if self._complete:
-            self._findings.add(MANIFEST, *self._differences())
+        if not self._complete:
+            return
+        listed = asdict(self._facts) | asdict(self._facts.histograms)
+        figures = [(name, value, listed[name]) for name, value in self._figures()]
+        figures += [
+            (f"{name} of the input {one.path}", getattr(self._counts.file(index), name), own)
+            for index, one in enumerate(self._facts.inputs)
+            for name, own in (("documents", one.documents), ("tokens", one.tokens))
+            if self._counts.files
+        ]
+        self._findings.add(
+            MANIFEST,
+            *(f"{name}: {value} in the shards, {own} in the manifest"
+              for name, value, own in figures if value != own),
+        )  # fmt: skip
 
     def _is_sound(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> bool:
         """Whether shards that are read together are sound. OUT counts, places."""
@@ -132,6 +144,8 @@ class Checks(ABC):
         except PackerError as error:
             findings.add(shard.file, error.message.removeprefix(f"{path}: "))
             return False
+        if not self._bytes_too:
+            return True
         if not findings.is_as_listed(shard.file, path, shard.sha256):
             return False
         with open(path, "rb") as file:
@@ -143,16 +157,14 @@ class Checks(ABC):
 
     def _highest_id(self) -> int | None:
         """The highest id that the tokenizer gives; None when that is not known."""
-        tokenizer, path = self._facts.tokenizer, self._path / TOKENIZER
-        if tokenizer is None:
+        tokenizer = self._facts.tokenizer
+        if tokenizer is None or any(one.file == TOKENIZER for one in self._findings.problems):
             return None
         if not tokenizer.sha256:
             return BytesEngine.VOCAB_SIZE - 1
         try:
-            if not path.is_file() or digest(path)[1] != tokenizer.sha256:
-                return None  # reported already
-            return highest_id(path.read_bytes())
-        except (PackerError, OSError):
+            return highest_id((self._path / TOKENIZER).read_bytes())
+        except OSError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._findings.add(TOKENIZER, f"is not a tokenizer: {error}")
@@ -167,8 +179,8 @@ class Checks(ABC):
         """Errors in how a unit follows its inputs. OUT counts, of what only a unit shows."""
 
     @abstractmethod
-    def _differences(self) -> list[str]:
-        """The manifest's figures that are not those of the shards."""
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        """(name, value by the shards) of figures and histograms that the manifest has."""
 
 
 class RowChecks(Checks):
@@ -176,12 +188,12 @@ class RowChecks(Checks):
 
     together = 1
 
-    def __init__(self, packed: PackedDirectory, findings: Findings, progress: Progress) -> None:
-        super().__init__(packed, findings, progress)
-        facts = packed.facts
-        self._packed, self._config = packed, config_of(facts)
-        self._schema = stored_schema(self._config, facts.pad_token_id, self._sha256)
-        self._limits = RowLimits.of(facts, self._highest)
+    def __init__(
+        self, packed: PackedDirectory, findings: Findings, progress: Progress, **how: bool
+    ) -> None:
+        super().__init__(packed, findings, progress, **how)
+        self._packed, self._config = packed, config_of(packed.facts)
+        self._limits = RowLimits.of(packed.facts, self._highest)
         self._squares: dict[str, Int64] = {}  # int64[rows] of each shard
         trained = ("trained_tokens",) if "labels" in self._config.columns else ()
         self.figures = ("rows", "segments", "tokens", *trained)
@@ -189,27 +201,23 @@ class RowChecks(Checks):
     def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
         (shard,) = shards
         rules, squares = dict[str, Broken](), list[Int64]()
-        first, texts = 0, list[str]()
-        for stored in self._packed.stored(shard):
-            texts = texts or schema_differences(stored.schema, self._schema)
-            if stored.schema.names != self._schema.names:
-                return texts
-            for batch in self._packed.filled(stored, first):
-                self._findings.stop_if_asked()
-                broken = self._broken(batch, shard.unit)
-                for one in broken:
-                    before, at = rules.get(one.rule), one._replace(row=first + one.row)
-                    rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
-                if not broken:
-                    counts.add(count_rows(batch, self._config.max_length))
-                    squares.append(squared_sums(*segments_of(batch)[1:]))
-                    if "segments" in self._config.columns:
-                        places.append(segments_in(batch))
-                first += batch.num_rows
-                self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
+        first = 0
+        for batch in self._packed.batches(shard):
+            self._findings.stop_if_asked()
+            broken = self._broken(batch, shard.unit)
+            for one in broken:
+                before, at = rules.get(one.rule), one._replace(row=first + one.row)
+                rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
+            if not broken:
+                counts.add(_of_rows(batch, self._config.max_length))
+                squares.append(squared_sums(*segments_of(batch)[1:]))
+                if "segments" in self._config.columns:
+                    places.append(segments_in(batch))
+            first += batch.num_rows
+            self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
         if squares:
             self._squares[shard.file] = np.concatenate(squares)
-        return texts + [str(one) for one in rules.values()]
+        return [str(one) for one in rules.values()]
 
     def _broken(self, batch: Any, unit: int) -> list[Broken]:
         step = max(1, _CHUNK_TOKENS // self._config.max_length)
@@ -224,14 +232,12 @@ class RowChecks(Checks):
 
     def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
         documents = documents_of(places)
-        count_documents(documents, counts, self._packed.max_length)
+        tokens = documents.tokens
+        counts.documents += len(tokens)
+        counts.unpacked_rows += int((-(-tokens // self._config.max_length)).sum())
+        counts.document_length += powers_histogram(tokens)
         file, position, start, _ = documents.segments
-        files, first = np.unique(file[documents.first[:-1]], return_index=True)
-        tokens = np.add.reduceat(documents.tokens, first)
-        some = np.diff(first, append=len(documents.first) - 1)
-        for index, number, length in np.stack([files, some, tokens], axis=1).tolist():
-            counts.file(index).documents += number
-            counts.file(index).tokens += length
+        counts.add_files(file[documents.first[:-1]].astype(np.int32), tokens, tokens)
         expected = documents.expected_starts(whole=self._config.truncate_side != "left")
         wrong = np.flatnonzero(start != expected)
         for at in wrong[:1].tolist():
@@ -241,17 +247,37 @@ class RowChecks(Checks):
                 f"({len(wrong)} pieces)"
             )
 
-    def _differences(self) -> list[str]:
-        self._check_squares()
-        wrong = differences(self._counts, self._packed)
-        if "segments" not in self._config.columns:
-            return wrong
-        return wrong + [
-            f"{name} of the input {one.path}: {value} in the shards, {listed} in the manifest"
-            for index, one in enumerate(self._facts.inputs)
-            for name in ("documents", "tokens")
-            if (value := getattr(self._counts.file(index), name)) != (listed := getattr(one, name))
-        ]
+    def check_totals(self) -> None:
+        if self._complete and self._bytes_too:
+            self._check_squares()
+        super().check_totals()
+
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        counts, facts, packed = self._counts, self._packed.facts, self._packed
+        names, places = self._config.columns, counts.rows * packed.max_length
+        if facts.attention_cost is not UNSET:
+            after = Cost(**counts.attention_after.as_json())
+            yield "attention_cost", replace(facts.attention_cost, after=after)
+        yield from {
+            "padding_tokens": places - counts.tokens,
+            "utilization": counts.tokens / max(places, 1),
+            "lower_bound_rows": lower_bound_rows(
+                counts.piece_length,
+                packed.max_length,
+                max_segments=packed.max_segments_per_row,
+                segment_multiple=packed.segment_multiple,
+            ),
+        }.items()
+        counted = ["rows", "segments", "tokens", "row_fill", "segments_per_row"]
+        counted += ["trained_tokens"] if "labels" in names else []
+        if facts.histograms.one_length:
+            counted += ["length_squares", "length_squares_in_rows", "one_length"]
+            counted += ["one_input"] if "segments" in names else []
+        if "segments" in names:
+            counted += ["documents", "unpacked_rows", "document_length"]
+        for name in counted:
+            value = getattr(counts, name)
+            yield name, value.tolist() if isinstance(value, np.ndarray) else value
 
     def _check_squares(self) -> None:
         """Compare the side file that has an int64 for each row, unless it is known to be wrong."""
@@ -272,32 +298,54 @@ class RowChecks(Checks):
             findings.add(SQUARED_LENGTHS, f"{text} ({len(wrong)} rows)")
 
 
+def _of_rows(batch: Any, max_length: int) -> Counts:
+    """The counts of a sound batch of rows."""
+    _, length, offsets = segments_of(batch)
+    used = np.add.reduceat(length, offsets[:-1])
+    whole = length
+    if PAIR in batch.schema.names:
+        begins = np.diff(batch.column(PAIR).flatten().to_numpy(), prepend=-1) != 0
+        begins[offsets[:-1]] = True
+        whole = item_lengths(length, begins)
+    counts = Counts(
+        rows=batch.num_rows,
+        segments=len(length),
+        tokens=int(used.sum()),
+        row_fill=fill_histogram(used, max_length),
+        segments_per_row=powers_histogram(np.diff(offsets)),
+        attention_after=AttentionCost.of(length, offsets),
+        piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64),
+    )
+    counts.add_mixedness(length, sources_of(batch)[0], offsets)
+    if "labels" in batch.schema.names:
+        labels = rows_of(batch.column("labels"))
+        counts.trained_tokens = int(np.count_nonzero(labels != IGNORED))
+    return counts
+
+
 class DocumentChecks(Checks):
     """Checks documents of a tokenized directory, each of which has its number in its shard."""
 
     def __init__(
-        self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress
+        self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress, **how: bool
     ) -> None:
-        super().__init__(tokenized, findings, progress)
-        self._tokenized, has_chosen = tokenized, tokenized.has_pairs
-        has_trained = tokenized.facts.config.shape != "text"
-        self._schemas = [
-            documents_schema(self._sha256, has_trained=has_trained, has_chosen=has_chosen),
-            index_schema(has_chosen=has_chosen),
-        ]
+        super().__init__(tokenized, findings, progress, **how)
+        self._tokenized = tokenized
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
     def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
-        for shard, expected in zip(shards, self._schemas, strict=True):
-            with pa.memory_map(str(self._path / shard.file)) as file:
-                if texts := schema_differences(pa.ipc.read_schema(file), expected):
-                    return texts
         number = self._number[shards[0].file]
         for batch, index in sound_batches(self._tokenized, number, self._highest):
             self._findings.stop_if_asked()
-            place = [batch.column(name).to_numpy() for name in ("file", "position")]
-            places.append(np.stack(place).astype(np.int64))
-            count_tokenized(batch, index, counts)
+            file, position = (batch.column(name).to_numpy() for name in ("file", "position"))
+            places.append(np.stack([file, position]).astype(np.int64))
+            lengths = index.column("length").to_numpy().astype(np.int64)
+            counts.documents += len(batch)
+            counts.tokens += int(lengths.sum())
+            trained = index.column("trained_tokens").to_numpy()
+            counts.trained_tokens += int(trained.sum(dtype=np.int64))
+            counts.document_length += powers_histogram(lengths)
+            counts.add_files(file, lengths, lengths)
             self._progress.wrote(len(batch.column("input_ids").values), 0)
         return []
 
@@ -317,23 +365,8 @@ class DocumentChecks(Checks):
             else:
                 yield f"its document {at} is at {position[at]} of {path}, not after the one before"
 
-    def _differences(self) -> list[str]:
-        return document_differences(self._counts, self._tokenized.facts)
-
-
-def schema_differences(written: Any, expected: Any) -> list[str]:
-    """How the Arrow schema of a shard and the one that packer writes differ."""
-    theirs, ours = metadata_of(written), metadata_of(expected)
-    texts = [
-        f"its metadata has {key} {theirs.get(key)!r}, the manifest says {ours.get(key)!r}"
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key)
-    ]
-    if written.names != expected.names:
-        names = [", ".join(one.names) for one in (written, expected)]
-        texts.append(f"has the columns {names[0]}, not {names[1]}")
-    elif not written.equals(expected):
-        texts.append("has a column that may be null")
-    elif not texts and written.metadata != expected.metadata:
-        texts.append("its metadata is not written as packer writes it")
-    return texts
+    def _figures(self) -> Iterable[tuple[str, Any]]:
+        for name in ("documents", "tokens", "trained_tokens"):
+            yield name, getattr(self._counts, name)
+        for name in DocumentHistograms.__struct_fields__:
+            yield name, getattr(self._counts, name).tolist()

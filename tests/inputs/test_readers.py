@@ -430,13 +430,6 @@ def test_fields_by_name(folder: Path, name: str, data: bytes, field: str) -> Non
     assert recover_texts("out") == ["yes", "also"]
 
 
-def test_a_file_in_another_encoding_without_a_mark(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("a").decode().encode("utf-16-le"))
-    result = packer("pack", "a.jsonl", *QUIET)
-    assert_error(result, 1, "a.jsonl, line 1 (byte 0): a NUL byte, which no text has")
-    assert "iconv -f UTF-16" in result.stderr
-
-
 # --- columns
 
 

@@ -96,7 +96,7 @@ def test_modes_of_megatron_are_all_text(modes: bytes) -> None:
     pack("a.bin", "-l", 6)
     assert documents_packed() == expected()
     megatron("a", modes=b"\0\0\1\0\0")
-    assert_error(packer("pack", "a.bin", "-l", 6), 1, "a.idx: has sequences of a mode other than 0")
+    assert_error(packer("pack", "a.bin", "-l", 6), 1, "a.idx: has modes other than 0")
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4"])
@@ -230,9 +230,15 @@ DAMAGED_MEGATRON = [
     (lambda: edit("a.idx", 0, b"NOTIDX"), "a.idx: begins with b'NOTIDXX\\x00\\x00'"),
     (lambda: Path("a.idx").write_bytes(b"MMI"), "has 3 bytes of a header, expected"),
     (lambda: Path("a.idx").write_bytes(b""), "begins with b''"),
-    (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2, expected 1"),
-    (lambda: edit("a.idx", 17, b"\7"), "a.idx: tokens of type code 7, expected one of 1 (uint8)"),
-    (lambda: edit("a.idx", 17, b"\5"), "a.idx, sequence 1: begins at byte 12, expected 24"),
+    (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2 and tokens of type code 4, expected"),
+    (
+        lambda: edit("a.idx", 17, b"\7"),
+        "version 1 and tokens of type code 7, expected version 1 and one of 1 (uint8)",
+    ),
+    (
+        lambda: edit("a.idx", 17, b"\5"),
+        "a.idx, sequence 1: begins at byte 12, expected the end of the one before",
+    ),
     (lambda: edit("a.idx", 18, b"\xff" * 8), "a.idx: 142 bytes, expected "),
     (lambda: cut("a.idx", 1), "a.idx: 141 bytes, expected 142 for 5 sequences and 6 boundaries"),
     (lambda: append("a.idx", b"12"), "a.idx: 144 bytes, expected 142"),
@@ -241,7 +247,7 @@ DAMAGED_MEGATRON = [
     (lambda: edit("a.idx", 94, b"\1"), "a.idx, boundary 0: is at sequence 1, expected 0 first"),
     (lambda: edit("a.idx", 110, b"\6"), "a.idx, boundary 2: is at sequence 6, expected"),
     (lambda: edit("a.idx", 110, b"\0"), "a.idx, boundary 2: is at sequence 0, expected"),
-    (lambda: edit("a.idx", 134, b"\4"), "the last of 6 boundaries of documents is at sequence 4"),
+    (lambda: edit("a.idx", 134, b"\4"), "a.idx, boundary 5: is at sequence 4, expected"),
     (lambda: cut("a.bin", 1), "a.bin: 39 bytes, expected 40 by a.idx"),
     (lambda: append("a.bin", bytes(8)), "a.bin: 48 bytes, expected 40 by a.idx"),
     (lambda: os.remove("a.idx"), "a.bin: expected a.idx beside it, there is none"),
@@ -249,7 +255,7 @@ DAMAGED_MEGATRON = [
 
 
 DAMAGED_DATATROVE = [
-    (lambda: cut("a.ds", 1), "a.ds: 19 bytes, expected a multiple of 2, the bytes of a token"),
+    (lambda: cut("a.ds", 1), "a.ds: 19 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
     (lambda: cut("a.ds", 2), "a.ds: 18 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
     (lambda: cut("a.ds.index", 1), "a.ds.index: 39 bytes, expected a multiple of 8"),
     (lambda: cut("a.ds.index", 8), "a.ds: 20 bytes, expected 16 or 32 for the 8 tokens"),

@@ -227,8 +227,8 @@ DEEP = [
     *((more(name), f"{DIFFER}{name}: {FIGURES[name]} in the shards, ") for name in TOTALS),
     *((more(name), f"differ: {name}: ") for name in ("row_fill", "length_squares", "one_length",
                                                      "length_squares_in_rows")),
-    (put("labels", None, -100), f"{DIFFER}trained_tokens: 45 in the shards, 46"),
-    *((put("cu_seqlens", 1, value), "is damaged: cu_seqlens does not increase")
+    (put("labels", None, -100), ": holds 45 trained_tokens, the manifest says 46"),
+    *((put("cu_seqlens", 1, value), ": row 0: cu_seqlens does not increase")
       for value in (-5, 0, 17, 2**31 - 1)),
     # a stream without its end reads as complete
     (in_shards(lambda data: data[:-8]), " bytes, the manifest says "),
@@ -249,7 +249,9 @@ def test_deep_finds_moved_boundaries(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:4]))
     pack("a.jsonl", "-l", 16, "--no-shuffle", "--strategy", "next-fit")
     put("cu_seqlens", 3, 5)(folder / "out")  # 16 | 8, 4, 4 -> 16 | 5, 7, 4
-    assert_error(packer("stats", "out", "--deep"), 1, "document_length: ", "in the manifest")
+    assert_error(
+        packer("stats", "out", "--deep"), 1, "labels trains on padding or on a segment's first"
+    )
 
 
 def unfinished(directory: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import hashlib
 import multiprocessing
 import os
 import shutil
@@ -183,7 +182,32 @@ def test_any_order_in_any_room(packed: Path, data: st.DataObject) -> None:
     assert all("cannot read: cut (tried 3 times)" in one for one in said)
 
 
+def flip_last(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 9)
+
+
+# (accident to shard 3, whether while it is fetched, what is said, the tip)
+FAULTS: dict[str, tuple[Callable[[Path], object], bool, str, str]] = {
+    "other content": (flip_last, False, ": its sha256 is ", "remove the object and upload it"),
+    "shorter": (cut, False, ": has 9 bytes, the manifest says ", "remove the object and upload it"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"x"), False,
+               " bytes, the manifest says ", "remove the object and upload it"),
+    "not there": (Path.unlink, False, ": is missing", "upload the result again"),
+    "cut short": (cut, True, ": cannot read: bytes 0 to 2000 were asked for", "copy it to a local"),
+    "gone": (Path.unlink, True, ": cannot read: no such file", "nothing removes it meanwhile"),
+}  # fmt: skip
+
+
 class TestFaults:
+    @pytest.fixture
+    def shard(self, place: Path) -> Path:
+        return place / open_packed(place).facts.shards[3].file
+
     def fault(self, url: str, tip: str = "") -> str:
         """The error of reading shard 3; nothing of it stays."""
         with pytest.raises(DataError) as caught:
@@ -192,25 +216,34 @@ class TestFaults:
         assert not [name for name in files() if name.endswith(".part")]
         return caught.value.message
 
-    @pytest.fixture
-    def shard(self, place: Path) -> Path:
-        return place / open_packed(place).facts.shards[3].file
+    def disturb(
+        self, shard: Path, accident: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An accident just before the shard is fetched, once the result is open."""
 
-    @pytest.fixture
-    def while_fetched(self, shard: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-        """What happens to the object just before it is fetched, once the result is open."""
+        def disturbed(name: str, found: bytes) -> bytes:
+            if name == shard.name and Bucket.requests.count(name) == 1:
+                accident(shard)
+                raise OSError("cut")
+            return found
 
-        def do(accident: Callable[[], object]) -> None:
-            def disturb(name: str, found: bytes) -> bytes:
-                if name == shard.name and not done:
-                    done.append(accident())
-                    raise OSError("cut")
-                return found
+        monkeypatch.setattr(Bucket, "disturb", staticmethod(disturbed))
 
-            done: list[object] = []
-            monkeypatch.setattr(Bucket, "disturb", staticmethod(disturb))
-
-        return do
+    @pytest.mark.parametrize("name", FAULTS)
+    def test_an_object_that_is_not_what_the_manifest_says(
+        self, url: str, shard: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        accident, is_late, message, tip = FAULTS[name]
+        whole = shard.read_bytes()
+        if is_late:
+            self.disturb(shard, accident, monkeypatch)
+        else:
+            accident(shard)
+        said = self.fault(url, tip)
+        assert said.startswith(f"{url}/{shard.name}")
+        assert message in said
+        shard.write_bytes(whole)
+        assert content(opened(url), 3)
 
     def test_a_connection_that_is_cut_for_good(
         self, url: str, shard: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,48 +257,16 @@ class TestFaults:
         said = self.fault(url, "check the network")
         assert said == f"{url}/{shard.name}: cannot read: connection reset (tried 3 times)"
 
-    def test_an_object_with_other_content(self, url: str, shard: Path) -> None:
-        whole = shard.read_bytes()
-        shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        said = self.fault(url, "remove the object and upload it again")
-        found = hashlib.sha256(shard.read_bytes()).hexdigest()
-        expected = hashlib.sha256(whole).hexdigest()
-        assert said == f"{url}/{shard.name}: its sha256 is {found}, the manifest says {expected}"
-        Bucket.requests.clear()
-        shard.write_bytes(whole)
-        assert content(opened(url), 3)
-
-    @pytest.mark.parametrize("how", ["shorter", "longer"])
-    def test_an_object_of_another_size(self, url: str, shard: Path, how: str) -> None:
-        whole = shard.read_bytes()
-        shard.write_bytes(whole[:-9] if how == "shorter" else whole + b"x")
-        size = len(shard.read_bytes())
-        said = self.fault(url, "remove the object and upload it again")
-        assert said == f"{url}/{shard.name}: has {size} bytes, the manifest says {len(whole)}"
-
-    def test_an_object_that_is_cut_short(self, url: str, shard: Path, while_fetched: Any) -> None:
-        while_fetched(lambda: os.truncate(shard, 9))
-        assert f"{url}/{shard.name}: cannot read: bytes 0 to 2000 were asked" in self.fault(url)
-
-    def test_an_object_that_is_not_there(self, url: str, shard: Path) -> None:
-        shard.unlink()
-        assert self.fault(url) == f"{url}/{shard.name}: is missing"
-
-    def test_an_object_that_goes(self, url: str, shard: Path, while_fetched: Any) -> None:
-        while_fetched(shard.unlink)
-        assert self.fault(url) == f"{url}/{shard.name}: cannot read: no such file"
-        assert Bucket.requests.count(shard.name) == 2  # cut, then not there; not asked for again
-
     def test_another_result_meanwhile(
-        self, url: str, packed: Path, place: Path, while_fetched: Any
+        self, url: str, packed: Path, shard: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pack(packed.parent / "data.jsonl", Path("other").absolute(), "--seed", 5)
 
-        def replace() -> None:
-            shutil.rmtree(place)
-            shutil.copytree("other", place)
+        def replace(shard: Path) -> None:
+            shutil.rmtree(shard.parent)
+            shutil.copytree("other", shard.parent)
 
-        while_fetched(replace)
+        self.disturb(shard, replace, monkeypatch)
         assert self.fault(url) == f"{url}: was replaced by another result while it was read"
 
     def test_no_result(self, url: str, place: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import reduce
 from typing import Any
 
@@ -14,13 +13,10 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from packer_cli.packing.figures import AttentionCost
-from packer_cli.packing.fitting import Loss
 from packer_cli.result.counts import (
     ROW_FILL_BUCKETS,
     Counts,
     InputTotals,
-    fill_histogram,
-    powers_histogram,
 )
 
 FIGURE = st.integers(0, 1 << 40)
@@ -81,11 +77,6 @@ def test_counts_survive_being_written(counts: Counts) -> None:
     assert copied(counts).as_json() == counts.as_json()
 
 
-def test_what_is_nothing_is_not_written() -> None:
-    assert Counts().as_json() == {}
-    assert plain(Counts.from_json({})) == plain(Counts())
-
-
 @given(st.lists(COUNTS, max_size=4), st.randoms())
 def test_sums_are_those_of_every_figure(parts: list[Counts], random: Any) -> None:
     before = [plain(part) for part in parts]
@@ -102,24 +93,6 @@ def test_sums_are_those_of_every_figure(parts: list[Counts], random: Any) -> Non
     random.shuffle(parts)
     assert plain(total(parts)) == sums
     assert plain(total([copied(part) for part in parts])) == sums
-
-
-@given(COUNTS, COUNTS)
-def test_files_of_a_sum_are_its_own(one: Counts, other: Counts) -> None:
-    sums = total([one])
-    before = plain(one)
-    sums.add(other)
-    assert plain(one) == before
-
-
-def test_a_loss_is_added_to_the_figures_of_its_name() -> None:
-    names = [item.name for item in fields(Loss)]
-    loss = Loss(*range(1, len(names) + 1))
-    counts = Counts(documents=5)
-    counts.add_loss(loss)
-    counts.add_loss(loss)
-    expected = {name: 2 * value for name, value in zip(names, range(1, 99), strict=False)}
-    assert counts.as_json() == expected | {"documents": 5}
 
 
 @pytest.mark.parametrize(
@@ -144,33 +117,3 @@ def test_a_loss_is_added_to_the_figures_of_its_name() -> None:
 def test_what_is_no_counts_is_refused(damaged: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         Counts.from_json(damaged)
-
-
-@given(st.lists(st.integers(1, (1 << 31) - 1)))
-def test_histograms_by_powers_of_two(values: list[int]) -> None:
-    expected = [0] * 32
-    for value in values:
-        expected[value.bit_length() - 1] += 1
-    assert powers_histogram(np.array(values, np.int32)).tolist() == expected
-
-
-@given(st.integers(1, 1 << 24).flatmap(
-    lambda length: st.tuples(st.just(length), st.lists(st.integers(0, length)))
-))  # fmt: skip
-def test_histograms_of_how_full_rows_are(case: tuple[int, list[int]]) -> None:
-    max_length, rows = case
-    expected = [0] * ROW_FILL_BUCKETS
-    for used in rows:
-        expected[20 * used // max_length] += 1
-    histogram = fill_histogram(np.array(rows, np.int64), max_length)
-    assert histogram.tolist() == expected
-    assert histogram[-1] == rows.count(max_length)
-
-
-@given(FIGURE, FIGURE, FIGURE)
-def test_every_encoded_token_is_accounted_for(tokens: int, truncated: int, dropped: int) -> None:
-    counts = Counts(tokens=tokens, truncated_tokens=truncated, dropped_tokens=dropped)
-    counts.encoded_tokens = tokens + truncated + dropped
-    assert counts.conserved()
-    counts.encoded_tokens += 1
-    assert not counts.conserved()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forging import Result
-from support import jsonl, pack, packer, squared_lengths_by_hand
+from support import jsonl, pack, squared_lengths_by_hand
 from varied_results import texts
 
 from packer_cli import open_packed
@@ -52,17 +52,6 @@ def test_they_are_those_of_the_rows(folder: Path, options: list[object]) -> None
     assert not sums.flags.owndata
     assert not sums.flags.writeable
     assert np.load("out/squared_lengths.npy").tolist() == expected
-
-
-def test_they_are_those_of_the_rows_of_a_view(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl(*texts(0, 60)))
-    for command in (
-        ("tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens"),
-        ("pack", "tokens", "-l", 64, "--segment-multiple", 4, "--view", "-o", "out"),
-    ):
-        result = packer(*command, "-q")
-        assert result.exit_code == 0, result.stderr
-    assert squared_lengths(open_packed("out")).tolist() == squared_lengths_by_hand("out")
 
 
 @pytest.mark.parametrize("rows", [1, 9, 12345, 1 << 53])

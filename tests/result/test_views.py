@@ -11,22 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from exporting import table_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support import (
     assert_error,
     check_directory,
     contents,
     jsonl,
     packer,
-    recover_documents,
     shard_of,
 )
 from varied_results import conversation, texts
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.view import View
 
 
 def text_lines(count: int, seed: int = 0) -> bytes:
@@ -100,40 +96,11 @@ def test_a_view_reads_as_the_packed_directory(
         assert view[name] == packed[name]
 
 
-@given(
-    st.integers(1, 20),
-    st.integers(1, 9),
-    st.sampled_from(["none", "pre"]),
-    st.lists(st.tuples(st.sampled_from(["text", "chat"]), st.integers(3, 12)), min_size=1,
-             max_size=3),
-    st.integers(0, 99),
-)  # fmt: skip
-@settings(max_examples=8)
-def test_every_view_reads_as_the_packed_directory(
-    tmp_path_factory: pytest.TempPathFactory, steps: int, multiple: int, shift: str,
-    kinds: list[tuple[str, int]], seed: int,
-) -> None:  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("any"))
-        parts = [
-            tokenize(f"part{i}", KINDS[kind](count, 7 * i)) for i, (kind, count) in enumerate(kinds)
-        ]
-        options = ["-l", steps * multiple, "--segment-multiple", multiple, "--label-shift", shift]
-        options += ["--position-ids", "--seed", seed, "--overlong", "truncate", "--keep-untrained"]
-        pack(*parts, *options)
-        pack(*parts, *options, "--view", output="view")
-        assert table("view").equals(table("packed"), check_metadata=True)
-
-
 @pytest.fixture
 def view(folder: Path) -> Path:
     pack(tokenize("a", text_lines(40)), tokenize("b", text_lines(30, 50)), "-l", 64, "--view",
          output="view")  # fmt: skip
     return Path("view")
-
-
-def test_documents_of_a_view_are_those_of_the_inputs(view: Path) -> None:
-    assert len(recover_documents(view)) == 70
 
 
 def test_the_commands_serve_a_view(view: Path) -> None:
@@ -221,21 +188,12 @@ class TestTokensThatMoved:
         assert_error(result, 1, "view: its tokenized directory a is gone", "manifest.json")
         assert "--tokens DIR" in result.stderr
         assert not Path("out").exists()
-        moved = ["--tokens", "other", "--tokens", "elsewhere"]
-        result = packer(*command, *moved)
+        result = packer(*command, "--tokens", "other", "--tokens", "elsewhere")
         assert "is gone" not in result.stderr
         assert command[0] == "verify" or result.exit_code == 0, result.stderr
         assert table(view, tokens=["other", Path("elsewhere")]).equals(expected)
 
-    def test_show_names_the_first_inputs(self, view: Path) -> None:
-        before = packer("show", view, "0", "-1")
-        Path("a").rename("elsewhere")
-        Path("b").rename("other")
-        after = packer("show", view, "0", "-1", "--tokens", "other", "--tokens", "elsewhere")
-        assert (after.stdout, after.stderr) == (before.stdout, before.stderr)
-        assert " (document " in after.stdout
-
-    def test_a_directory_that_changed(self, view: Path) -> None:
+    def test_a_directory_that_changed_or_is_none(self, view: Path) -> None:
         expected = open_packed(view).manifest["inputs"][1]["sha256"]
         shutil.rmtree("b")
         tokenize("b", text_lines(31, 50))
@@ -244,50 +202,34 @@ class TestTokensThatMoved:
         assert "--tokens DIR" in result.stderr
         result = packer("show", view, "--tokens", "b")
         assert_error(result, 1, "b: is not a tokenized directory of the view view", expected)
-
-    @pytest.mark.parametrize("name", ["../view", "../view/", "{folder}/view"])
-    def test_a_view_beside_its_tokens_is_read_from_anywhere(
-        self, view: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
-        expected = packer("show", view, "0").stdout
-        Path("training").mkdir()
-        monkeypatch.chdir("training")
-        named = name.format(folder=folder)
-        shown = packer("show", named, "0")
-        assert shown.exit_code == 0, shown.stderr
-        without_places = [line for line in shown.stdout.splitlines() if "──" not in line]
-        assert without_places == [line for line in expected.splitlines() if "──" not in line]
-        assert packer("verify", named, "-q").exit_code == 0
-        Path("../a").rename("../elsewhere")
-        result = packer("verify", named, "-q")
-        assert_error(result, 1, "its tokenized directory a is gone, from here and from the view")
-
-    def test_relative_paths_are_also_tried_from_the_view(
-        self, view: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        expected = table(view)
-        for name in "ab":
-            shutil.move(name, view)
-        place = view.absolute()
-        monkeypatch.chdir("/")
-        assert table(place).equals(expected)
-
-    def test_what_is_no_tokenized_directory(self, view: Path) -> None:
         assert_error(packer("show", view, "--tokens", "nowhere"), 2, "nowhere")
         assert_error(packer("show", view, "--tokens", view), 1, "view: holds packed rows")
+
+    def test_a_view_is_read_from_anywhere_with_its_tokens_beside_or_in_it(
+        self, view: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = table(view)
+        Path("training").mkdir()
+        monkeypatch.chdir("training")
+        for named in ("../view", "../view/", f"{folder}/view"):
+            assert table(named).equals(expected)
+            assert packer("verify", named, "-q").exit_code == 0
+        for name in "ab":
+            shutil.move(f"../{name}", "../view")
+        monkeypatch.chdir("/")
+        assert table(folder / "view").equals(expected)
+        Path(folder, "view/a").rename(folder / "elsewhere")
+        result = packer("verify", folder / "view", "-q")
+        assert_error(result, 1, "its tokenized directory a is gone, from here and from the view")
 
     def test_a_packed_directory_needs_none(self, view: Path) -> None:
         pack("a", "-l", 64)
         assert_error(packer("show", "packed", "--tokens", "a"), 2, "--tokens: packed is no view")
         with pytest.raises(UsageError, match="is no view"):
             open_packed("packed", tokens="a")
-
-
-def test_a_view_is_opened_as_one(view: Path) -> None:
-    opened = open_packed(view, tokens="a")
-    assert isinstance(opened, View)
-    assert [one.path for one in opened.directories.values()] == [Path("a"), Path("b")]
-    assert opened.facts.config.view
+        result = packer("export", "packed", "--to", "packed", "-o", "out", "-q")
+        assert_error(result, 2, "packed: is packed, and no view")
+        assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
@@ -318,13 +260,6 @@ def test_a_view_exported_is_the_packed_directory(
     again = packer("export", "view", "--to", "packed", "-o", "out", "-q", "--overwrite")
     assert_error(again, 2, "out: holds a finished result")
     assert contents("out") == contents("packed")
-
-
-def test_a_packed_directory_is_not_exported_as_one(view: Path) -> None:
-    pack("a", "-l", 64)
-    result = packer("export", "packed", "--to", "packed", "-o", "out", "-q")
-    assert_error(result, 2, "packed: is packed, and no view")
-    assert not Path("out").exists()
 
 
 def test_a_full_disk_leaves_nothing_of_a_packed_directory(view: Path, small_disk: Path) -> None:

@@ -52,7 +52,7 @@ def test_one_after_the_other(order: tuple[int, ...]) -> None:
         done = packer(*rank(number, 3))
         assert done.exit_code == 0, done.stderr
         if number != order[-1]:
-            assert "units are still to be packed by other ranks" in done.stderr
+            assert "units are not packed" in done.stderr
             assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", done.stderr, re.M)
             assert done.stdout == ""
     assert re.search(r"^packer: out: done in \d+\.\d s$", done.stderr, re.M), done.stderr

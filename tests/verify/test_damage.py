@@ -52,16 +52,6 @@ def test_a_flipped_bit_in_every_column(packed: Path, column: str) -> None:
             forge(shard, good)
 
 
-def test_a_flipped_bit_anywhere(packed: Path) -> None:
-    shard = packed / first()
-    good = shard.read_bytes()
-    for at in range(0, len(good), 61):
-        data = bytearray(good)
-        data[at] ^= 1 << at % 8
-        shard.write_bytes(data)
-        assert_found(first(), "its sha256 is")
-
-
 RULES = {
     "an id below zero": ("input_ids", 0, -1, 0, "input_ids holds a negative id: place 0 has -1"),
     "an id above all": (
@@ -146,7 +136,7 @@ STREAMS = {
     "a header of 2 GiB": "",
     "garbage": "",
     "other metadata": "its metadata has pad_token_id 256, the manifest says 257",
-    "no metadata": "not a readable shard: metadata that is not JSON",
+    "no metadata": "not a readable shard: its metadata has format_version None",
     "another type": "cu_seqlens is list<",
     "a column less": "has the columns input_ids, attention_mask, ",
     "a column more": "an unknown column 'more'",
@@ -187,7 +177,7 @@ def test_things_that_are_no_shard(packed: Path, name: str) -> None:
     assert_found(first(), STREAMS[name])
     if "not a readable" in STREAMS[name]:
         for command in (["stats", "out", "--deep"], ["show", "out"]):
-            assert_error(packer(*command), 1, STREAMS[name].partition(": metadata")[0])
+            assert_error(packer(*command), 1, STREAMS[name].partition(": its metadata")[0])
 
 
 # The manifest
@@ -301,24 +291,6 @@ def test_forged_figures_are_told_by_the_first_row(out: Path) -> None:
         f"out: {SQUARED_LENGTHS}: has {sums[3]} for row 3, whose segments make {made[3]} "
         f"({rows - row + 1} rows)"
     ]
-
-
-@pytest.mark.parametrize("content", [b"", squares_header(1) + bytes(8)])
-def test_a_file_that_cannot_hold_them_is_told(out: Path, content: bytes) -> None:
-    result = Result("out")
-    result.write(SQUARED_LENGTHS, content)
-    result.save()
-    (line,) = problems()
-    assert line.startswith(f"out: {SQUARED_LENGTHS}: is no array of numpy's format 1.0, <i8[")
-
-
-def test_a_file_that_was_changed_or_lost_is_told_once(out: Path) -> None:
-    path = out / SQUARED_LENGTHS
-    path.write_bytes(path.read_bytes()[:-8])
-    (line,) = problems()
-    assert line.startswith(f"out: {SQUARED_LENGTHS}: its sha256 is ")
-    path.unlink()
-    assert problems() == [f"out: {SQUARED_LENGTHS}: is missing"]
 
 
 def test_a_result_without_them(out: Path) -> None:

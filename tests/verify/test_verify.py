@@ -19,8 +19,8 @@ import tiny_tokenizers
 from altered import unaltered
 from forged_changes import change_column, set_config, swap_rows
 from forging import Result
-from support import COMPRESSORS, assert_error, heavy, jsonl, pack, packer, packer_process
-from varied_results import ALL, texts, write_chat, write_mixed
+from support import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process
+from varied_results import ALL, texts, write_mixed
 from verifying import TEXTS, assert_sound, changed, first, forge, problems
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -100,6 +100,12 @@ SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
     "messages": (chats(30, 1, "q{}", "answer {}"), []),
     "long messages": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
                       ["--overlong", "truncate-turns"]),
+    "messages wrapped": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
+                         ["--strategy", "wrap", "--force-split", "--keep-untrained"]),
+    "messages truncated": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
+                           ["--overlong", "truncate", "--truncate-side", "left"]),
+    "messages, the last answer": (chats(30, 1, "q{}", "answer {}"),
+                                  ["--train-on", "last-assistant", "--strategy", "next-fit"]),
     "messages cut": (chats(3, 1, "q" * 50, "a" * 50),
                      ["--overlong", "split", "--force-split", "--keep-untrained"]),
     "prompts": ([{"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)],
@@ -152,33 +158,6 @@ def test_every_format(folder: Path, name: str) -> None:
     sound(24)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--strategy", "wrap", "--force-split"],
-        ["--strategy", "wrap", "--force-split", "--keep-untrained"],
-        ["--overlong", "truncate", "--truncate-side", "left", "--separator", "\n"],
-        ["--overlong", "truncate", "--separator", "</s>", "--eos"],
-        ["--overlong", "split", "--force-split", "--strategy", "next-fit"],
-        ["--train-on", "all", "--overlong", "drop", "--eos"],
-        ["--train-on", "last-assistant", "--strategy", "first-fit-shuffle", "--bos"],
-        ["--overlong", "truncate-turns", "--columns", "input_ids,cu_seqlens,segments"],
-    ],
-    ids=" ".join,
-)
-@pytest.mark.parametrize("tokenizer", ["tok", heavy("bytes")])
-def test_conversations(folder: Path, options: list[object], tokenizer: str) -> None:
-    inputs = write_chat(folder)[0]
-    if tokenizer == "bytes" and ("--bos" in options or "</s>" in options):
-        options = options[:-3]
-    result = packer(
-        "pack", inputs, "-t", tokenizer, "--chat-template", "t.jinja", "-l", 128, *options,
-        "--unit-bytes", 5000, "-q", "-o", "out",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
-    sound()
-
-
 @pytest.mark.parametrize("tokenizer", ["sentencepiece", "unigram"])
 def test_prompts_with_other_tokenizers(folder: Path, tokenizer: str) -> None:
     records = [{"prompt": f"naïve {i}: ", "completion": " don't  panic " * i} for i in range(9)]
@@ -203,14 +182,6 @@ def test_an_updated_result_with_removed_inputs(folder: Path) -> None:
         assert result.exit_code == 0, result.stderr
         sound()
     assert any(one.get("removed") for one in Result("out").manifest["inputs"])
-
-
-def test_the_result_of_ranks(folder: Path) -> None:
-    command = ("pack", *write_mixed(folder), "-q", "-o", "out", "--world-size", 2)
-    for rank in (0, 1):
-        result = packer(*command, "--rank", rank)
-        assert result.exit_code == 0, result.stderr
-    sound()
 
 
 @pytest.mark.parametrize("columns", ["input_ids,cu_seqlens", "input_ids,labels,cu_seqlens"])
@@ -282,25 +253,6 @@ def test_a_work_folder_that_was_left(packed: Path) -> None:
     )
     assert "the next packer pack to this directory removes it" in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_a_tampered_tokenizer_and_rejected_records(folder: Path) -> None:
-    tiny_tokenizers.save(
-        folder / "tok", tiny_tokenizers.byte_level(),
-        tokenizer_config={"eos_token": "</s>", "chat_template": "{{ messages }}"},
-    )  # fmt: skip
-    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS) + b"bad\n")
-    options = ("-l", 16, "-t", "tok", "--on-error", "skip")
-    assert packer("pack", "a.jsonl", *options, "-q", "-o", "out").exit_code == 0
-    assert_sound("--against-inputs")
-    for name in ("tokenizer.json", "tokenizer_config.json", "rejected.jsonl"):
-        path = Path("out", name)
-        good = path.read_bytes()
-        path.write_bytes(good[:-1] + b" ")
-        (line,) = problems()
-        assert line.startswith(f"out: {name}: its sha256 is ")
-        path.write_bytes(good)
-    assert_sound()
 
 
 def test_each_kind_of_problem_has_its_tip(copied: Callable[[str], Result]) -> None:
