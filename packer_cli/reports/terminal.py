@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from textwrap import wrap
 
 from rich.console import Console
@@ -122,7 +121,7 @@ def _grid(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[:1] = [max(least, one) for one in widths[:1]]
     left = max(width - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1), _TITLE)
-    for (*cells, last), style in zip_longest(rows, styles, fillvalue=""):
+    for (*cells, last), style in zip(rows, [*styles, *[""] * len(rows)], strict=False):
         lines = [last] if len(last) <= left else wrap(
             last, left, replace_whitespace=False, break_on_hyphens=False
         )  # fmt: skip
