@@ -14,7 +14,7 @@ from packer_cli._kernels import filling
 from plan_speed import log_normal_lengths
 from settings import from_environment
 
-from packer_cli.packing.planning import plan_rows
+from packer_cli.packing.planning import Planner, shuffled
 
 MAX_LENGTH = 4096
 LEAST_GB = 2.0
@@ -30,7 +30,9 @@ class Filling:
         self.begin = np.cumsum(self.length, dtype=np.int64) - self.length
         used = int(self.length.sum())
         self.ids = np.random.default_rng(1).integers(0, 128_000, used, np.uint32)
-        self.order, self.row_offsets = plan_rows(self.length, MAX_LENGTH, "best-fit", 0, True)
+        self.order, self.row_offsets = shuffled(
+            *Planner(MAX_LENGTH, "best-fit").rows(self.length, 0)[:2], 0
+        )
         rows = self.rows_per_batch = buffer_tokens // MAX_LENGTH
         self.out = [np.zeros((rows, MAX_LENGTH), kind) for kind in (np.int32, np.int32, np.uint8)]
         self.cu_seqlens = np.zeros(len(self.order) + rows, np.int32)

@@ -1,7 +1,7 @@
 """How long does a plan take a document, and how does that compare with sorting?
 
 Lengths are log-normal (median 245, sigma 1.2, cut at the row), as document lengths are. Timed, for
-the default strategy and for the exact order, is `plan_rows`, the call behind `packer pack` and
+the default strategy and for the exact order, is `Planner.rows`, the call behind `packer pack` and
 `plan_packing`, and in the same minute `numpy.argsort(kind="stable")` of the same array, which a
 textbook plan begins with. With the shuffle that `packer pack` adds: in the details.
 
@@ -17,7 +17,7 @@ from measuring import best_of, on_one_core, report, say
 from settings import from_environment
 
 from packer_cli import plan_packing
-from packer_cli.packing.planning import plan_rows
+from packer_cli.packing.planning import Planner, shuffled
 from packer_cli.records import Int32
 
 MOST_NS = {"best-fit": 200.0, "best-fit-decreasing": 100.0}  # with the seeded order, 50 of these
@@ -34,9 +34,9 @@ def log_normal_lengths(count: int, max_length: int, seed: int = 0) -> Int32:
 def _measure(strategy: str, count: int, max_length: int, times: int) -> None:
     lengths = log_normal_lengths(count, max_length)
     say(f"plan: {count:,} documents, max length {max_length}")
-    plan = best_of(times, lambda: plan_rows(lengths, max_length, strategy, 0, False))
+    plan = best_of(times, lambda: Planner(max_length, strategy).rows(lengths, 0)[:2])
     argsort = best_of(3, lambda: np.argsort(lengths, kind="stable"))
-    shuffled = best_of(3, lambda: plan_rows(lengths, max_length, strategy, 0, True))
+    mixed = best_of(3, lambda: shuffled(*Planner(max_length, strategy).rows(lengths, 0)[:2], 0))
     ns, ratio = plan / count * 1e9, plan / argsort
     metrics = plan_packing(lengths, max_length, strategy=strategy).metrics
     report(
@@ -47,7 +47,7 @@ def _measure(strategy: str, count: int, max_length: int, times: int) -> None:
         ns_a_document=ns,
         ratio_to_argsort=ratio,
         argsort_ns_a_document=argsort / count * 1e9,
-        with_shuffle_ns_a_document=shuffled / count * 1e9,
+        with_shuffle_ns_a_document=mixed / count * 1e9,
         rows=metrics.rows,
         lower_bound_rows=metrics.lower_bound_rows,
     )
@@ -75,7 +75,7 @@ def _report_public(
 ) -> None:
     count, kernel_input = len(lengths), np.minimum(lengths, max_length)
     argsort = best_of(3, lambda: np.argsort(lengths, kind="stable"))
-    kernel = best_of(5, lambda: plan_rows(kernel_input, max_length, "best-fit", 0, False))
+    kernel = best_of(5, lambda: Planner(max_length, "best-fit").rows(kernel_input, 0)[:2])
     seconds = {
         policy: best_of(9, lambda p=policy: plan_packing(lengths, max_length, overlong=p).metrics)  # type: ignore[misc]
         for policy in policies

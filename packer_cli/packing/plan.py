@@ -1,7 +1,7 @@
 """`plan_packing`: rows planned from lengths alone, with overlong policies and metrics; and
 `StreamPacker`: lengths one at a time, every row as soon as it is closed.
 
-A plan costs about half as much again as `plan_rows` (see `benchmarks/`).
+A plan costs about half as much again as its `Planner.rows` (see `benchmarks/`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ from packer_cli.packing.fitting import (
     Loss,
     cut_stream,
 )
-from packer_cli.packing.planning import (
-    HARMONIC_CLASSES,
-    balanced,
-    check_max_length,
-    planned_rows,
-    shuffled,
-)
+from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, check_max_length, shuffled
 from packer_cli.records import Int32, Int64, Pieces
 
 
@@ -177,17 +171,13 @@ def plan_packing(
     )  # fmt: skip
     checked = _checked(lengths)
     pieces, loss = _fitted(checked, max_length, name, overlong, segment_multiple)
-    order, row_offsets, row_tokens, counts = planned_rows(
-        pieces.length, max_length, name, seed or 0, max_segments_per_row, segment_multiple
-    )
+    planner = Planner(max_length, name, max_segments_per_row, segment_multiple)
+    order, row_offsets, row_tokens, counts = planner.rows(pieces.length, seed or 0)
     shuffle = None if keeps_order(name) else seed
     if shuffle is not None:
         order, row_offsets = shuffled(order, row_offsets, shuffle)
     if balance == "attention":
-        order, row_offsets = balanced(
-            pieces.length, order, row_offsets, max_length,
-            max_segments=max_segments_per_row, segment_multiple=segment_multiple,
-        )  # fmt: skip
+        order, row_offsets = planner.balanced(pieces.length, order, row_offsets)
         if shuffle is not None:
             order, row_offsets = shuffled(order, row_offsets, shuffle)
     as_planned = shuffle is None and balance == "none"

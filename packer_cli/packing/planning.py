@@ -1,12 +1,13 @@
 """Planning: which document goes to which row, from lengths alone.
 
-`plan_rows` validates, allocates and calls a kernel; `benchmarks/plan_speed.py` says what it costs.
-`plan.py` has the public form.
+A `Planner` allocates and calls a kernel; `benchmarks/plan_speed.py` says what it costs. `plan.py`
+has the public form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,12 @@ _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
 
 
 class Planned(NamedTuple):
-    """order and row_offsets as `plan_rows` gives them, and what best-fit knows of them.
+    """Rows of n pieces: row r holds order[row_offsets[r]:row_offsets[r + 1]].
 
-    row_tokens  int32[rows]
-    counts      int32[max_length + 1], counts[s] documents have length s
+    order        int64[n]
+    row_offsets  int64[rows + 1]
+    row_tokens   int32[rows], where the strategy knows them
+    counts       int32[max_length + 1], counts[s] pieces have length s, where it knows that
     """
 
     order: Int64
@@ -119,80 +122,67 @@ _PLANNERS: dict[str, _Plan] = {
 }
 
 
-def plan_rows(
-    lengths: Int32,
-    max_length: int,
-    strategy: str,
-    seed: int,
-    shuffle: bool,
-    *,
-    max_segments: int | None = None,
-    segment_multiple: int = 1,
-) -> tuple[Int64, Int64]:
-    """Plan pieces that all fit.
+@dataclass(frozen=True)
+class Planner:
+    """How rows are planned.
 
-    lengths int32[n], each in 1..max_length; `strategy` a canonical name; a row is closed by
-    `max_segments` pieces; each piece takes its length rounded up to a `segment_multiple`,
-    which divides max_length. Returns
-    (order int64[n], row_offsets int64[rows + 1]): row r holds the pieces
-    order[row_offsets[r]:row_offsets[r + 1]]. With `shuffle`, rows and the pieces within a
-    row are permuted by `seed`: most strategies begin with the longest pieces otherwise.
-    Without it, too, strategies that do not take pieces in the order given take them in one
-    that depends on `seed`, so that those of equal lengths come from everywhere.
+    max_length        tokens in a row
+    strategy          canonical name
+    max_segments      close a row; None: any number
+    segment_multiple  each piece takes its length rounded up to a multiple of this, which divides
+                      max_length
     """
-    planned = planned_rows(lengths, max_length, strategy, seed, max_segments, segment_multiple)
-    return shuffled(*planned[:2], seed) if shuffle else planned[:2]
 
+    max_length: int
+    strategy: str
+    max_segments: int | None = None
+    segment_multiple: int = 1
 
-def planned_rows(
-    lengths: Int32, max_length: int, strategy: str, seed: int, most: int | None, multiple: int
-) -> Planned:
-    """Rows as the strategy makes them, of at most `most` segments, where that is given."""
-    if len(lengths) == 0:
-        return Planned(np.empty(0, np.int64), np.zeros(1, np.int64))
-    if len(lengths) > _MAX_DOCUMENTS:
-        raise UsageError(
-            f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
-        )
-    visit = None
-    if not takes_input_order(strategy):
-        visit = np.empty(len(lengths), np.int64)
-        plans.permutation(visit, seed)
-        lengths = lengths[visit]
-    if multiple > 1:  # everything in units: the strategies need not know
-        lengths, max_length = padded(lengths, multiple) // multiple, max_length // multiple
-    planned = _PLANNERS[strategy](lengths, max_length, most or 0)
-    if multiple > 1:
-        planned = Planned(planned.order, planned.row_offsets)
-    return planned if visit is None else planned._replace(order=visit[planned.order])
+    def rows(self, lengths: Int32, seed: int) -> Planned:
+        """The rows of pieces that all fit: lengths int32[n], each in 1..max_length.
+
+        Strategies that do not take pieces in the order given take them in one that depends on
+        `seed`, so that those of equal lengths come from everywhere.
+        """
+        if len(lengths) == 0:
+            return Planned(np.empty(0, np.int64), np.zeros(1, np.int64))
+        if len(lengths) > _MAX_DOCUMENTS:
+            raise UsageError(
+                f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
+            )
+        visit = None
+        if not takes_input_order(self.strategy):
+            visit = np.empty(len(lengths), np.int64)
+            plans.permutation(visit, seed)
+            lengths = lengths[visit]
+        max_length, multiple = self.max_length, self.segment_multiple
+        if multiple > 1:  # everything in units: the strategies need not know
+            lengths, max_length = padded(lengths, multiple) // multiple, max_length // multiple
+        planned = _PLANNERS[self.strategy](lengths, max_length, self.max_segments or 0)
+        if multiple > 1:
+            planned = Planned(planned.order, planned.row_offsets)
+        return planned if visit is None else planned._replace(order=visit[planned.order])
+
+    def balanced(self, lengths: Int32, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
+        """A plan of the same rows, each as full as it was, with a more even attention cost.
+
+        Segments that were exchanged come first in their rows.
+        """
+        moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
+        plans.balance_rows(
+            lengths[order], row_offsets, self.max_length, self.segment_multiple,
+            self.max_segments or 0, moved, new_row_offsets,
+        )  # fmt: skip
+        return order[moved], new_row_offsets
 
 
 def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]:
-    """Put rows into another order, and the pieces in each."""
+    """Put rows into another order, and the pieces in each: most strategies begin with the longest
+    pieces otherwise.
+    """
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
     plans.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
-
-
-def balanced(
-    lengths: Int32,
-    order: Int64,
-    row_offsets: Int64,
-    max_length: int,
-    *,
-    max_segments: int | None = None,
-    segment_multiple: int = 1,
-) -> tuple[Int64, Int64]:
-    """A plan of the same rows, each as full as it was, with a more even attention cost.
-
-    Segments that were exchanged come first in their rows. Arguments as in `plan_rows`.
-    """
-    moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
-    plans.balance_rows(
-        lengths[order], row_offsets, max_length, segment_multiple, max_segments or 0,
-        moved, new_row_offsets,
-    )  # fmt: skip
-    return order[moved], new_row_offsets
 
 
 def check_max_length(max_length: int) -> None:

@@ -44,11 +44,7 @@ class PackedRows:
 
     def all_spans(self) -> list[list[tuple[int, int, int]]]:
         """For each sequence the (row, start, end) of all its pieces, in the sequence's order."""
-        spans: list[list[tuple[int, int, int]]] = [[] for _ in range(self.plan.documents)]
-        pieces = zip(*_placed(self.plan).tolist(), strict=True)
-        for document, span in zip(self.plan.pieces.document.tolist(), pieces, strict=True):
-            spans[document].append(span)
-        return spans
+        return _all_spans(self.plan)
 
 
 def pack_sequences(
@@ -60,7 +56,6 @@ def pack_sequences(
     seed: int | None = None,
     overlong: str = "error",
     labels: Sequence[Any] | None = None,
-    attention_masks: Sequence[Any] | None = None,
     eos_token_id: int | None = None,
     separator_id: int | None = None,
     return_spans: bool = False,
@@ -70,17 +65,14 @@ def pack_sequences(
     sequences        lists, 1-d integer arrays or 1-d torch tensors of ids in 0..2**31-1
     strategy, seed, overlong   as in `plan_packing`; "next-fit" keeps the order
     labels           per sequence, unshifted; -100 where not trained on, and else any id
-    attention_masks  per sequence 0/1; tokens with 0 are padding and are left out
     eos_token_id     appended to each sequence that does not end with it; trained on
     separator_id     appended to each sequence always; not trained on
     return_spans     also give each sequence's (row, start, end)
 
     Raises UsageError for unknown options and DataError, naming the sequence, for ids out of
-    range, labels or masks of another length, and (under "error") overlong sequences.
+    range, labels of another length, and (under "error") overlong sequences.
     """
     given = _Given.of(sequences, labels)
-    if attention_masks is not None:
-        given = given.without_masked(attention_masks)
     for name, token in (("eos", eos_token_id), ("separator", separator_id), ("pad", pad_token_id)):
         if token is not None:
             _check_token(token, name)
@@ -88,7 +80,8 @@ def pack_sequences(
         if token is not None:
             given = given.ended(token, always)
     plan = plan_packing(given.lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
-    return _filled(plan, given, pad_token_id, _first_spans(plan) if return_spans else None)
+    spans = [own[0] if own else None for own in _all_spans(plan)] if return_spans else None
+    return _filled(plan, given, pad_token_id, spans)
 
 
 def fill_plan(
@@ -146,19 +139,8 @@ class _Given:
         as_torch = torch and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)
         ids, lengths = _flat(sequences, "sequence")
         _check_ids(ids, lengths, "sequence")
-        given = None
-        if labels is not None:
-            given = _flat_like(labels, lengths, "labels")
-            _check_ids(np.where(given == IGNORED, 0, given), lengths, "labels")
+        given = None if labels is None else _flat_labels(labels, lengths)
         return cls(ids, given, lengths, bool(as_torch))
-
-    def without_masked(self, masks: Sequence[Any]) -> _Given:
-        """Leave out the tokens whose mask is 0."""
-        keep = _flat_like(masks, self.lengths, "attention_mask") != 0
-        edges = np.concatenate([[0], np.cumsum(self.lengths)])
-        lengths = np.diff(np.concatenate([[0], np.cumsum(keep)])[edges])
-        labels = None if self.labels is None else self.labels[keep]
-        return replace(self, ids=self.ids[keep], labels=labels, lengths=lengths)
 
     def ended(self, token: int, always: bool) -> _Given:
         """Put `token` at the end of the non-empty sequences that do not end with it; a separator
@@ -199,14 +181,14 @@ def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64), lengths
 
 
-def _flat_like(values: Sequence[Any], lengths: Int64, what: str) -> Int64:
-    flat, counts = _flat(values, what)
+def _flat_labels(labels: Sequence[Any], lengths: Int64) -> Int64:
+    flat, counts = _flat(labels, "labels")
     if len(counts) != len(lengths):
-        raise DataError(f"{what}: {len(counts)} given for {len(lengths)} sequences")
-    wrong = np.flatnonzero(counts != lengths)
-    if len(wrong):
-        i = int(wrong[0])
-        raise DataError(f"{what} {i}: has {counts[i]} values, the sequence {lengths[i]} tokens")
+        raise DataError(f"labels: {len(counts)} given for {len(lengths)} sequences")
+    if (wrong := counts != lengths).any():
+        i = int(wrong.argmax())
+        raise DataError(f"labels {i}: has {counts[i]} values, the sequence {lengths[i]} tokens")
+    _check_ids(np.where(flat == IGNORED, 0, flat), lengths, "labels")
     return flat
 
 
@@ -257,21 +239,15 @@ def _filled(plan: PackPlan, given: _Given, pad: int, spans: Any) -> PackedRows:
     )
 
 
-def _placed(plan: PackPlan) -> Int64:
-    """int64[3, pieces], (row, start, end) of each piece."""
+def _all_spans(plan: PackPlan) -> list[list[tuple[int, int, int]]]:
+    """(row, start, end) of each sequence's pieces."""
     rows = np.repeat(np.arange(len(plan)), np.diff(plan.row_offsets))
     lengths = plan.pieces.length[plan.order].astype(np.int64)
     ends = np.cumsum(lengths)
     ends -= np.concatenate([[0], ends])[plan.row_offsets[:-1]][rows]  # in each row
     placed = np.empty((3, len(plan.order)), np.int64)
     placed[:, plan.order] = rows, ends - lengths, ends
-    return placed
-
-
-def _first_spans(plan: PackPlan) -> list[tuple[int, int, int] | None]:
-    spans: list[tuple[int, int, int] | None] = [None] * plan.documents
-    documents, firsts = np.unique(plan.pieces.document, return_index=True)
-    pieces = zip(*_placed(plan)[:, firsts].tolist(), strict=True)
-    for document, span in zip(documents.tolist(), pieces, strict=True):
-        spans[document] = span
+    spans: list[list[tuple[int, int, int]]] = [[] for _ in range(plan.documents)]
+    for document, *span in zip(plan.pieces.document.tolist(), *placed.tolist(), strict=True):
+        spans[document].append((span[0], span[1], span[2]))
     return spans

@@ -19,7 +19,7 @@ from packer_cli._kernels import filling
 from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
-from packer_cli.packing.planning import balanced, plan_rows, shuffled
+from packer_cli.packing.planning import Planner, shuffled
 from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
@@ -86,16 +86,18 @@ class Window:
         if config.balance != "none":
             # after keeping back, so that the next windows are those of a run without balance
             unbalanced = AttentionCost.of(stock.length[order], row_offsets)
-            order, row_offsets = balanced(
-                stock.length, order, row_offsets, config.max_length,
-                max_segments=config.max_segments_per_row, segment_multiple=config.segment_multiple,
-            )  # fmt: skip
+            planner = self._planner(config.max_segments_per_row)
+            order, row_offsets = planner.balanced(stock.length, order, row_offsets)
             if config.shuffle:
                 order, row_offsets = shuffled(order, row_offsets, seed)
         if config.mixture is not None and not self._of_source and config.shuffle:
             source = sources_of(config.mixture, stock.file)
             order, row_offsets = evened_out(stock.length, source, order, row_offsets, seed)
         return PlannedRows(stock, order, row_offsets, unbalanced)
+
+    def _planner(self, most: int | None) -> Planner:
+        config = self._config
+        return Planner(config.max_length, config.strategy, most, config.segment_multiple)
 
     def _planned(self, stock: Stock, seed: int) -> tuple[Int64, Int64]:
         """(order, row_offsets) of all pieces."""
@@ -105,10 +107,9 @@ class Window:
             room = np.add.reduceat(taken, begins, dtype=np.int32) if len(begins) else taken
             first = np.append(begins, len(taken))
             most = most and most // int(np.diff(first).max(initial=1))
-        order, row_offsets = plan_rows(
-            room, config.max_length, config.strategy, seed, bool(config.shuffle),
-            max_segments=most, segment_multiple=config.segment_multiple,
-        )  # fmt: skip
+        order, row_offsets, *_ = self._planner(most).rows(room, seed)
+        if config.shuffle:
+            order, row_offsets = shuffled(order, row_offsets, seed)
         if stock.side is None:
             return order, row_offsets
         order, ends = _members(first, order)

@@ -129,7 +129,6 @@ def block_mask_collate(
     *,
     config: Any = NOT_GIVEN,
     form: str = "mask",
-    mask_dtype: Any = None,
     dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
@@ -140,11 +139,10 @@ def block_mask_collate(
             labels, position_ids and the mask. Must be given.
 
     form "mask"       attention_mask [b, 1, max_length, max_length]: True where a query may look,
-                      for SDPA. With a floating `mask_dtype`, 0 there and its lowest value
-                      elsewhere, which eager attention in transformers adds to scores; None takes
-                      what the config's attention needs. Where layers differ, a dict of such masks
-                      by kind of layer, as models of transformers take it. max_length squared bytes
-                      per row and mask.
+                      for SDPA; for eager attention in transformers, which adds masks to scores, 0
+                      there and the lowest value elsewhere, in the model's type. Where layers
+                      differ, a dict of such masks by kind of layer. max_length squared bytes per
+                      row and mask.
     form "documents"  document_ids int32[b, max_length]: 0, 1, ... in each row, the padding last.
                       `flex_block_mask` makes FlexAttention's masks of them, on their device.
 
@@ -159,7 +157,7 @@ def block_mask_collate(
         columns |= {"seq_idx": documents} | edges
     if form == "documents":
         return _named(columns | {"document_ids": documents}, names)
-    kind = _mask_dtype(config) if mask_dtype is None else mask_dtype
+    kind = _mask_dtype(config)
 
     def mask_of(ids: Any, window: int | None) -> Any:
         seen = dense_mask(ids, window)

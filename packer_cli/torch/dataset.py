@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cached import Cache, Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, TrainingStage
+from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Paths,
@@ -94,61 +94,69 @@ class PackedDataset:
         if not paths:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
         kept, its_tokens = _cache_of(paths, cache, cache_bytes), tokens_of_each(paths, tokens)
-        self._parts = [_Part(*one, kept) for one in zip(paths, its_tokens, strict=True)]
-        check_alike([part.packed for part in self._parts])
-        for part in self._parts if tokenizer_sha256 is not None else ():
-            part.check_tokenizer(str(tokenizer_sha256))
-        self.columns = _columns_of(self._parts, columns)
+        self._where = [_Where.of(*one, kept) for one in zip(paths, its_tokens, strict=True)]
+        pairs = zip(self._where, self._results, strict=True)
+        self._where = [one.settled(packed) for one, packed in pairs]
+        check_alike(self._results)
+        if tokenizer_sha256 is not None:
+            for place, packed in zip(self.paths, self._results, strict=True):
+                _check_tokenizer(place, packed.facts.tokenizer, str(tokenizer_sha256))
+        self.columns = _columns_of(self.paths, self._results, columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "foresight"}
+        opened = ("_results", "foresight")  # each process opens them once, on first use
+        return {name: value for name, value in self.__dict__.items() if name not in opened}
+
+    @cached_property
+    def _results(self) -> list[PackedDirectory]:
+        return [one.open() for one in self._where]
 
     @cached_property
     def foresight(self) -> Foresight | None:
         """What a sampler tells which rows come next; None where all results are local."""
-        caches = [part.cache for part in self._parts if part.cache is not None]
-        return Foresight([part.packed for part in self._parts], caches[0]) if caches else None
+        caches = [one.cache for one in self._where if one.cache is not None]
+        return Foresight(self._results, caches[0]) if caches else None
 
     @property
     def paths(self) -> tuple[Path | str, ...]:
         """The directories; URLs as they were given."""
-        return tuple(part.path for part in self._parts)
+        return tuple(one.path for one in self._where)
 
     @property
     def fingerprint(self) -> str:
         """Digest that rows in the same order share, wherever they lie."""
-        return joined_fingerprint([fingerprint_of(part.facts) for part in self._parts])
+        return joined_fingerprint([fingerprint_of(packed.facts) for packed in self._results])
 
     @property
     def max_length(self) -> int:
         """Tokens in a row, L."""
-        return self._parts[0].packed.max_length
+        return self._results[0].max_length
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """The names that the column `source` counts: of the recipe's sources, in its order. Of
         joined results each name is there once. Empty without a recipe.
         """
-        return tuple(dict.fromkeys(one.name for part in self._parts for one in part.facts.sources))
+        every = [one.name for packed in self._results for one in packed.facts.sources]
+        return tuple(dict.fromkeys(every))
 
     @cached_property
     def stages(self) -> tuple[TrainingStage, ...]:
         """The stages of a recipe (name, first_row, rows), which follow one another; empty where
         there are none. Of joined results those of each in turn, where one without is one stage.
         """
-        found = [stages_of(part.packed) for part in self._parts]
-        return joined_stages(found, [len(part.packed) for part in self._parts])
+        return joined_stages([*map(stages_of, self._results)], [*map(len, self._results)])
 
     @property
     def squared_lengths(self) -> Int64:
         """int64[rows], what attention costs in each row: the sum of its squared segment lengths."""
-        found = [squared_lengths(part.packed) for part in self._parts]
+        found = [squared_lengths(packed) for packed in self._results]
         return found[0] if len(found) == 1 else np.concatenate(found)  # one is mapped
 
     @cached_property
     def _ends(self) -> Int64:
         """int64[results], the first row after each."""
-        return np.cumsum([len(part.packed) for part in self._parts])
+        return np.cumsum([len(packed) for packed in self._results])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -158,18 +166,20 @@ class PackedDataset:
 
         Raises IndexError.
         """
-        (number,), (part,) = self._places([row])
-        return self._parts[part].path, int(number)
+        (number,), (result,) = self._places([row])
+        return self.paths[result], int(number)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
         """The rows with these numbers, copied into one tensor for each column."""
-        numbers, parts = self._places(rows)
-        taken = [(part, np.flatnonzero(parts == part)) for part in np.unique(parts).tolist() or [0]]
-        batches = [self._gathered(part, numbers[places]) for part, places in taken]
-        return RowBatch.joined(batches, [places for _, places in taken])
+        numbers, results = self._places(rows)
+        chosen = np.unique(results).tolist() or [0]
+        places = [np.flatnonzero(results == one) for one in chosen]
+        pairs = zip(chosen, places, strict=True)
+        batches = [self._gathered(result, numbers[here]) for result, here in pairs]
+        return RowBatch.joined(batches, places)
 
     def _places(self, rows: Sequence[int]) -> tuple[Int64, Int64]:
         """(number in its result, which result) of rows. Raises IndexError."""
@@ -181,72 +191,83 @@ class PackedDataset:
             return plain % count
 
         wanted = np.fromiter(map(number, rows), np.int64, len(rows))
-        parts = np.searchsorted(self._ends, wanted, side="right")
-        return wanted - np.concatenate([[0], self._ends])[parts], parts
+        results = np.searchsorted(self._ends, wanted, side="right")
+        return wanted - np.concatenate([[0], self._ends])[results], results
 
-    def _gathered(self, part: int, rows: Int64) -> RowBatch:
+    def _gathered(self, result: int, rows: Int64) -> RowBatch:
         """Rows of one of the results. Raises DataError for what is damaged, or of no source."""
-        packed, path = self._parts[part].packed, self._parts[part].path
+        packed, path = self._results[result], self.paths[result]
         names = ["file" if name == SOURCE else name for name in self.columns]
         try:
             found = packed.gather(rows, names)
         except ValueError as error:  # changed while it was mapped
             raise DataError(f"{path}: {error}", PACK_AGAIN) from error
-        fixed, ragged = {}, {}
-        for name, values in found.items():
-            if name == "file":
-                known, inputs = self._source_of_input[part], values.values
-                sources = known[np.clip(inputs, -1, len(known) - 1)]
-                if len(sources) and sources.min() < 0:
-                    raise DataError(
-                        f"{path}: a segment is of input {inputs[sources < 0][0]}, which no source "
-                        f"in {MANIFEST} has",
-                        PACK_AGAIN,
-                    )
-                ragged[SOURCE] = Lists(sources, values.ends)
-            elif isinstance(values, Lists):
-                ragged[name] = values
-            else:
-                shifted = name == "labels" and packed.label_shift == "pre"
-                fixed[SHIFTED if shifted else name] = torch.from_numpy(values)
+        ragged = {name: found[name] for name in names if isinstance(found[name], Lists)}
+        fixed = {name: torch.from_numpy(found[name]) for name in names if name not in ragged}
+        if packed.label_shift == "pre" and "labels" in fixed:
+            fixed = {SHIFTED if n == "labels" else n: values for n, values in fixed.items()}
+        if "file" in ragged:
+            inputs = ragged.pop("file")
+            known = self._source_of_input[result]
+            sources = known[np.clip(inputs.values, -1, len(known) - 1)]
+            if (lost := sources < 0).any():
+                raise DataError(
+                    f"{path}: a segment is of input {inputs.values[lost][0]}, which no source in "
+                    f"{MANIFEST} has",
+                    PACK_AGAIN,
+                )
+            ragged[SOURCE] = Lists(sources, inputs.ends)
         return RowBatch(fixed, ragged)
 
     @cached_property
     def _source_of_input(self) -> list[Int32]:
         """int32[inputs + 1] of each result, the number of each input's source; -1: none."""
         found = []
-        for part in self._parts:
-            numbers = np.full(len(part.facts.inputs) + 1, -1, np.int32)
-            for one in part.facts.sources:
+        for packed in self._results:
+            numbers = np.full(len(packed.facts.inputs) + 1, -1, np.int32)
+            for one in packed.facts.sources:
                 numbers[slice(*one.inputs)] = self.sources.index(one.name)
             found.append(numbers)
         return found
 
 
-def _columns_of(parts: Sequence[_Part], chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """The columns that rows get. Raises UsageError for one that a result lacks, and DataError for
-    results of unlike columns: where some are chosen, pairs and other rows still never go together.
-    """
-    first, chosen = parts[0], [chosen] if isinstance(chosen, str) else chosen
-    for other in parts[1:]:
-        unlike = {*first.columns} ^ {*other.columns}
-        if unlike := unlike if chosen is None else unlike & {PAIR, SIDE}:
-            name = min(unlike)
-            has, lacks = (first, other) if name in first.columns else (other, first)
+class _Where(NamedTuple):
+    """What a result is opened by, in every process; `digest` once it was opened."""
+
+    path: Path | str
+    tokens: Paths | None
+    cache: Cache | None
+    digest: str | None = None
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None) -> _Where:
+        name = os.fspath(path)
+        if not storage.is_url(name):
+            # absolute: shards are mapped later, perhaps by a worker elsewhere
+            local = storage.local(path, "rows are only read from local directories").absolute()
+            return cls(local, tokens, None)
+        if tokens:
+            raise UsageError(f"tokens: {name} is no view: it has its tokens itself", "leave it out")
+        return cls(name.rstrip("/"), None, cache)
+
+    def open(self) -> PackedDirectory:
+        """Raises DataError where it is another result by now."""
+        if self.cache is not None:
+            return open_cached(str(self.path), self.cache, self.digest)
+        packed = open_packed(self.path, self.tokens)
+        if self.digest not in (None, packed.digest):
             raise DataError(
-                f"{has.path} has a column {name}, {lacks.path} has none",
-                f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
+                f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
+                "open it again; pack into a new directory while one is in use",
             )
-    if chosen is None:
-        return first.columns
-    if not chosen:
-        raise UsageError(f"columns: is empty; the directory has {', '.join(first.columns)}")
-    for part in parts:
-        for name in chosen:
-            part.check_column(name)
-    both = [PADDED_BOUNDARIES] if "cu_seqlens" in chosen else []
-    always = [name for name in (*both, PAIR, SIDE) if name in first.columns]
-    return tuple(dict.fromkeys([*chosen, *always]))
+        return packed
+
+    def settled(self, packed: PackedDirectory) -> _Where:
+        """The same, of the result that it is now."""
+        tokens = self.tokens
+        if isinstance(packed, View):
+            tokens = [one.path.absolute() for one in packed.directories.values()]
+        return self._replace(tokens=tokens, digest=packed.digest)
 
 
 def _cache_of(
@@ -275,76 +296,56 @@ def _cache_of(
     return Cache(storage.local(cache, "a cache is a local directory").absolute(), cache_bytes)
 
 
-class _Part:
-    """One result of a dataset, opened once in each process. It pickles as its path."""
-
-    def __init__(self, path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None):
-        name = os.fspath(path)
-        self.cache = cache if storage.is_url(name) else None
-        if self.cache is not None and tokens:
-            raise UsageError(f"tokens: {name} is no view: it has its tokens itself", "leave it out")
-        # absolute: shards are mapped later, perhaps by a worker elsewhere
-        self.path: Path | str = (
-            storage.local(path, "rows are only read from local directories").absolute()
-            if self.cache is None
-            else name.rstrip("/")
-        )
-        self._tokens, self._digest = tokens, ""
-        packed = self.packed
-        self._digest = packed.digest
-        if isinstance(packed, View):
-            self._tokens = [one.path.absolute() for one in packed.directories.values()]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {n: self.__dict__[n] for n in ("path", "cache", "_tokens", "_digest")}
-
-    @cached_property
-    def packed(self) -> PackedDirectory:
-        if self.cache is not None:
-            return open_cached(str(self.path), self.cache, self._digest or None)
-        packed = open_packed(self.path, self._tokens)
-        if self._digest not in ("", packed.digest):
+def _columns_of(
+    paths: Sequence[Path | str], results: Sequence[PackedDirectory], chosen: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The columns that rows get. Raises UsageError for one that a result lacks, and DataError for
+    results of unlike columns: where some are chosen, pairs and other rows still never go together.
+    """
+    every = [[n for n in one.facts.config.columns if n != "segments"] for one in results]
+    first, chosen = every[0], [chosen] if isinstance(chosen, str) else chosen
+    for path, own in zip(paths, every, strict=True):
+        unlike = {*first} ^ {*own}
+        if unlike := unlike if chosen is None else unlike & {PAIR, SIDE}:
+            name = min(unlike)
+            has, lacks = (paths[0], path) if name in first else (path, paths[0])
             raise DataError(
-                f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
-                "open it again; pack into a new directory while one is in use",
+                f"{has} has a column {name}, {lacks} has none",
+                f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
             )
-        return packed
-
-    @property
-    def facts(self) -> Manifest:
-        return self.packed.facts
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that rows may get, but for `source`."""
-        return tuple(name for name in self.facts.config.columns if name != "segments")
-
-    def check_column(self, name: str) -> None:
-        """Raise UsageError where rows cannot have a column."""
-        if name != SOURCE:
-            if name not in self.columns:
-                raise one_of("columns", name, self.columns)
-        elif not self.facts.sources or "segments" not in self.facts.config.columns:
+    if chosen is None:
+        return tuple(first)
+    if not chosen:
+        raise UsageError(f"columns: is empty; the directory has {', '.join(first)}")
+    for path, packed, own in zip(paths, results, every, strict=True):
+        if absent := [name for name in chosen if name not in (*own, SOURCE)]:
+            raise one_of("columns", absent[0], own)
+        facts = packed.facts
+        if SOURCE in chosen and not (facts.sources and "segments" in facts.config.columns):
             why = "has no sources, since no recipe made it"
-            if self.facts.sources:
+            if facts.sources:
                 why = "was packed without the column segments, by which sources are found"
             raise UsageError(
-                f"columns: {SOURCE!r}: {self.path} {why}",
+                f"columns: {SOURCE!r}: {path} {why}",
                 "leave it out, or pack a recipe with that column",
             )
+    both = [PADDED_BOUNDARIES] if "cu_seqlens" in chosen else []
+    always = [name for name in (*both, PAIR, SIDE) if name in first]
+    return tuple(dict.fromkeys([*chosen, *always]))
 
-    def check_tokenizer(self, expected: str) -> None:
-        """Raise DataError where rows were packed with another tokenizer."""
-        tokenizer, description = self.facts.tokenizer, "from token ids, without a tokenizer"
-        if tokenizer is not None:
-            if tokenizer.sha256 == expected.lower():
-                return
-            description = f"with {tokenizer.source}, sha256 {tokenizer.sha256}"
-        raise DataError(
-            f"{self.path}: was packed {description}; tokenizer_sha256 is {expected}",
-            "pack again with --tokenizer set to the trainer's, of which sha256sum tokenizer.json "
-            "prints the digest; one that was only saved again may have another",
-        )
+
+def _check_tokenizer(path: Path | str, tokenizer: Any, expected: str) -> None:
+    """Raise DataError where rows were packed with another tokenizer, or none."""
+    description = "from token ids, without a tokenizer"
+    if tokenizer is not None:
+        if tokenizer.sha256 == expected.lower():
+            return
+        description = f"with {tokenizer.source}, sha256 {tokenizer.sha256}"
+    raise DataError(
+        f"{path}: was packed {description}; tokenizer_sha256 is {expected}",
+        "pack again with --tokenizer set to the trainer's, of which sha256sum tokenizer.json "
+        "prints the digest; one that was only saved again may have another",
+    )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from megatron.energon import (
 from megatron.energon.errors import FatalSampleError
 from megatron.energon.flavors.jsonl.jsonl_prepare import JsonlPreparator
 
-from packer_cli import plan_packing
 from packer_cli.energon import BestFitPacking, PackedSample, TokenSample
 from packer_cli.errors import UsageError
 from packer_cli.options.options import NAMES
@@ -141,16 +140,6 @@ def test_wrap_cuts_where_rows_end(path: Path, documents: list[list[int]], worker
     assert Counter(t for ids in flat for t in ids) == Counter(t for ids in documents for t in ids)
     full = [int(row.attention_mask.sum()) == L for row in rows]
     assert full.count(False) <= max(1, workers) * -(-SAMPLES // 50)  # the last row of a buffer
-
-
-def test_the_groups_are_those_of_the_plan(documents: list[list[int]]) -> None:
-    chosen = encoder(overlong="split", seed=None)
-    samples = [
-        TokenSample(__key__=str(i), __restore_key__=(i,), input_ids=torch.tensor(ids[:L]))
-        for i, ids in enumerate(documents)
-    ]
-    groups = [[int(one.__key__) for one in row] for row in chosen.select_samples_to_pack(samples)]
-    assert groups == plan_packing([len(ids[:L]) for ids in documents], L).rows()
 
 
 def test_labels_are_kept() -> None:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def block_mask(rows: Any) -> Batch:
 
 
 def additive_mask(rows: Any) -> Batch:
-    return block_mask_collate(rows, config=None, mask_dtype=torch.float32)
+    return block_mask_collate(rows, config=SimpleNamespace(_attn_implementation="eager"))
 
 
 def flex_documents(rows: Any) -> Batch:
@@ -61,6 +62,7 @@ def positions_alone(rows: Any) -> Batch:
     return varlen_collate(rows, names=names, config=None)
 
 
+PRETENDED = "flash_attention_2, pretended"  # its functions in plain torch, called by transformers
 # (collator, attn_implementation)
 WAYS = [
     (partial(varlen_collate, config=None), "sdpa"),
@@ -73,17 +75,11 @@ WAYS = [
     (additive_mask, "sdpa"),
     (additive_mask, "eager"),
     (flex_documents, "flex_attention"),
+    (partial(varlen_collate, config=None), PRETENDED),
+    (partial(padded_collate, config=None), PRETENDED),
+    (positions_alone, PRETENDED),
 ]
 IDS = [f"{getattr(made, 'func', made).__name__}-{attention}" for made, attention in WAYS]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Such small models only wait for more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -188,27 +184,12 @@ def moved(batch: Batch, device: str) -> Batch:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen"])
 @pytest.mark.parametrize(("collate", "attention"), WAYS, ids=IDS)
-def test_packed_equals_unpacked(packed: Path, kind: str, collate: Collate, attention: str) -> None:
+def test_packed_equals_unpacked(
+    monkeypatch: pytest.MonkeyPatch, packed: Path, kind: str, collate: Collate, attention: str
+) -> None:
+    if attention == PRETENDED:
+        pretend_flash_attention(monkeypatch)
     check(kind, attention, packed, collate)
-
-
-PRETENDED = "flash_attention_2, pretended"
-
-
-@pytest.fixture
-def pretended_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn's functions in plain torch, called by all that transformers does around them."""
-    pretend_flash_attention(monkeypatch)
-
-
-@pytest.mark.usefixtures("pretended_flash")
-@pytest.mark.parametrize("kind", ["llama", "qwen"])
-@pytest.mark.parametrize(
-    "collate",
-    [partial(varlen_collate, config=None), partial(padded_collate, config=None), positions_alone],
-)
-def test_what_flash_attention_is_given(packed: Path, kind: str, collate: Collate) -> None:
-    check(kind, PRETENDED, packed, collate)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen"])

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
-import torch
 from families import (
     ATTENTIONS,
     COLLATORS,
@@ -35,14 +33,6 @@ PLAIN = {
 }
 CASES = cases()
 IDS = [name + (", kernels" if kernels else "") for name, kernels in CASES]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def lines_of_the_page() -> list[str]:

@@ -165,11 +165,6 @@ def test_what_is_no_batch() -> None:
             check_isolation(llama(), wrong)
 
 
-def test_labels_are_not_looked_at() -> None:
-    batch = padded_collate(rows(), config=None)
-    check_isolation(llama(), batch | {"labels": None, "shift_labels": None})
-
-
 class Counts(torch.nn.Module):
     """Random by itself: another number in each call."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -12,17 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from datasets import Dataset, load_from_disk
-from support import packer
-from tokenizers import Tokenizer, models
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Trainer,
-    TrainingArguments,
-)
-from trl import SFTConfig, SFTTrainer
+from datasets import Dataset
 
 from packer_cli import pack_sequences, plan_packing
 from packer_cli.errors import DataError, UsageError
@@ -177,59 +166,3 @@ def test_no_python_lists_of_tokens() -> None:
     tracemalloc.stop()
     assert len(dataset) == 2000
     assert peak < 2_000_000 * 60  # arrays of 64 bits; a list of ints would take 36 bytes more
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished directory with position_ids."""
-    folder, random = tmp_path_factory.mktemp("directory"), np.random.default_rng(1)
-    lines = (json.dumps({"input_ids": random.integers(0, VOCABULARY, n).tolist()})
-             for n in random.integers(5, 60, 100))  # fmt: skip
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    command = ["pack", folder / "data.jsonl", "-l", 64, "-o", folder / "out", "-q"]
-    assert packer(*command, "--position-ids").exit_code == 0
-    return folder / "out"
-
-
-def _model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=2, **sizes))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: Path) -> None:
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, use_cpu=True,
-        report_to="none", learning_rate=1e-2, logging_steps=1,
-    )  # fmt: skip
-    trainer = Trainer(_model(), arguments, train_dataset=load_from_disk(str(directory)))
-    batch = next(iter(trainer.get_train_dataloader()))
-    assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(
-        COLUMNS, (4, 64)
-    )
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == 4
-    assert losses[0] == pytest.approx(np.log(VOCABULARY), rel=0.1)  # every label is the next token
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_sft_trainer_trains_on_a_directory_as_it_is(directory: Path, tmp_path: Path) -> None:
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
-    arguments = SFTConfig(
-        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, use_cpu=True,
-        bf16=False, report_to="none", max_length=None,  # TRL cuts rows at its own, 1024
-    )  # fmt: skip
-    dataset = load_from_disk(str(directory))
-    trainer = SFTTrainer(
-        _model(), arguments, train_dataset=dataset,
-        processing_class=PreTrainedTokenizerFast(
-            tokenizer_object=words, eos_token="1", pad_token="0"  # noqa: S106
-        ),
-    )  # fmt: skip
-    batch = next(iter(trainer.get_train_dataloader()))
-    assert batch["input_ids"].shape == batch["labels"].shape == (4, 64)
-    trained = sum((b["labels"] != -100).sum().item() for b in trainer.get_train_dataloader())
-    assert trained == sum(label != -100 for row in dataset["labels"][:] for label in row)
-    assert np.isfinite(trainer.train().training_loss)

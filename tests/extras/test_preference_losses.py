@@ -59,14 +59,6 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What TRL makes tokens with. Packed rows have the tokens that it makes."""
@@ -218,30 +210,6 @@ def test_dpo(dpo: Any, kind: str, way: str, form: dict[str, Any]) -> None:
             trainer.ref_model = reference
             assert_same((found, gradients(model)), (expected, slopes))
     assert done == len(records)
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_dpo_as_the_page_writes_it(dpo: Any, kept: bool) -> None:
-    """Sums alone; and logits of nothing but the places that predict answers."""
-    trainers, pairs, records = dpo
-    trainer = trainers["llama"]
-    trainer.loss_types = ["sigmoid"]
-    model, reference = trainer.model, trainer.ref_model
-    (batch, *_), done = batches(pairs, WAYS["varlen"]), 0
-    theirs = trainer.data_collator(records[done : len(batch["chosen"])])
-    expected = trainer._compute_loss(model, theirs, False)
-    expected.backward()
-    slopes = gradients(model)
-    inputs = batch["inputs"]
-    how = inputs | ({"logits_to_keep": batch["places"]} if kept else {})
-    logits = model(**how).logits
-    assert logits.shape[1] == (len(batch["places"]) if kept else inputs["input_ids"].numel())
-    with torch.no_grad():
-        old = answer_logps(reference(**how).logits, batch)
-    ratios = answer_logps(logits, batch) - old
-    found = -logsigmoid(0.5 * (ratios[batch["chosen"]] - ratios[batch["rejected"]])).mean()
-    found.backward()
-    assert_same((found, gradients(model)), (expected, slopes))
 
 
 @pytest.mark.parametrize("form", [{}, {"multiple": 8}], ids=str)

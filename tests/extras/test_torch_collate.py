@@ -177,7 +177,8 @@ def test_block_mask() -> None:
     assert (mask.shape, mask.dtype) == ((2, 1, 8, 8), torch.bool)
     assert drawn(mask[0, 0]) == SEEN
     assert torch.equal(mask[1, 0], torch.ones(8, 8).tril().bool())
-    added = block_mask_collate(ROWS, config=None, mask_dtype=torch.bfloat16)["attention_mask"]
+    eager = config(_attn_implementation="eager", dtype=torch.bfloat16)
+    added = block_mask_collate(ROWS, config=eager)["attention_mask"]
     assert torch.equal(added == 0, mask)
     assert added.min() == torch.finfo(torch.bfloat16).min
 
@@ -310,6 +311,8 @@ def test_what_cannot_be_collated_is_named() -> None:
         varlen_collate([], config=None)
     with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
         block_mask_collate(ROWS, config=None, form="masks")
+    with pytest.raises(UsageError, match="int16"):
+        padded_collate(ROWS, dtype=torch.int16, config=None)
 
 
 @pytest.mark.parametrize("edges", [[0, 3, 2], [0, 9], [1, 8]])
@@ -318,11 +321,6 @@ def test_boundaries_that_are_none_are_named(edges: list[int]) -> None:
     for collate in COLLATORS:
         with pytest.raises(DataError, match=rf"row 1 of a batch has the boundaries \{edges}"):
             collate([ROWS[1], damaged])
-
-
-def test_another_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match="int16"):
-        padded_collate(ROWS, dtype=torch.int16, config=None)
 
 
 def test_rows_without_boundaries_have_them_where_positions_restart() -> None:

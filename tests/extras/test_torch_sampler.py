@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from recipes import pack_sources, write_sources
@@ -21,7 +20,6 @@ from support import packer
 from torch import distributed
 from torch.utils.data import DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.options import Stage
@@ -490,64 +488,3 @@ def test_accelerate_gives_each_epoch_its_order(
     loader = accelerator.prepare(DataLoader(dataset, 4, sampler=sampler, collate_fn=collate))
     taken = [row for _ in range(2) for batch in loader for row in read(batch)]
     assert taken == [*one, *one]
-
-
-class Reading(TrainerCallback):
-    """Stops a training like an interruption."""
-
-    def __init__(self, stop: int | None) -> None:
-        self.stop = stop
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = state.global_step == self.stop
-
-
-class PackedTrainer(Trainer):
-    def _get_train_sampler(self, train_dataset: Any = None) -> PackedSampler:
-        return PackedSampler(self.train_dataset, rank=0, world_size=1, **SMALL)
-
-
-def trainer_of(dataset: PackedDataset, folder: Path, **how: Any) -> Trainer:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2,
-    )  # fmt: skip
-    options = TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=4, max_steps=30, save_steps=25,
-        logging_steps=10, use_cpu=True, report_to="none", disable_tqdm=True,
-        dataloader_pin_memory=False, save_only_model=False,
-        remove_unused_columns=how.pop("removes", False),
-    )  # fmt: skip
-    return PackedTrainer(model=LlamaForCausalLM(config), args=options, train_dataset=dataset, **how)
-
-
-def test_the_trainer_trains_and_resumes_in_the_order(
-    dataset: PackedDataset, tmp_path: Path
-) -> None:
-    read, one = numbers(dataset), PackedSampler(dataset, **SMALL)
-    expected = [*one, *one]
-
-    def train(stop: int | None) -> list[int]:
-        seen: list[int] = []
-
-        def seeing(rows: Any) -> dict[str, Any]:
-            batch = collate(rows)
-            seen.extend(read(batch))
-            return batch
-
-        trainer = trainer_of(dataset, tmp_path, data_collator=seeing, callbacks=[Reading(stop)])
-        outcome = trainer.train(resume_from_checkpoint=stop is None)
-        assert torch.isfinite(torch.tensor(outcome.training_loss))
-        return seen
-
-    assert train(25)[:100] == expected[:100]
-    # the loader of accelerate reads one batch ahead
-    assert train(None)[:20] == expected[100:120]
-
-
-def test_a_trainer_that_removes_columns_is_told(dataset: PackedDataset, tmp_path: Path) -> None:
-    trainer = trainer_of(dataset, tmp_path, data_collator=collate, removes=True)
-    with pytest.raises(UsageError, match="rows without cu_seqlens") as caught:
-        trainer.train()
-    assert "remove_unused_columns=False" in caught.value.tip

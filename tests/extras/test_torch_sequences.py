@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from packer_cli import pack_sequences
-from packer_cli.errors import DataError
 
 FOUR = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
 NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
@@ -15,9 +14,8 @@ NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.uint8])
 def test_tensors_give_the_rows_of_lists(kind: torch.dtype) -> None:
     tensors = [torch.tensor(sequence, dtype=kind) for sequence in FOUR]
-    masks = [torch.ones(len(sequence), dtype=torch.bool) for sequence in FOUR]
     options = {"strategy": "next-fit", "eos_token_id": 99, "return_spans": True}
-    packed = pack_sequences(tensors, 8, labels=tensors, attention_masks=masks, **options)
+    packed = pack_sequences(tensors, 8, labels=tensors, **options)
     expected = pack_sequences(FOUR, 8, labels=FOUR, **options)
     for name in NAMES:
         tensor = getattr(packed, name)
@@ -27,17 +25,3 @@ def test_tensors_give_the_rows_of_lists(kind: torch.dtype) -> None:
     assert all(isinstance(part, torch.Tensor) for part in packed.cu_seqlens)
     assert [p.tolist() for p in packed.cu_seqlens] == [p.tolist() for p in expected.cu_seqlens]
     assert packed.spans == expected.spans
-
-
-@pytest.mark.parametrize(
-    ("tensor", "message"),
-    [
-        (torch.tensor([0.5]), "sequence 1: .* float32"),
-        (torch.tensor([[1]]), "sequence 1: .* shape"),
-        (torch.tensor([-1]), "sequence 1: -1 is not in"),
-        (torch.empty(1, dtype=torch.int64, device="meta"), "sequence 1: not a flat sequence"),
-    ],
-)
-def test_tensors_that_are_no_sequence_are_named(tensor: torch.Tensor, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        pack_sequences([torch.tensor([1]), tensor], 4)

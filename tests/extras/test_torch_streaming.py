@@ -24,7 +24,6 @@ from packer_cli.torch import (
     pack_result_to_tensors,
     packed_collate_fn,
     padded_collate,
-    varlen_collate,
 )
 
 L = 32
@@ -199,15 +198,6 @@ def test_ranks_that_would_get_nothing(rank: int) -> None:
         next(iter(dataset))
 
 
-@pytest.mark.parametrize(
-    "collate",
-    [partial(varlen_collate, config=None), partial(padded_collate, config=None), packed_collate_fn],
-)
-def test_rows_suit_every_collator(collate: Any) -> None:
-    loader = DataLoader(PackingIterableDataset(documents(50), L), 4, collate_fn=collate)
-    assert len(list(loader)) > 3
-
-
 def test_bad_input() -> None:
     with pytest.raises(DataError, match="the source of documents is empty"):
         next(iter(PackingIterableDataset([], L)))
@@ -254,13 +244,6 @@ def test_a_plan_and_its_documents_become_tensors(make: Any) -> None:
     assert_expected(batch.to("cpu"))
 
 
-def test_given_labels() -> None:
-    plan = plan_packing([3, 2], 8, strategy="next-fit")
-    batch = pack_result_to_tensors(plan, FOUR[:2], labels=[[7, 7, -100], [7, 9]], pad_token_id=5)
-    assert batch.labels.tolist() == [[-100, 7, -100, -100, 9, -100, -100, -100]]
-    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 5, 5, 5]]
-
-
 @pytest.mark.parametrize("lengths", [[3, 2, 4], [2, 3, 4, 3], [3, 2, 4, 2], [3, 2, 4, 4]])
 def test_a_plan_of_other_documents(lengths: list[int]) -> None:
     with pytest.raises(
@@ -272,13 +255,6 @@ def test_a_plan_of_other_documents(lengths: list[int]) -> None:
 def test_a_plan_with_padding_inside_its_rows() -> None:
     with pytest.raises(UsageError, match="a plan with a segment multiple of 4"):
         pack_result_to_tensors(plan_packing([3, 2, 4, 3], 8, segment_multiple=4), FOUR)
-
-
-@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
-def test_a_plan_with_overlong_documents(overlong: str) -> None:
-    plan = plan_packing([3, 20, 5], 8, overlong=overlong)
-    batch = pack_result_to_tensors(plan, [range(1, 4), range(1, 21), range(1, 6)])
-    assert batch.attention_mask.sum() == {"split": 28, "truncate": 16, "drop": 8}[overlong]
 
 
 def test_documents_are_packed_by_the_collator() -> None:

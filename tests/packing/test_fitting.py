@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_cli.packing.fitting import Loss, cut_stream, fit, loss_of
+from packer_cli.packing.fitting import cut_stream, fit, loss_of
 from packer_cli.records import Pieces
 
 relaxed = settings(max_examples=100, deadline=None)
@@ -40,29 +40,6 @@ def expected_pieces(lengths: list[int], max_length: int, policy: str) -> list[tu
             starts = starts[:1] if policy == "truncate" else []
         pieces += [(document, start, min(max_length, total - start)) for start in starts]
     return pieces
-
-
-@relaxed
-@given(documents, st.integers(1, 20), policies, st.integers(0, 50))
-def test_every_token_is_kept_or_counted(
-    lengths: list[int], max_length: int, policy: str, first: int
-) -> None:
-    """Wherever the batch begins."""
-    offsets = offsets_of(lengths) + first
-    for pieces in (cut_stream(offsets, max_length, 3), fit(offsets, max_length, policy)):
-        assert (offsets[pieces.document] + pieces.start).tolist() == pieces.begin.tolist()
-        columns = (pieces.document, pieces.begin, pieces.length, pieces.start)
-        assert [column.dtype for column in columns] == ["i8", "i8", "i4", "i4"]
-    kept = expected_pieces(lengths, max_length, policy)
-    assert as_tuples(pieces) == kept
-    overlong = sum(length > max_length for length in lengths)
-    lost = sum(lengths) - sum(length for _, _, length in kept)
-    expected = {
-        "split": Loss(),
-        "truncate": Loss(overlong, lost, lost),
-        "drop": Loss(0, 0, 0, overlong, lost, lost),
-    }
-    assert loss_of(pieces, offsets) == expected[policy]
 
 
 @relaxed
@@ -106,19 +83,6 @@ def test_trained_tokens_are_lost_with_the_others(
     loss = loss_of(pieces, offsets, np.array(trained, np.uint8))
     lost = sum(trained) - sum(trained[at] for at in tokens(pieces))
     assert loss.truncated_trained_tokens + loss.dropped_trained_tokens == lost
-
-
-@relaxed
-@given(documents, st.integers(1, 20), st.integers(0, 100))
-def test_a_stream_is_cut_at_multiples_and_nowhere_else(
-    lengths: list[int], max_length: int, position: int
-) -> None:
-    pieces = cut_stream(offsets_of(lengths), max_length, position)
-    assert tokens(pieces) == list(range(sum(lengths)))
-    cuts = set(range(-position % max_length, sum(lengths), max_length))
-    begins = {begin for begin, length in zip(offsets_of(lengths), lengths, strict=False) if length}
-    assert set(pieces.begin.tolist()) == cuts | begins
-    assert len(pieces) == len(cuts | begins)
 
 
 @relaxed

@@ -80,21 +80,6 @@ def test_limits_raise_the_bound_no_further_than_the_optimum(
     assert limited <= _fewest_rows(lengths, capacity, most)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "rows"),
-    [
-        ([], 0),
-        ([10], 1),
-        ([6, 6, 6], 3),  # more than half a row: one each
-        ([4, 4, 4, 4, 4], 2),  # by volume alone: thirds are beyond L2
-        ([7, 7, 4, 4], 3),  # above 10 - 4 stand alone; the fours share the third row
-        ([5, 5, 5], 2),  # exactly half: two to a row
-    ],
-)
-def test_the_bound_of_known_lengths(lengths: list[int], rows: int) -> None:
-    assert bound(lengths, 10) == rows
-
-
 def _cut_rows(seed: int, rows: int, capacity: int) -> list[int]:
     """Lengths that fill exactly `rows` rows: the optimum is known."""
     rng = np.random.default_rng(seed)

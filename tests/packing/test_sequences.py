@@ -71,30 +71,6 @@ def test_nothing_to_pack_gives_no_rows(sequences: Any) -> None:
     assert rows.spans == [None] * len(sequences)
 
 
-def test_empty_sequences_are_placed_nowhere() -> None:
-    rows = pack_sequences([[], [1, 2], [], [3]], 4, strategy="next-fit", return_spans=True)
-    assert lists(rows, "input_ids") == [[1, 2, 3, 0]]
-    assert rows.spans == [None, (0, 0, 2), None, (0, 2, 3)]
-    assert [part.tolist() for part in rows.cu_seqlens] == [[0, 2, 3]]
-
-
-def test_given_labels_go_where_their_tokens_go() -> None:
-    labels = [[1, X, 3], [4, 5], [X, X, 8, 77], [10, 11, X]]
-    rows = pack_sequences(FOUR, 8, strategy="next-fit", labels=labels)
-    assert lists(rows, "labels") == [[X, X, 3, X, 5, X, X, X], [X, X, 8, 77, X, 11, X, X]]
-
-
-def test_masked_tokens_are_padding_and_left_out() -> None:
-    masks = [[0, 1, 1], [1, 1], [1, 0, 1, 0], [0, 0, 0]]
-    labels = [[1, 2, 30], [4, 50], [6, 7, 80, 9], [10, 11, 12]]
-    rows = pack_sequences(
-        FOUR, 8, strategy="next-fit", labels=labels, attention_masks=masks, return_spans=True
-    )
-    assert lists(rows, "input_ids") == [[2, 3, 4, 5, 6, 8, 0, 0]]
-    assert lists(rows, "labels") == [[X, 30, X, 50, X, 80, X, X]]
-    assert rows.spans == [(0, 0, 2), (0, 2, 4), (0, 4, 6), None]
-
-
 @pytest.mark.parametrize(
     ("ends", "ids", "labels"),
     [
@@ -157,8 +133,6 @@ HIGHEST = (1 << 31) - 1
         ({"labels": [[1, 2, 3], [4], *FOUR[2:]]}, "labels 1: has 1 values, the sequence 2 tokens"),
         ({"labels": [FOUR[0], [4, -1], *FOUR[2:]]}, f"labels 1: -1 is not in 0..{HIGHEST}"),
         ({"labels": [FOUR[0], [1 << 31, 1], *FOUR[2:]]}, "labels 1: 2147483648 is not in"),
-        ({"attention_masks": [[1, 1, 1], [1]]}, "attention_mask: 2 given for 4 sequences"),
-        ({"attention_masks": [[1] * 3] * 4}, "attention_mask 1: has 3 values, the sequence 2"),
     ],
 )
 def test_bad_data_is_named_by_its_sequence(arguments: dict[str, Any], message: str) -> None:
@@ -197,7 +171,6 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         "strategy": draw(st.sampled_from(NAMES)),
         "overlong": draw(st.sampled_from(["split", "truncate", "drop"])),
         "labels": like(st.sampled_from([X, 31, 32, 33])),
-        "attention_masks": like(st.integers(0, 1)),
         "eos_token_id": draw(st.sampled_from([None, 9])),
         "separator_id": draw(st.sampled_from([None, 8])),
         "pad_token_id": draw(st.sampled_from([0, 9])),
@@ -210,8 +183,7 @@ def _expected(call: dict[str, Any]) -> list[list[tuple[int, int]]]:
     tokens = []
     for i, sequence in enumerate(call["sequences"]):
         labels = call["labels"][i] if call["labels"] else sequence
-        masks = call["attention_masks"][i] if call["attention_masks"] else [1] * len(sequence)
-        pairs = [(t, y) for t, y, m in zip(sequence, labels, masks, strict=True) if m]
+        pairs = list(zip(sequence, labels, strict=True))
         eos, separator = call["eos_token_id"], call["separator_id"]
         if pairs and eos is not None and pairs[-1][0] != eos:
             pairs.append((eos, eos))

@@ -133,17 +133,6 @@ def test_only_badly_filled_rows_are_carried_and_not_many(lengths: list[list[int]
         assert window.tokens <= LENGTH * (len(written) // 3)
 
 
-@given(lengths=BATCHES)
-def test_balance_exchanges_segments_within_a_plan_only(lengths: list[list[int]]) -> None:
-    plain = packed(lengths, PackConfig(LENGTH))
-    even = packed(lengths, PackConfig(LENGTH, balance="attention"))
-    segments = [
-        [sorted(one for row in plan for one in row) for plan in run] for run in (plain, even)
-    ]
-    assert segments[0] == segments[1]
-    assert [len(plan) for plan in plain] == [len(plan) for plan in even]
-
-
 @given(lengths=BATCHES.filter(lambda batches: sum(map(sum, batches)) > 0))
 def test_what_rows_cost_before_they_are_balanced(lengths: list[list[int]]) -> None:
     [planned, alone] = [

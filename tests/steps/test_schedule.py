@@ -105,21 +105,6 @@ def test_rows_are_the_same_however_they_are_asked_for(balance: Any, seed: int | 
 
 
 @relaxed
-@given(many_rows, many_sizes, balances, st.integers(0, 400), st.data())
-def test_equal_sizes_go_on_as_if_nothing_had_happened(
-    rows: int, sizes: ManySizes, balance: str, turns: int, data: st.DataObject
-) -> None:
-    options = {"stages": data.draw(many_stages(rows)), "window": 3}
-    one = schedule(rows, sizes, balance, **options)
-    begin = min(turns * sizes[0], 3 * rows)
-    begin -= begin % sizes[0]
-    dealt = one.history(begin)
-    assert dealt == [[0, *sizes]]
-    again = schedule(rows, sizes, balance, **options, begin=begin, dealt=dealt)
-    assert again.rows_at(begin, 5 * rows).tolist() == one.rows_at(begin, 5 * rows).tolist()
-
-
-@relaxed
 @given(many_rows, balances, st.lists(st.tuples(many_sizes, st.integers(0, 60)), max_size=12),
        st.data())  # fmt: skip
 def test_every_row_is_taken_once_an_epoch_whatever_the_sizes_were(
@@ -191,28 +176,6 @@ def test_an_interruption_leaves_no_rows_of_another_place(
 @pytest.mark.parametrize("sizes", [(2, 2**40, 2**40), (2, 2**62, 4), (2, 1, 2**70), (1, 10**30, 1)])
 def test_steps_far_larger_than_the_epoch(balance: Any, sizes: ManySizes) -> None:
     assert sorted(schedule(100, sizes, balance).rows_at(0, 100)) == [*range(100)]
-
-
-def unevenness(costs: np.ndarray, one: Schedule, rows: int, ranks: int) -> float:
-    """The mean over whole steps of the costliest rank's share of the mean rank's."""
-    size = one.grid.step_at(0).end
-    steps = one.rows_at(0, rows // size * size).reshape(-1, size // ranks, ranks)
-    sums = costs[steps].sum(axis=1)
-    return float((sums.max(axis=1) / sums.mean(axis=1)).mean())
-
-
-def test_steps_are_more_even_by_step_and_most_even_by_order() -> None:
-    rows, costs = 6000, 400 + np.minimum(costs_of(6000), 600)
-    options: dict[str, Any] = {"block_rows": 256, "window_blocks": 64, "costs": costs}
-    random, step, order = (
-        unevenness(costs, schedule(rows, (16, 1, 4), balance, **options), rows, 16)
-        for balance in (None, "step", "order")
-    )
-    assert random > 1.2 > step > 1.01 > order
-    # steps of a window are shuffled, or they would begin with the costliest
-    rows = schedule(4000, (8, 1, 1), "order").rows_at(0, 64 * 8).reshape(64, 8)
-    steps = np.argsort(np.argsort(costs_of(4000)[rows].sum(axis=1)))
-    assert abs(np.corrcoef(steps, np.arange(64))[0, 1]) < 0.3
 
 
 @pytest.mark.parametrize(
