@@ -246,7 +246,7 @@ def test_a_failing_read_ends_the_run(form: str, fault: str, halfway: bool) -> No
     error, message = FAULTS[fault]
 
     def fail(path: str, start: int) -> None:
-        if not halfway or len(Shelf.requests) > 2:
+        if not halfway or len(Shelf.requests) > 1:
             raise error
 
     Shelf.disturb = fail
