@@ -4,10 +4,10 @@ messages.py       conversations of every dialect as OpenAI-style messages
 templates.py      which chat template
 chat_template.py  messages -> text, and where every turn begins and ends in it
 sandbox.py        what templates run in
-arguments.py      further variables that a template reads, for all records or for one
-probe.py          conversations of marks, one for each structure
-learned.py        what they tell: where turns begin and end, and what a template leaves out
+syntax.py         which variables a template reads, and what it looks for in words
+probe.py          conversations of marks, one for each structure, and what a text leaves out of them
 turns.py          the characters that the assistant wrote, end of turn included
+parts.py          which of them are not trained on
 renderer.py       messages -> Document(text, spans)
 documents.py      record -> Document: all of it together
 shorten.py        conversations that are too long

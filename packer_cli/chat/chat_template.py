@@ -20,7 +20,7 @@ from packer_cli.chat.sandbox import (
     marks_generation,
     refusing_to_compile,
 )
-from packer_cli.chat.word_looks import TwoLooks, is_constant_prompt, looks_of, mentions_in
+from packer_cli.chat.syntax import TwoLooks, looks_of, mentions_in
 from packer_cli.errors import UsageError, cut
 
 _NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
@@ -107,7 +107,6 @@ class ChatTemplate:
             **self._template.globals, **special_tokens, "documents": None, **(arguments or {})
         }  # fmt: skip
         self.marks_generation = marks_generation(tree)
-        self.prompt_is_constant = is_constant_prompt(tree)
         self._tree = tree
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
@@ -120,10 +119,7 @@ class ChatTemplate:
     @cached_property
     def looks(self) -> TwoLooks:
         """What it looks for in the words of messages and of tools."""
-        messages, tools = (
-            looks_of(self._tree, name, self._known) for name in ("messages", "tools")
-        )
-        return TwoLooks(messages, tools)
+        return looks_of(self._tree, self._known)
 
     @cached_property
     def mentions(self) -> frozenset[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.chat.arguments import parse_arguments
 from packer_cli.chat.chat_template import ChatTemplate
 from packer_cli.chat.messages import (
     ASSISTANT,
@@ -38,6 +37,7 @@ from packer_cli.chat.pairs import (
 )
 from packer_cli.chat.probe import kind_of_piece, summed, words_of
 from packer_cli.chat.renderer import Conversation, Document, Renderer
+from packer_cli.chat.syntax import parse_arguments
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import reader_for

@@ -292,6 +292,13 @@ def joined_content(content: Any) -> str:
     return "".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
+def says_something(message: _Message) -> bool:
+    """Whether a message has words, reasoning or calls."""
+    words = [joined_content(message.get("content")), *(message.get(key) for key in REASONING)]
+    spoken = any(isinstance(one, str) and one.strip() for one in words)
+    return spoken or bool(message.get("tool_calls"))
+
+
 def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = ()) -> list[Any]:
     """Messages of which the assistant's are not trained on, but for those of these numbers."""
     return [

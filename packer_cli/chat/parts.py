@@ -2,20 +2,18 @@
 
 Found from renderings, never guessed. What a turn has because of its reasoning or its calls is what
 a rendering without them lacks in that turn. Where ranges of content begin and end is shown by marks
-in the content: characters that no text has, rendered once more, and gone from a text that is else
-the same. Where that is not clear, it is an error.
+in the content: characters of private use that the text has not, rendered once more, and gone from a
+text that is else the same. Where that is not clear, it is an error.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Collection
 from itertools import accumulate
 from typing import Any
 
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
-from packer_cli.chat.learned import OPEN_TAG, Span
 from packer_cli.chat.messages import (
     ASSISTANT,
     DETAIL,
@@ -23,26 +21,28 @@ from packer_cli.chat.messages import (
     RefusedError,
     UndecidableError,
     joined_content,
+    says_something,
     untrained_ranges,
     without_notes,
 )
 from packer_cli.chat.probe import THOUGHT
-from packer_cli.chat.turns import AssistantSpans
+from packer_cli.chat.turns import OPEN_TAG, AssistantSpans, Span, Structures
 from packer_cli.options.documents import DocumentConfig
 
 _Message = dict[str, Any]
-# A mark: its number in digits that are no characters of any text, and another that ends it.
-_FIRST, _END = 0xFDD1, "\ufdef"
-_MARK = re.compile("([\ufdd1-\ufdda]+)\ufdef")
+_FIRST_MARK, _MOST_MARKS = 0x100000, 0xFFFE
+_MARKS = re.compile("[\U00100000-\U0010fffd]")
 
 
 class UntrainedParts:
     """Finds such parts in the renderings of one template."""
 
     def __init__(
-        self, template: ChatTemplate, assistant: AssistantSpans, config: DocumentConfig
-    ) -> None:
-        self._template, self._assistant, self._config = template, assistant, config
+        self, template: ChatTemplate, structures: Structures, assistant: AssistantSpans,
+        config: DocumentConfig,
+    ) -> None:  # fmt: skip
+        self._template, self._structures = template, structures
+        self._assistant, self._config = assistant, config
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
@@ -53,50 +53,45 @@ class UntrainedParts:
         `noted`: the messages with what packer notes about them, which the template never gets.
         Raises UndecidableError.
         """
-        spans = list[Span]()
+        spans, config = list[Span](), self._config
         ranged = [number for number in trained if DETAIL in noted[number]]
         if ranged:
             spans += self._ranges(rendering.text, noted, tools, ranged)
-        config = self._config
-        if not config.trains_reasoning:
-            thoughtful = [n for n in trained if _without_reasoning(messages[n]) != messages[n]]
-            if thoughtful:
-                spans += self._reasoning(rendering, messages, tools, thoughtful)
-        if config.train_tool_calls is False:
-            calling = [n for n in trained if messages[n].get("tool_calls")]
-            if calling:
-                spans += self._calls(rendering, messages, tools, calling)
+        thoughtful = [n for n in trained if _without_reasoning(messages[n]) != messages[n]]
+        if thoughtful and not config.trains_reasoning:
+            spans += self._reasoning(rendering, messages, tools, thoughtful)
+        calling = [n for n in trained if messages[n].get("tool_calls")]
+        if calling and config.train_tool_calls is False:
+            spans += self._calls(rendering, messages, tools, calling)
         return sorted(span for span in spans if span[0] < span[1])
 
     def _ranges(
         self, text: str, messages: list[_Message], tools: list[Any] | None, numbers: list[int]
     ) -> list[Span]:
         """What its ranges leave out of content."""
-        cuts = list[tuple[int, int]]()  # (message, character) of every mark, in pairs
-        ranges, marked = list[Span](), list(messages)
+        ranges, cuts = list[tuple[int, int, int]](), list[tuple[int, int]]()
+        marked = list(messages)
         for number in numbers:
-            content = joined_content(messages[number].get("content"))
-            begin, end = _edges(content)
+            content, first = joined_content(messages[number].get("content")), len(cuts)
+            # templates take away the white space around content, and a mark would keep it
+            begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
             for start, stop in untrained_ranges(messages[number], len(content)):
                 if max(start, begin) < min(stop, end):
-                    ranges.append((start, stop))
+                    ranges.append((number, start, stop))
                     cuts += [(number, max(start, begin)), (number, min(stop, end))]
-            marks = [(at, mark) for mark, (which, at) in enumerate(cuts) if which == number]
-            marked[number] = _with_marks(messages[number], marks) if marks else messages[number]
+            if cuts[first:]:
+                marks = [(at, mark) for mark, (_, at) in enumerate(cuts[first:], first)]
+                marked[number] = _with_marks(messages[number], marks)
         found = self._marks(text, marked, tools) if cuts else {}
-        shown = {cuts[mark][0] for mark in found}
-        spans = list[Span]()
-        for (start, stop), first in zip(ranges, range(0, len(cuts), 2), strict=True):
-            (number, before), (_, after) = cuts[first : first + 2]
+        shown, spans = {cuts[mark][0] for mark in found}, list[Span]()
+        for which, (number, start, stop) in enumerate(ranges):
             if number not in shown:  # the template leaves out the content
                 continue
-            if not {first, first + 1} <= found.keys():
+            if not {2 * which, 2 * which + 1} <= found.keys():
                 raise _undecided(f"the template does not show all of message {number}")
-            content, begin, end = (
-                joined_content(messages[number]["content"]),
-                found[first],
-                found[first + 1],
-            )
+            content = joined_content(messages[number]["content"])
+            begin, end = found[2 * which], found[2 * which + 1]
+            before, after = cuts[2 * which][1], cuts[2 * which + 1][1]
             # white space around it is left out, too, where the template shows it
             while before > start and text[begin - 1] == content[before - 1]:
                 begin, before = begin - 1, before - 1
@@ -109,18 +104,14 @@ class UntrainedParts:
         self, text: str, messages: list[_Message], tools: list[Any] | None
     ) -> dict[int, int]:
         """Where each mark is in the text, which has none itself."""
-        try:
-            shown = self._template.render(list(map(without_notes, messages)), tools).text
-        except RefusedError as error:
-            raise _undecided(str(error)) from error
-        pieces = _MARK.split(shown)
-        if "".join(pieces[::2]) != text:
+        shown = self._rendered(list(map(without_notes, messages)), tools).text
+        pieces = _MARKS.split(shown)
+        if "".join(pieces) != text:
             raise _undecided("the template looks into their content")
-        ends = accumulate(map(len, pieces[::2]))
-        numbers = [_number(digits) for digits in pieces[1::2]]
-        if len(set(numbers)) < len(numbers):
+        marks = [ord(mark) - _FIRST_MARK for mark in _MARKS.findall(shown)]
+        if len(set(marks)) < len(marks):
             raise _undecided("the template shows their content more than once")
-        return dict(zip(numbers, ends, strict=False))
+        return dict(zip(marks, accumulate(map(len, pieces)), strict=False))
 
     def _reasoning(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
@@ -130,25 +121,22 @@ class UntrainedParts:
         without = [
             _without_reasoning(m) if m.get("role") == ASSISTANT else m for m in messages
         ]  # of all, so that it is rendered once
-        other, what = self._rendered(without, tools), "reasoning"
+        other = self._rendered(without, tools)
         if other.text == rendering.text:
             return []
-        speakers = [i for i, m in enumerate(messages) if m.get("role") == ASSISTANT]
-        with_it = self._assistant.by_message(rendering, messages, tools)
-        lacking = self._assistant.by_message(other, without, tools)
-        spans = list[Span]()
-        for number, own, others in zip(speakers, with_it, lacking, strict=True):
-            if number not in numbers:
-                continue
-            if not _says_something(without[number]):
+        said = self._said(rendering, messages, tools)
+        lacking, spans = self._said(other, without, tools), list[Span]()
+        for number in numbers:
+            own, others = said.get(number, []), lacking.get(number, [])
+            if not says_something(without[number]):
                 spans += own  # nothing would be left but its end
                 continue
             if len(own) != len(others):
-                raise _unclear(what, number)
+                raise _unclear("reasoning", number)
             for one, its in zip(own, others, strict=True):
                 added = _added(rendering.text, one, other.text, its)
                 if added is None:
-                    raise _unclear(what, number)
+                    raise _unclear("reasoning", number)
                 spans.append(added)
         return spans
 
@@ -159,53 +147,60 @@ class UntrainedParts:
         """What turns have because of their calls. Results would not go without calls, so only
         the conversation up to the turn is rendered without them.
         """
-        speakers = [i for i, m in enumerate(messages) if m.get("role") == ASSISTANT]
-        turns = dict(
-            zip(speakers, self._assistant.by_message(rendering, messages, tools), strict=True)
-        )
-        spans, what = list[Span](), "tool calls"
+        said, text, spans = self._said(rendering, messages, tools), rendering.text, list[Span]()
         for number in numbers:
-            message = messages[number]
+            own, message = said.get(number, []), messages[number]
             uncalled = {
                 k: v for k, v in message.items() if k not in ("tool_calls", "function_call")
-            }
-            uncalled["content"] = uncalled.get("content") or ""
-            rest = uncalled
-            thought = str(message.get("reasoning_content") or "").strip()
-            if not (self._config.trains_reasoning and thought in rendering.text):
-                rest = _without_reasoning(uncalled)
-            if not _says_something(rest):
-                spans += turns[number]
-                continue
-            texts, own = list[str](), list[list[Span]]()
+            } | {"content": message.get("content") or ""}
             thoughtless = _without_reasoning(message)
-            keeps_thought = rest is uncalled and thoughtless != message
-            for last in (message, uncalled, *[thoughtless] * keeps_thought):
-                talk = [*messages[:number], last]
-                upto = self._rendered(talk, tools)
-                texts.append(upto.text)
-                own.append(self._assistant.by_message(upto, talk, tools)[-1])
-            if any(len(some) != 1 for some in own):
-                raise _unclear(what, number)
-            added = _added(texts[0], own[0][0], texts[1], own[1][0], white_space=False)
-            if added is not None and keeps_thought:  # some show a thought only where calls follow
-                thought_at = _added(texts[0], own[0][0], texts[2], own[2][0])
-                pieces = [] if thought_at is None else without([added], [thought_at])
-                added = pieces[0] if len(pieces) == 1 else None
-            if added is None:
-                raise _unclear(what, number)
-            calls = texts[0][slice(*added)]
-            if not calls:
+            thought = str(message.get("reasoning_content") or "").strip()
+            keeps_thought = self._config.trains_reasoning and thought in text
+            if not says_something(uncalled if keeps_thought else _without_reasoning(uncalled)):
+                spans += own
                 continue
+            without_thought = thoughtless if keeps_thought and thoughtless != message else None
+            calls = self._of_calls(messages[:number], message, uncalled, without_thought, tools)
             places = [
                 (at, at + len(calls))
-                for start, stop in turns[number]
-                for at in _places(calls, rendering.text, start, stop)
+                for start, stop in own
+                for at in range(start, stop - len(calls) + 1)
+                if calls and text.startswith(calls, at)
             ]
-            if len(places) != 1:
-                raise _unclear(what, number)
+            if calls and len(places) != 1:
+                raise _unclear("tool calls", number)
             spans += places
         return spans
+
+    def _of_calls(
+        self, before: list[_Message], message: _Message, uncalled: _Message,
+        thoughtless: _Message | None, tools: list[Any] | None,
+    ) -> str:  # fmt: skip
+        """What the turn of a message that follows `before` has because of its calls."""
+        texts, own = list[str](), list[Span]()
+        for last in filter(None, (message, uncalled, thoughtless)):
+            talk = [*before, last]
+            upto = self._rendered(talk, tools)
+            spans = self._said(upto, talk, tools).get(len(before), [])
+            if len(spans) != 1:
+                raise _unclear("tool calls", len(before))
+            texts.append(upto.text)
+            own += spans
+        added = _added(texts[0], own[0], texts[1], own[1], white_space=False)
+        if added is not None and thoughtless:  # some show a thought only where calls follow
+            thought = _added(texts[0], own[0], texts[2], own[2])
+            pieces = without([added], [thought]) if thought else []
+            added = pieces[0] if len(pieces) == 1 else None
+        if added is None:
+            raise _unclear("tool calls", len(before))
+        return texts[0][slice(*added)]
+
+    def _said(
+        self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None
+    ) -> dict[int, list[Span]]:
+        told = self._structures.of(messages, tools)
+        said = self._assistant.find(rendering, messages, tools, told)
+        return {one.number: one.spans for one in said}
 
     def _rendered(self, messages: list[_Message], tools: list[Any] | None) -> Rendering:
         try:
@@ -269,56 +264,28 @@ def _without_reasoning(message: _Message) -> _Message:
     return kept
 
 
-def _says_something(message: _Message) -> bool:
-    words = [joined_content(message.get("content")), *(message.get(key) for key in REASONING)]
-    spoken = any(isinstance(one, str) and one.strip() for one in words)
-    return spoken or bool(message.get("tool_calls"))
-
-
-def _edges(content: str) -> Span:
-    """Where the content begins and ends but for white space around it."""
-    return len(content) - len(content.lstrip()), len(content.rstrip())
-
-
 def _with_marks(message: _Message, marks: list[tuple[int, int]]) -> _Message:
     """The message with marks of these numbers in its content: (before which character, number)."""
-    content = message["content"]
-    if isinstance(content, str):
-        return message | {"content": _marked(content, marks)}
-    texts = [part if isinstance(part, str) else part["text"] for part in content]
-    begins = [0, *accumulate(map(len, texts))][:-1]
-    own: list[list[tuple[int, int]]] = [[] for _ in texts]
-    for at, number in marks:
-        part = max(bisect_right(begins, at) - 1, 0)
-        own[part].append((at - begins[part], number))
-    new = [_marked(text, some) for text, some in zip(texts, own, strict=True)]
-    return message | {
-        "content": [
-            text if isinstance(part, str) else part | {"text": text}
-            for part, text in zip(content, new, strict=True)
-        ]
-    }
+    if marks[-1][1] >= _MOST_MARKS or _MARKS.search(joined_content(message["content"])):
+        raise _undecided("it has too many ranges, or characters of private use")
+    if isinstance(message["content"], str):
+        return message | {"content": _marked(message["content"], marks)}
+    parts, begin = [], 0
+    for number, part in enumerate(message["content"], 1):
+        text = part if isinstance(part, str) else part["text"]
+        end = begin + len(text)
+        is_last = number == len(message["content"])
+        own = [(at - begin, mark) for at, mark in marks if begin <= at and (at < end or is_last)]
+        new = _marked(text, own)
+        parts.append(new if isinstance(part, str) else part | {"text": new})
+        begin = end
+    return message | {"content": parts}
 
 
 def _marked(text: str, marks: list[tuple[int, int]]) -> str:
-    pieces, done = [], 0
-    for at, number in sorted(marks):
-        digits = "".join(chr(_FIRST + int(digit)) for digit in str(number))
-        pieces += [text[done:at], digits, _END]
-        done = at
-    return "".join([*pieces, text[done:]])
-
-
-def _number(digits: str) -> int:
-    return int("".join(str(ord(digit) - _FIRST) for digit in digits))
-
-
-def _places(part: str, text: str, start: int, stop: int) -> list[int]:
-    places, at = [], text.find(part, start, stop)
-    while at >= 0:
-        places.append(at)
-        at = text.find(part, at + 1, stop)
-    return places
+    for at, number in sorted(marks, reverse=True):
+        text = text[:at] + chr(_FIRST_MARK + number) + text[at:]
+    return text
 
 
 def _unclear(what: str, number: int) -> UndecidableError:

@@ -1,10 +1,10 @@
 """Probes: conversations with marks in the place of words, to see what a template does with them.
 
 What becomes of a conversation depends on its structure (roles, kinds of parts, names of fields,
-tools, what comes before and after) and, with few templates, on its words (word_looks.py). A probe
-is a conversation of the same structure in which numbers found nowhere else take the place of all
-words: where each lands in the text, or that it lands nowhere, tells whose words are where
-(learned.py), and what the template leaves out.
+tools, what comes before and after) and, with few templates, on its words (syntax.py). A probe is a
+conversation of the same structure in which numbers found nowhere else take the place of all words:
+where each lands in the text, or that it lands nowhere, tells whose words are where (turns.py), and
+what the template leaves out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
 _TOOLS = -1  # in the place of a message's number
 _CONTENT, _REASONING, _THOUGHT_IN_CONTENT = "content", "reasoning", "thought"
 _OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
+_MARK, _MARKS = "7{:06d}4951", re.compile("(?=(7[0-9]{6,7}4951))")  # found amid digits, too
 _MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
 _Message = dict[str, Any]
 
@@ -45,18 +46,17 @@ class Piece(NamedTuple):
 @dataclass(frozen=True)
 class Probe:
     """A conversation of marks. `marks[i]`: those of the words of message i; `pieces`: what they
-    stand for, and those of names; `digits`: of the number of a mark.
+    stand for, and those of names.
     """
 
     messages: list[_Message]
     tools: list[Any] | None
     marks: list[list[str]]
     pieces: dict[str, Piece]
-    digits: int
 
     def shown_in(self, text: str) -> set[str]:
         """The marks that a text has, looked for all at once: there may be a hundred thousand."""
-        return set(re.findall(f"(?=(7[0-9]{{{self.digits}}}4951))", text))  # also amid digits
+        return set(_MARKS.findall(text))
 
     def missing_in(self, text: str) -> tuple[Piece, ...]:
         """The pieces that have a mark which the text has not."""
@@ -70,27 +70,26 @@ class Probe:
     def guess_missing(
         self, text: str, messages: list[_Message], tools: list[Any] | None
     ) -> tuple[Piece, ...]:
-        """The pieces that the text of the conversation itself has not, by their words alone."""
-        return _in_order(
-            piece
-            for piece in self.pieces.values()
-            if not _is_in(text, words_of(piece, messages, tools))
-        )
+        """The pieces that the text of the conversation itself has not, by their words alone: as
+        they are, or as a JSON string has them.
+        """
+        missing = []
+        for piece in self.pieces.values():
+            words = words_of(piece, messages, tools).strip()
+            if words not in text and json.dumps(words, ensure_ascii=False)[1:-1] not in text:
+                missing.append(piece)
+        return _in_order(missing)
 
     def empty_without(self, missing: Iterable[Piece]) -> tuple[int, ...]:
         """Numbers of the assistant's messages of which a text without these pieces shows nothing,
         though they have something.
         """
-        lacking = set(missing)
-        own: dict[int, set[Piece]] = {}
-        for piece in self.pieces.values():
-            own.setdefault(piece.message, set()).add(piece)
+        kept = {piece.message for piece in {*self.pieces.values()}.difference(missing)}
+        numbers = dict.fromkeys(piece.message for piece in missing)
         return tuple(
             number
-            for number in dict.fromkeys(piece.message for piece in missing)
-            if number != _TOOLS
-            and self.messages[number].get("role") == ASSISTANT
-            and own[number] <= lacking
+            for number in numbers
+            if number not in (*kept, _TOOLS) and self.messages[number].get("role") == ASSISTANT
         )
 
 
@@ -106,34 +105,23 @@ def probe_of(
     """The conversation with marks in the place of its words. `names_calls`, `names_tools`: names in
     calls, or of tools, stay as they are.
     """
-    digits = _digits(messages, tools)
-    maker = _Maker(digits, names_calls, names_tools)
+    maker = _Maker(names_calls, names_tools)
     marked = [maker.message(message) for message in messages]
     named = [maker.tool(tool, which) for which, tool in enumerate(tools or [])]
-    return Probe(marked, named or None, maker.marks, maker.pieces, digits)
-
-
-def _digits(messages: list[_Message], tools: list[Any] | None) -> int:
-    """How many digits the numbers of marks have: as many each, so that none begins another."""
-    most = len(tools or ()) + sum(
-        3 + len(message["content"]) if type(message.get("content")) is list else 5
-        for message in messages
-    )
-    most += 2 * sum(len(message.get("tool_calls") or ()) for message in messages)
-    return max(6, len(str(most)))
+    return Probe(marked, named or None, maker.marks, maker.pieces)
 
 
 class _Maker:
     """Makes the messages of a probe, one after another."""
 
-    def __init__(self, digits: int, names_calls: bool, names_tools: bool) -> None:
+    def __init__(self, names_calls: bool, names_tools: bool) -> None:
         self._names_calls, self._names_tools = names_calls, names_tools
         self.marks: list[list[str]] = []
         self.pieces: dict[str, Piece] = {}
-        self._digits, self._count = digits, 0
+        self._count = 0
 
     def _mark(self, piece: Piece | None) -> str:
-        mark = f"7{self._count:0{self._digits}d}4951"
+        mark = _MARK.format(self._count)
         self._count += 1
         if piece is not None:
             self.pieces[mark] = piece
@@ -152,7 +140,12 @@ class _Maker:
         if isinstance(content, str):
             marked["content"] = self._words(content, role)
         elif isinstance(content, list):
-            marked["content"] = [self._part(part, role) for part in content]
+            marked["content"] = [
+                part | {"text": self._words(part["text"], role)}
+                if isinstance(part, dict)
+                else self._words(part, role)
+                for part in content
+            ]
         thoughts = [key for key in REASONING if has_words(message.get(key))]
         if thoughts:
             marked |= dict.fromkeys(thoughts, self._own(_REASONING))
@@ -161,22 +154,17 @@ class _Maker:
         return marked
 
     def _words(self, text: str, role: Any) -> str:
-        look = look_of(text, role)
-        if look == text:
-            return text
-        if type(look) is tuple:
-            lead, opened, thought, answer = look
-            before = f"{self._own(_CONTENT)}\n" if lead else ""
-            inner = self._own(_THOUGHT_IN_CONTENT) if thought else ""
-            after = self._own(_CONTENT) if answer else ""
-            return f"{before}{'<think>' * opened}\n{inner}\n{THOUGHT}\n\n{after}"
-        mark = self._own(_CONTENT)
-        return f"{RESULT}{mark}{RESULT_END}" if look == RESULT else mark
-
-    def _part(self, part: Any, role: Any) -> Any:
-        if isinstance(part, dict):
-            return part | {"text": self._words(part["text"], role)}
-        return self._words(part, role)
+        match _look_of(text, role):
+            case str():
+                return text
+            case _Thinks(lead, opened, thought, answer):
+                before = f"{self._own(_CONTENT)}\n" if lead else ""
+                inner = self._own(_THOUGHT_IN_CONTENT) if thought else ""
+                after = self._own(_CONTENT) if answer else ""
+                return f"{before}{'<think>' * opened}\n{inner}\n{THOUGHT}\n\n{after}"
+            case _Results(before, after):
+                return f"{before}{self._own(_CONTENT)}{after}"
+        return self._own(_CONTENT)
 
     def _call(self, call: _Message, which: int) -> _Message:
         if isinstance(function := call.get("function"), dict):
@@ -219,16 +207,37 @@ def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
     return arguments | (texts or {"a": mark})
 
 
-def look_of(text: str, role: Any) -> Any:
+class _Thinks(NamedTuple):
+    """Content with a thought: whether there are words before it, `<think>`, words in it, and after
+    it.
+    """
+
+    lead: bool
+    opened: bool
+    thought: bool
+    answer: bool
+
+
+class _Results(NamedTuple):
+    """Content that begins as the result of a tool: what it begins and ends with."""
+
+    begin: str
+    end: str
+
+
+def _look_of(text: str, role: Any) -> str | _Thinks | _Results | None:
     """What of a text a probe keeps: itself, where it is blank; how its thought looks, if it is the
-    assistant's; RESULT where it is that of a tool; None for words alone.
+    assistant's; the edges of a tool's result; None for words alone.
     """
     if not has_words(text):
         return text
     if role == ASSISTANT and THOUGHT in text:
         lead, opening, thought, answer = parted(text)
-        return has_words(lead), bool(opening), has_words(thought), has_words(answer)
-    return RESULT if text.lstrip().startswith(RESULT) else None
+        return _Thinks(has_words(lead), bool(opening), has_words(thought), has_words(answer))
+    if not text.lstrip().startswith(RESULT):
+        return None
+    begin, end = "\n" * text[0].isspace(), "\n" * text[-1].isspace()
+    return _Results(begin + RESULT, RESULT_END * text.rstrip().endswith(RESULT_END) + end)
 
 
 def parted(content: str) -> tuple[str, str, str, str]:
@@ -241,32 +250,26 @@ def parted(content: str) -> tuple[str, str, str, str]:
 
 
 def has_words(text: Any) -> bool:
+    """Whether it is a text that is not blank."""
     return isinstance(text, str) and bool(text) and not text.isspace()
 
 
 # -- What makes conversations alike
 
+_kinds: dict[Any, object] = {}
 
-class Kind:
-    """What of a message, besides its words, may decide how it is rendered: the same object for
+
+def kinds_of(messages: list[_Message]) -> tuple[object, ...]:
+    """What of each message, besides its words, may decide how it is rendered: the same object for
     messages of the same kind, so that conversations are compared by their tuples of kinds.
     """
-
-    __slots__ = ()
-
-
-_kinds: dict[Any, Kind] = {}
-
-
-def kinds_of(messages: list[_Message]) -> tuple[Kind, ...]:
-    """The kinds of messages."""
     if len(_kinds) > _MOST_KNOWN:
         _kinds.clear()
-    kinds: tuple[Kind, ...] = texts.kinds_of(messages, _kinds, _made)
+    kinds: tuple[object, ...] = texts.kinds_of(messages, _kinds, _made)
     return kinds
 
 
-def _made(message: _Message, key: Any) -> Kind:
+def _made(message: _Message, key: Any) -> object:
     """The kind of a message of that `texts.key_of`."""
     if key is None:
         reasoning = tuple(_look(message.get(name), None) for name in REASONING)
@@ -274,24 +277,23 @@ def _made(message: _Message, key: Any) -> Kind:
         calls = message.get("tool_calls")
         called = tuple(map(_call, calls)) if isinstance(calls, list | tuple) else type(calls)
         key = None, message.get("role"), tuple(message), looks, called
-    return _kinds.setdefault(key, Kind())
+    return _kinds.setdefault(key, object())
 
 
 def _look(content: Any, role: Any) -> Any:
     """What a probe keeps of content, or of reasoning: it may decide how that and others look."""
     if isinstance(content, list):
         return tuple(_look(p if isinstance(p, str) else p.get("text"), role) for p in content)
-    return (look_of(content, role),) if isinstance(content, str) else type(content)
+    return (_look_of(content, role),) if isinstance(content, str) else type(content)
 
 
 def _call(call: Any) -> Any:
     if not isinstance(call, dict):
         return type(call)
     function = call.get("function")
-    if type(function) is dict:
-        call = function
-    arguments = call.get("arguments")
-    return function is call, "name" in call, type(arguments), not arguments
+    inner = function if type(function) is dict else call
+    arguments = inner.get("arguments")
+    return function is inner, "name" in inner, type(arguments), not arguments
 
 
 def told_of(value: Any, known: Collection[str], key: str = "") -> Any:
@@ -357,12 +359,6 @@ def kind_of_piece(piece: Piece, messages: list[_Message]) -> str:
     if piece.part != _CONTENT:
         return "reasoning"
     return _OF_ROLES.get(messages[piece.message].get("role", ""), "content")
-
-
-def _is_in(text: str, words: str) -> bool:
-    """Whether the text has the words, as they are or as a JSON string has them."""
-    words = words.strip()
-    return words in text or json.dumps(words, ensure_ascii=False)[1:-1] in text
 
 
 def _as_json(value: Any) -> str:

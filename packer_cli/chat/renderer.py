@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from packer_cli.chat.arguments import reads_of
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
-from packer_cli.chat.learned import PROBE, Span, Structures, Told, common_prefix
 from packer_cli.chat.messages import (
     ASSISTANT,
     DETAIL,
@@ -26,8 +23,17 @@ from packer_cli.chat.messages import (
 )
 from packer_cli.chat.parts import UntrainedParts, without
 from packer_cli.chat.probe import Piece
-from packer_cli.chat.turns import AssistantSpans
-from packer_cli.errors import InternalError, UsageError
+from packer_cli.chat.syntax import reads_of
+from packer_cli.chat.turns import (
+    PROBE,
+    AssistantSpans,
+    Span,
+    Structures,
+    Told,
+    common_prefix,
+    speakers,
+)
+from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ARGUMENTS
 
@@ -86,9 +92,10 @@ class Renderer:
         self._template, self._config, self._ends_matter = template, config, ends_matter
         self._others: dict[bytes, Renderer] = {}  # by arguments
         self._structures = Structures(template, find_turns=config.train_on != "all")
-        self._assistant = None if config.train_on == "all" else AssistantSpans(self._structures)
+        assistant = AssistantSpans(self._structures)
+        self._assistant = None if config.train_on == "all" else assistant
         self._trains_all = config.trains_all_parts
-        self._parts = self._assistant and UntrainedParts(template, self._assistant, config)
+        self._parts = UntrainedParts(template, self._structures, assistant, config)
         self.keep_parts = _shows_parts(template)
         if self._assistant is not None and ends_matter and not config.allow_open_turns:
             _refuse_open_turns(self._structures, self._assistant, config.turn_end)
@@ -130,35 +137,61 @@ class Renderer:
                 raise
             messages = filled
             rendering = self._template.render(messages, tools)
-        text = rendering.text
         told = self._structures.of(messages, tools)
-        left_out, empty = self._missing(told, text, messages, tools)
+        left_out, empty = self._missing(told, rendering.text, messages, tools)
+        document = Document(rendering.text, None, conversation, left_out=left_out)
         if self._assistant is None:
-            return Document(text, None, conversation, left_out=left_out)
-        asked, kept, numbers = self._chosen(rendering, conversation, messages, told, empty)
-        turns = kept
+            return document
+        all_own = own = speakers(noted)
+        if conversation.turn is not None or self._config.train_on == "last-assistant":
+            own = own[-1:]
+        asked = {number for number in own if not is_context(noted[number])}
+        trained = {number for number in asked if is_trained(noted[number])}
+        if len(trained) < len(own) and self._assistant.rearranges(rendering, messages):
+            raise undecidable(
+                "messages have weights, or not all are trained on, and the template rearranges "
+                "messages"
+            )
+        said = self._assistant.find(
+            rendering, messages, tools, told, whose=bool(empty) or len(trained) < len(all_own)
+        )
+        spans_asked, spans = (
+            [span for one in said if one.number < 0 or one.number in some for span in one.spans]
+            for some in (asked.difference(empty), trained.difference(empty))
+        )
+        counted = trained if conversation.turn is not None else {
+            n for n in all_own if is_trained(noted[n]) and not is_context(noted[n])
+        }  # fmt: skip
+        document = replace(document, spans=spans, empty_turns=len(counted.intersection(empty)))
+        begin = next((start for start, stop in spans if start < stop), 0)
+        document = self._trimmed(document, spans_asked, rendering, messages, trained)
+        if conversation.turn is None:
+            return document
+        return self._prompted(document, begin, messages, tools)
+
+    def _trimmed(
+        self, document: Document, asked: list[Span], rendering: Rendering,
+        messages: list[dict[str, Any]], trained: set[int],
+    ) -> Document:  # fmt: skip
+        """The document with the ends of its turns, and without parts that are not trained on.
+
+        `asked`: the spans that would be but for flags; `trained`: the numbers of messages that are.
+        """
+        conversation, text, turns = document.conversation, document.text, document.spans or []
+        noted, tools = (conversation.messages, conversation.tools) if conversation else ([], None)
+        is_whole = turns == asked
         if self._config.turn_end:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
-        begin = turns[0][0] if turns else 0
-        if self._parts and (not self._trains_all or any(DETAIL in noted[n] for n in numbers)):
-            parts = self._parts.find(rendering, messages, tools, numbers, noted)
+        if not self._trains_all or any(DETAIL in noted[n] for n in trained):
+            parts = self._parts.find(rendering, messages, tools, trained, noted)
             spans = without(spans, parts)
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
-        masked = without(asked, spans) if asked != kept or turns is not spans else []
-        document = Document(
-            text,
-            spans,
-            conversation,
-            left_out=left_out,
-            empty_turns=len(numbers.intersection(empty)),
-            turns=turns,
-            masked=[text[start:stop] for start, stop in masked],
-        )
-        if conversation.turn is None:
-            return document
-        return self._prompted(document, begin, messages, tools)
+            is_whole = is_whole and not parts
+        masked = [] if is_whole else without(asked, spans)
+        shown = [text[start:stop] for start, stop in masked]
+        return replace(document, text=text, spans=spans, turns=turns, masked=shown)
 
     def _missing(
         self, told: Told, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
@@ -169,41 +202,6 @@ class Renderer:
         probe = self._structures.probe(messages, tools)
         missing = probe.guess_missing(text, messages, tools)
         return missing, probe.empty_without(missing)
-
-    def _chosen(
-        self,
-        rendering: Rendering,
-        conversation: Conversation,
-        messages: list[dict[str, Any]],
-        told: Told,
-        empty: Collection[int],
-    ) -> tuple[list[Span], list[Span], set[int]]:
-        """(spans that are to be trained on but for flags, those that the flags leave, the numbers
-        of messages that may have parts or be empty). `empty`: numbers of messages of which the
-        text shows nothing.
-        """
-        if self._assistant is None:
-            raise InternalError("everything is trained on")
-        last_only = conversation.turn is not None or self._config.train_on == "last-assistant"
-        find = partial(
-            self._assistant.find, rendering, messages, conversation.tools, told,
-            last_only=last_only, empty={id(messages[n]) for n in empty},
-        )  # fmt: skip
-        noted = conversation.messages
-        if self._trains_all and not any_flags(noted):  # as most are: they need no numbers
-            asked = find()
-            own = {len(messages) - 1} if conversation.turn is not None else set(empty)
-            return asked, asked, own
-        numbers = {n for n, message in enumerate(messages) if message.get("role") == ASSISTANT}
-        if last_only and numbers:
-            numbers = {max(numbers)}
-        context = {n for n in numbers if is_context(noted[n])}
-        silent = context | {n for n in numbers if not is_trained(noted[n])}
-        asked = kept = find(silent={id(messages[n]) for n in context})
-        if silent > context:
-            kept = find(silent={id(messages[n]) for n in silent})
-        numbers -= silent
-        return asked, kept, numbers
 
     def _prompted(
         self, document: Document, begin: int, messages: list[dict[str, Any]],
@@ -318,10 +316,12 @@ def _open_turn(structures: Structures, assistant: AssistantSpans, ends: tuple[st
         talk = [dict(message) for message in messages]
         try:
             rendering, told = template.render(talk, tools), structures.of(talk, tools)
-            spans = assistant.find(rendering, talk, tools, told, last_only=False)
+            said = assistant.find(rendering, talk, tools, told)
         except (RefusedError, UndecidableError):
             continue
-        text, spans = _ended(rendering.text, spans, ends) if ends else (rendering.text, spans)
+        text, spans = rendering.text, [span for one in said for span in one.spans]
+        if ends:
+            text, spans = _ended(text, spans, ends)
         turns = [text[start:stop].partition(PROBE) for start, stop in spans]
         for number, (_, mark, end) in enumerate(turns, 1):
             if mark and not end.strip():

@@ -40,15 +40,11 @@ MARK = "0_mark"
 BEGIN, END = -1, -2  # the first argument at the edges of `{% generation %}`; loops count from 0
 
 
-def environment(*, computes: bool = True) -> jinja2.Environment:
-    """What templates are compiled in. `computes`: whether constant parts are computed then, which
-    may take all memory.
-    """
+def environment() -> jinja2.Environment:
+    """What templates are compiled in."""
     made = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=computes,
-        finalize=None if computes else _in_context,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
     made.filters["tojson"] = _tojson
@@ -286,9 +282,3 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-@jinja2.pass_context
-def _in_context(context: Any, value: Any) -> Any:
-    """The value as it is, but only known when it is rendered."""
-    return value

@@ -209,23 +209,20 @@ class TokenizedInputs:
 
 
 class _Tokens(Tokens):
-    """Tokens by the run's numbers of inputs. Ids are looked at, as Arrow does not."""
+    """Tokens of a run's inputs. Ids are looked at, as Arrow does not."""
 
     def __init__(self, directories: dict[int, TokenizedDirectory], highest: int) -> None:
-        super().__init__([*directories.values()])
+        super().__init__(directories)
         self._highest = highest
-        self._place = np.full(max(directories, default=0) + 1, -1, np.int64)
-        self._place[[*directories]] = np.arange(len(directories))
 
-    def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
-        return super().numbered(self._place[directory], document)
-
-    def gather(self, directory: Int32, document: Int64, start: Int32, length: Int32) -> UInt32:
+    def gather(
+        self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
+    ) -> UInt32:
         ids = super().gather(directory, document, start, length)
         if ids.max(initial=0) > self._highest:
             at = int(np.argmax(ids > self._highest))
             piece = int(np.searchsorted(np.cumsum(length, dtype=np.int64), at, side="right"))
-            path = self._directories[int(self._place[directory[piece]])].path
+            path = self._directories[int(directory[piece])].path
             raise DataError(
                 f"{path}: its document {document[piece]} holds the id {ids[at].view(np.int32)}, "
                 f"expected 0 to {self._highest}",

@@ -137,7 +137,7 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
 
 def document_reader(tokenized: TokenizedDirectory) -> Callable[[int], Shown]:
     """What reads documents by their numbers. It raises DataError when a shard is damaged."""
-    tokens = Tokens([tokenized])
+    tokens = Tokens({0: tokenized})
     return lambda index: _read_document(tokenized, tokens, index)
 
 

@@ -245,11 +245,10 @@ class PackedDirectory:
 
         Raises DataError when the shard cannot be read or holds another number of rows.
         """
-        if isinstance(shard, dict):
-            shard = msgspec.convert(shard, Shard)
-        with self._readable(shard):
-            for first, batch in self._numbered(shard):
-                yield from self.filled(batch, first)
+        return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
+
+    def _complete(self, shard: Shard) -> Iterator[Any]:
+        return self.stored(shard)
 
     def stored(self, shard: Shard) -> Iterator[Any]:
         """The record batches of a shard as they are stored, mapped. Raises as `batches`."""
@@ -360,13 +359,6 @@ class PackedDirectory:
         return DataError(
             f"{self.path}: was replaced by another result while it was read", "read it again"
         )
-
-    def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
-        """A stored record batch, or some of its rows, made complete.
-
-        Raises ArrowException for a row that cannot be; its rows count from `first_row`.
-        """
-        yield stored
 
 
 def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:

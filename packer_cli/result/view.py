@@ -67,35 +67,23 @@ class View(PackedDirectory):
         """
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
-        self._tokens, self._documents = Tokens(list(self.directories.values())), self._numbers()
+        self._tokens = Tokens(self.directories)
 
-    def _numbers(self) -> Int64:
-        """int64[inputs, 2], the first document of each input over all, and how many there are."""
-        counts = [
-            len(self.directories[number]) if number in self.directories else 0
-            for number in range(len(self.facts.inputs))
-        ]
-        return np.stack([np.cumsum([0, *counts[:-1]]), counts], axis=1).astype(np.int64)
-
-    def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
-        return (batch for batch, _ in self._counted(stored, first_row))
+    def _complete(self, shard: Shard) -> Iterator[Any]:
+        return (batch for batch, _ in self.counted(shard))
 
     def counted(self, shard: Shard) -> Iterator[tuple[Any, int]]:
         """The complete record batches of a shard, each with the number of its trained tokens.
         Raises as `batches`.
         """
+        kinds, step = self._schema(), rows_per_batch(self.max_length)
         with self._readable(shard):
             for first, stored in self._numbered(shard):
-                yield from self._counted(stored, first)
-
-    def _counted(self, stored: Any, first_row: int) -> Iterator[tuple[Any, int]]:
-        kinds, step = self._schema(), rows_per_batch(self.max_length)
-        mapped = self._nothing_mapped().added(first_row, [stored])
-        for begin in range(0, stored.num_rows, step):
-            end = min(begin + step, stored.num_rows)
-            rows = np.arange(first_row + begin, first_row + end)
-            columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
-            yield as_batch(columns, kinds), trained
+                mapped = self._nothing_mapped().added(first, [stored])
+                for begin in range(first, first + stored.num_rows, step):
+                    rows = np.arange(begin, min(begin + step, first + stored.num_rows))
+                    columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
+                    yield as_batch(columns, kinds), trained
 
     def segments(self, shard: Shard) -> Int64:
         """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
@@ -111,13 +99,11 @@ class View(PackedDirectory):
 
     def taken(self, segments: Int64) -> tuple[Int32, Int32]:
         """(ids, labels) int32 of such segments, end to end; labels are unshifted."""
-        file, position, start, length = segments
-        pieces = (
-            self._documents[file, 0] + position,
-            start.astype(np.int32),
-            length.astype(np.int32),
-        )
-        ids, trained = self._tokens.ids_of(*pieces).view(np.int32), self._tokens.trained_of(*pieces)
+        file, position = segments[:2]
+        start, length = segments[2:].astype(np.int32, order="C")
+        number = self._tokens.numbered(file, position)
+        ids = self._tokens.gather(file, position, start, length).view(np.int32)
+        trained = self._tokens.trained_of(number, start, length)
         labels = ids.copy() if trained is None else np.where(trained, ids, np.int32(IGNORED))
         labels[np.cumsum(length) - length] = IGNORED  # nothing predicts a segment's first token
         return ids, labels
@@ -162,7 +148,7 @@ class View(PackedDirectory):
         start, length = np.empty((2, count), np.int32)
         row, problem = gathering.find_pieces(
             rows, mapped.firsts, mapped.segments, boundaries.values, boundaries.ends,
-            self._documents, self._tokens.spans.tokens, config.max_length,
+            self._tokens.documents, self._tokens.spans.tokens, config.max_length,
             config.segment_multiple, row_offsets, number, start, length, address,
         )  # fmt: skip
         if problem:

@@ -63,16 +63,11 @@ def encoded_tokens(manifest: Result) -> int:
     return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
 
 
-def unused_share(characters: int, unused: Iterable[int]) -> float:
-    """The share of the characters of records looked at that nothing uses."""
-    return sum(unused) / max(characters, 1)
-
-
 def why_too_much_unused(
     max_unused: float | None, characters: int, unused: dict[str, int]
 ) -> str | None:
     """Why --max-unused refuses a result; None when it allows what nothing uses."""
-    share = unused_share(characters, unused.values())
+    share = sum(unused.values()) / max(characters, 1)
     if max_unused is None or share <= max_unused:
         return None
     return (

@@ -398,7 +398,7 @@ def _meant(name: str, chosen: Chosen) -> str:
     place, _, key = name.partition(".")
     known: Iterable[str] = _ANSWERED if place == "messages" else ()
     if key and place == ARGUMENTS:
-        from packer_cli.chat.arguments import arguments_of  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.chat.syntax import arguments_of  # noqa: PLC0415 jinja2 is slow
         from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
 
         sources = chosen.template.sources if chosen.template else []

@@ -127,7 +127,7 @@ def _choose_template(
             "give one with --chat-template FILE",
         )
     if config.template_args:
-        from packer_cli.chat.arguments import check_arguments  # noqa: PLC0415 jinja2 is slow
+        from packer_cli.chat.syntax import check_arguments  # noqa: PLC0415 jinja2 is slow
         from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
 
         check_arguments(config.arguments, template.sources, special_tokens(files))

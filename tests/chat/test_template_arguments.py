@@ -20,7 +20,7 @@ from chats import (
 )
 from support import assert_error, check_directory, contents, packer
 
-from packer_cli.chat.arguments import reads_of
+from packer_cli.chat.syntax import reads_of
 
 # A prompt that ends in a closed thought, as Qwen 3 writes it without thinking.
 THINKING = (
