@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -18,7 +16,7 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
-from showing import IN_ORDER, rewrite, show, show_json, texts_of, write_ids
+from showing import IN_ORDER, on_terminal, rewrite, show, show_json, texts_of, write_ids
 from spoiling import arrow_file, tokenize
 from spoiling import rewrite as rewrite_columns
 from support import assert_error, jsonl, pack, packer, packer_process, packer_script, shard_of
@@ -423,31 +421,8 @@ def test_hostile_text_stays_harmless(folder: Path) -> None:
     assert texts_of() == [HOSTILE + "<eos>"]
 
 
-def on_terminal(*arguments: object, **environment: str) -> str:
-    """What `packer show` sends to a terminal."""
-    terminal, child = pty.openpty()
-    base = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    command = [packer_script(), "show", "out", *map(str, arguments)]
-    process = subprocess.Popen(
-        command, stdout=child, env=base | {"TERM": "xterm-256color"} | environment
-    )
-    os.close(child)
-    sent = io.BytesIO()
-    while True:
-        try:
-            data = os.read(terminal, 1 << 16)
-        except OSError:  # how Linux says that the other side is gone
-            break
-        if not data:
-            break
-        sent.write(data)
-    os.close(terminal)
-    assert process.wait(timeout=300) == 0
-    return sent.getvalue().decode().replace("\r\n", "\n")
-
-
 def test_colours_on_a_terminal(packed: Path) -> None:
-    text = on_terminal()
+    text = on_terminal("show", "out")
     assert text.startswith("\x1b[32mtrained tokens\x1b[0m\x1b[2m, others, \x1b[0m")
     assert "\n\x1b[2mf\x1b[0m\x1b[32mirst\x1b[0m\x1b[7;32m<eos>\x1b[0m\n" in text
     assert "\x1b[2ms\x1b[0m\x1b[32mecond↵\x1b[0m\n\x1b[7;32m<eos>\x1b[0m\n" in text
@@ -460,7 +435,7 @@ def test_colours_on_a_terminal(packed: Path) -> None:
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_a_terminal_without_colour(packed: Path, environment: dict[str, str]) -> None:
-    assert on_terminal(**environment) == show()
+    assert on_terminal("show", "out", **environment) == show()
 
 
 def test_pipes(packed: Path) -> None:

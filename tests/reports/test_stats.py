@@ -204,22 +204,6 @@ def more(name: str) -> Callable[[Path], None]:
     return lambda directory: rewrite(directory, change)
 
 
-def in_shards(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    def damage(directory: Path) -> None:
-        shard = shard_of(directory)
-        shard.write_bytes(change(shard.read_bytes()))
-
-    return damage
-
-
-def other_rows(directory: Path) -> None:
-    rewrite(directory, lambda manifest: manifest["shards"][0].update(rows=5))
-
-
-def other_columns(directory: Path) -> None:
-    rewrite(directory, lambda manifest: manifest["config"]["columns"].remove("labels"))
-
-
 DIFFER = "out: the shards and the manifest differ: "
 TOTALS = ("rows", "documents", "segments", "tokens", "trained_tokens", "padding_tokens",
           "utilization", "lower_bound_rows")  # fmt: skip
@@ -228,14 +212,8 @@ DEEP = [
     *((more(name), f"differ: {name}: ") for name in ("row_fill", "length_squares", "one_length",
                                                      "length_squares_in_rows")),
     (put("labels", None, -100), ": holds 45 trained_tokens, the manifest says 46"),
-    *((put("cu_seqlens", 1, value), ": row 0: cu_seqlens does not increase")
-      for value in (-5, 0, 17, 2**31 - 1)),
-    # a stream without its end reads as complete
-    (in_shards(lambda data: data[:-8]), " bytes, the manifest says "),
+    (put("cu_seqlens", 1, 17), ": row 0: cu_seqlens does not increase"),
     (lambda directory: shard_of(directory).unlink(), ".arrow: is missing"),
-    (other_rows, ": holds 4 rows, the manifest says 5"),
-    (in_shards(lambda data: b"x" * len(data)), ": not a readable shard"),
-    (other_columns, "not a readable shard: an unknown column 'labels'"),
 ]  # fmt: skip
 
 
@@ -243,15 +221,6 @@ DEEP = [
 def test_what_deep_finds(packed: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(packed)
     assert_error(packer("stats", "out", "--deep"), 1, message)
-
-
-def test_deep_finds_moved_boundaries(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:4]))
-    pack("a.jsonl", "-l", 16, "--no-shuffle", "--strategy", "next-fit")
-    put("cu_seqlens", 3, 5)(folder / "out")  # 16 | 8, 4, 4 -> 16 | 5, 7, 4
-    assert_error(
-        packer("stats", "out", "--deep"), 1, "labels trains on padding or on a segment's first"
-    )
 
 
 def unfinished(directory: Path) -> None:
