@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.loop import Loop
 from packer_cli.options.option import options_of, refuse_missing
 from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
+from packer_cli.options.run_options import Loop
 from packer_cli.records import MOST_TURNS, Int64, record_position, turn_position
 from packer_cli.result.layout import REJECTED, AtLeastOne, Count
 from packer_cli.result.manifest import TOKENIZED

@@ -122,9 +122,17 @@ def plan(
     ]
     order, configs = orders[0], [one.config for one in orders]
     refuse_name("--tokenizer", order.command.tokenizer)
-    _refuse_small_steps(options.batch_tokens, configs)
+    longest, tokens = max(one.max_length for one in configs), options.batch_tokens
+    if tokens is not None and tokens < longest:
+        raise UsageError(
+            f"--batch-tokens: {tokens:,} is less than a row of {longest:,}",
+            "name the tokens that one step of the optimizer reads, over all ranks",
+        )
     if options.tokenized is not None:
-        order = _tokenized_at(options.tokenized, order)
+        refuse_name("--tokenized", options.tokenized)
+        if order.recipe is None:
+            raise UsageError("--tokenized: is for recipes with sources", "leave it out")
+        order = replace(order, recipe=replace(order.recipe, tokenized=options.tokenized))
     plans = _plans(inputs, order, configs, options.sample, quiet=quiet)
     if html is not None and len(plans) > 1:
         print_note(f"the page shows the rows of {plans[0][0]} only")
@@ -141,23 +149,6 @@ def plan(
     show_reports(reports, as_json=as_json, html=html)
     for _, one in plans:
         _refuse_missed(one, order.command.max_share_error)
-
-
-def _refuse_small_steps(tokens: int | None, configs: list[PackConfig]) -> None:
-    longest = max(one.max_length for one in configs)
-    if tokens is not None and tokens < longest:
-        raise UsageError(
-            f"--batch-tokens: {tokens:,} is less than a row of {longest:,}",
-            "name the tokens that one step of the optimizer reads, over all ranks",
-        )
-
-
-def _tokenized_at(directory: str, order: Order[EncodingOptions]) -> Order[EncodingOptions]:
-    """With the sources' tokens in this directory."""
-    refuse_name("--tokenized", directory)
-    if order.recipe is None:
-        raise UsageError("--tokenized: is for recipes with sources", "leave it out")
-    return replace(order, recipe=replace(order.recipe, tokenized=directory))
 
 
 def _plans(

@@ -18,9 +18,8 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.loop import Sizes
 from packer_cli.options.option import Share, option, refuse
-from packer_cli.options.run_options import Reporting
+from packer_cli.options.run_options import Reporting, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

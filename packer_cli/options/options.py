@@ -315,9 +315,7 @@ class PackConfig(DocumentConfig):
         elsewhere="--truncation-side",
     )
     max_loss: Share | None = option(
-        None,
-        "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.",
-        DOCUMENTS,
+        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.", DOCUMENTS
     )
     columns: Names = option(
         DEFAULT_COLUMNS,

@@ -14,12 +14,7 @@ import pyarrow as pa
 import pytest
 from altered import altered, unaltered
 from exporting import OF_PACKED, damage, nothing_at
-from support import (
-    assert_error,
-    heavy,
-    packer,
-    packer_process,
-)
+from support import assert_error, heavy, packer, packer_process
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError

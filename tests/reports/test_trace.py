@@ -16,7 +16,7 @@ from showing import IN_ORDER
 from support import assert_error, jsonl, pack, packer
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.loop import Loop
+from packer_cli.options.run_options import Loop
 from packer_cli.result.opening import fingerprint_of, open_packed
 from packer_cli.steps.schedule import Order
 from packer_cli.trace import Steps, find, trace
