@@ -3,7 +3,7 @@ and `run_all`, which has tasks done by threads until then.
 
 An exception out of a signal's handler may come between any two steps of what the main thread does,
 and leave a lock taken for which another thread then waits for ever. Code that waits for threads
-does so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: see `sent_again`.
+does so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: `interruptible`.
 
 A flag waits until threads look at it, and a tokenizer may work on one text for minutes. A process
 that is all ours soon ends without them, by `end_late`: a run may be killed at any moment.
@@ -11,7 +11,6 @@ that is all ours soon ends without them, by `end_late`: a run may be killed at a
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -42,41 +41,34 @@ def end_late(end: Handler) -> None:
 
 
 @contextmanager
-def handled(handle: Handler) -> Iterator[None]:
-    """Handle both signals so; one that is ignored (nohup, `&` in a script) stays ignored."""
-    with ExitStack() as stack:
-        for number in NUMBERS:
-            before = signal.getsignal(number)
-            if before is not signal.SIG_IGN and before is not None:
-                stack.callback(signal.signal, number, before)
-                signal.signal(number, handle)
-        yield
-
-
-@contextmanager
-def sent_again() -> Iterator[None]:
-    """Send an interrupt again that came inside a destructor, where it raises nothing."""
+def interruptible() -> Iterator[None]:
+    """Inside, both signals raise KeyboardInterrupt; one that is ignored (nohup, `&` in a script)
+    stays ignored. One that comes inside a destructor, where it raises nothing, is sent again.
+    """
     before = sys.unraisablehook
 
     def look(dropped: sys.UnraisableHookArgs) -> None:
         if dropped.exc_type is not KeyboardInterrupt:
             before(dropped)
             return
-        seconds = _SECONDS
-        while True:
-            again = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
-            try:
-                again.start()  # on a busy machine it takes longer than `seconds`,
-                return
-            except KeyboardInterrupt:  # and here, too, the interrupt would be dropped
-                seconds *= 2
+        at_end = signal.getsignal(signal.SIGALRM)
 
-    sys.unraisablehook = look
-    try:
+        def again(number: int, frame: object) -> None:
+            signal.signal(signal.SIGALRM, at_end)
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+
+    with ExitStack() as stack:
+        for number in NUMBERS:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN and handler is not None:
+                stack.callback(signal.signal, number, handler)
+                signal.signal(number, signal.default_int_handler)
+        stack.callback(setattr, sys, "unraisablehook", before)
+        sys.unraisablehook = look
         yield
-    finally:
-        sys.unraisablehook = before
 
 
 @contextmanager
@@ -131,13 +123,6 @@ def as_flag() -> Iterator[Callable[[], bool]]:
             signal.setitimer(signal.ITIMER_REAL, 0)
     if flag.interrupted:
         raise KeyboardInterrupt
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, both raise KeyboardInterrupt, even one that comes inside a destructor."""
-    with handled(signal.default_int_handler), sent_again():
-        yield
 
 
 def run_all(

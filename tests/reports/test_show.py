@@ -188,13 +188,11 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -
         table = reader.read_all()
     columns = table.to_pydict()
     change(columns)
-    known = {name: table.schema.field(name).type for name in table.schema.names}
-    arrays = {
-        name: pa.array(values, known.get(name, known["cu_seqlens"]))
-        for name, values in columns.items()
-    }
+    known = {name: table.schema.field(name) for name in table.schema.names}
+    fields = [known.get(name, known["cu_seqlens"].with_name(name)) for name in columns]
     description = json.loads(table.schema.metadata[b"packer"]) | metadata
-    table = pa.table(arrays).replace_schema_metadata({"packer": json.dumps(description)})
+    schema = pa.schema(fields, {"packer": json.dumps(description)})
+    table = pa.Table.from_pydict(columns, schema)
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
     rewrite(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
