@@ -21,7 +21,7 @@ TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16"]
 
 def show(*arguments: object) -> str:
     result = packer("show", "out", *arguments)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     return str(result.stdout)
 
 
