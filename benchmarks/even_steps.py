@@ -44,8 +44,8 @@ LOADERS = ((4096, 8, 8), (32_768, 64, 1))
 def squared_lengths(max_length: int, rows: int) -> Int64:
     """int64[about so many rows], of best-fit rows of log-normal lengths."""
     mean = np.exp(6.2 + 1.6**2 / 2)
-    lengths = np.random.default_rng(0).lognormal(6.2, 1.6, int(rows * max_length / mean))
-    lengths = np.clip(lengths, 1, 2**30).astype(np.int32)
+    drawn = np.random.default_rng(0).lognormal(6.2, 1.6, int(rows * max_length / mean))
+    lengths = np.clip(drawn, 1, 2**30).astype(np.int32)
     plan = plan_packing(lengths, max_length, seed=0, overlong="split")
     return squared_sums(plan.pieces.length[plan.order], plan.row_offsets)
 

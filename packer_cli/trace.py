@@ -33,6 +33,7 @@ from packer_cli.result.layout import REJECTED, AtLeastOne, Count
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.opening import (
     Paths,
+    View,
     check_alike,
     fingerprint_of,
     joined_fingerprint,
@@ -45,7 +46,6 @@ from packer_cli.result.origins import Origin, Origins, place_in, sound_rows, uni
 from packer_cli.result.reader import PackedDirectory, segments_of, squared_lengths
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.result.view import View
 from packer_cli.steps.schedule import Grid, Schedule, Sizes, digest_of, row_costs
 
 __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]

@@ -40,7 +40,6 @@ class StatsOptions(Page, Sizes, TokensOf, Reporting):
         "Also a line for each",
         metavar="WHAT",
         choices=("shard", "input", "source"),
-        aliases={"shard": ("shards",), "input": ("inputs", "file"), "source": ("sources",)},
     )
     deep: bool = option(False, "Recount from the shards; exit 1 on any difference.")
 

@@ -44,6 +44,7 @@ from packer_cli.result.layout import (
     saved_dataset,
 )
 from packer_cli.result.manifest import checksum, config_of, to_bytes
+from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
     ragged_of,
@@ -54,7 +55,6 @@ from packer_cli.result.reader import (
 )
 from packer_cli.result.shard_writer import Parts, ShardParts, column_type
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.result.view import View
 from packer_cli.run.commits import as_line, read_units
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone

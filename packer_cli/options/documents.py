@@ -106,14 +106,12 @@ class DocumentConfig(Options):
         metavar="FORMAT",
         choices=FILE_FORMATS,
         unset="by file name",
-        aliases={"jsonl": ("jsonlines", "ndjson"), "text": ("txt",), "arrow": ("feather",)},
     )
     sample_by: str = option(
         "line",
         "What a document of a plain text file is:",
         INPUT,
         choices=("line", "paragraph", "document"),
-        aliases={"line": ("lines",), "document": ("file", "whole")},
     )
     chat_template: str | None = option(
         None,
@@ -153,13 +151,6 @@ class DocumentConfig(Options):
             "completion": "the default for prompts",
             "all": "the default for text",
         },
-        aliases={
-            "last-assistant": ("last", "last-turn"),
-            "final": ("final-answer", "final-answers"),
-            "assistant": ("assistant-only", "assistants"),
-            "completion": ("response", "completion-only"),
-            "all": ("full",),
-        },
         elsewhere="--loss-on --train-on-inputs --assistant-only-loss",
     )
     turns: str = option(
@@ -167,7 +158,6 @@ class DocumentConfig(Options):
         "What a conversation becomes:",
         SUPERVISED,
         choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
-        aliases={"all": ("one",), "each": ("every",)},
         needs=_CONVERSATIONS,
     )
     train_reasoning: bool | None = option(

@@ -48,6 +48,7 @@ class EncodingOptions(Options):
         "Processor time to render a record; one that needs more is bad.",
         RUNNING,
         metavar="SECONDS",
+        least=0.001,
         most=_MOST_SECONDS,
     )
     tokenizer_backend: str = option(
@@ -61,13 +62,6 @@ class EncodingOptions(Options):
         super().__post_init__()
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
-
-    def _rules(self) -> Iterator[Rule]:
-        yield (
-            self.max_seconds_per_record <= 0,
-            f"--max-seconds-per-record: {self.max_seconds_per_record:g} is not positive",
-            f"a record takes milliseconds; the default is {SECONDS_PER_RECORD:g}",
-        )
 
 
 @dataclass(frozen=True)

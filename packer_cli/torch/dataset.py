@@ -30,6 +30,7 @@ from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Paths,
+    View,
     check_alike,
     fingerprint_of,
     joined_fingerprint,
@@ -39,7 +40,6 @@ from packer_cli.result.opening import (
     tokens_of_each,
 )
 from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory, squared_lengths
-from packer_cli.result.view import View
 
 SOURCE = "source"
 SHIFTED = "shift_labels"

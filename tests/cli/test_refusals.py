@@ -31,7 +31,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --workers 1e999             | --workers: '1e999' is not a whole number
 --workers -1                | --workers: -1 is negative
 --max-loss high             | --max-loss: 'high' is not a share like 0.01 or 1%
---max-loss 2                | --max-loss: 2 is not between 0 and 1 | did you mean 2%?
+--max-loss 2                | --max-loss: 2 is not between 0 and 1 | 1% is 0.01
 --max-loss 150              | --max-loss: 150 is not between 0 and 1 | 1% is 0.01
 --max-loss -1               | --max-loss: -1 is not between 0 and 1 | 1% is 0.01
 --max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -195,33 +194,6 @@ def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     assert np.array_equal(dataset.squared_lengths, local.squared_lengths)
     assert ids(dataset, PackedSampler(dataset, **options)).any()
     assert size_of("cache") <= 400_000
-
-
-def _rank(rank: int, limit: int | None, found: Any) -> None:
-    dataset = PackedDataset(URL, cache="cache", cache_bytes=limit)
-    sampler = PackedSampler(dataset, rank=rank, world_size=2, **SMALL)
-    found.put((rank, ids(dataset, sampler, workers=1).numpy()))
-
-
-@pytest.mark.parametrize("limit", [None, 350_000])
-def test_two_ranks_share_a_cache(proxy: s3_server.Proxy, packed: Path, limit: int | None) -> None:
-    fork = multiprocessing.get_context("fork")  # which starts at once
-    found = fork.Queue()
-    ranks = [fork.Process(target=_rank, args=(rank, limit, found)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    rows = dict(found.get(timeout=120) for _ in ranks)
-    for one in ranks:
-        one.join(60)
-        assert one.exitcode == 0
-    local = PackedDataset(packed)
-    for rank in range(2):
-        expected = ids(local, PackedSampler(local, rank=rank, world_size=2, **SMALL))
-        assert np.array_equal(rows[rank], expected.numpy())
-    if limit is None:
-        assert set(of_shards(proxy).values()) == {1}
-    else:
-        assert size_of("cache") <= limit
 
 
 class TestFaults:

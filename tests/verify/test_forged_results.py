@@ -207,7 +207,7 @@ EXPOSED_BY = {
     "rejected.jsonl has another file": "are not those rejected when packed again",
     "rejected.jsonl is cut": "are not those rejected when packed again",
     "the last row groups are gone": "read twice, what begins at row group 4",
-    "units.jsonl is no JSON": "line 1 is not the record of a unit",
+    "units.jsonl is no JSON": "has a line that is not the record of a unit",
     "units.jsonl has other slices": "units.jsonl: its ",
     "shards in another order": "units.jsonl: its shards are not those in the manifest",
 }  # fmt: skip
