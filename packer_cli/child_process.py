@@ -120,7 +120,7 @@ class Child:
         return answer
 
     def _lost(self) -> LostChildError:
-        """Why there is no answer: the child is ending, if it has not ended yet."""
+        """The error for a lost answer: the child is ending, if it has not ended yet."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_BREATH)
         code = self._process.returncode

@@ -132,7 +132,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _is_part(one: str, other: str) -> bool:
-    """Whether all words of one name are in the other, or both begin with nearly all of one."""
+    """Tell whether all words of one name are in the other, or both begin with nearly all of one."""
     words, others = set(one.split("-")), set(other.split("-"))
     shorter = min(len(one), len(other))
     most = -(-3 * shorter // 4)

@@ -84,7 +84,7 @@ class TracedRow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a row was: its place in the order, the rank and the micro-batch that took it, counted
+    """A row's place in the order, the rank and the micro-batch that took it, counted
     from 0; None where the loader dropped it.
     """
 
@@ -151,7 +151,7 @@ def trace(
 
 
 def find(paths: Paths, document: str, *, epochs: int = 1, **run: Any) -> list[Found]:
-    """Where the pieces of a document are in a training run, in the order in which it takes them.
+    """Find the pieces of a document in a training run, in the order in which it takes them.
 
     document  "FILE:POSITION": the input, or an end of its path that no other has, and the position
               as `packer show` gives it
@@ -255,7 +255,7 @@ class Run:
         )  # fmt: skip
 
     def notes(self) -> Iterator[str]:
-        """What cannot be told of the rows read so far, each once."""
+        """Notes of what cannot be told of the rows read so far, each once."""
         for notes in (self.said, *(one.notes for one in self.origins)):
             yield from notes
             notes.clear()
@@ -290,13 +290,13 @@ class TracedStep:
 
     @property
     def taken(self) -> tuple[int, int]:
-        """How many of its rows were taken when the state was saved, and how many it has."""
+        """Its rows that were taken when the state was saved, and all of its rows, counted."""
         places, state = self.run.steps.places(self.step), self.run.state
         return int((places < state.samples).sum()) if state else len(places), len(places)
 
     @property
     def doubt(self) -> str:
-        """What is not certain of its rows, or ""."""
+        """A sentence on what is not certain of its rows, or ""."""
         state = self.run.state
         first_known = state.dealt[0][0] if state and state.dealt else 0
         if not state or not first_known or self.step.end > state.samples:
@@ -329,7 +329,7 @@ class TracedStep:
 
 
 class Steps:
-    """Which places of the order make a step, as a loop counts steps.
+    """The places of the order that make each step, as a loop counts steps.
 
     Epochs and steps are those of `Grid`; here steps have numbers. The loop over `rows` rows began,
     or was resumed, at the place `begin`. The last step of an epoch may have fewer batches, and its
@@ -485,7 +485,7 @@ class Search:
             raise _absent(run, self.document, inputs, position)
 
     def places(self, epochs: int = 1) -> Iterator[Found]:
-        """Where those rows are in the next epochs, in the order in which the run takes them.
+        """Yield where those rows are in the next epochs, in the order in which the run takes them.
 
         Raises DataError for rows that cannot be read.
         """
@@ -595,7 +595,7 @@ def _absent(run: Run, document: str, inputs: list[_Input], position: int) -> Dat
 
 
 def _reasons(run: Run, one: _Input, position: int) -> Iterator[str]:
-    """Why a document is in no row, where a result or its tokenized directory tells."""
+    """Reasons why a document is in no row, where a result or its tokenized directory tells."""
     packed, documents = run.parts[one.part], one.positions(position)
     try:  # the run that read the input may have rejected the record
         with open((one.within[0] if one.within else packed).path / REJECTED, "rb") as lines:
@@ -625,7 +625,7 @@ def _reasons(run: Run, one: _Input, position: int) -> Iterator[str]:
 
 
 def _losses(run: Run, one: _Input) -> Iterator[str]:
-    """What was left out of the input, and of its source."""
+    """Counts of what was left out of the input, and of its source."""
     facts = run.parts[one.part].facts
     sources = [its for its in facts.sources if its.inputs[0] <= one.number < its.inputs[1]]
     first = [one.within[0].facts.inputs[one.within[1]]] if one.within else []
@@ -655,7 +655,7 @@ def _nearest(run: Run, one: _Input, position: int) -> list[int]:
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the sampler's `state_dict()` says of the run that saved it; the last four are there
+    """A sampler's `state_dict()`: what it says of the run that saved it; the last four are there
     where it balances.
 
     samples  the rows that all ranks had taken

@@ -136,7 +136,7 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
 
 
 def document_reader(tokenized: TokenizedDirectory) -> Callable[[int], Shown]:
-    """What reads documents by their numbers. It raises DataError when a shard is damaged."""
+    """A function that reads documents by their numbers. It raises DataError for a damaged shard."""
     tokens = Tokens({0: tokenized})
     return lambda index: _read_document(tokenized, tokens, index)
 
@@ -202,13 +202,13 @@ def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) ->
 
 
 def _trained_in(segments: Sequence[Segment]) -> int | None:
-    """How many of their tokens are trained; None where that is not known."""
+    """Count their trained tokens; None where that is not known."""
     flags = [one.trained for one in segments if one.trained is not None]
     return sum(int(np.count_nonzero(its)) for its in flags) if flags else None
 
 
 def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> dict[str, Any]:
-    """For programs: these segments of a row, or a document; without a decoder, ids, not text."""
+    """An object of these segments of a row, or a document; without a decoder, ids, not text."""
     what = shown.what
     place = {what: shown.index, "shard": shown.shard, f"shard_{what}": shown.in_shard}
     if what == "row":
@@ -227,7 +227,7 @@ def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> d
 
 
 def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
-    """Where a segment came from, and what it holds."""
+    """A segment's origin, and what it holds."""
     spans: list[dict[str, Any]] = []
     for trained, group in groupby(_spans(segment, decoder), key=lambda span: span.trained):
         run = list(group)

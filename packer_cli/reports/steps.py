@@ -35,7 +35,7 @@ class TooFewRowsError(DataError):
 
 
 class Training(NamedTuple):
-    """How a model is trained: `batch_size` rows in a micro-batch of a rank."""
+    """Sizes of a training: `batch_size` rows in a micro-batch of a rank."""
 
     ranks: int
     micro_batches: int
@@ -93,7 +93,7 @@ class Prediction(NamedTuple):
 
 
 def predict(directory: Path | str, manifest: Manifest, training: Training) -> Prediction:
-    """What steps of a packed directory or a view would cost; a URL's side file is read.
+    """Predict what steps of a packed directory or a view cost; a URL's side file is read.
 
     Raises TooFewRowsError for fewer rows than a step takes, and DataError where squared lengths
     cannot be had.

@@ -32,7 +32,7 @@ def print_report(report: Report) -> None:
 
 
 def is_plain() -> bool:
-    """Whether stdout can show no more than ASCII."""
+    """Tell whether stdout can show no more than ASCII."""
     return not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
