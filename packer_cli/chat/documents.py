@@ -177,7 +177,7 @@ class Composer:
             bad=bad if records.sides is None else once(bad),
             looked_at=records.looked_at,
             consumed=records.consumed,
-            stretches=records.stretches,
+            digest=records.digest,
         )
 
     def _named(self, records: Records) -> Records:

@@ -99,7 +99,7 @@ def plan(
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
     prepare_run()
-    from packer_cli.options.recipe import is_recipe, order_of
+    from packer_cli.options.recipe import is_recipe
     from packer_cli.reports.plan import plan_report
 
     html, as_json, quiet = options.html, options.as_json, options.quiet
@@ -108,18 +108,7 @@ def plan(
     if options.sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     check_page(html, as_json=as_json)
-    given = {name: value for name, value in given.items() if name not in _SEVERAL}
-    lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
-    # None: as the recipe has it, or the default; each once
-    ways = [
-        {"strategy": strategy, "max_length": length}
-        for strategy in dict.fromkeys(options.strategy or [None])
-        for length in dict.fromkeys(lengths or [None])
-    ]
-    orders = [
-        order_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
-        for way in ways
-    ]
+    orders = _orders(inputs, options, given)
     order, configs = orders[0], [one.config for one in orders]
     refuse_name("--tokenizer", order.command.tokenizer)
     longest, tokens = max(one.max_length for one in configs), options.batch_tokens
@@ -149,6 +138,24 @@ def plan(
     show_reports(reports, as_json=as_json, html=html)
     for _, one in plans:
         _refuse_missed(one, order.command.max_share_error)
+
+
+def _orders(inputs: list[str], options: PlanOptions, given: Values) -> list[Order[EncodingOptions]]:
+    """What is asked for, once for each strategy and length."""
+    from packer_cli.options.recipe import order_of
+
+    given = {name: value for name, value in given.items() if name not in _SEVERAL}
+    lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
+    # None: as the recipe has it, or the default; each once
+    ways = [
+        {"strategy": strategy, "max_length": length}
+        for strategy in dict.fromkeys(options.strategy or [None])
+        for length in dict.fromkeys(lengths or [None])
+    ]
+    return [
+        order_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
+        for way in ways
+    ]
 
 
 def _plans(
