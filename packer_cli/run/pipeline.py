@@ -33,6 +33,7 @@ from packer_cli.errors import (
     Interrupted,
     PackerError,
     UsageError,
+    named,
     nearest,
 )
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
@@ -50,7 +51,7 @@ from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
-from packer_cli.result.warnings import RAW, UNUSED, named, warnings_of
+from packer_cli.result.warnings import RAW, UNUSED, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
