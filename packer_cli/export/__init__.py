@@ -28,8 +28,7 @@ from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
-from packer_cli.result.wording import plural
-from packer_cli.steps.schedule import Schedule, row_costs
+from packer_cli.steps.schedule import Order, Schedule, StepSizes, row_costs
 
 _FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
     "batches": batches,
@@ -166,33 +165,24 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: Sizes) -
     Raises UsageError for a step of more rows than there are.
     """
     read = np.flatnonzero(squared_lengths >= 0)
-    ranks, hidden_size = sizes.ranks or 1, sizes.hidden_size or 1
-    micro_step = ranks * sizes.batch_size
-    size = micro_step * sizes.micro_batches
-    if size > len(read):
-        micro_batches = plural(sizes.micro_batches, "micro-batch", "micro-batches")
+    of_step = StepSizes(sizes.ranks or 1, sizes.batch_size, sizes.micro_batches)
+    if of_step.rows > len(read):
         raise UsageError(
-            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of {size:,}: "
-            f"{plural(ranks, 'rank')} x {micro_batches} x {plural(sizes.batch_size, 'row')}",
+            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of "
+            f"{of_step.rows:,}: {of_step}",
             "give the sizes that the trainer is going to have, or pack more data",
         )
     ends = [stage.first_row + stage.rows for stage in packed.facts.stages]
     stages = np.diff(np.searchsorted(read, [0, *ends]))
-    schedule = Schedule(
-        len(read),
-        stages=stages[stages > 0].tolist(),
-        world_size=ranks,
-        batch_size=sizes.batch_size,
-        micro_batches=sizes.micro_batches,
-        balance="order",
-        costs=row_costs(squared_lengths[read], packed.max_length, hidden_size),
-    )
-    order, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
+    costs = row_costs(squared_lengths[read], packed.max_length, sizes.hidden_size or 1)
+    order = Order(len(read), stages=stages[stages > 0].tolist())
+    schedule = Schedule(order, of_step, balance="order", costs=costs)
+    taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:
         begin, place = schedule.grid.step_at(place)
         step = schedule.rows_at(begin, place)
-        micro_steps = np.split(step, range(micro_step, len(step), micro_step))
+        micro_steps = np.split(step, range(of_step.micro_step, len(step), of_step.micro_step))
         # row i of rank r is at i * ranks + r there
-        order += [one.reshape(-1, ranks).T.ravel() for one in micro_steps]
-    taken = read[np.concatenate(order)]
-    return np.concatenate([taken, np.setdiff1d(np.arange(len(packed)), taken)])
+        taken += [one.reshape(-1, of_step.world_size).T.ravel() for one in micro_steps]
+    rows = read[np.concatenate(taken)]
+    return np.concatenate([rows, np.setdiff1d(np.arange(len(packed)), rows)])

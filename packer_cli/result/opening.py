@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ from packer_cli.result.reader import (
     PackedDirectory,
     as_batch,
     in_parts,
+    squared_lengths,
 )
 from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import PADDED, rows_per_batch
@@ -259,18 +262,65 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
 # Several results as one
 
 
-def check_alike(results: Sequence[PackedDirectory]) -> None:
-    """Raise DataError, naming both, for results whose rows do not go into one batch."""
-    first = results[0]
-    for other in results[1:]:
-        known = _properties(other)
-        for name, value in _properties(first).items():
-            if value != known.get(name, value):
+class Joined:
+    """Several results as one, whose rows follow one another.
+
+    firsts  int64[results + 1], the first row of each, and how many rows there are
+
+    Raises DataError, naming both, for results whose rows do not go into one batch.
+    """
+
+    def __init__(self, parts: Sequence[PackedDirectory]) -> None:
+        self.parts = list(parts)
+        self.firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        first = parts[0]
+        for other in parts[1:]:
+            known = _properties(other)
+            for name, value in _properties(first).items():
+                if value != known.get(name, value):
+                    raise DataError(
+                        f"{first.path} and {other.path} do not go together: {name} is {value} in "
+                        f"the first and {known[name]} in the second",
+                        WITH_THE_SAME,
+                    )
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def places(self, rows: Int64) -> tuple[Int64, Int64]:
+        """(number in its result, which result) of rows."""
+        which = np.searchsorted(self.firsts, rows, side="right") - 1
+        return rows - self.firsts[which], which
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest that rows in the same order share, wherever they lie."""
+        prints = [_fingerprint_of(part.facts) for part in self.parts]
+        return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
+
+    @property
+    def squared_lengths(self) -> Int64:
+        """int64[rows], the sum of squared segment lengths of every row."""
+        sums = [squared_lengths(part) for part in self.parts]
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)  # one is mapped
+
+    @cached_property
+    def stages(self) -> tuple[TrainingStage, ...]:
+        """The recipes' stages, which hold all rows; none where no result has any, and else one for
+        a result without. Raises DataError for stages that do not follow one another.
+        """
+        joined: list[TrainingStage] = []
+        for part, first in zip(self.parts, self.firsts.tolist(), strict=False):
+            its = part.facts.stages or [TrainingStage(None, 0, len(part))]
+            edges = [*(one.first_row for one in its), len(part)]
+            if edges != [0, *accumulate(one.rows for one in its)]:
                 raise DataError(
-                    f"{first.path} and {other.path} do not go together: {name} is {value} in the "
-                    f"first and {known[name]} in the second",
-                    WITH_THE_SAME,
+                    f"{part.place_of(MANIFEST)}: its stages are not its {len(part)} rows, one "
+                    "after another",
+                    PACK_AGAIN,
                 )
+            joined += [TrainingStage(one.name, first + one.first_row, one.rows) for one in its]
+        return tuple(joined) if any(part.facts.stages for part in self.parts) else ()
 
 
 def _properties(packed: PackedDirectory) -> dict[str, object]:
@@ -293,54 +343,12 @@ def _form_of_answers(facts: Manifest) -> dict[str, object]:
     return {"what the records are": "answers with a label" if labels else "pairs"}
 
 
-def fingerprint_of(facts: Manifest) -> str:
+def _fingerprint_of(facts: Manifest) -> str:
     """Digest that rows in the same order share, wherever they lie."""
     digests = "".join(shard.sha256 for shard in facts.shards)
     if facts.config.view:  # whose shards hold no tokens
         digests += "".join(one.sha256 for one in facts.inputs_now.values())
     return sha256(digests.encode()).hexdigest()
-
-
-def joined_fingerprint(prints: Sequence[str]) -> str:
-    """The fingerprint of several results by theirs; of one its own."""
-    return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
-
-
-def stages_of(packed: PackedDirectory) -> tuple[TrainingStage, ...]:
-    """A recipe's stages, which hold all rows; none without. Raises DataError where they do not
-    follow one another.
-    """
-    stages, ends = packed.facts.stages, 0
-    for stage in stages:
-        if stage.first_row != ends:
-            break
-        ends += stage.rows
-    else:
-        if not stages or ends == len(packed):
-            return tuple(stages)
-    raise DataError(
-        f"{packed.place_of(MANIFEST)}: its stages are not its {len(packed)} rows, one after "
-        "another",
-        PACK_AGAIN,
-    )
-
-
-def joined_stages(
-    stages: Sequence[Sequence[TrainingStage]], rows: Sequence[int]
-) -> tuple[TrainingStage, ...]:
-    """The stages of several results, each with so many rows, in turn: one without stages is one
-    stage, and none are none.
-    """
-    if not any(stages):
-        return ()
-    joined, first = [], 0
-    for its, count in zip(stages, rows, strict=True):
-        joined += [
-            TrainingStage(one.name, first + one.first_row, one.rows)
-            for one in its or [TrainingStage(None, 0, count)]
-        ]
-        first += count
-    return tuple(joined)
 
 
 def tokens_of_each(
