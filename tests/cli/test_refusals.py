@@ -167,7 +167,7 @@ plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 40
 plan a.jsonl -l ,           | Missing option '--max-length'
 plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list of names
 plan a.jsonl -l 16 --strategy wrap,,best-fit | --strategy: 'wrap,,best-fit' is not
-plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one of best-fit, | did you mean best-fit?
+plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
 plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong: drop has no
 plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
 plan a.jsonl -l 16 --sample 101% | --sample: 1.01 is not between 0 and 1
