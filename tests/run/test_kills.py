@@ -201,6 +201,7 @@ def test_killed_at_every_step(inputs: Path, name: str) -> None:
         if told := re.search(r"out: continuing: (\d+) of \d+ units", again.stderr):
             assert int(told[1]) >= packed, step
         assert there() == whole, (step, act)
+        assert not [*Path().rglob(".packer")], (step, act)
     assert readable >= (len(tried) // 2 if kind.earlier else 1)
     assert unfinished
 
