@@ -119,7 +119,7 @@ def test_an_accident_while_it_is_read(bucket: Any, accident: str, message: str) 
 
 ELSEWHERE = [  # where, what is in the environment, and what is said
     ("s3://bucket/a.jsonl", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
-     "cannot read: Unable to locate credentials", "check the credentials for s3://"),
+     "cannot read: Unable to locate credentials", "the credentials for s3://"),
     ("s3://bucket/a.jsonl", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "cannot read: ",
      "check the network"),
 ]  # fmt: skip
