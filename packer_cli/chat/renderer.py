@@ -13,6 +13,7 @@ from packer_cli.chat.messages import (
     ASSISTANT,
     DETAIL,
     KNOWN_KEYS,
+    Conversation,
     RefusedError,
     UndecidableError,
     any_flags,
@@ -40,20 +41,6 @@ from packer_cli.options.shapes import ARGUMENTS
 _MOST_KEPT = 256  # renderers, by arguments of records
 _MOST_SHOWN = 40  # characters
 _PARTS_PROBE = "\ue000part\ue001"
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A record as messages. `arguments`: its own ones for the chat template.
-
-    `turn`: where only its last message is trained on, as the answer to the prompt of all before:
-    the number of that answer among those of the record.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None
-    arguments: dict[str, Any] | None = None
-    turn: int | None = None
 
 
 @dataclass(frozen=True)
