@@ -282,6 +282,27 @@ def mentions_in(tree: nodes.Template) -> frozenset[str]:
     return frozenset(names.union(texts))
 
 
+def is_constant_prompt(tree: nodes.Template) -> bool:
+    """Whether the prompt for an answer is the same text whatever the conversation is: an `if` at
+    the end of the template asks for it alone, and writes what no loop or message changes.
+    """
+    name = PASSED[-1]
+    names = list(tree.find_all(nodes.Name))
+    rest = [one for one in tree.body if not isinstance(one, nodes.ExprStmt)]
+    last = rest[-1] if rest else None
+    if not isinstance(last, nodes.If) or last.elif_ or last.else_ or _name_of(last.test) != name:
+        return False
+    own = {"messages", "tools", *(one.name for one in names if one.ctx != "load")}
+    within = [part for one in last.body for part in (one, *one.find_all(nodes.Node))]
+    return sum(one.name == name for one in names) == 1 and all(
+        isinstance(part, _CONSTANT) and _name_of(part) not in own for part in within
+    )
+
+
+_CONSTANT = (nodes.If, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Test,
+             nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand)  # fmt: skip
+
+
 class _Value(IntFlag):
     """What a value may be.
 
