@@ -26,7 +26,7 @@ from settings import BENCHMARKS, Settings, from_environment
 from packer_cli import plan_packing
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import Int64
-from packer_cli.steps.schedule import Float64, Schedule, row_costs
+from packer_cli.steps.schedule import Float64, Order, Schedule, StepSizes, row_costs
 
 HIDDEN_SIZE, RANKS, STEPS = 4096, 64, 128
 LENGTHS, MICRO_BATCHES = (4096, 32_768, 131_072), (1, 4)
@@ -44,17 +44,15 @@ LOADERS = ((4096, 8, 8), (32_768, 64, 1))
 def squared_lengths(max_length: int, rows: int) -> Int64:
     """int64[about so many rows], of best-fit rows of log-normal lengths."""
     mean = np.exp(6.2 + 1.6**2 / 2)
-    lengths = np.random.default_rng(0).lognormal(6.2, 1.6, int(rows * max_length / mean))
-    lengths = np.clip(lengths, 1, 2**30).astype(np.int32)
+    drawn = np.random.default_rng(0).lognormal(6.2, 1.6, int(rows * max_length / mean))
+    lengths = np.clip(drawn, 1, 2**30).astype(np.int32)
     plan = plan_packing(lengths, max_length, seed=0, overlong="split")
     return squared_sums(plan.pieces.length[plan.order], plan.row_offsets)
 
 
 def schedule(costs: Float64, micro_batches: int, balance: Any) -> Schedule:
-    return Schedule(
-        len(costs), seed=0, block_rows=256, window_blocks=64, world_size=RANKS,
-        micro_batches=micro_batches, balance=balance, costs=costs,
-    )  # fmt: skip
+    sizes = StepSizes(RANKS, 1, micro_batches)
+    return Schedule(Order(len(costs)), sizes, balance=balance, costs=costs)
 
 
 def unevenness(costs: Float64, micro_batches: int, balance: Any) -> tuple[float, float]:

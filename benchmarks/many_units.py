@@ -16,7 +16,6 @@ import msgspec
 from measuring import report, run, say, seconds_of
 from settings import CHECKOUT, Settings, from_environment
 
-from packer_cli.cli.pack import default_output
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.ownership import Folder, claim
@@ -36,7 +35,7 @@ def _record(settings: Settings, folder: Path) -> commits.UnitRecord:
     sample = (CHECKOUT / "sample_data" / "documents.jsonl").read_bytes()
     data = folder / "data.jsonl"
     data.write_bytes(sample * ((16 << 20) // len(sample)))
-    result = folder / default_output([str(data)], 4096)
+    result = folder / "packed"
     run([settings.packer, "pack", data, "-l", "4096", "-t", "bytes", "-q", "-o", result])
     return next(commits.read_units(result / RECORDS))
 

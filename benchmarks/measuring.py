@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Finished:
 
 
 def run(
-    command: list[str | Path],
+    command: Sequence[str | Path],
     *,
     environment: Mapping[str, str] | None = None,
     watch: bool = False,

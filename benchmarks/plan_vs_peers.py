@@ -36,7 +36,7 @@ def main() -> None:
         path = Path(folder, "lengths.npy")
         np.save(path, lengths)
         script = BENCHMARKS / "peers" / "plan.py"
-        command = [settings.peers_python, script, path, str(MAX_LENGTH)]
+        command: list[str | Path] = [settings.peers_python, script, path, str(MAX_LENGTH)]
         found = json.loads(run(command).stdout)
     for peer in PEERS:
         what = f"{name}, against {peer}"

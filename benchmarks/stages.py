@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -41,7 +41,7 @@ class Clocks:
     """Exclusive seconds by stage, for one thread at a time."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._running = [_OTHER]
         self._since = time.perf_counter()
 
@@ -87,18 +87,17 @@ class Clocks:
 
 def _clocked_pipeline() -> Clocks:
     clocks = Clocks()
-    for owner, name in ((source, "locate"), (source, "load_tokenizer")):
-        clocks.wrap(_LOAD, owner, name)
+    for name in ("locate", "load_tokenizer"):
+        clocks.wrap(_LOAD, source, name)
     clocks.wrap_iterator(READ, JsonlReader, "read")
     for name in ("encode_bare", "surrounded"):
         clocks.wrap(TOKENIZE, Tokenizer, name)
     for owner, name in ((unit, "fit"), (Window, "add"), (Window, "rows")):
         clocks.wrap(PLAN, owner, name)
     clocks.wrap(FILL, filling, "fill_rows")
-    for owner, name in (
-        (shard_writer.ShardWriter, "write"), (shard_writer.ShardWriter, "close"), (os, "fsync"),
-    ):  # fmt: skip
-        clocks.wrap(WRITE, owner, name)
+    for name in ("write", "close"):
+        clocks.wrap(WRITE, shard_writer.ShardWriter, name)
+    clocks.wrap(WRITE, os, "fsync")
     clocks.wrap(HASH, commits, "digest")
     return clocks
 
@@ -123,12 +122,12 @@ def _pin_workers() -> None:
         on_one_core()
         return pack_unit(*args)
 
-    unit.pack_unit = pinned
+    unit.pack_unit = pinned  # type: ignore[assignment]
 
 
-def _measure(settings: Settings, files: list[Path]) -> Counter[str]:
+def _measure(settings: Settings, files: list[Path]) -> dict[str, float]:
     _pin_workers()
-    threads.ThreadPoolExecutor = _Inline
+    threads.ThreadPoolExecutor = _Inline  # type: ignore[assignment, attr-defined]
     os.sync()
     with inputs.Output(settings) as output:
         clocks = _clocked_pipeline()

@@ -30,19 +30,15 @@ def write_file(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def put_file(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write a file that is there whole or not at all. `durable`: after a power loss, too."""
+def put_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power loss."""
     part = path.with_name(path.name + ".part")
     try:
-        if durable:
-            write_file(part, content)
-        else:
-            part.write_bytes(content)
+        write_file(part, content)
         os.rename(part, path)
     except OSError as error:
         raise from_os_error(error, path, "write") from error
-    if durable:
-        sync(path.parent)
+    sync(path.parent)
 
 
 def make_folders(path: Path) -> None:

@@ -190,13 +190,10 @@ class BestFitPacking:
             truncated_documents=plan.loss.truncated_documents,
             truncated_tokens=plan.loss.truncated_tokens,
         )  # fmt: skip
-        pieces = zip(
-            plan.pieces.document.tolist(), plan.pieces.start.tolist(), plan.pieces.length.tolist(),
-            strict=True,
-        )  # fmt: skip
+        columns = plan.pieces.document, plan.pieces.start, plan.pieces.length
         parts = [
             samples[i] if length == lengths[i] else self._part(samples[i], start, start + length)
-            for i, start, length in pieces
+            for i, start, length in zip(*(column.tolist() for column in columns), strict=True)
         ]
         rows = pairwise(plan.row_offsets.tolist())
         return [[parts[i] for i in plan.order[begin:end].tolist()] for begin, end in rows]
@@ -213,17 +210,14 @@ class BestFitPacking:
             [sample.input_ids for sample in samples], self.max_length, labels=labels,
             pad_token_id=self.pad_token_id, strategy="next-fit",
         )  # fmt: skip
+        wide = ("input_ids", "labels", "position_ids")
         return PackedSample(
             __key__=",".join(sample.__key__ for sample in samples),
             __restore_key__=(),  # energon's to set
-            __sources__=tuple(
-                source for sample in samples if sample.__sources__ for source in sample.__sources__
-            ),
-            input_ids=torch.as_tensor(rows.input_ids[0]).long(),
-            labels=torch.as_tensor(rows.labels[0]).long(),
-            position_ids=torch.as_tensor(rows.position_ids[0]).long(),
+            __sources__=tuple(one for sample in samples for one in sample.__sources__ or ()),
             attention_mask=torch.as_tensor(rows.attention_mask[0]),
             cu_seqlens=torch.as_tensor(rows.cu_seqlens[0]),
+            **{name: torch.as_tensor(getattr(rows, name)[0]).long() for name in wide},
         )
 
     def _part(self, sample: Any, start: int, stop: int) -> Any:

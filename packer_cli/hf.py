@@ -37,6 +37,7 @@ except ModuleNotFoundError as error:
     raise ImportError(needs_extra("packer_cli.hf", "hf")) from error
 
 __all__ = ["pack_dataset", "pack_dataset_from_result"]
+_COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 
 
 def pack_dataset(
@@ -67,7 +68,6 @@ def pack_dataset(
     Raises UsageError for unknown options and DataError, naming the sequence, for ids out of range,
     labels of another length, and (under "error") sequences longer than a row.
     """
-    _check_shift(label_shift)
     rows = pack_sequences(
         _arrays(token_ids), max_length, labels=None if labels is None else _arrays(labels),
         pad_token_id=pad_token_id, strategy=strategy, seed=seed, overlong=overlong,
@@ -89,16 +89,9 @@ def pack_dataset_from_result(
     Arguments, columns and errors as in `pack_dataset`; DataError, too, when the plan is not of
     these lengths.
     """
-    _check_shift(label_shift)
     own = None if labels is None else _arrays(labels)
-    return _dataset(
-        fill_plan(plan, _arrays(token_ids), labels=own, pad_token_id=pad_token_id), label_shift
-    )
-
-
-def _check_shift(label_shift: str) -> None:
-    if label_shift not in ("none", "pre"):
-        raise one_of("label_shift", label_shift, ("none", "pre"))
+    rows = fill_plan(plan, _arrays(token_ids), labels=own, pad_token_id=pad_token_id)
+    return _dataset(rows, label_shift)
 
 
 def _arrays(sequences: Any) -> Sequence[Any]:
@@ -126,23 +119,16 @@ def _arrays(sequences: Any) -> Sequence[Any]:
 
 
 def _dataset(rows: PackedRows, label_shift: str) -> Dataset:
-    labels = np.asarray(rows.labels)
+    if label_shift not in ("none", "pre"):
+        raise one_of("label_shift", label_shift, ("none", "pre"))
+    columns = {name: np.asarray(getattr(rows, name)) for name in _COLUMNS}
     if label_shift == "pre":  # a document's first token has no label, so none gets to another
-        labels = np.concatenate([labels[:, 1:], np.full_like(labels[:, :1], IGNORED)], axis=1)
-    columns = {
-        "input_ids": rows.input_ids,
-        "attention_mask": rows.attention_mask,
-        "labels": labels,
-        "position_ids": rows.position_ids,
-    }
+        labels = columns["labels"]
+        last = np.full_like(labels[:, :1], IGNORED)
+        columns["labels"] = np.concatenate([labels[:, 1:], last], axis=1)
     width = rows.plan.max_length
-    return Dataset(
-        pa.table(
-            {
-                name: pa.FixedSizeListArray.from_arrays(
-                    pa.array(np.asarray(values).reshape(-1)), width
-                )
-                for name, values in columns.items()
-            }
-        )
-    )
+    lists = {
+        name: pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
+        for name, values in columns.items()
+    }
+    return Dataset(pa.table(lists))

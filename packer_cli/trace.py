@@ -26,28 +26,24 @@ import msgspec
 import numpy as np
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.loop import Loop
 from packer_cli.options.option import options_of, refuse_missing
 from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
+from packer_cli.options.run_options import Loop
 from packer_cli.records import MOST_TURNS, Int64, record_position, turn_position
 from packer_cli.result.layout import REJECTED, AtLeastOne, Count
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.opening import (
+    Joined,
     Paths,
-    check_alike,
-    fingerprint_of,
-    joined_fingerprint,
-    joined_stages,
+    View,
     open_packed,
-    stages_of,
     tokens_of_each,
 )
 from packer_cli.result.origins import Origin, Origins, place_in, sound_rows, unit_of
-from packer_cli.result.reader import PackedDirectory, segments_of, squared_lengths
+from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.result.view import View
-from packer_cli.steps.schedule import Grid, Schedule, Sizes, digest_of, row_costs
+from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, digest_of, row_costs
 
 __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]
 
@@ -195,8 +191,8 @@ class Run:
         if not names:
             raise UsageError("there is no result to trace", "give the --output of packer pack")
         its_tokens, self.said = tokens_of_each(names, tokens), list[str]()
-        self.parts = [open_packed(*one) for one in zip(names, its_tokens, strict=True)]
-        check_alike(self.parts)
+        self.rows_of = Joined([open_packed(*one) for one in zip(names, its_tokens, strict=True)])
+        self.parts, self.firsts = self.rows_of.parts, self.rows_of.firsts
         self.said += [
             f"{one.path}: was packed without the column segments: which documents are in rows is "
             "unknown"
@@ -206,10 +202,7 @@ class Run:
             Origins(one.facts, one.directories if isinstance(one, View) else None)
             for one in self.parts
         ]
-        rows = list(map(len, self.parts))
-        self.firsts = np.cumsum([0, *rows])
-        stages = joined_stages([stages_of(one) for one in self.parts], rows)
-        self._stages = [stage.rows for stage in stages]
+        self._stages = [stage.rows for stage in self.rows_of.stages]
         self.state = None if state is None else State.of(state)
         self.begin = 0  # where steps begin to count
         if self.state is not None:
@@ -218,14 +211,13 @@ class Run:
             self.begin = self.state.samples if resumed else self.state.begin
         refuse_missing(Loop, given)
         self.loop = Loop(**given)
-        self.steps = Steps(sum(rows), self.loop, self.begin)
+        self.steps = Steps(len(self.rows_of), self.loop, self.begin)
 
     def _refuse_other_rows(self, state: State) -> None:
         """Raise DataError for a state of other rows."""
-        prints = [fingerprint_of(one.facts) for one in self.parts]
         known = {
-            "data": joined_fingerprint(prints),
-            "rows": int(self.firsts[-1]),
+            "data": self.rows_of.fingerprint,
+            "rows": len(self.rows_of),
             "stages": self._stages or None,
         }
         for name, value in known.items():
@@ -241,18 +233,19 @@ class Run:
         """The rows of places. Raises UsageError for costs that are not those of the state."""
         loop, state, costs = self.loop, self.state, None
         if loop.balance is not None:
-            sums: Int64 = np.concatenate([squared_lengths(one) for one in self.parts])
-            costs = row_costs(sums, self.parts[0].max_length, loop.hidden_size, loop.cost)
+            sums, max_length = self.rows_of.squared_lengths, self.parts[0].max_length
+            costs = row_costs(sums, max_length, loop.hidden_size, loop.cost)
             if state and isinstance(state.cost, str) and state.cost != digest_of(costs):
                 raise UsageError(
                     "the costs of rows are not those that the sampler's state was saved with",
                     "give the function that the sampler had, cost=... in Python",
                 )
-        names = ("seed", "block_rows", "window_blocks", "world_size", "batch_size",
-                 "micro_batches", "balance", "window")  # fmt: skip
+        order = Order(
+            len(self.rows_of), loop.seed, self._stages, loop.block_rows, loop.window_blocks
+        )
         return Schedule(
-            int(self.firsts[-1]), stages=self._stages, costs=costs, begin=self.begin,
-            dealt=state.dealt if state else (), **{name: getattr(loop, name) for name in names},
+            order, self.steps.grid.sizes, balance=loop.balance, window=loop.window, costs=costs,
+            begin=self.begin, dealt=state.dealt if state else (),
         )  # fmt: skip
 
     def notes(self) -> Iterator[str]:
@@ -264,10 +257,10 @@ class Run:
     def rows(self, numbers: Int64) -> list[TracedRow]:
         """The rows of some numbers, in the same order. Raises DataError for what is damaged."""
         found: list[Any] = [None] * len(numbers)
-        parts = np.searchsorted(self.firsts, numbers, side="right") - 1
+        own, parts = self.rows_of.places(numbers)
         for part in np.unique(parts).tolist():
             here, packed = np.flatnonzero(parts == part), self.parts[part]
-            its = numbers[here] - self.firsts[part]
+            its = own[here]
             columns = [name for name in _COLUMNS if name in packed.stored_columns]
             batch = sound_rows(packed, its, columns)
             segments, first = segments_in(batch), segments_of(batch)[2]
@@ -342,7 +335,7 @@ class Steps:
 
     def __init__(self, rows: int, loop: Loop, begin: int = 0) -> None:
         self._rows, self._loop = rows, loop
-        sizes = Sizes(loop.world_size, loop.batch_size, loop.micro_batches)
+        sizes = StepSizes(loop.world_size, loop.batch_size, loop.micro_batches)
         self.grid = Grid(rows, begin, sizes, even=not loop.uneven)
         self.first_epoch = self.grid.epoch_of(begin)
         if not self._batches(0, rows // loop.world_size):
@@ -367,7 +360,7 @@ class Steps:
         epochs = range(self.first_epoch, self.first_epoch + number + 2)
         epoch = epochs[bisect_right(epochs, number, key=self.before) - 1]
         place = self.grid.epoch(epoch).begin
-        place += (number - self.before(epoch)) * self.grid.sizes.step
+        place += (number - self.before(epoch)) * self.grid.sizes.rows
         return Step(number, epoch, *self.grid.step_at(place))
 
     def last_before(self, place: int) -> Step | None:
@@ -377,7 +370,7 @@ class Steps:
         if place <= self.grid.begin:
             return None
         epoch = self.grid.epoch_of(place - 1)
-        within = (place - 1 - self.grid.epoch(epoch).begin) // self.grid.sizes.step
+        within = (place - 1 - self.grid.epoch(epoch).begin) // self.grid.sizes.rows
         number = self.before(epoch) + min(within, self._count(epoch) - 1)
         return self.of(number) if number >= 0 else None
 
@@ -417,7 +410,7 @@ class Steps:
         most = (self._rows // loop.world_size + up) // size
         # steps of the epoch that a run has behind it which goes on from a state
         first = (begin + loop.world_size - 1) // self._rows * self._rows
-        done = -(-(begin - first) // self.grid.sizes.step)
+        done = -(-(begin - first) // self.grid.sizes.rows)
         return np.minimum((of_rank + up) // size, max(most - done * loop.micro_batches, 0))
 
 

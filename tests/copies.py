@@ -243,7 +243,7 @@ def _import_all() -> None:
     typer.main.get_command = functools.cache(typer.main.get_command)
     commands: Any = typer.main.get_command(packer_cli.cli.app.app)
     # Typer imports more when it parses.
-    commands.commands["pack"].make_context("pack", ["a.jsonl", "-l", "1"])
+    commands.get_command(None, "pack").make_context("pack", ["a.jsonl", "-l", "1"])
 
 
 def main(listener: int) -> None:

@@ -21,6 +21,8 @@ from packer_cli import child_process
 from packer_cli.child_process import Child, LostChildError
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
+ANY = "packer_cli.errors:DataError"
+PATIENT = ("-o", "out", "--max-seconds-per-record", 10_000)
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,11 @@ def descendants(process: int) -> set[int]:
         with suppress(OSError):  # the thread has ended
             numbers |= set(map(int, path.read_text().split()))
     return numbers.union(*map(descendants, numbers))
+
+
+def is_busy(run: int) -> bool:
+    """Whether a child computes a power, which takes hours, and hears nothing until it is done."""
+    return any(processor_seconds(child) > 1 for child in descendants(run))
 
 
 def is_alive(process: int) -> bool:
@@ -60,7 +67,7 @@ def many(count: int) -> list[object]:
 
 def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
     """As a debugger, a cgroup's freezer or a suspended laptop does, but hundreds of times."""
-    write(many(4_000))
+    write(many(1_500))
     how = command(TAGS, "--workers", 2)
     undisturbed = subprocess.run([*how, "-o", "undisturbed"], check=True, capture_output=True)
     with subprocess.Popen([*how, "-o", "out"], stderr=subprocess.PIPE) as run:
@@ -79,24 +86,17 @@ def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "workers"),
-    [
-        (signal.SIGINT, 1),
-        (signal.SIGTERM, 1),
-        (signal.SIGKILL, 2),
-        heavy(signal.SIGINT, 2),
-        heavy(signal.SIGTERM, 2),
-        heavy(signal.SIGKILL, 1),
-    ],
-)
+    [(signal.SIGINT, 1), (signal.SIGKILL, 2),
+     *(heavy(number, workers) for number, workers in
+       ((signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1)))],
+)  # fmt: skip
 def test_a_slow_template_ends_with_the_run(
     folder: Path, number: signal.Signals, workers: int
 ) -> None:
     talk = chat(user("a"), assistant("b"), user("c"), assistant("d"))
     write([*many(10), talk, *many(10)])
-    how = command(SLOW, "--workers", workers, "-o", "out", "--max-seconds-per-record", 10_000)
-    with started(*how, stderr=subprocess.PIPE) as run:
-        # by then it computes a power, which takes hours, and hears nothing until it is done
-        assert wait_for(lambda: any(processor_seconds(c) > 1 for c in descendants(run.pid)))
+    with started(*command(SLOW, "--workers", workers, *PATIENT), stderr=subprocess.PIPE) as run:
+        assert wait_for(lambda: is_busy(run.pid))
         children = descendants(run.pid)
         run.send_signal(number)
         _, message = run.communicate(timeout=300)
@@ -106,36 +106,52 @@ def test_a_slow_template_ends_with_the_run(
     assert message.startswith(b"" if number == signal.SIGKILL else b"stopped: interrupted\ntip: ")
 
 
+def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> None:
+    """What was read of stdin cannot be read again."""
+    data = write([*many(500), chat(user("a"), assistant("b"), user("c"))]).read_bytes()
+    how = command(SLOW, *PATIENT)
+    how[2] = "-"
+    with started(*how, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdin
+        run.stdin.write(data)
+        run.stdin.close()
+        run.stdin = None
+        assert wait_for(lambda: is_busy(run.pid))
+        for child in descendants(run.pid):
+            os.kill(child, signal.SIGKILL)
+        _, message = run.communicate(timeout=300)
+    assert run.returncode == 1
+    lost = b"error: unit 0 (- from 0): the process of LimitedComposer was ended from"
+    assert message.startswith(lost)
+    assert not Path("out").exists()
+
+
 def test_a_child_outlives_the_thread_that_made_it() -> None:
+    """And its end is noticed."""
     made: list[Child] = []
-    thread = threading.Thread(target=lambda: made.append(Child("packer_cli.errors:DataError", "a")))
+    thread = threading.Thread(target=lambda: made.append(Child(ANY, "a")))
     thread.start()
     thread.join()
     [child] = made
     child.begin("__str__")
     assert child.answer() == "a"
+    child.kill()
+    child.begin("__str__")
+    with pytest.raises(LostChildError, match="of DataError was ended from outside, by signal 9"):
+        child.answer()
     child.close()
 
 
 def test_a_child_whose_maker_is_gone_before_it_begins(folder: Path) -> None:
     code = (
         "import os; from packer_cli.child_process import Child\n"
-        "print(Child('packer_cli.errors:DataError', 'a')._process.pid, flush=True); os._exit(0)"
+        f"print(Child({ANY!r}, 'a')._process.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, timeout=300
     )
     assert wait_for(lambda: not is_alive(int(done.stdout)))
     assert done.stderr == b""
-
-
-def test_the_end_of_a_child_is_noticed() -> None:
-    child = Child("packer_cli.errors:DataError", "a")
-    child.kill()
-    child.begin("__str__")
-    with pytest.raises(LostChildError, match="of DataError was ended from outside, by signal 9"):
-        child.answer()
-    child.close()
 
 
 def test_modules_in_the_current_directory_are_not_imported(folder: Path) -> None:
@@ -146,7 +162,7 @@ def test_modules_in_the_current_directory_are_not_imported(folder: Path) -> None
     assert ran.stderr == b""
 
 
-@pytest.mark.parametrize("lacking", ["queue", "numpy", "jinja2"])
+@pytest.mark.parametrize("lacking", ["queue", heavy("numpy"), heavy("jinja2")])
 def test_a_child_that_cannot_import_ends_the_run_with_one_line(folder: Path, lacking: str) -> None:
     """At its very beginning, with what it is sent, and with what it makes: all the same."""
     write(many(3))
@@ -178,28 +194,6 @@ def test_a_child_that_cannot_begin_is_no_problem_of_files(
 
     monkeypatch.setattr(child_process, "spawn", limited)
     write(many(3))
-    ran = packer(*command(TAGS, "-o", "out")[1:])
-    assert ran.stderr.splitlines()[0] == (
-        "error: the process of LimitedComposer cannot begin: Resource temporarily unavailable"
-    )
-
-
-def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> None:
-    """What was read of stdin cannot be read again."""
-    data = write([*many(2000), chat(user("a"), assistant("b"), user("c"))]).read_bytes()
-    how = command(SLOW, "-o", "out", "--max-seconds-per-record", 10_000)
-    how[2] = "-"
-    with started(*how, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdin
-        run.stdin.write(data)
-        run.stdin.close()
-        run.stdin = None
-        assert wait_for(lambda: any(processor_seconds(c) > 1.5 for c in descendants(run.pid)))
-        for child in descendants(run.pid):
-            os.kill(child, signal.SIGKILL)
-        _, message = run.communicate(timeout=300)
-    assert run.returncode == 1
-    assert message.startswith(
-        b"error: unit 0 (- from 0): the process of LimitedComposer was ended from"
-    )
-    assert not Path("out").exists()
+    error = packer(*command(TAGS, "-o", "out")[1:]).stderr.splitlines()[0]
+    began = "error: the process of LimitedComposer cannot begin: "
+    assert error == f"{began}Resource temporarily unavailable"

@@ -13,7 +13,7 @@ import docs_runner
 import pytest
 from chats import marked_pieces, run
 from support import jsonl, packer, recover_texts
-from test_imports import LAYERS, MODULES, PACKAGE
+from test_imports import LAYERS, MODULES, PACKAGE, TREES
 
 from packer_cli.export import FORMATS
 from packer_cli.options import recipe
@@ -93,26 +93,37 @@ def test_the_command_of_every_night_keeps_the_others(name: str) -> None:
     assert sorted(recover_texts("out")) == ["one", "three", "two"]
 
 
-def test_every_option_of_packer_trace_is_on_its_page() -> None:
-    section = docs_runner.page("docs/inspect.md", "\n## packer trace\n", "\n## packer verify")
-    options = set(re.findall(r"--[a-z][a-z-]+", section))
-    help_text = packer("trace", "--help").stdout
-    assert len(options) > 15
-    assert [option for option in options if f"  {option} " not in help_text] == []
+def _named_options(text: str) -> set[str]:
+    return set(re.findall(r"`?(--[a-z][a-z-]+)", text))
+
+
+# text, the commands whose options it names, and others that it may name
+OPTIONS_OF = [
+    (docs_runner.page("docs/inspect.md", "\n## packer trace\n", "\n## packer verify"), "trace", ()),
+    (SUPERVISED, "pack", ("--no-eos",)),
+    ("\n".join(re.findall("`--[^`]*`", README)), "pack stats show verify finalize", ()),
+]
+
+
+@pytest.mark.parametrize(("text", "commands", "others"), OPTIONS_OF, ids=["trace", "pack", "all"])
+def test_the_options_that_a_page_names_exist(
+    text: str, commands: str, others: tuple[str, ...]
+) -> None:
+    help_text = "".join(packer(name, "--help").stdout for name in commands.split())
+    named = _named_options(text)
+    assert len(named) > 10
+    assert [one for one in named.difference(others) if one not in help_text] == []
 
 
 def _messages() -> str:
     """Every text in the package, with … for what is put into it."""
     texts = []
-    for path in (ROOT / "packer_cli").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = (
-                    part.value if isinstance(part, ast.Constant) else "…" for part in node.values
-                )
-                texts.append("".join(map(str, parts)))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
+    for node in (node for tree in TREES.values() for node in ast.walk(tree)):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            texts.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
     return "\n".join(texts)
 
 
@@ -174,15 +185,6 @@ def test_every_option_has_its_command_on_the_page_on_tokenized_directories() -> 
     running = {"--unit-bytes", "--shard-bytes"}
     assert early == (documents - running) | {"--tokenizer", "--text-field"}
     assert late == (rows - documents) | {"--position-ids"}
-
-
-def test_the_options_that_readme_names_exist() -> None:
-    help_text = "".join(
-        packer(name, "--help").stdout for name in ("pack", "stats", "show", "verify", "finalize")
-    )
-    options = set(re.findall(r"`(--[a-z-]+)", README))
-    assert len(options) > 10
-    assert [option for option in options if option not in help_text] == []
 
 
 def test_every_strategy_column_and_total_is_documented() -> None:
@@ -280,12 +282,6 @@ def test_the_examples_of_supervised_data_have_every_shape_and_option() -> None:
         assert all(f"`{field}`" in row for names in kind.required for field in names), name
 
 
-def test_the_options_that_the_page_on_supervised_data_names_exist() -> None:
-    help_text = packer("pack", "--help").stdout
-    named = set(re.findall(r"--[a-z][a-z-]+", SUPERVISED)) - {"--no-eos"}
-    assert [option for option in named if option not in help_text] == []
-
-
 def test_every_path_that_a_page_names_exists() -> None:
     assert len(TREE) > 40
     assert [path for path in TREE if not (ROOT / path).exists()] == []
@@ -296,14 +292,11 @@ def test_every_path_that_a_page_names_exists() -> None:
             assert [name for name in named if not (ROOT / name).exists()] == [], page.name
 
 
-def test_every_folder_and_what_stands_beside_them_has_a_line_in_contributing() -> None:
+def test_contributing_has_the_tree_and_the_layers_of_the_imports() -> None:
     folders = {f"packer_cli/{name.split('.')[1]}/" for name in MODULES if name.count(".") > 1}
     assert folders | {"_kernels/", "benchmarks/", "docs/", "tests/"} <= set(TREE)
     beside = {f"packer_cli/{name}.py" for name in LAYERS[-3] if (PACKAGE / f"{name}.py").exists()}
     assert beside <= set(TREE)
-
-
-def test_the_layers_in_contributing_are_those_of_the_imports() -> None:
     section = CONTRIBUTING.split("## Layers")[1].split("\n## ")[0]
     lines = re.findall(r"^\d+\. (.*)$", section, re.M)
     shown = [set(re.findall(r"`(\w+)`", line)) for line in lines[1:]]

@@ -20,68 +20,48 @@ from packer_cli.cli.app import app
 PACKAGE = Path(packer_cli.__file__).parent
 FOREIGN = {"torch", "datasets", "ray", "transformers", "megatron", "fsspec"}
 HEAVY = FOREIGN | {"pyarrow", "numpy", "tokenizers", "gigatoken", "huggingface_hub"}
-
-
-def _imported_by(code: str) -> set[str]:
-    """Top-level modules loaded by some lines of code in a fresh interpreter."""
-    code += "\nimport sys\nprint()\nprint(*{name.split('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-c", code]
-    elsewhere = sys.prefix  # where no source folder is taken for the installed package
-    result = subprocess.run(
-        command, cwd=elsewhere, capture_output=True, text=True, check=True, timeout=300
-    )
-    return set(result.stdout.splitlines()[-1].split())
-
-
-@pytest.mark.parametrize(
-    ("statement", "forbidden"),
-    [
-        pytest.param("import packer_cli", HEAVY, id="package"),
-        pytest.param("import packer_cli.cli.app", HEAVY, id="command line"),
-        pytest.param("from packer_cli import *", FOREIGN, id="every public name"),
-        pytest.param("import packer_cli.run.pipeline", FOREIGN, id="pipeline"),
-    ],
-)
-def test_imports_stay_light(statement: str, forbidden: set[str]) -> None:
-    loaded = _imported_by(statement)
-    assert "packer_cli" in loaded
-    assert loaded & forbidden == set()
-
-
-def test_help_needs_nothing_heavy() -> None:
-    """--help must answer at once."""
-    loaded = _imported_by(
-        """
+_COMMAND = """
 import os, sys
 from packer_cli.cli import app as cli
-sys.argv = ["packer", "pack", "--help"]
+sys.argv = {!r}.split()
 os._exit = sys.exit  # or nothing could be asked afterwards
 try:
     cli.main()
 except SystemExit as end:
     assert not end.code
 """
+
+
+def _imported_by(code: str) -> set[str]:
+    """Top-level modules loaded by some lines of code in a fresh interpreter."""
+    code += "\nimport sys\nprint()\nprint(*{name.split('.')[0] for name in sys.modules})"
+    elsewhere = sys.prefix  # where no source folder is taken for the installed package
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, cwd=elsewhere, capture_output=True, text=True, check=True, timeout=300
     )
-    assert "typer" in loaded
-    assert loaded & HEAVY == set()
+    return set(result.stdout.splitlines()[-1].split())
 
 
-def test_a_local_run_needs_no_fsspec(tmp_path: Path) -> None:
+# what is imported or run -> what it does without, and what it needs
+LIGHT = {
+    "import packer_cli": (HEAVY, "packer_cli"),
+    "import packer_cli.cli.app": (HEAVY, "packer_cli"),
+    "from packer_cli import *": (FOREIGN, "packer_cli"),
+    "packer pack --help": (HEAVY, "typer"),
+    "packer pack {0}/a.jsonl -l 8 -t bytes -o {0}/out": (FOREIGN, "pyarrow"),
+}
+
+
+@pytest.mark.parametrize("code", LIGHT)
+def test_imports_stay_light(tmp_path: Path, code: str) -> None:
+    """--help answers at once, and a local run needs no fsspec."""
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    loaded = _imported_by(
-        f"""
-import os, sys
-from packer_cli.cli import app as cli
-sys.argv = ["packer", "pack", "{tmp_path}/a.jsonl", "-l", "8", "-t", "bytes", "-o", "{tmp_path}/o"]
-os._exit = sys.exit
-try:
-    cli.main()
-except SystemExit as end:
-    assert not end.code
-"""
-    )
-    assert "pyarrow" in loaded
-    assert "fsspec" not in loaded
+    forbidden, needed = LIGHT[code]
+    is_command = code.startswith("packer ")
+    loaded = _imported_by(_COMMAND.format(code.format(tmp_path)) if is_command else code)
+    assert needed in loaded
+    assert loaded & forbidden == set()
 
 
 def _modules() -> dict[str, Path]:
@@ -96,51 +76,37 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
-def _imported_names(path: Path) -> Iterator[str]:
+def _imported_names(module: str) -> Iterator[str]:
     """Every a.b.c of `import a.b.c` and `from a.b import c`, those under TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, f"{module}: relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Modules of this package that a file imports: `a.b` or, when c is a name in it, `a.b.c`."""
-    for name in _imported_names(path):
-        yield from {name, name.rpartition(".")[0]} & MODULES.keys() - {"packer_cli"}
-
-
-GRAPH = {name: {i for i in _imports(path) if i != name} for name, path in MODULES.items()}
+NAMES = {module: set(_imported_names(module)) for module in MODULES}
+# modules of this package that one imports: `a.b` or, when c is a name in it, `a.b.c`
+GRAPH = {
+    module: {
+        one
+        for name in names
+        for one in {name, name.rpartition(".")[0]} & MODULES.keys() - {"packer_cli", module}
+    }
+    for module, names in NAMES.items()
+}
 
 # A layer imports itself and those before it. What is not named here is the base, the first.
 LAYERS = (
-    {"base"},
-    {"options"},
-    {"packing"},
-    {"result"},
-    {"inputs"},
-    {"tokenization"},
-    {"chat"},
-    {"mixing"},
-    {"run"},
-    {"steps"},
-    {"plan", "trace"},
-    {
-        "reports",
-        "verify",
-        "export",
-        "torch",
-        "hf",
-        "energon",
-        "tokenizer_check",
-    },
-    {"cli"},
-    {"__main__"},
-)
+    {"base"}, {"options"}, {"packing"}, {"result"}, {"inputs"}, {"tokenization"}, {"chat"},
+    {"mixing"}, {"run"}, {"steps"}, {"plan", "trace"},
+    {"reports", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
+    {"cli"}, {"__main__"},
+)  # fmt: skip
 FOLDERS = set.union(*LAYERS)
 
 
@@ -161,25 +127,22 @@ def test_imports_point_one_way() -> None:
         if _folder(imported) != _folder(module) and _floor(imported) >= _floor(module)
     ]
     assert wrong == []
-
-
-def test_the_import_graph_has_no_cycle() -> None:
     order = list(TopologicalSorter(GRAPH).static_order())  # raises CycleError, naming the cycle
     assert set(order) == set(MODULES)
-
-
-def test_errors_stand_alone() -> None:
     assert GRAPH["packer_cli.errors"] == set()
 
 
-def _importers(name: str) -> set[str]:
-    return {module for module, imports in GRAPH.items() if name in imports}
-
-
 def test_nothing_but_itself_imports_what_needs_torch() -> None:
-    for module in MODULES:
-        if module.startswith("packer_cli.torch"):
-            assert all(one.startswith("packer_cli.torch") for one in _importers(module)), module
+    for module, imports in GRAPH.items():
+        if not module.startswith("packer_cli.torch"):
+            assert not [one for one in imports if one.startswith("packer_cli.torch")], module
+
+
+def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
+    for module, names in NAMES.items():
+        used = [name for name in names if name.startswith("packer_cli._kernels")]
+        assert not used or _folder(module) not in ("base", "options", "cli"), module
+        assert not [name for name in used if "reference" in name], module
 
 
 @pytest.mark.parametrize(
@@ -199,51 +162,28 @@ else:
     assert "packer_cli" in _imported_by(code)
 
 
-def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
-    users = {
-        name: [used for used in _imported_names(path) if used.startswith("packer_cli._kernels")]
-        for name, path in MODULES.items()
-    }
-    for name, used in users.items():
-        assert not used or _folder(name) not in ("base", "options", "cli"), name
-    assert not [name for name, used in users.items() if "reference" in "".join(used)]
-
-
-@pytest.mark.parametrize("name", packer_cli.__all__)
-def test_public_names_exist_and_are_documented(name: str) -> None:
-    value = getattr(packer_cli, name)
-    assert name in dir(packer_cli)
-    if name == "__version__":
-        assert value.count(".") >= 1
-        return
-    assert len(inspect.getdoc(value) or "") > 40
-    assert value.__module__.startswith("packer_cli.")
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_public_names_exist_and_are_documented() -> None:
+    assert packer_cli.__version__.count(".") >= 1
+    for name in set(packer_cli.__all__) - {"__version__"}:
+        value = getattr(packer_cli, name)
+        assert name in dir(packer_cli)
+        assert len(inspect.getdoc(value) or "") > 40, name
+        assert value.__module__.startswith("packer_cli."), name
     with pytest.raises(AttributeError, match="no attribute 'pack_everything'"):
         packer_cli.pack_everything  # noqa: B018
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    docstrings = {
-        name: ast.get_docstring(ast.parse(path.read_text()))
-        for name, path in MODULES.items()
-        if not name.endswith("__main__")
-    }
-    assert len(docstrings) > 100
-    assert [name for name, docstring in docstrings.items() if len(docstring or "") <= 20] == []
+    told = {name: ast.get_docstring(tree) or "" for name, tree in TREES.items()}
+    assert len(told) > 80
+    short = [name for name, text in told.items() if len(text) <= 20]
+    assert [name for name in short if not name.endswith("__main__")] == []
 
 
-def _commands() -> dict[str, Any]:
-    root = get_command(app)
-    return {"packer": root, **getattr(root, "commands", {})}
-
-
-@pytest.mark.parametrize("name", _commands())
-def test_every_command_and_option_has_help(name: str) -> None:
-    command = _commands()[name]
-    assert command.help
-    silent = [one.name for one in command.params if not getattr(one, "help", None)]
-    assert [one for one in silent if one != "help"] == []
-    assert len(command.params) > 0
+def test_every_command_and_option_has_help() -> None:
+    root: Any = get_command(app)
+    for command in (root, *root.commands.values()):
+        assert command.help
+        assert command.params
+        silent = [one.name for one in command.params if not getattr(one, "help", None)]
+        assert [one for one in silent if one != "help"] == [], command.name

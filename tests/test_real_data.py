@@ -41,6 +41,7 @@ TOKENIZERS: dict[str, tuple[int | None, int]] = {
     "mistral_v3": (1, 2),
     "t5": (None, 1),
 }
+LIGHT = ["gpt2", "mistral_v3", "t5", heavy("llama3_1"), heavy("qwen3")]
 FILES = [
     "code_python.jsonl.zst",
     "multi_udhr.jsonl.zst",
@@ -154,6 +155,7 @@ def excerpts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
+@pytest.mark.parametrize("name", LIGHT, indirect=True)
 def test_the_tokenizer_equals_its_reference(
     name: str, encode: Callable[[list[str]], Tokens], excerpts: list[Path]
 ) -> None:
@@ -168,9 +170,7 @@ def test_the_tokenizer_equals_its_reference(
     assert np.array_equal(ids, expected_ids)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "mistral_v3", "t5", heavy("llama3_1"), heavy("qwen3")], indirect=True
-)
+@pytest.mark.parametrize("name", LIGHT, indirect=True)
 def test_the_first_documents_of_every_file_are_recovered(
     name: str, encode: Callable[[list[str]], Tokens], excerpts: list[Path], tmp_path: Path
 ) -> None:

@@ -25,7 +25,8 @@ from support import (
 
 from packer_cli.interrupts import as_flag
 
-# A program that is packer, but has a Ctrl-C come while it holds locks of what other threads do.
+# Programs that are packer, but have a Ctrl-C come while they hold locks of what other threads do;
+# and while an object is freed: what is raised there Python only prints.
 AMID_LOCKS = """
 import os, signal
 from concurrent.futures import _base
@@ -45,9 +46,6 @@ def entered(self):
 _base._AcquireFutures.__enter__ = entered
 cli.main()
 """
-
-
-# Another one, which comes while an object is freed: what is raised there Python only prints.
 IN_A_DESTRUCTOR = """
 import os, signal, time
 from packer_cli.cli import app as cli
@@ -65,8 +63,6 @@ def checked(self):
 RunOptions.__post_init__ = checked
 cli.main()
 """
-
-
 AS_ON_A_BUSY_MACHINE = """
 import threading, time
 start = threading.Timer.start
@@ -75,32 +71,43 @@ def started_late(timer):
     time.sleep(0.1)
 threading.Timer.start = started_late
 """
+OPTIONS = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
+SMALL_UNITS = ["--unit-bytes", "22", "--workers"]
 
 
-@pytest.mark.parametrize("before", ["", AS_ON_A_BUSY_MACHINE])
-def test_interrupted_in_a_destructor(folder: Path, before: str) -> None:
-    Path("a.jsonl").write_bytes(jsonl("some text"))
-    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
-    done = altered(before + IN_A_DESTRUCTOR, *options)
+@pytest.fixture(autouse=True)
+def data(folder: Path) -> None:
+    Path("a.jsonl").write_bytes(jsonl(*["some text"] * 40))
+
+
+@pytest.mark.parametrize(
+    ("program", "more"),
+    [
+        (IN_A_DESTRUCTOR, []),
+        (AS_ON_A_BUSY_MACHINE + IN_A_DESTRUCTOR, []),
+        (AMID_LOCKS, [*SMALL_UNITS, "1"]),
+        (AMID_LOCKS, [*SMALL_UNITS, "2"]),
+    ],
+    ids=["in a destructor", "the same, busy", "amid locks, 1 worker", "amid locks, 2 workers"],
+)
+def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:
+    done = altered(program, *OPTIONS, *more)
     assert (done.returncode, done.stderr[:20]) == (130, "stopped: interrupted"), done.stderr
     assert not Path("out/manifest.json").exists()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_interrupted_with_locks_taken(folder: Path, workers: int) -> None:
-    Path("a.jsonl").write_bytes(jsonl(*["some text"] * 40))
-    options = ["a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out", "--unit-bytes", 22]
-    options += ["--workers", workers]
-    done = altered(AMID_LOCKS, "pack", *map(str, options))
-    assert (done.returncode, done.stderr[:20]) == (130, "stopped: interrupted"), done.stderr
-    assert packer("pack", *options).exit_code == 0
+    assert packer(*OPTIONS, *more).exit_code == 0
     check_directory("out")
 
 
-@pytest.mark.parametrize("module", ["packer_cli.cli.app", "typer", "packer_cli.errors", "numpy"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("packer_cli.cli.app", signal.SIGINT), ("typer", signal.SIGTERM),
+        ("packer_cli.errors", signal.SIGINT), ("numpy", signal.SIGINT),
+        heavy("packer_cli.cli.app", signal.SIGTERM), heavy("typer", signal.SIGINT),
+        heavy("packer_cli.errors", signal.SIGTERM), heavy("numpy", signal.SIGTERM),
+    ],
+)  # fmt: skip
 def test_interrupted_before_it_has_begun(folder: Path, module: str, number: signal.Signals) -> None:
-    Path("a.jsonl").write_bytes(jsonl("some text"))
     Path("sitecustomize.py").write_text(
         "import os, sys\n"
         "class Interrupts:\n"
@@ -109,8 +116,8 @@ def test_interrupted_before_it_has_begun(folder: Path, module: str, number: sign
         f"            os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Interrupts())\n"
     )
-    command = [packer_script(), "pack", "a.jsonl", "-l", "64", "-t", "bytes", "-o", "out"]
     environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [packer_script(), *OPTIONS]
     done = subprocess.run(command, capture_output=True, check=False, timeout=300, env=environment)
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines), done.stdout) == (130, 2, b""), done.stderr
@@ -124,41 +131,38 @@ def processor_seconds_of_ended() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("workers", [heavy(1), 2])
-def test_interrupted_amid_a_text_that_takes_minutes(folder: Path, workers: int) -> None:
+@pytest.mark.parametrize("workers", [heavy("1"), "2"])
+def test_interrupted_amid_a_text_that_takes_minutes(workers: str) -> None:
     """No thread looks at a flag while a library encodes."""
     Path("a.jsonl").write_bytes(jsonl("".join(map(str, range(6_000_000)))))
-    tokenizer = tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level())
-    options = ["a.jsonl", "-l", 64, "-t", tokenizer, "--tokenizer-backend", "tokenizers", "-q"]
-    command = [packer_script(), "pack", *map(str, options), "-o", "out"]
+    tokenizer = str(tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level()))
+    options = ["--tokenizer-backend", "tokenizers", "-t", tokenizer, "--workers", workers]
     before = processor_seconds_of_ended()
-    with started(*command, "--workers", str(workers), stderr=subprocess.PIPE) as run:
+    with started(packer_script(), *OPTIONS, *options, stderr=subprocess.PIPE) as run:
         assert wait_for(lambda: processor_seconds(run.pid) > 2)
         used = processor_seconds(run.pid)
         run.send_signal(signal.SIGINT)
         _, message = run.communicate(timeout=300)
     assert run.returncode == 130
     # 1.5 seconds of each thread are waited for, however long they take on a busy machine
-    assert processor_seconds_of_ended() - before - used < 1.5 * (workers + 1) + 2
+    most = 1.5 * (int(workers) + 1) + 2
+    assert processor_seconds_of_ended() - before - used < most
     assert message == b"stopped: interrupted\ntip: run the same command again\n"
 
 
-def test_what_a_shell_has_it_ignore_is_ignored(folder: Path) -> None:
-    Path("a.jsonl").write_bytes(jsonl("some text"))
+def test_what_a_shell_has_it_ignore_is_ignored() -> None:
     code = AMID_LOCKS.replace("calls != 3", "calls != 1")
     command = f'trap \'\' INT; exec {sys.executable} -c "$0" "$@"'
-    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
     done = subprocess.run(
-        ["sh", "-c", command, code, *options], capture_output=True, check=False, timeout=300
+        ["sh", "-c", command, code, *OPTIONS], capture_output=True, check=False, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, b"")
     check_directory("out")
 
 
-def test_handlers_are_put_back(folder: Path) -> None:
-    Path("a.jsonl").write_bytes(jsonl("some text"))
+def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert packer("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-o", "out").exit_code == 0
+    assert packer(*OPTIONS).exit_code == 0
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 

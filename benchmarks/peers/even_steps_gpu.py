@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from packer_cli import plan_packing
-from packer_cli.steps.schedule import Schedule, row_costs
+from packer_cli.steps.schedule import Order, Schedule, StepSizes, row_costs
 
 HEAD, ROUNDS, WARM = 64, 3, 3
 
@@ -122,10 +122,8 @@ def main() -> dict[str, Any]:
         "attention": name, "rows": len(rows), "seconds": float(measured.mean()),
     }  # fmt: skip
     for order, balance in (("random order", None), ("even order", "order")):
-        schedule = Schedule(
-            len(rows), seed=0, block_rows=256, window_blocks=64, world_size=given.ranks,
-            balance=balance, costs=predicted,
-        )  # fmt: skip
+        sizes = StepSizes(given.ranks)
+        schedule = Schedule(Order(len(rows)), sizes, balance=balance, costs=predicted)
         taken = schedule.rows_at(0, len(rows))
         found[order] = [unevenness(costs, taken, given.ranks) for costs in (predicted, measured)]
     return found

@@ -35,7 +35,7 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
-from packer_cli.options.field_tips import key_options, written
+from packer_cli.options.shapes import key_options, written
 
 _TRAINED = ("weight", "train", "training", "loss", "loss_weight")
 _MASKED = ("masking", "masked")

@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -70,27 +70,14 @@ def _made(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-class _Made(Mapping[str, Any]):
-    """Commands by name, each made when it is asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in _COMMANDS:
-            raise KeyError(name)
-        return _made(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
-
-    def __len__(self) -> int:
-        return len(_COMMANDS)
-
-
 class _Group(TyperGroup):
     """The group of commands. Errors of the parser are reported like all others."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands: Any = _Made()
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _made(cmd_name) if cmd_name in _COMMANDS else None
 
     def main(
         self,
@@ -138,9 +125,7 @@ class _Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments by name alone: newer versions of Typer put required ones in braces."""
-        return [
-            piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)
-        ]
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(ctx, formatter)
@@ -185,10 +170,8 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
         content = {"error": message, "tip": tip, "exit_code": problem.exit_code}
         print(json.dumps(content), file=sys.stderr)
         return
-    kind = "bug" if isinstance(problem, InternalError) else "error"
-    if isinstance(problem, Interrupted):
-        kind = "stopped"
-    for title, text in ((kind, problem.message), ("tip", problem.tip)):
+    kinds = {InternalError: "bug", Interrupted: "stopped"}
+    for title, text in ((kinds.get(type(problem), "error"), problem.message), ("tip", problem.tip)):
         print(cut(one_line(f"{title}: {text}"), _MOST), file=sys.stderr)
 
 
@@ -197,8 +180,7 @@ def _of_parser(error: Any) -> UsageError:
     message, ctx = error.format_message(), getattr(error, "ctx", None)
     tip = ""
     if type(error).__name__ == "NoSuchOption":
-        message = error.message
-        tip = _about_option(error.option_name, ctx)
+        message, tip = error.message, _about_option(error.option_name, ctx)
     elif unknown := re.match(r"No such command '(.*)'", message):
         tip = _suggestion(unknown[1], {name: name for name in _COMMANDS} | _OTHER_NAMES)
     see = f"see {getattr(ctx, 'command_path', 'packer')} --help"
@@ -209,14 +191,13 @@ def _about_option(name: str, ctx: Any) -> str:
     """Which commands have an option that this one has not, or what was meant, or ""."""
     own = options_in(_function(ctx.info_name)) if ctx.info_name in _COMMANDS else {}
     elsewhere = {other: one.name(field) for field, one in own.items() for other in one.elsewhere}
-    if ctx.parent and name not in elsewhere:
-        having = [
-            f"packer {other}"
-            for other, command in _Made().items()
-            if any(name in one.opts for one in command.params)
-        ]
-        if having:
-            return f"it is an option of {', '.join(having)}"
+    having = [
+        f"packer {other}"
+        for other in _COMMANDS
+        if ctx.parent and any(name in one.opts for one in _made(other).params)
+    ]
+    if having and name not in elsewhere:
+        return f"it is an option of {', '.join(having)}"
     mine = {flag: flag for one in ctx.command.params for flag in (*one.opts, *one.secondary_opts)}
     return _suggestion(name, mine | elsewhere)
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, refuse_name
 from packer_cli.errors import UsageError, one_line
-from packer_cli.options.loop import Sizes
-from packer_cli.options.option import Options, Values, option
-from packer_cli.options.run_options import Progress, RunOptions
+from packer_cli.options.option import Options, Values, option, refuse
+from packer_cli.options.run_options import Progress, RunOptions, Sizes
 
 EXPORT_FORMATS = (
     "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "nanotron", "numpy",
@@ -49,27 +48,24 @@ def export(
 
     Example: packer export documents-packed-1024 --to trl --output documents-trl
     """
-    from packer_cli.export import EvenSteps
     from packer_cli.export import export as write
     from packer_cli.storage import is_url, local
 
-    to, output, even = options.to, options.output, None
+    to, output = options.to, options.output
     if is_url(output):
         raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
     refuse_name("--output", output)
-    if sizes.ranks is not None and sizes.hidden_size is not None:
-        even = EvenSteps(sizes.ranks, sizes.hidden_size, sizes.batch_size, sizes.micro_batches)
-    if (options.order == "even") != (even is not None):
-        raise UsageError(
-            "--ranks needs --order even" if even else "--order even needs --ranks, --hidden-size",
-            "give the sizes of the training: --ranks 64 --micro-batches 4 --hidden-size 4096"
-            if even is None else "add --order even, or leave --ranks out",
-        )  # fmt: skip
+    is_even, has_sizes = options.order == "even", sizes.ranks is not None
+    tip = "name the training: --order even --ranks 64 --micro-batches 4 --hidden-size 4096"
+    refuse([
+        (has_sizes and not is_even, "--ranks needs --order even", tip),
+        (is_even and not has_sizes, "--order even needs --ranks, --hidden-size", tip),
+    ])  # fmt: skip
     facts = write(
         local(name, LOCAL_ONLY),
         to,
         Path(output),
-        even=even,
+        even=sizes if is_even else None,
         tokens=rows.tokens,
         overwrite=options.overwrite,
         no_lock="no_lock" in given,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -51,24 +51,24 @@ def pack(
     output = (
         default_output(inputs, f"packed-{length}") if command.output is None else command.output
     )
-    place = _place_of(output, command.staging)
+    place, staging, state = _place_of(output, command.staging)
     run, notify = _of_run(order.options, how), notes(quiet=how.quiet)
     made: list[tuple[Path | str, object]] = []
     if order.recipe:
         from packer_cli.run.recipe import pack_recipe
 
         made += pack_recipe(
-            order.recipe, place.destination, run, notify, print_note, place.staging,
+            order.recipe, place, run, notify, print_note, staging,
             command.max_share_error,
         )  # fmt: skip
     else:
         from packer_cli.run import pipeline
 
         manifest = pipeline.pack(
-            order.inputs, place.destination, order.config, run, command.tokenizer, notify,
-            print_note, place.staging,
+            order.inputs, place, order.config, run, command.tokenizer, notify,
+            print_note, staging,
         )  # fmt: skip
-        made.append((place.destination, manifest))
+        made.append((place, manifest))
     # a rank that leaves units to others has none
     results = [(path, one) for path, one in made if isinstance(one, Manifest)]
     for _, one in results:
@@ -79,7 +79,7 @@ def pack(
             notify(f"{1 - one.utilization:.0%} of the rows is padding: a row has {length:,} "
                    f"tokens, all documents together {one.tokens:,}; a shorter --max-length wastes "
                    "less")  # fmt: skip
-    print_results(results, as_json=how.as_json, state=place.state)
+    print_results(results, as_json=how.as_json, state=state)
 
 
 def tokenize(
@@ -103,13 +103,15 @@ def tokenize(
     its = PackOptions(**command)
     documents = DocumentConfig(**with_text_field(config | {"text_field": its.text_field}))
     refuse_name("--tokenizer", its.tokenizer)
-    place = _place_of(its.output or default_output(inputs, "tokenized"), its.staging)
+    place, staging, state = _place_of(
+        its.output or default_output(inputs, "tokenized"), its.staging
+    )
     manifest = pipeline.pack(
-        inputs, place.destination, documents, _of_run(options, how), its.tokenizer,
-        notes(quiet=how.quiet), print_note, place.staging,
+        inputs, place, documents, _of_run(options, how), its.tokenizer,
+        notes(quiet=how.quiet), print_note, staging,
     )  # fmt: skip
     if manifest is not None:  # other ranks have units to tokenize
-        print_results([(place.destination, manifest)], as_json=how.as_json, state=place.state)
+        print_results([(place, manifest)], as_json=how.as_json, state=state)
 
 
 def finalize(
@@ -151,19 +153,10 @@ def default_output(inputs: list[str], ending: str) -> str:
     return f"{stem}-{ending}"
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a result goes. `staging`: where it is made first, if that is a URL. `state`: what it is
-    in when it is incomplete.
+def _place_of(output: str, staging: str | None) -> tuple[Path | str, Path | None, str]:
+    """Where a result goes, where it is made first if that is a URL, and what it is in when it is
+    incomplete. UsageError for names to which nothing can be written.
     """
-
-    destination: Path | str
-    staging: Path | None
-    state: str
-
-
-def _place_of(output: str, staging: str | None) -> _Place:
-    """UsageError for names to which nothing can be written."""
     from packer_cli.run.upload import default_staging
     from packer_cli.storage import is_url, place
 
@@ -174,35 +167,26 @@ def _place_of(output: str, staging: str | None) -> _Place:
     folder = None if staging is None else Path(staging)
     destination = place(output)
     if isinstance(destination, str):
-        kept = f"not uploaded, but kept in {folder or default_staging(output)}"
-        return _Place(output, folder, kept)
+        return output, folder, f"not uploaded, but kept in {folder or default_staging(output)}"
     if folder and not is_url(output):
         raise UsageError("--staging needs an --output that is a URL", "leave it out")
-    return _Place(destination, None, "kept, marked incomplete")
+    return destination, None, "kept, marked incomplete"
 
 
 def _of_run(options: RunOptions, how: OneRun) -> RunOptions:
     """The options of a run, with what the command line alone says."""
     from packer_cli.run.pipeline import find_rank
 
-    ranks = find_rank(how.rank, how.world_size)
-    return replace(
-        options, progress=not how.quiet, rank=ranks["rank"], world_size=ranks["world_size"]
-    )
+    ranks: Values = dict(find_rank(how.rank, how.world_size))
+    return replace(options, progress=not how.quiet, **ranks)
 
 
-# Python's own is 5 ms: so long a worker whose heavy work is done waits for one that parses. Saves
-# 0.11 of 6.1 s of processor time in 228 MB of text and code with two workers (median of 9 pairs by
-# turns, 8 of them with the same sign); with 25 and 57 MB nothing that is not noise (10 and 5 pairs:
-# -0.01 and 0.01 s). Time on the clock could not be told apart: the cores were busy.
-_SWITCH_SECONDS = 0.0005
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 _CORES_PER_HEAP = 4
 
 
 def prepare_run() -> None:
     """Save imports and waits that a run does not need; called before all that it does."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
     # gigatoken gives plain arrays where awkward is missing, which we want anyway. Importing awkward
     # takes 160 ms of processor time, a twelfth of a small run (median of 8 pairs). Only here:
     # this process is ours alone.

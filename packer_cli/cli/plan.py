@@ -99,7 +99,7 @@ def plan(
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
     prepare_run()
-    from packer_cli.options.recipe import is_recipe, order_of
+    from packer_cli.options.recipe import is_recipe
     from packer_cli.reports.plan import plan_report
 
     html, as_json, quiet = options.html, options.as_json, options.quiet
@@ -108,23 +108,20 @@ def plan(
     if options.sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     check_page(html, as_json=as_json)
-    given = {name: value for name, value in given.items() if name not in _SEVERAL}
-    lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
-    # None: as the recipe has it, or the default; each once
-    ways = [
-        {"strategy": strategy, "max_length": length}
-        for strategy in dict.fromkeys(options.strategy or [None])
-        for length in dict.fromkeys(lengths or [None])
-    ]
-    orders = [
-        order_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
-        for way in ways
-    ]
+    orders = _orders(inputs, options, given)
     order, configs = orders[0], [one.config for one in orders]
     refuse_name("--tokenizer", order.command.tokenizer)
-    _refuse_small_steps(options.batch_tokens, configs)
+    longest, tokens = max(one.max_length for one in configs), options.batch_tokens
+    if tokens is not None and tokens < longest:
+        raise UsageError(
+            f"--batch-tokens: {tokens:,} is less than a row of {longest:,}",
+            "name the tokens that one step of the optimizer reads, over all ranks",
+        )
     if options.tokenized is not None:
-        order = _tokenized_at(options.tokenized, order)
+        refuse_name("--tokenized", options.tokenized)
+        if order.recipe is None:
+            raise UsageError("--tokenized: is for recipes with sources", "leave it out")
+        order = replace(order, recipe=replace(order.recipe, tokenized=options.tokenized))
     plans = _plans(inputs, order, configs, options.sample, quiet=quiet)
     if html is not None and len(plans) > 1:
         print_note(f"the page shows the rows of {plans[0][0]} only")
@@ -143,21 +140,22 @@ def plan(
         _refuse_missed(one, order.command.max_share_error)
 
 
-def _refuse_small_steps(tokens: int | None, configs: list[PackConfig]) -> None:
-    longest = max(one.max_length for one in configs)
-    if tokens is not None and tokens < longest:
-        raise UsageError(
-            f"--batch-tokens: {tokens:,} is less than a row of {longest:,}",
-            "name the tokens that one step of the optimizer reads, over all ranks",
-        )
+def _orders(inputs: list[str], options: PlanOptions, given: Values) -> list[Order[EncodingOptions]]:
+    """What is asked for, once for each strategy and length."""
+    from packer_cli.options.recipe import order_of
 
-
-def _tokenized_at(directory: str, order: Order[EncodingOptions]) -> Order[EncodingOptions]:
-    """With the sources' tokens in this directory."""
-    refuse_name("--tokenized", directory)
-    if order.recipe is None:
-        raise UsageError("--tokenized: is for recipes with sources", "leave it out")
-    return replace(order, recipe=replace(order.recipe, tokenized=directory))
+    given = {name: value for name, value in given.items() if name not in _SEVERAL}
+    lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
+    # None: as the recipe has it, or the default; each once
+    ways = [
+        {"strategy": strategy, "max_length": length}
+        for strategy in dict.fromkeys(options.strategy or [None])
+        for length in dict.fromkeys(lengths or [None])
+    ]
+    return [
+        order_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
+        for way in ways
+    ]
 
 
 def _plans(

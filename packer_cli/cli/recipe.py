@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from packer_cli.records import InputFile
 
 _LENGTH = 4096
-_FILES_SAMPLED, _BEGINNING = 8, 1 << 20  # what of each source is looked at for bad records
 # where text is, in records that say nothing else of their shape
 _TEXT_FIELDS = (
     "content", "raw_content", "body", "document", "article", "code", "markdown", "story",
@@ -229,28 +228,12 @@ def _source(
         source.append(f"shape = {_text(group.shape.kind)}")
     if template and group.shape and (group.shape.is_chat or group.shape.of_messages):
         source.append(f"chat_template = {_text(_relative(template, folder))}")
-    if bad := _bad_records(group):
-        source.append(f'on_error = "skip"     # {bad:,} bad records in a sample')
     if problem := group.problem(can_render=can_render):
         source = [f"# left out: {problem}", *(f"# {line}" for line in source)]
     shape = group.shape.described() if group.shape else "of no known shape"
     count = f"{len(paths):,} file{'s' * (len(paths) > 1)}"
     about = f"{shape}; {group.bytes / 1e6:,.1f} MB in {count}; fields: {named(group.fields)}"
     return [f"# {''.join(c if c.isprintable() else '?' for c in about)}", *source]
-
-
-def _bad_records(group: _Group) -> int:
-    """The number of records that cannot be read, at the beginnings of the first files."""
-    from packer_cli.inputs.formats import beginning, reader_for
-
-    return sum(
-        len(records.bad)
-        for file in group.files[:_FILES_SAMPLED]
-        if group.shape
-        for records in reader_for(file.format).read(
-            file, beginning(file, _BEGINNING), group.shape, DocumentConfig()
-        )
-    )
 
 
 def _relative(path: str, folder: str) -> str:

@@ -85,10 +85,9 @@ def _reader(
     """(row or document, how many, whether it is known what is trained on, what reads one)."""
     from packer_cli.reports.show import DocumentReader, read_row
     from packer_cli.result.manifest import Manifest
-    from packer_cli.result.opening import opened
+    from packer_cli.result.opening import View, opened
     from packer_cli.result.origins import Origins
     from packer_cli.result.tokenized import open_tokenized
-    from packer_cli.result.view import View
 
     if not isinstance(manifest, Manifest):
         tokenized = open_tokenized(directory)

@@ -18,9 +18,8 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.loop import Sizes
 from packer_cli.options.option import Share, option, refuse
-from packer_cli.options.run_options import Reporting
+from packer_cli.options.run_options import Reporting, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +40,6 @@ class StatsOptions(Page, Sizes, TokensOf, Reporting):
         "Also a line for each",
         metavar="WHAT",
         choices=("shard", "input", "source"),
-        aliases={"shard": ("shards",), "input": ("inputs", "file"), "source": ("sources",)},
     )
     deep: bool = option(False, "Recount from the shards; exit 1 on any difference.")
 
@@ -139,15 +137,16 @@ def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[P
     """What steps of each result would cost. Of several, those too small for a step are noted."""
     if sizes.ranks is None or sizes.hidden_size is None:
         return [None] * len(results)
-    from packer_cli.reports.steps import TooFewRowsError, Training, predict
+    from packer_cli.reports.steps import TooFewRowsError, predict
     from packer_cli.result.manifest import Manifest
+    from packer_cli.steps import schedule
 
-    training = Training(sizes.ranks, sizes.micro_batches, sizes.batch_size, sizes.hidden_size)
+    of_step = schedule.StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
     steps: list[Prediction | None] = []
     for place, manifest in results:
         assert isinstance(manifest, Manifest)  # noqa: S101 for mypy: `_refuse` refuses others
         try:
-            steps.append(predict(place, manifest, training))
+            steps.append(predict(place, manifest, of_step, sizes.hidden_size))
         except TooFewRowsError as error:
             if len(results) == 1:
                 raise

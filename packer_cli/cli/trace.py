@@ -12,9 +12,8 @@ import typer
 
 from packer_cli.cli.reports import LOCAL_ONLY, TokensOf, print_note
 from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.options.loop import Loop
 from packer_cli.options.option import Count, Rule, Values, option
-from packer_cli.options.run_options import Reporting
+from packer_cli.options.run_options import Loop, Reporting
 
 if TYPE_CHECKING:
     from packer_cli.trace import Run

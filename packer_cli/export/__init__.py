@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,41 +16,20 @@ from typing import Any
 import numpy as np
 
 from packer_cli.errors import UsageError, one_of
-from packer_cli.export import formats
 from packer_cli.export.destination import new_directory
-from packer_cli.export.formats import Exported, Writer
-from packer_cli.export.packed import Packed
+from packer_cli.export.formats import FORMATS, Exported, Packed, Writer
 from packer_cli.export.rows import batches, documents, rows, tokenized_documents, units
+from packer_cli.options.option import refuse
 from packer_cli.options.options import PAIR
+from packer_cli.options.run_options import Sizes
 from packer_cli.progress import Progress
 from packer_cli.records import Int64
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
-from packer_cli.result.wording import plural
-from packer_cli.steps.schedule import Schedule, row_costs
+from packer_cli.steps.schedule import Order, Schedule, StepSizes, row_costs
 
-FORMATS: dict[str, type[Writer]] = {
-    "trl": formats.Trl,
-    "llamafactory": formats.LlamaFactory,
-    "axolotl": formats.Axolotl,
-    "megatron": formats.Megatron,
-    "megatron-bridge": formats.MegatronBridge,
-    "nanotron": formats.Nanotron,
-    "numpy": formats.Numpy,
-    "parquet": formats.Parquet,
-    "unpacked": formats.Unpacked,
-    "packed": Packed,
-}
-# Those whose readers can be told to take rows as they lie, and the writers of such rows.
-IN_ORDER: dict[str, type[Writer]] = {
-    "trl": formats.Trl,
-    "llamafactory": formats.LlamaFactory,
-    "axolotl": formats.AxolotlInOrder,
-    "numpy": formats.Numpy,
-    "parquet": formats.Parquet,
-}
 _FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
     "batches": batches,
     "units": units,
@@ -60,31 +38,12 @@ _FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class EvenSteps:
-    """How a trainer reads rows one after another.
-
-    It fills batches of B rows in turn, and gives batch i to process i % W, as Accelerate's
-    `BatchSamplerShard` does. A step of M micro-batches is therefore W * B * M neighboring rows.
-
-    ranks          processes that share them
-    hidden_size    of the model, by which a row's cost is known
-    batch_size     rows of a micro-batch
-    micro_batches  of a step
-    """
-
-    ranks: int
-    hidden_size: int
-    batch_size: int = 1
-    micro_batches: int = 1
-
-
 def export(
     directory: str | os.PathLike[str],
     to: str,
     output: str | os.PathLike[str],
     *,
-    even: EvenSteps | None = None,
+    even: Sizes | None = None,
     tokens: Paths | None = None,
     overwrite: bool = False,
     no_lock: bool = False,
@@ -92,8 +51,8 @@ def export(
 ) -> Exported:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
     `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
-    as in `open_packed`. `even`: rows in an order that makes even steps of such a trainer, instead
-    of that of the shards.
+    as in `open_packed`. `even`: rows in an order that makes even steps of a training of such
+    sizes, which gives batches in turn to its processes, instead of that of the shards.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
     be replaced, a directory that lacks what the format needs, and even steps of a format whose
@@ -103,14 +62,13 @@ def export(
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
     kind, exported = FORMATS[to], _opened(directory, tokens)
-    if even and to not in IN_ORDER:
-        raise _unordered(to, kind)
+    if even:
+        _refuse_unordered(to, kind)
     _refuse(exported, to, kind)
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
         parts: Callable[..., Iterable[Any]] = partial(_FEEDS[kind.takes], exported)
         if even:
-            kind = IN_ORDER[to]
             parts = partial(
                 parts, order=_even_order(exported, kind.squared_lengths(exported), even)
             )
@@ -125,7 +83,7 @@ def export(
         ) as folder,
         Progress(total, show=show_progress, doing="exporting") as progress,
     ):
-        writer = kind(folder, exported)
+        writer = kind(folder, exported, even=even is not None)
         try:
             for part in parts(lambda size: progress.read(size, 0)):
                 writer.write(part)
@@ -140,93 +98,91 @@ def _opened(directory: str | os.PathLike[str], tokens: Paths | None) -> Exported
     return open_packed(directory, tokens)
 
 
-def _unordered(to: str, kind: type[Writer]) -> UsageError:
+def _refuse_unordered(to: str, kind: type[Writer]) -> None:
     why = {
         "documents": "is a format of documents, of which its readers make rows of their own",
         "units": "is a result of packer, in the order of its work units",
     }
-    return UsageError(
-        f"--order even: --to {to} {why.get(kind.takes, 'is read by a trainer that shuffles rows')}",
-        f"choose one of {', '.join(IN_ORDER)}, or leave out --order",
-    )
+    ordered = [name for name, one in FORMATS.items() if one.in_order]
+    reason = why.get(kind.takes, "is read by a trainer that shuffles rows")
+    tip = f"choose one of {', '.join(ordered)}, or leave out --order"
+    refuse([(not kind.in_order, f"--order even: --to {to} {reason}", tip)])
 
 
 def _refuse(exported: Exported, to: str, kind: type[Writer]) -> None:
     """UsageError for a directory that has not what a format needs, or what it cannot keep."""
     place, facts = exported.path, exported.facts
-    of_documents = kind.takes == "documents"
     if isinstance(exported, PackedDirectory):
-        columns = exported.facts.config.columns
-        if missing := [name for name in kind.needs if name not in columns]:
-            raise UsageError(
-                f"{place}: has no column {missing[0]}, which --to {to} needs",
-                f"pack the data again with {missing[0]} among the --columns",
-            )
-        has_pairs, pieces = PAIR in columns, exported.facts.segments
-        keeps_mask = "labels" in columns or kind.takes in ("batches", "units")
+        of_rows, columns = True, exported.facts.config.columns
+        has_pairs = PAIR in columns
     else:
-        if not of_documents:
-            names = [name for name, one in FORMATS.items() if one.takes == "documents"]
-            raise UsageError(
-                f"{place}: holds documents, and --to {to} is a format of rows",
-                f"pack them first: packer pack {place} --max-length 4096; or export the "
-                f"documents: --to {' or '.join(names)}",
-            )
-        has_pairs, pieces, keeps_mask = exported.has_pairs, facts.documents, True
-    if has_pairs and not kind.keeps_pairs:
-        names = [name for name, one in FORMATS.items() if one.keeps_pairs]
-        raise UsageError(
-            f"{place}: holds records of preference, and --to {to} cannot say which answers are the "
-            "rejected ones: all of them would be trained on",
-            f"train with packer_cli.torch; or choose {' or '.join(names)}, which keep the columns "
-            "pair and side",
-        )
+        of_rows, columns, has_pairs = False, list(kind.needs), exported.has_pairs
+    missing = next((name for name in kind.needs if name not in columns), "")
+    with_pairs = " or ".join(name for name, one in FORMATS.items() if one.keeps_pairs)
+    with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes == "documents")
+    keeps_mask = not of_rows or "labels" in columns or kind.takes in ("batches", "units")
     # the first token of a piece is never trained on, whatever the format
+    pieces = facts.segments if of_rows else facts.documents
     untrained = facts.tokens - pieces - facts.trained_tokens
-    if untrained > 0 and not (kind.keeps_mask and keeps_mask):
-        raise UsageError(
+    refuse([
+        (
+            missing,
+            f"{place}: has no column {missing}, which --to {to} needs",
+            f"pack the data again with {missing} among the --columns",
+        ),
+        (
+            not of_rows and kind.takes != "documents",
+            f"{place}: holds documents, and --to {to} is a format of rows",
+            f"pack them first: packer pack {place} --max-length 4096; or export the "
+            f"documents: --to {with_documents}",
+        ),
+        (
+            has_pairs and not kind.keeps_pairs,
+            f"{place}: holds records of preference, and --to {to} cannot say which answers are "
+            "the rejected ones: all of them would be trained on",
+            f"train with packer_cli.torch; or choose {with_pairs}, which keep the columns pair "
+            "and side",
+        ),
+        (
+            untrained > 0 and not (kind.keeps_mask and keeps_mask),
             f"{place}: {untrained:,} of its tokens are not to be trained on, which --to {to} "
             "cannot say",
             "choose a format with labels or a loss mask, such as megatron-bridge or trl",
-        )
+        ),
+    ])  # fmt: skip
 
 
-def _even_order(packed: PackedDirectory, squared_lengths: Int64, steps: EvenSteps) -> Int64:
+def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: Sizes) -> Int64:
     """int64[rows]: the rows of a directory in the order in which they are to be read, those that
     meet in a step chosen as by `PackedSampler(balance="order")`. Stages stay apart; rows that are
     left over, fewer than there are ranks, and those that the reader drops are the last ones.
 
     squared_lengths  int64[rows], as `Writer.squared_lengths` gives them
+    sizes            of a trainer that fills batches of B rows in turn, and gives batch i to process
+                     i % W, as Accelerate's `BatchSamplerShard` does: a step of M micro-batches is
+                     W * B * M neighboring rows
 
-    Raises UsageError for sizes below 1 and for a step of more rows than there are.
+    Raises UsageError for a step of more rows than there are.
     """
     read = np.flatnonzero(squared_lengths >= 0)
-    micro_step = steps.ranks * steps.batch_size
-    size = micro_step * steps.micro_batches
-    if size > len(read):
-        micro_batches = plural(steps.micro_batches, "micro-batch", "micro-batches")
+    of_step = StepSizes(sizes.ranks or 1, sizes.batch_size, sizes.micro_batches)
+    if of_step.rows > len(read):
         raise UsageError(
-            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of {size:,}: "
-            f"{plural(steps.ranks, 'rank')} x {micro_batches} x {plural(steps.batch_size, 'row')}",
+            f"{packed.path}: has {len(read):,} rows to train on, fewer than a step of "
+            f"{of_step.rows:,}: {of_step}",
             "give the sizes that the trainer is going to have, or pack more data",
         )
     ends = [stage.first_row + stage.rows for stage in packed.facts.stages]
     stages = np.diff(np.searchsorted(read, [0, *ends]))
-    schedule = Schedule(
-        len(read),
-        stages=stages[stages > 0].tolist(),
-        world_size=steps.ranks,
-        batch_size=steps.batch_size,
-        micro_batches=steps.micro_batches,
-        balance="order",
-        costs=row_costs(squared_lengths[read], packed.max_length, steps.hidden_size),
-    )
-    order, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
+    costs = row_costs(squared_lengths[read], packed.max_length, sizes.hidden_size or 1)
+    order = Order(len(read), stages=stages[stages > 0].tolist())
+    schedule = Schedule(order, of_step, balance="order", costs=costs)
+    taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:
         begin, place = schedule.grid.step_at(place)
         step = schedule.rows_at(begin, place)
-        micro_steps = np.split(step, range(micro_step, len(step), micro_step))
+        micro_steps = np.split(step, range(of_step.micro_step, len(step), of_step.micro_step))
         # row i of rank r is at i * ranks + r there
-        order += [one.reshape(-1, steps.ranks).T.ravel() for one in micro_steps]
-    taken = read[np.concatenate(order)]
-    return np.concatenate([taken, np.setdiff1d(np.arange(len(packed)), taken)])
+        taken += [one.reshape(-1, of_step.world_size).T.ravel() for one in micro_steps]
+    rows = read[np.concatenate(taken)]
+    return np.concatenate([rows, np.setdiff1d(np.arange(len(packed)), rows)])

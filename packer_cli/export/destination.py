@@ -26,15 +26,8 @@ import msgspec
 
 from packer_cli.durable import make_folders, put_file, sync
 from packer_cli.errors import UsageError, from_os_error
-from packer_cli.ownership import (
-    LOCK,
-    Folder,
-    Listed,
-    in_the_way,
-    own_folder,
-    remove_own,
-    unchanged,
-)
+from packer_cli.options.option import refuse
+from packer_cli.ownership import LOCK, Folder, Listed, in_the_way, own_folder, remove_own, unchanged
 from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, SHARD_NAME, SIDE_FILES
 from packer_cli.run.destination import holds_result
 
@@ -42,7 +35,6 @@ MARKER = ".packer-export.json"
 _PARTIAL, _NEW, _OLD = ".packer-partial", "new", "old"
 _OWN_FILES = re.compile(LOCK)
 _OF_TRAIN = "train/state.json"  # in the only folder that an export has
-_ONLY_OURS = "--overwrite only replaces what packer made"
 _HALF_MADE = re.compile(
     r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
     r"|00000_tokens\.ds(\.index|\.metadata)?|[a-z_]+\.npy|packer\.json"
@@ -72,10 +64,12 @@ def new_directory(
         raise UsageError(
             f"{output}: lies in the directory that is exported", "choose another --output"
         )
+    if os.path.ismount(real):  # nothing can be renamed to it
+        raise UsageError(f"{output}: is a mount point", "choose a directory inside it")
+    if real.exists() and not real.is_dir():
+        raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
     name = real.name + _PARTIAL
     try:
-        if not (real.parent / name).is_dir():  # else what a kill left goes first
-            _refuse_taken(output, overwrite)
         make_folders(real.parent)
         with ExitStack() as stack:
             parent = stack.enter_context(Folder(real.parent))
@@ -86,7 +80,7 @@ def new_directory(
             stack.callback(remove_own, parent, name, inside, _OWN_FILES)
             stack.callback(_settle, parent, inside, real)
             _settle(parent, inside, real)
-            _refuse_taken(output, overwrite)  # now that no other export can change it
+            _refuse_taken(output, overwrite)
             work = inside.path / _NEW
             work.mkdir()
             yield work
@@ -153,26 +147,28 @@ def _write_marker(work: Path, details: dict[str, str]) -> None:
 
 
 def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:
-    if not output.exists():
-        return
     tip = "choose another --output"
-    if not output.is_dir():
-        why = "exists and is not a directory"
-    elif os.path.ismount(os.path.realpath(output)):  # nothing can be renamed to it
-        why, tip = "is a mount point", "choose a directory inside it"
-    elif not os.listdir(output):
+    if not output.exists() or not os.listdir(output):
         return
-    elif holds_result(output):
-        why = "holds a finished result, and --overwrite replaces exports only"
-    elif _listed(output) is None:
-        why, tip = "is not empty, and not an export of packer", f"{tip}; {_ONLY_OURS}"
-    elif not overwrite:
-        why, tip = "holds a finished export", f"{tip}, or replace it with --overwrite"
-    elif names := _strangers(output, closely=closely):
+    refuse([
+        (
+            holds_result(output),
+            f"{output}: holds a finished result, and --overwrite replaces exports only",
+            tip,
+        ),
+        (
+            _listed(output) is None,
+            f"{output}: is not empty, and not an export of packer",
+            f"{tip}; --overwrite only replaces what packer made",
+        ),
+        (
+            not overwrite,
+            f"{output}: holds a finished export",
+            f"{tip}, or replace it with --overwrite",
+        ),
+    ])  # fmt: skip
+    if names := _strangers(output, closely=closely):
         raise in_the_way(output, names)
-    else:
-        return
-    raise UsageError(f"{output}: {why}", tip)
 
 
 class _Marker(msgspec.Struct):

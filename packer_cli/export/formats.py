@@ -7,29 +7,55 @@ a gigabyte; `Files` are written from beginning to end.
 from __future__ import annotations
 
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+import msgspec.structs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from packer_cli.errors import DataError
-from packer_cli.export.rows import Rows
+from packer_cli.errors import DataError, UsageError
+from packer_cli.export.rows import Rows, compare
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
 from packer_cli.options.options import OF_SEGMENTS
+from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
-from packer_cli.result.layout import DATASET_DICT, saved_dataset
-from packer_cli.result.manifest import checksum
-from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of, squared_lengths
-from packer_cli.result.shard_writer import Parts, column_type
+from packer_cli.result.layout import (
+    DATASET_DICT,
+    INFO,
+    INPUT_TIMES,
+    MANIFEST,
+    ROWS,
+    SQUARED_LENGTHS,
+    STATE,
+    UNITS,
+    Shard,
+    digest,
+    name_by_content,
+    saved_dataset,
+)
+from packer_cli.result.manifest import checksum, config_of, to_bytes
+from packer_cli.result.opening import View
+from packer_cli.result.reader import (
+    PackedDirectory,
+    ragged_of,
+    rows_of,
+    segments_of,
+    squared_lengths,
+    squares_header,
+)
+from packer_cli.result.shard_writer import Parts, ShardParts, column_type
 from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.run.commits import as_line, read_units
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone
 
@@ -52,15 +78,19 @@ class Writer(ABC):
     needs       columns that the directory must have
     keeps_mask  whether the format can say which tokens are not trained on
     keeps_pairs  whether it can say which of two answers is the chosen one
+    in_order    whether its readers can be told to take rows as they lie
+
+    `even`: rows come in an order for such readers.
     """
 
     takes: ClassVar[str] = "rows"
     needs: ClassVar[tuple[str, ...]] = ()
     keeps_mask: ClassVar[bool] = True
     keeps_pairs: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, exported: Exported) -> None:
-        self.folder, self.exported = folder, exported
+    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
+        self.folder, self.exported, self.even = folder, exported, even
 
     @classmethod
     def squared_lengths(cls, packed: PackedDirectory) -> Int64:
@@ -147,6 +177,7 @@ class Trl(SavedDataset):
     """
 
     needs = ("labels",)
+    in_order = True
 
     def columns(self, rows: Rows) -> dict[str, Any]:
         return {
@@ -169,9 +200,10 @@ class LlamaFactory(SavedDataset):
     """
 
     needs = ("labels",)
+    in_order = True
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        super().__init__(folder / "train", packed)
+    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
+        super().__init__(folder / "train", packed, even=even)
         self.folder.mkdir()
         (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
         self._width = (packed.max_length // _MULTIPLE + 1) * _MULTIPLE
@@ -204,11 +236,24 @@ class Axolotl(SavedDataset):
     "Columns in Dataset must be exactly input_ids, attention_mask, labels": axolotl's
     docs/dataset-formats/tokenized.qmd, for an empty `type:`. A row is a segment, not a document:
     axolotl drops or cuts what is longer than `sequence_len`, and segments fit by construction.
+
+    In an even order, rows are such that axolotl's sequential packing cannot but make them again.
+    That is next-fit (`allocate_sequentially` in src/axolotl/utils/samplers/multipack.py): it puts
+    segments into a row while they fit. So the padding of a row is put behind its last segment,
+    without labels, and all rows are full. Segments without labels do not count: axolotl drops them
+    (`drop_no_trainable_tokens` in src/axolotl/utils/trainer.py), and rows of nothing else.
     """
 
     needs = ("labels",)
+    in_order = True
+
+    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
+        super().__init__(folder, packed, even=even)
+        self._max_length, self._padding = packed.max_length, packed.facts.pad_token_id
 
     def columns(self, rows: Rows) -> dict[str, Any]:
+        if self.even:
+            rows = self._filled_up(rows)
         offsets = rows.segment_offsets
         return {
             "input_ids": lists(offsets, rows.ids),
@@ -216,28 +261,14 @@ class Axolotl(SavedDataset):
             "labels": lists(offsets, rows.labels),
         }
 
-
-class AxolotlInOrder(Axolotl):
-    """Rows that axolotl's sequential packing cannot but make again.
-
-    That is next-fit (`allocate_sequentially` in src/axolotl/utils/samplers/multipack.py): it puts
-    segments into a row while they fit. So the padding of a row is put behind its last segment,
-    without labels, and all rows are full. Segments without labels do not count: axolotl drops them
-    (`drop_no_trainable_tokens` in src/axolotl/utils/trainer.py), and rows of nothing else.
-    """
-
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        super().__init__(folder, packed)
-        self._max_length, self._padding = packed.max_length, packed.facts.pad_token_id
-
-    def columns(self, rows: Rows) -> dict[str, Any]:
+    def _filled_up(self, rows: Rows) -> Rows:
         assert rows.labels is not None  # noqa: S101 `needs`
         lengths = _filled_up(rows, self._max_length)[1]
         places = _places(rows, lengths - rows.lengths)
         ids = np.full(int(lengths.sum()), self._padding, np.int32)
         labels = np.full(len(ids), IGNORED, np.int32)
         ids[places], labels[places] = rows.ids, rows.labels
-        return super().columns(replace(rows, ids=ids, labels=labels, lengths=lengths))
+        return replace(rows, ids=ids, labels=labels, lengths=lengths)
 
     @classmethod
     def squared_lengths(cls, packed: PackedDirectory) -> Int64:
@@ -299,8 +330,8 @@ class MegatronBridge(Tables):
     start = pq.ParquetWriter
     how: ClassVar = {"row_group_size": _ROW_GROUP}
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        super().__init__(folder, packed)
+    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
+        super().__init__(folder, packed, even=even)
         self._multiple, self._padding = packed.segment_multiple, packed.facts.pad_token_id
 
     def batch(self, part: Rows) -> Any:
@@ -326,6 +357,7 @@ class Parquet(Tables):
 
     takes = "batches"
     keeps_pairs = True
+    in_order = True
     file_name = "packed-{:05d}.parquet"
     start = pq.ParquetWriter
 
@@ -339,8 +371,8 @@ class Files(Writer):
     They are not mapped: on a full disk, a map ends the process instead of raising an error.
     """
 
-    def __init__(self, folder: Path, exported: Exported) -> None:
-        super().__init__(folder, exported)
+    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
+        super().__init__(folder, exported, even=even)
         self._stack = ExitStack()
 
     def open(self, name: str, mode: str = "wb") -> IO[bytes]:
@@ -362,8 +394,8 @@ class Megatron(Files):
     needs = ("segments",)
     keeps_mask = False
 
-    def __init__(self, folder: Path, exported: Exported) -> None:
-        super().__init__(folder, exported)
+    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
+        super().__init__(folder, exported, even=even)
         count = exported.facts.documents
         begin = header(_MEGATRON_TOKENS, count, count + 1)
         (folder / "documents.idx").write_bytes(begin)
@@ -400,8 +432,8 @@ class Nanotron(Files):
     needs = ("segments",)
     keeps_mask = False
 
-    def __init__(self, folder: Path, exported: Exported) -> None:
-        super().__init__(folder, exported)
+    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
+        super().__init__(folder, exported, even=even)
         self._tokens, self._index = self.open("00000_tokens.ds"), self.open("00000_tokens.ds.index")
         tokenizer, tokens = exported.facts.tokenizer, exported.facts.tokens
         if tokenizer and tokenizer.source != "bytes":  # which transformers does not know
@@ -425,11 +457,11 @@ class Numpy(Files):
 
     takes = "batches"
     keeps_pairs = True
+    in_order = True
 
-    def __init__(self, folder: Path, packed: PackedDirectory) -> None:
-        super().__init__(folder, packed)
-        rows = sum(shard.rows for shard in packed.facts.shards)
-        segments = sum(shard.segments for shard in packed.facts.shards)
+    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
+        super().__init__(folder, packed, even=even)
+        rows, segments = packed.facts.rows, packed.facts.segments
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists
         for name in packed.facts.config.columns:
@@ -477,3 +509,89 @@ def _list_of(column: Any) -> tuple[Any, Any]:
     for field in records.dtype.names or ():
         records[field] = column.values.field(field).to_numpy()
     return records, column.offsets.to_numpy()
+
+
+class Packed(Writer):
+    """A view as a packed directory: shards of complete rows and a manifest of their own, byte for
+    byte what the same run without --view writes of the same work units.
+    """
+
+    takes = "units"
+    keeps_pairs = True
+
+    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
+        super().__init__(folder, packed, even=even)
+        if not isinstance(packed, View):
+            raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
+        self._view, self._shards = packed, list[Shard]()
+        self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
+        self._sums.write(squares_header(packed.facts.rows))
+
+    def write(self, part: list[Shard]) -> None:
+        """Raises DataError for a shard that does not hold what the manifest says."""
+        view, parts = self._view, None
+        try:
+            for shard in part:
+                counts = np.zeros(3, np.int64)
+                for batch, trained in view.counted(shard):
+                    if parts is None:
+                        limit = config_of(view.facts).shard_bytes
+                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, limit)
+                    _, lengths, offsets = segments_of(batch)
+                    counted = len(lengths), int(lengths.sum()), trained
+                    parts.write_rows(batch, *counted)
+                    counts += counted
+                    self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
+                compare(view.path / shard.file, shard, *counts.tolist())
+            if parts is not None:
+                parts.close()
+                for shard in parts.shards:
+                    name_by_content(self.folder, shard)
+                self._shards += parts.shards
+        finally:
+            if parts is not None:
+                parts.abandon()
+
+    def close(self) -> None:
+        """Write the manifest and the side files, if nothing failed."""
+        self._sums.close()
+        view, facts = self._view, self._view.facts
+        if sum(shard.rows for shard in self._shards) != facts.rows:
+            return
+        files = [shard.file for shard in self._shards]
+        made = saved_dataset(files, "".join(shard.sha256 for shard in self._shards))
+        records = (
+            msgspec.structs.replace(
+                one, shards=[shard for shard in self._shards if shard.unit == one.unit]
+            )
+            for one in read_units(view.path / UNITS)
+        )
+        made[UNITS] = b"".join(map(as_line, records))
+        for name, content in made.items():
+            (self.folder / name).write_bytes(content)
+        others = {*facts.side_files, INPUT_TIMES} - {STATE, INFO, UNITS, SQUARED_LENGTHS}
+        for name in others:
+            if name != INPUT_TIMES or (view.path / name).exists():
+                shutil.copyfile(view.path / name, self.folder / name)
+        hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
+        hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
+        document = view.manifest | {
+            "config": view.manifest["config"] | {"view": False},
+            "shards": [msgspec.structs.asdict(shard) for shard in self._shards],
+            "side_files": facts.side_files | hashes,
+        }
+        (self.folder / MANIFEST).write_bytes(to_bytes(document))
+
+
+FORMATS: dict[str, type[Writer]] = {
+    "trl": Trl,
+    "llamafactory": LlamaFactory,
+    "axolotl": Axolotl,
+    "megatron": Megatron,
+    "megatron-bridge": MegatronBridge,
+    "nanotron": Nanotron,
+    "numpy": Numpy,
+    "parquet": Parquet,
+    "unpacked": Unpacked,
+    "packed": Packed,
+}

@@ -15,6 +15,7 @@ from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
+from packer_cli.result.opening import View
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
 from packer_cli.result.rules import (
     damage,
@@ -26,7 +27,6 @@ from packer_cli.result.rules import (
 )
 from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.result.view import View
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read
 _Pieces = Callable[[Int64], tuple[Int32, Int32 | None]]

@@ -17,7 +17,6 @@ import pyarrow.ipc
 
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
-from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, token_records
 from packer_cli.options.documents import DocumentConfig
@@ -298,16 +297,15 @@ class ArrowReader(ColumnarReader):
     ) -> Iterator[Records]:
         with (
             reading(file),
-            HashedFile(file.path) as hashed,
-            _open_arrow(file, hashed) as (schema, read_columns),
+            storage.open_bytes(file.path) as stored,
+            _open_arrow(file, stored) as (schema, read_columns),
         ):
             batches = read_columns(columns_to_read(file, schema, shape))
             yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
             texts = [one.name for one in schema if schema.names.count(one.name) == 1
                      and holds_text(one.type)]  # fmt: skip
             first = next(read_columns(texts), None)
-            end = Records.end(hashed.stretches())
-            yield replace(end, looked_at=looked_at(first, shape, config))
+            yield replace(Records.end(), looked_at=looked_at(first, shape, config))
 
 
 @contextmanager

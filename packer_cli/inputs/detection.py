@@ -14,7 +14,6 @@ from packer_cli.errors import DamagedInputError, DataError, PackerError
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import DocumentReader, beginning, reader_for
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.field_tips import options_for, role_options, written
 from packer_cli.options.shape_rules import refuse_labels_among_pairs
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
@@ -24,6 +23,9 @@ from packer_cli.options.shapes import (
     find_shape,
     joined,
     may_hold,
+    options_for,
+    role_options,
+    written,
 )
 from packer_cli.records import InputFile
 

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError
-from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.columnar import (
     BATCH_BYTES,
     ColumnarReader,
@@ -72,9 +71,9 @@ class ParquetReader(ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with reading(file), HashedFile(file.path) as hashed:
+        with reading(file), storage.open_bytes(file.path) as stored:
             metadata, first_rows = _footer(file)
-            with _opened(hashed, metadata) as parquet:
+            with _opened(stored, metadata) as parquet:
                 names = columns_to_read(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
                 groups = list(range(part.start, stop))
@@ -86,8 +85,7 @@ class ParquetReader(ColumnarReader):
                     shape, file.size / max(metadata.num_rows, 1), config.max_line_bytes,
                 )  # fmt: skip
                 first = None if part.start or stop == 0 else _first_rows(file, metadata)
-                end = Records.end(hashed.stretches())
-                yield replace(end, looked_at=looked_at(first, shape, config))
+                yield replace(Records.end(), looked_at=looked_at(first, shape, config))
 
     def describe(self, file: InputFile, position: int) -> str:
         with reading(file):

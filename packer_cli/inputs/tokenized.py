@@ -33,12 +33,11 @@ from packer_cli.records import (
     Int64,
     Records,
     Slice,
-    Stretch,
     TokenBatch,
     UInt32,
     WorkUnit,
 )
-from packer_cli.result.layout import MANIFEST, digest
+from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
@@ -80,14 +79,7 @@ def opened(file: InputFile) -> TokenizedDirectory:
 
 @lru_cache(maxsize=1024)  # a recipe may have hundreds
 def _opened(file: InputFile) -> TokenizedDirectory:
-    _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
-
-
-@lru_cache(maxsize=1024)  # a recipe may have hundreds
-def _manifest_read(file: InputFile) -> Stretch:
-    """The manifest, which names all shards by their content, as it is when it is opened."""
-    return Stretch(0, *digest(file.path))
 
 
 class TokenizedReader(DocumentReader):
@@ -163,11 +155,6 @@ class TokenizedInputs:
         for begin, end in pairwise(np.unique(edges).tolist()):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
-    def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
-        """The parts of its inputs that a unit depends on."""
-        files = {part.file: self._files[part.file] for part in unit.slices}
-        return {index: [_manifest_read(file)] for index, file in files.items() if file not in _held}
-
     def _numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
         if part.file in self._pools and part.stop is not None:
@@ -209,23 +196,20 @@ class TokenizedInputs:
 
 
 class _Tokens(Tokens):
-    """Tokens by the run's numbers of inputs. Ids are looked at, as Arrow does not."""
+    """Tokens of a run's inputs. Ids are looked at, as Arrow does not."""
 
     def __init__(self, directories: dict[int, TokenizedDirectory], highest: int) -> None:
-        super().__init__([*directories.values()])
+        super().__init__(directories)
         self._highest = highest
-        self._place = np.full(max(directories, default=0) + 1, -1, np.int64)
-        self._place[[*directories]] = np.arange(len(directories))
 
-    def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
-        return super().numbered(self._place[directory], document)
-
-    def gather(self, directory: Int32, document: Int64, start: Int32, length: Int32) -> UInt32:
+    def gather(
+        self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
+    ) -> UInt32:
         ids = super().gather(directory, document, start, length)
         if ids.max(initial=0) > self._highest:
             at = int(np.argmax(ids > self._highest))
             piece = int(np.searchsorted(np.cumsum(length, dtype=np.int64), at, side="right"))
-            path = self._directories[int(self._place[directory[piece]])].path
+            path = self._directories[int(directory[piece])].path
             raise DataError(
                 f"{path}: its document {document[piece]} holds the id {ids[at].view(np.int32)}, "
                 f"expected 0 to {self._highest}",

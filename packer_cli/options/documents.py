@@ -38,7 +38,7 @@ def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
     return shape.is_chat or shape.of_messages or config.prompt_template == "chat"
 
 
-_MESSAGES = Need("messages, which a chat template renders", _of_messages)
+MESSAGES = Need("messages, which a chat template renders", _of_messages)
 _CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
 _KEYS = Need(
     "messages where it names their role or content",
@@ -106,14 +106,12 @@ class DocumentConfig(Options):
         metavar="FORMAT",
         choices=FILE_FORMATS,
         unset="by file name",
-        aliases={"jsonl": ("jsonlines", "ndjson"), "text": ("txt",), "arrow": ("feather",)},
     )
     sample_by: str = option(
         "line",
         "What a document of a plain text file is:",
         INPUT,
         choices=("line", "paragraph", "document"),
-        aliases={"line": ("lines",), "document": ("file", "whole")},
     )
     chat_template: str | None = option(
         None,
@@ -121,7 +119,7 @@ class DocumentConfig(Options):
         SUPERVISED,
         first=5,
         metavar="FILE|NAME",
-        needs=_MESSAGES,
+        needs=MESSAGES,
     )
     template_args: Arguments = option(
         (),
@@ -131,7 +129,7 @@ class DocumentConfig(Options):
         flag="--template-arg",
         key="template_args",
         metavar="NAME=VALUE",
-        needs=_MESSAGES,
+        needs=MESSAGES,
         elsewhere="--chat-template-kwargs --template-kwargs",
     )
     prompt_template: str | None = option(
@@ -153,13 +151,6 @@ class DocumentConfig(Options):
             "completion": "the default for prompts",
             "all": "the default for text",
         },
-        aliases={
-            "last-assistant": ("last", "last-turn"),
-            "final": ("final-answer", "final-answers"),
-            "assistant": ("assistant-only", "assistants"),
-            "completion": ("response", "completion-only"),
-            "all": ("full",),
-        },
         elsewhere="--loss-on --train-on-inputs --assistant-only-loss",
     )
     turns: str = option(
@@ -167,33 +158,33 @@ class DocumentConfig(Options):
         "What a conversation becomes:",
         SUPERVISED,
         choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
-        aliases={"all": ("one",), "each": ("every",)},
         needs=_CONVERSATIONS,
     )
     train_reasoning: bool | None = option(
         None,
         "Whether reasoning is trained on. Default: yes, but not with --train-on final.",
         SUPERVISED,
-        needs=_MESSAGES,
+        needs=MESSAGES,
     )
     train_tool_calls: bool | None = option(
-        None, "Whether tool calls are trained on. Default: yes.", SUPERVISED, needs=_MESSAGES
+        None, "Whether tool calls are trained on. Default: yes.", SUPERVISED, needs=MESSAGES
     )
     turn_end: tuple[str, ...] = option(
         (),
         "Ends the assistant's turns: trained on where it follows one. May be repeated.",
         SUPERVISED,
         metavar="TOKEN",
+        needs=MESSAGES,
     )
     allow_open_turns: bool = option(
-        False, "Train on turns that the chat template does not end.", SUPERVISED, needs=_MESSAGES
+        False, "Train on turns that the chat template does not end.", SUPERVISED, needs=MESSAGES
     )
     on_unshown: str = option(
         "warn",
         "What becomes of records of which the chat template leaves something out:",
         SUPERVISED,
         choices={"warn": "counted", "error": "a bad record"},
-        needs=_MESSAGES,
+        needs=MESSAGES,
     )
     add_bos: bool | None = option(
         None,
@@ -224,10 +215,7 @@ class DocumentConfig(Options):
         needs=_TEXT,
     )
     fim_rate: Share = option(
-        0.0,
-        "Share of texts rearranged to fill in the middle: 0.5 or 50%.",
-        DOCUMENTS,
-        needs=_PLAIN,
+        0.0, "Share of texts rearranged to fill in the middle: 0.5 or 50%.", DOCUMENTS, needs=_PLAIN
     )
     fim_spm_rate: Share = option(
         0.5,

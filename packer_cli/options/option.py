@@ -180,10 +180,8 @@ class Option:
         figure = f"{value:g}" if isinstance(value, float) else str(value)
         if most is None:
             raise UsageError(f"{name}: {figure} is {'not positive' if least else 'negative'}")
-        tip = f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
-        raise UsageError(
-            f"{name}: {figure} is not between {least or 0} and {most}", tip if most == 1 else ""
-        )
+        tip = "1% is 0.01" if most == 1 else ""
+        raise UsageError(f"{name}: {figure} is not between {least or 0} and {most}", tip)
 
 
 def option(default: Any, help: str, group: str = "", **more: Any) -> Any:  # noqa: A002

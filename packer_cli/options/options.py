@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from packer_cli.errors import UsageError, one_of
@@ -315,9 +316,7 @@ class PackConfig(DocumentConfig):
         elsewhere="--truncation-side",
     )
     max_loss: Share | None = option(
-        None,
-        "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.",
-        DOCUMENTS,
+        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.", DOCUMENTS
     )
     columns: Names = option(
         DEFAULT_COLUMNS,
@@ -375,14 +374,12 @@ class PackConfig(DocumentConfig):
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
         strategy = self.strategy
-        yield from _row_rules(**{name: getattr(self, name) for name in _OF_ROWS})
+        yield from _row_rules(self)
         yield (
             not {*REQUIRED_COLUMNS} <= {*self.columns},
             f"--columns: {' and '.join(REQUIRED_COLUMNS)} are needed",
             "rows are not readable without them",
         )
-        window = self.window_tokens
-        yield window is not None and window < 1, f"window_tokens: {window} is not positive", ""
         yield (
             strategy == "wrap" and self.overlong not in (None, "split"),
             f"--overlong: {self.overlong} has no meaning with --strategy wrap",
@@ -417,9 +414,6 @@ class PackConfig(DocumentConfig):
         return dataclasses.asdict(self) | {"columns": list(self.columns)}
 
 
-_OF_ROWS = (
-    "strategy", "max_length", "max_segments_per_row", "segment_multiple", "balance",
-)  # fmt: skip
 _ANOTHER = "choose another strategy, such as best-fit"
 _UNLIMITED = {
     "wrap": "wrap fills every row to its end, whatever the number of segments",
@@ -432,23 +426,20 @@ _UNBALANCED = {
 }
 
 
-def _row_rules(
-    strategy: str,
-    max_length: int,
-    max_segments_per_row: int | None,
-    segment_multiple: int,
-    balance: str,
-) -> Iterator[Rule]:
+def _row_rules(options: Any) -> Iterator[Rule]:
+    """`options`: a `PackConfig`, or the arguments of a function by its names."""
+    strategy, balance = options.strategy, options.balance
     yield (
-        max_segments_per_row is not None and strategy in _UNLIMITED,
+        options.max_segments_per_row is not None and strategy in _UNLIMITED,
         f"--max-segments-per-row: {_UNLIMITED.get(strategy)}",
         _ANOTHER,
     )
-    rest = max_length % segment_multiple
+    length, multiple = options.max_length, options.segment_multiple
+    rest = length % multiple
     yield (
         rest,
-        f"--segment-multiple: --max-length {max_length} is not a multiple of {segment_multiple}",
-        f"use {max_length - rest or segment_multiple} tokens a row",
+        f"--segment-multiple: --max-length {length} is not a multiple of {multiple}",
+        f"use {length - rest or multiple} tokens a row",
     )
     yield (
         balance != "none" and strategy in _UNBALANCED,
@@ -462,6 +453,6 @@ def check_row_options(**values: Any) -> None:
     try:
         options = options_of(PackConfig)
         checked = {name: options[name].checked(name, value) for name, value in values.items()}
-        refuse(_row_rules(**checked))
+        refuse(_row_rules(SimpleNamespace(**checked)))
     except UsageError as error:
         raise in_terms_of_fields(error) from None

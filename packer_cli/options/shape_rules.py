@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from packer_cli.errors import UsageError
-from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.documents import MESSAGES, DocumentConfig
 from packer_cli.options.option import Rule, options_of, refuse
 from packer_cli.options.options import PAIR_COLUMNS, PackConfig
 from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, Shape
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _ALONE = "one side, or a part of one, would be trained on without what it is compared with"
+_APART = "pack them with two commands"
 _Config = TypeVar("_Config", bound=DocumentConfig)
 
 
@@ -21,12 +22,12 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
     """UsageError for an option that was given and means nothing for records of this shape, or of
     any of several.
     """
-    shapes, options = _members(shape), options_of(type(config))
-    for name, what in _idle(config, shapes).items():
-        value = getattr(config, name)
-        if value != options[name].default:
+    shapes = _members(shape)
+    for name, one in options_of(type(config)).items():
+        value, need = getattr(config, name), one.needs
+        if need and value != one.default and not any(need.is_met(own, config) for own in shapes):
             raise UsageError(
-                f"{options[name].name(name, value)}: is for {what}; the records' shape is "
+                f"{one.name(name, value)}: is for {need.what}; the records' shape is "
                 f"{_kinds(shapes)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
@@ -35,18 +36,13 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
 def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Config:
     """Options with the default in place of each of `names` that such records have no use for."""
     shapes, options = _members(shape), options_of(type(config))
-    own = [_not_for(config, one).keys() for one in shapes]
-    idle = _idle(config, shapes).keys() | set.intersection(*map(set, own))
-    return replace(config, **{name: options[name].default for name in idle.intersection(names)})
-
-
-def _idle(config: DocumentConfig, shapes: Sequence[Shape]) -> dict[str, str]:
-    """Options that none of these shapes has a use for -> what they are for."""
-    return {
-        name: one.needs.what
-        for name, one in options_of(type(config)).items()
-        if one.needs and not any(one.needs.is_met(shape, config) for shape in shapes)
+    idle = {
+        name
+        for name in options.keys() & {*names}
+        if (need := options[name].needs) and not any(need.is_met(one, config) for one in shapes)
     }
+    idle |= set.intersection(*({*_not_for(config, one)} for one in shapes)) & {*names}
+    return replace(config, **{name: options[name].default for name in idle})
 
 
 def for_shape(config: _Config, shape: Shape) -> _Config:
@@ -55,28 +51,19 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
 
     Raises UsageError when the options do not go with the shape, or with any of several.
     """
+    members = _members(shape)
+    refuse_pairs_among(members)
+    refuse(_choices(config, members))
     if isinstance(config, PackConfig):  # pair and side are there exactly for preference
         columns = tuple(name for name in config.columns if name not in PAIR_COLUMNS)
-        config = replace(config, columns=columns + PAIR_COLUMNS * shape.has_pairs)
-    if shape.members:
-        return _for_members(config, _members(shape))
-    refuse(_choices(config, [shape]))
-    train_on = config.train_on or shape.train_on[0]
-    template = config.prompt_template or shape.prompt_templates[0]
-    rows: dict[str, Any] = {}
-    if isinstance(config, PackConfig):
-        rows["overlong"] = _overlong(config, shape)
-    refuse(_rules(config, shape, train_on, template))
-    # a chat template writes BOS and the ends of turns itself
-    as_they_are = shape.is_chat or template == "chat" or shape.kind == "tokens"
-    return replace(
-        config,
-        train_on=train_on,
-        prompt_template=template,
-        add_bos=False if as_they_are and config.add_bos is None else config.add_bos,
-        add_eos=not as_they_are if config.add_eos is None else config.add_eos,
-        **rows,
-    )
+        columns += PAIR_COLUMNS * shape.has_pairs
+        config = replace(config, columns=columns, overlong=_overlong(config, members))
+    if not shape.members:
+        return _for_one(config, shape)
+    own = [for_member(config, member) for member in members]
+    first, names = own[0], ("train_on", "prompt_template", "add_bos", "add_eos")
+    common = [name for name in names if len({getattr(one, name) for one in own}) == 1]
+    return replace(config, **{name: getattr(first, name) for name in common})
 
 
 def for_member(config: _Config, member: Shape) -> _Config:
@@ -128,7 +115,7 @@ def refuse_pairs_among(shapes: Sequence[Shape]) -> None:
         raise UsageError(
             f"records of preference and of {others[0]} cannot lie in one result: losses of "
             "preference need rows of pairs alone",
-            "pack them with two commands",
+            _APART,
         )
 
 
@@ -138,7 +125,7 @@ def refuse_labels_among_pairs(has_labels: Iterable[bool]) -> None:
         raise UsageError(
             "pairs and answers with a label cannot lie in one result: losses of pairs need both "
             "sides of each, those of labels estimate with other prompts' answers",
-            "pack them with two commands",
+            _APART,
         )
 
 
@@ -161,8 +148,8 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
         other["prompt_template"] = None
     template = other.get("prompt_template", config.prompt_template) or member.prompt_templates[0]
     if not member.is_chat and template != "chat":
-        other |= {"turn_end": (), "template_args": ()}
-        other |= {"train_reasoning": None, "train_tool_calls": None}
+        options = options_of(type(config)).items()
+        other |= {name: one.default for name, one in options if one.needs is MESSAGES}
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
     if member.kind == "tokens":
@@ -170,57 +157,19 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
     return other
 
 
-def _for_members(config: _Config, members: list[Shape]) -> _Config:
-    refuse_pairs_among(members)
-    refuse(_choices(config, members))
-    if isinstance(config, PackConfig):
-        config = replace(config, overlong=_overlong_of(config, members))
-    own = [for_member(config, member) for member in members]
-    refuse([_no_turns(config.turn_end and not any(one.turn_end for one in own), members)])
-    common = {
-        name: getattr(own[0], name)
-        for name in ("train_on", "prompt_template", "add_bos", "add_eos")
-        if all(getattr(one, name) == getattr(own[0], name) for one in own)
-    }
-    return replace(config, **common)
-
-
-def _overlong_of(config: PackConfig, members: list[Shape]) -> str:
-    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
-    whole = [member for member in members if member.stays_whole] or members
-    if config.overlong == _TURNS and any(member.is_chat for member in members):
-        return _TURNS
-    some_may_be_cut = len(whole) < len(members) and config.strategy != "wrap"
-    if some_may_be_cut and config.overlong in (None, _SPLIT_TEXT):
-        return _SPLIT_TEXT
-    return _overlong(config, whole[0])
-
-
-def _overlong(config: PackConfig, shape: Shape) -> str:
-    if shape.has_pairs:
-        refuse(_pair_rules(config))
-        return config.overlong or "drop"
-    supervised, both = shape.stays_whole, shape.of_supervised and shape.of_text
-    overlong = config.overlong or _SPLIT_TEXT
-    if overlong == _SPLIT_TEXT and not both:
-        overlong = "drop" if supervised else "split"
-    if supervised and config.strategy == "wrap":
-        overlong = "split"
-    others = "split-text, " * both + "drop, truncate" + ", truncate-turns" * shape.is_chat
-    refuse([
-        (
-            supervised and overlong == "split" and not config.force_split,
-            f"records of shape {shape.kind} must not be cut: a part would be trained on "
-            "without what it answers",
-            f"choose --overlong {others}, or insist with --force-split",
-        ),
-        (
-            overlong == _TURNS and not shape.is_chat,
-            f"--overlong: truncate-turns is for messages, the records are {shape.kind}",
-            "choose drop or truncate",
-        ),
-    ])  # fmt: skip
-    return overlong
+def _for_one(config: _Config, shape: Shape) -> _Config:
+    train_on = config.train_on or shape.train_on[0]
+    template = config.prompt_template or shape.prompt_templates[0]
+    refuse(_rules(config, shape, train_on))
+    # a chat template writes BOS and the ends of turns itself
+    as_they_are = shape.is_chat or template == "chat" or shape.kind == "tokens"
+    return replace(
+        config,
+        train_on=train_on,
+        prompt_template=template,
+        add_bos=False if as_they_are and config.add_bos is None else config.add_bos,
+        add_eos=not as_they_are if config.add_eos is None else config.add_eos,
+    )
 
 
 def _choices(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
@@ -236,24 +185,41 @@ def _choices(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
         )
 
 
-def _no_turns(is_wrong: object, shapes: list[Shape]) -> Rule:
-    return (
-        is_wrong,
-        f"--turn-end: records of shape {_kinds(shapes)} have no turns without a chat template",
-        "leave it out, or give --prompt-template chat",
-    )
+def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
+    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
+    if shapes[0].has_pairs:
+        refuse(_pair_rules(config))
+        return config.overlong or "drop"
+    whole, is_wrap = [one for one in shapes if one.stays_whole], config.strategy == "wrap"
+    both = 0 < len(whole) < len(shapes) and not is_wrap
+    both = both or any(one.of_supervised and one.of_text for one in shapes)
+    has_turns = any(one.is_chat for one in shapes)
+    overlong = config.overlong or _SPLIT_TEXT
+    if overlong == _SPLIT_TEXT and not both:
+        overlong = "drop" if whole else "split"
+    if whole and is_wrap:
+        overlong = "split"
+    others = "split-text, " * both + "drop, truncate" + ", truncate-turns" * has_turns
+    refuse([
+        (
+            whole and overlong == "split" and not config.force_split,
+            f"records of shape {_kinds(whole)} must not be cut: a part would be trained on "
+            "without what it answers",
+            f"choose --overlong {others}, or insist with --force-split",
+        ),
+        (
+            overlong == _TURNS and not has_turns,
+            f"--overlong: truncate-turns is for messages, the records are {_kinds(shapes)}",
+            "choose drop or truncate",
+        ),
+    ])  # fmt: skip
+    return overlong
 
 
-def _rules(config: DocumentConfig, shape: Shape, train_on: str, template: str) -> Iterator[Rule]:
-    turn_end = config.turn_end
-    yield "" in turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
-    yield (
-        turn_end and train_on == "all",
-        "--turn-end: is for --train-on assistant, not all",
-        "leave it out",
-    )
-    yield _no_turns(turn_end and not shape.is_chat and template != "chat", [shape])
+def _rules(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
+    yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
     given = {  # they say what of the assistant's is trained on
+        "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,
         "--train-reasoning": config.train_reasoning,
         "--no-train-reasoning": config.train_reasoning is False,

@@ -3,12 +3,15 @@
 The names of the fields in a file's first record give the shape of all its records, unless --shape
 names it. `--field NAME=COLUMN` says that a field has another name in the input, such as
 messages=chosen. Dots in it lead into objects, as data.messages does, unless a field has that very
-name.
+name. Where no shape fits, the values of the record often tell which --field and --role options it
+needs: `options_for`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import json
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,10 +197,7 @@ KINDS = {
         (("conversations", "conversation"),), ("tools", SYSTEM, ARGUMENTS), _SYSTEM
     ),
     "prompt-completion": _Kind(
-        (
-            ("prompt", "question", "query", "input"),
-            ("completion", "answer", "response", "output"),
-        ),
+        (("prompt", "question", "query", "input"), ("completion", "answer", "response", "output")),
         ("tools", CONTEXT, SYSTEM, REASONING, ARGUMENTS),
         _SYSTEM | _REASONING,
     ),
@@ -257,36 +257,36 @@ def find_shape(
             "name the right field with --text-field, or with --field NAME=COLUMN",
         )
     kinds = [wanted] if wanted else [k for k in KINDS if tokens or k != "tokens"]
-    fitting: Shape | None = None  # but for what --field maps
-    for kind in kinds:
+    # some forms are those of records only where --shape asks for them
+    forms = [
+        (kind, form)
+        for kind in kinds
+        for form in (_FORMS.get(kind, (KINDS[kind],)) if wanted else (KINDS[kind],))
+    ]
+    fitting = [
+        Shape(kind, columns)
+        for kind, form in forms
         # an alpaca record's input and output alone look like a prompt and its completion
-        if kind == "prompt-completion" and not wanted and "instruction" in fields:
-            continue
-        for form in _forms_of(kind, wanted):
-            columns = _columns(form, fields, renamed)
-            if columns is not None:
-                if set(renamed) <= set(columns):
-                    return Shape(kind, columns)
-                fitting = fitting or Shape(kind, columns)
+        if wanted or kind != "prompt-completion" or "instruction" not in fields
+        if (columns := _columns(form, fields, renamed)) is not None
+    ]
+    for shape in fitting:
+        if renamed.keys() <= shape.columns.keys():
+            return shape
     if fitting:
-        other = next(own for own in renamed if own not in fitting.columns)
+        shape = fitting[0]
+        other = next(own for own in renamed if own not in shape.columns)
         raise DataError(
-            f"{where}: records of shape {fitting.kind} have no field '{other}', which --field maps",
-            f"leave it out; fields of that shape: {named(fitting.columns)}",
+            f"{where}: records of shape {shape.kind} have no field '{other}', which --field maps",
+            f"leave it out; fields of that shape: {named(shape.columns)}",
         )
-    forms = [form for kind in kinds for form in _forms_of(kind, wanted)]
-    expected = ", ".join("+".join(names[0] for names in form.required) for form in forms)
+    expected = ", ".join("+".join(names[0] for names in form.required) for _, form in forms)
     text = "name the text with --text-field, or " if wanted in (None, "text") else ""
     other = ", or choose another --shape" if wanted else ""
     raise DataError(
         f"{where}: the records' fields fit none of: {expected}; fields found: {named(fields)}",
         f"{text}map other fields with --field NAME=COLUMN{other}",
     )
-
-
-def _forms_of(kind: str, wanted: str | None) -> tuple[_Kind, ...]:
-    """The forms that records of a kind may have: some only where --shape is `wanted`."""
-    return _FORMS.get(kind, (KINDS[kind],)) if wanted else (KINDS[kind],)
 
 
 def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str]) -> bool:
@@ -299,23 +299,23 @@ def fits_a_shape(fields: list[str], wanted: str | None, renamed: dict[str, str])
 
 
 def _columns(kind: _Kind, fields: list[str], renamed: dict[str, str]) -> dict[str, str] | None:
-    columns = {}
+    """Own name of a field -> its name in the input; None where a required one is not there."""
     mapped = {*renamed.values()}
     free = {*fields} - mapped
-    for names in kind.required:
-        own = names[0]
-        column = renamed.get(own) or next((name for name in names if name in free), None)
-        if column is None or not may_hold(fields, column):
-            return None
-        columns[own] = column
-    free.difference_update(columns.values())
+
+    def column_of(own: str, names: Iterable[str]) -> str | None:
+        return renamed.get(own) or next((name for name in names if name in free), None)
+
+    columns = {names[0]: column_of(names[0], names) for names in kind.required}
+    if any(column is None or not may_hold(fields, column) for column in columns.values()):
+        return None
+    free.difference_update(column for column in columns.values() if column)
     for own in kind.optional:
-        names = (own, *kind.others.get(own, ()))
-        column = renamed.get(own) or next((name for name in names if name in free), None)
+        column = column_of(own, (own, *kind.others.get(own, ())))
         # other records may have fields that the first one lacks
         if column or own not in mapped.union(fields):
             columns[own] = column or own
-    return columns
+    return {own: column for own, column in columns.items() if column}
 
 
 def may_hold(fields: Collection[str], column: str) -> bool:
@@ -355,3 +355,166 @@ def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
             raise UsageError(
                 f"--field: maps '{column}' to '{other}' and to '{own}'", "leave one of them out"
             )
+
+
+# Options for records that no shape fits: a list of objects, each with a short name and a text, is a
+# conversation; of texts, two with known names or by position are a prompt and its answer, and a
+# single long one is text.
+
+# by which others call them, in lower case; what says most comes first
+_ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "participant", "who", "user", "name")
+_TEXT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
+_PROMPTS = ("prompt", "question", "query", "problem", "instruction", "inputs", "input", "source",
+            "request", "human", "user", "task", "q")  # fmt: skip
+_ANSWERS = ("completion", "answer", "response", "output", "outputs", "solution", "targets",
+            "target", "reply", "assistant", "a")  # fmt: skip
+_TEXTS = ("text", "content", "raw_content", "body", "document", "article", "code", "markdown",
+          "story")  # fmt: skip
+_ROLES = {
+    "user": ("user", "human", "customer", "client", "questioner", "prompter", "student",
+             "patient"),
+    "assistant": ("assistant", "gpt", "chatgpt", "bot", "model", "ai", "agent", "chatbot",
+                  "answerer", "teacher", "doctor"),
+}  # fmt: skip
+# roles that need no --role, by the key of the speaker: in OpenAI style, and in ShareGPT style
+_OPENAI_ROLES = frozenset(("user", "assistant", "system", "tool", "developer", "function"))
+_KNOWN_ROLES = _OPENAI_ROLES | {
+    "human", "gpt", "chatgpt", "bot", "model", "observation", "function_response", "ipython",
+    "function_call", "tool_call",
+}  # fmt: skip
+_NO_TEXTS = frozenset(("id", "name", "type", "tool_call_id"))
+# what stands beside a prompt or a text
+_BESIDE = frozenset(
+    ("title", "context", "system", "system_prompt", "reasoning", "reasoning_content", "thinking")
+)
+_NAME = 40  # characters of a speaker's name at most
+_LONG = 20  # of a text at least, if it is to be more than a name or a number
+_Given = dict[str, dict[str, str]]  # --field and --role -> their pairs
+
+
+def written(options: Mapping[str, Mapping[str, str]]) -> str:
+    """Options as they are typed: `--field messages=dialogue --role Agent=assistant`."""
+    return " ".join(
+        f"{flag} {shlex.quote(f'{one}={other}')}"
+        for flag, pairs in options.items()
+        for one, other in pairs.items()
+    )
+
+
+def options_for(record: Mapping[str, Any], shape: str | None) -> _Given:
+    """The options that a record needs; {} where it does not tell. `shape`: --shape."""
+    if shape in (None, "messages", "conversations"):
+        for column, messages in _conversations(record):
+            names, key = key_options(messages[0]), _keys(messages)
+            roles = dict[str, str]()
+            for speaker, own in _speakers(messages, key[0] if key else "role").items():
+                roles[speaker] = own or ("assistant" if "user" in roles.values() else "user")
+            fields = {shape or "messages": column} | names.get("--field", {})
+            return {"--field": fields} | ({"--role": roles} if roles else {})
+    texts = {name: value for name, value in record.items() if isinstance(value, str)}
+    for kind, fields in (
+        (PREFERENCE, _named(record, chosen=("chosen", "preferred", "accepted"),
+                            rejected=("rejected", "dispreferred"))),
+        ("alpaca", _named(texts, instruction=("instruction",), output=("output", "response"))),
+        ("prompt-completion", _named(texts, prompt=_PROMPTS, completion=_ANSWERS)),
+        ("text", _named(texts, text=_TEXTS)),
+        ("prompt-completion", _by_position(texts, ("prompt", "completion"))),
+        ("text", _by_position(texts, ("text",))),
+    ):  # fmt: skip
+        if fields and shape in (None, kind):
+            more = _named(texts, input=("input",)) if kind == "alpaca" else {}
+            return {"--field": fields | more}
+    return {}
+
+
+def key_options(message: Any) -> _Given:
+    """`--field` options for the keys of a message that has no role or no content; {} likewise."""
+    keys = _keys([message]) if isinstance(message, dict) else None
+    known = {"role": ("role", "from"), "content": ("content", "value")}
+    fields = {
+        own: key for own, key in zip(known, keys or (), strict=False) if key not in known[own]
+    }
+    return {"--field": fields} if fields else {}
+
+
+def role_options(value: Any, role: str | None) -> _Given:
+    """`--role` for the speakers of messages whose names tell their roles; {} where there are none.
+    `role`: the key that --field names.
+    """
+    messages = _parsed(value)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return {}
+    key = role or ("role" if any("role" in one for one in messages) else "from")
+    roles = {name: own for name, own in _speakers(messages, key).items() if own}
+    return {"--role": roles} if roles else {}
+
+
+def _conversations(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Columns that hold a list of messages, or JSON text of one; also in objects."""
+    for name, value in record.items():
+        messages = _parsed(value)
+        if isinstance(messages, list) and all(isinstance(one, dict) for one in messages):
+            if messages and _keys(messages) is not None:
+                yield name, messages
+        elif isinstance(value, dict):
+            yield from ((f"{name}.{inner}", own) for inner, own in _conversations(value))
+
+
+def _parsed(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip()[:1] == "[":
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value
+
+
+def _speakers(messages: list[dict[str, Any]], key: str) -> dict[str, str]:
+    """Speakers that are not known -> the roles that their names tell, or ""."""
+    known = _OPENAI_ROLES if key == "role" else _KNOWN_ROLES
+    names = [one for one in (message.get(key) for message in messages) if isinstance(one, str)]
+    return {
+        name: next((own for own, others in _ROLES.items() if name.lower() in others), "")
+        for name in names
+        if name not in known
+    }
+
+
+def _keys(messages: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """The keys of speakers, which all messages have, and of texts; None where there are none."""
+    first = messages[0]
+    texts = [key for key, value in first.items() if isinstance(value, str)]
+    names = [key for key in texts if all(_is_name(one.get(key)) for one in messages)]
+    role = _first_of(names, _ROLE_KEYS)
+    rest = [key for key in texts if key != role and key not in _NO_TEXTS]
+    text = _first_of(rest, _TEXT_KEYS) or max(rest, key=lambda key: len(first[key]), default=None)
+    return None if role is None or text is None else (role, text)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _NAME
+
+
+def _first_of(names: list[str], known: tuple[str, ...]) -> str | None:
+    by_name = {name.lower(): name for name in reversed(names)}
+    return next((by_name[one] for one in known if one in by_name), None)
+
+
+def _named(values: Mapping[str, Any], **known: tuple[str, ...]) -> dict[str, str]:
+    """Own name of a field -> the column with one of the known names; {} where one has none."""
+    found = {own: _first_of(list(values), names) for own, names in known.items()}
+    fields = {own: name for own, name in found.items() if name is not None}
+    return fields if len(fields) == len(known) else {}
+
+
+def _by_position(texts: Mapping[str, str], own: tuple[str, ...]) -> dict[str, str]:
+    """The columns of long texts, if there are as many; or else of all texts. What is known to be
+    asked is asked, and what stands beside a prompt is neither.
+    """
+    texts = {name: text for name, text in texts.items() if name.lower() not in _BESIDE}
+    asked = [name for name in texts if name.lower() in _PROMPTS[:5]]
+    long = [name for name, text in texts.items() if len(text) >= _LONG and " " in text.strip()]
+    for names in (long, list(texts)):
+        if len(names) == len(own) and asked in ([], names[:-1]):
+            return dict(zip(own, names, strict=True))
+    return {}

@@ -90,21 +90,17 @@ class PackPlan:
     @cached_property
     def row_tokens(self) -> Int64:
         """int64[rows], real tokens in each row."""
-        return self._row_tokens.astype(np.int64)
-
-    @cached_property
-    def _row_tokens(self) -> Int32:
-        if self._known_row_tokens is not None:
-            return self._known_row_tokens
-        tokens = np.empty(len(self), np.int32)
-        plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
-        return tokens
+        tokens = self._known_row_tokens
+        if tokens is None:
+            tokens = np.empty(len(self), np.int32)
+            plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
+        return tokens.astype(np.int64)
 
     @cached_property
     def metrics(self) -> PackMetrics:
         """Figures of the plan, counted when they are first looked at."""
-        rows, tokens = len(self), int(self._row_tokens.sum(dtype=np.int64))
-        share = self._row_tokens / self.max_length if rows else np.zeros(1)
+        rows, tokens = len(self), int(self.row_tokens.sum())
+        share = self.row_tokens / self.max_length if rows else np.zeros(1)
         counts: Int32 | Int64 | None = self._known_counts
         if counts is None:
             counts = np.bincount(self.pieces.length, minlength=self.max_length + 1)

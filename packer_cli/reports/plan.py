@@ -12,8 +12,7 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.shape_rules import trained_on
 from packer_cli.options.shapes import kinds_of
 from packer_cli.packing.figures import cost_spread
-from packer_cli.plan.outcome import Outcome, by_sources
-from packer_cli.plan.run import Plan
+from packer_cli.plan.run import Outcome, Plan, by_sources
 from packer_cli.reports.report import (
     Fact,
     Part,

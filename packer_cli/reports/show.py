@@ -140,7 +140,7 @@ class DocumentReader:
 
     def __init__(self, tokenized: TokenizedDirectory) -> None:
         self._tokenized = tokenized
-        self._tokens = Tokens([tokenized])
+        self._tokens = Tokens({0: tokenized})
 
     def read(self, index: int) -> Shown:
         """A document. Raises DataError when its shard is damaged."""

@@ -19,7 +19,7 @@ from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import PackedDirectory, parsed_squares, squared_lengths
 from packer_cli.result.wording import percent, plural
-from packer_cli.steps.schedule import Balance, Float64, Schedule, row_costs
+from packer_cli.steps.schedule import Balance, Float64, Order, Schedule, StepSizes, row_costs
 
 _STRETCH = 64  # steps that are looked at together: as many as a window has
 _MOST_ROWS = 1 << 22  # that are looked at
@@ -32,24 +32,6 @@ _MEANING: dict[Balance | None, str] = {
 
 class TooFewRowsError(DataError):
     """A result has fewer rows than a step takes."""
-
-
-class Training(NamedTuple):
-    """How a model is trained: `batch_size` rows in a micro-batch of a rank."""
-
-    ranks: int
-    micro_batches: int
-    batch_size: int
-    hidden_size: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of all ranks in a step."""
-        return self.ranks * self.micro_batches * self.batch_size
-
-    def described(self) -> str:
-        batches = plural(self.micro_batches, "micro-batch", "micro-batches")
-        return f"{plural(self.ranks, 'rank')} × {batches} × {plural(self.batch_size, 'row')}"
 
 
 class Waiting(NamedTuple):
@@ -66,7 +48,8 @@ class Waiting(NamedTuple):
 class Prediction(NamedTuple):
     """`steps`: whole ones in an epoch, of which `counted` were looked at."""
 
-    training: Training
+    sizes: StepSizes
+    hidden_size: int
     steps: int
     counted: int
     orders: dict[Balance | None, Waiting]
@@ -83,15 +66,21 @@ class Prediction(NamedTuple):
             }
             for balance, waiting in self.orders.items()
         }
-        sizes = {"rows_per_step": self.training.rows, "steps": self.steps}
-        return self.training._asdict() | sizes | {"steps_counted": self.counted} | orders
+        sizes = {
+            "ranks": self.sizes.world_size,
+            "micro_batches": self.sizes.micro_batches,
+            "batch_size": self.sizes.batch_size,
+            "hidden_size": self.hidden_size,
+            "rows_per_step": self.sizes.rows,
+        }
+        return sizes | {"steps": self.steps, "steps_counted": self.counted} | orders
 
     def table(self) -> Table:
         """A line for each order."""
         some = f", {self.counted:,} of them counted" if self.counted < self.steps else ""
         title = (
-            f"a step waits for its costliest rank: {self.training.described()}, hidden size "
-            f"{self.training.hidden_size:,} ({plural(self.steps, 'step')}{some})"
+            f"a step waits for its costliest rank: {str(self.sizes).replace(' x ', ' × ')}, hidden "
+            f"size {self.hidden_size:,} ({plural(self.steps, 'step')}{some})"
         )
         rows = []
         for balance, waiting in self.orders.items():
@@ -101,16 +90,18 @@ class Prediction(NamedTuple):
         return Table(title, ["rows", "costliest / mean rank", "time saved"], rows)
 
 
-def predict(directory: Path | str, manifest: Manifest, training: Training) -> Prediction:
+def predict(
+    directory: Path | str, manifest: Manifest, sizes: StepSizes, hidden_size: int
+) -> Prediction:
     """What steps of a packed directory or a view would cost; a URL's side file is read.
 
     Raises TooFewRowsError for fewer rows than a step takes, and DataError where squared lengths
     cannot be had.
     """
-    if manifest.rows < training.rows:
+    if manifest.rows < sizes.rows:
         raise TooFewRowsError(
-            f"{directory}: has {plural(manifest.rows, 'row')}, a step of "
-            f"{training.described().replace('×', 'x')} takes {training.rows:,}",
+            f"{directory}: has {plural(manifest.rows, 'row')}, a step of {sizes} takes "
+            f"{sizes.rows:,}",
             "fewer --ranks, --micro-batches or --batch-size make smaller steps",
         )
     if storage.is_url(str(directory)):
@@ -119,19 +110,15 @@ def predict(directory: Path | str, manifest: Manifest, training: Training) -> Pr
             sums = parsed_squares(file.read(), place, manifest)
     else:
         sums = squared_lengths(PackedDirectory(Path(directory), manifest))
-    costs = row_costs(sums, manifest.config.max_length, training.hidden_size)
+    costs = row_costs(sums, manifest.config.max_length, hidden_size)
+    order = Order(manifest.rows, stages=[one.rows for one in manifest.stages])
     schedules = {
-        balance: Schedule(
-            manifest.rows, stages=[one.rows for one in manifest.stages],
-            world_size=training.ranks, batch_size=training.batch_size,
-            micro_batches=training.micro_batches, balance=balance, costs=costs,
-        )
-        for balance in _MEANING
-    }  # fmt: skip
-    steps = schedules[None].grid.epoch_at(0).end // training.rows
-    stretches = [*_stretches(steps, training.rows)]
+        balance: Schedule(order, sizes, balance=balance, costs=costs) for balance in _MEANING
+    }
+    steps = schedules[None].grid.epoch_at(0).end // sizes.rows
+    stretches = [*_stretches(steps, sizes.rows)]
     orders = {balance: _waiting(one, costs, stretches) for balance, one in schedules.items()}
-    return Prediction(training, steps, sum(map(len, stretches)), orders)
+    return Prediction(sizes, hidden_size, steps, sum(map(len, stretches)), orders)
 
 
 def _stretches(steps: int, rows: int) -> Iterator[range]:
@@ -149,7 +136,7 @@ def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> 
     sizes = schedule.sizes
     ranks: list[Float64] = []  # [steps, ranks]
     for steps in stretches:
-        rows = schedule.rows_at(steps.start * sizes.step, steps.stop * sizes.step)
+        rows = schedule.rows_at(steps.start * sizes.rows, steps.stop * sizes.rows)
         ranks.append(costs[rows].reshape(len(steps), -1, sizes.world_size).sum(1))
     of_ranks = np.concatenate(ranks)
     costliest, mean = of_ranks.max(1), of_ranks.mean(1)

@@ -22,7 +22,7 @@ def step_report(traced: TracedStep, rank: int | None = None) -> Report:
     order = "of the shards" if loop.seed is None else f"with seed {loop.seed}"
     balance = f", balance {loop.balance}" if loop.balance else ""
     each = " each" if loop.world_size > 1 else ""
-    short = "" if size == run.steps.grid.sizes.step else "; here the epoch ends"
+    short = "" if size == run.steps.grid.sizes.rows else "; here the epoch ends"
     about = [
         f"step {step.number:,}{since}, in epoch {step.epoch:,}: {places} of the order "
         f"{order}{balance}",

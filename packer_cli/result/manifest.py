@@ -505,6 +505,18 @@ def load_any(
     )
 
 
+def replaced(directory: str | os.PathLike[str], manifest: Result) -> DataError | None:
+    """The error to raise when another result has taken the place of that with this manifest."""
+    try:
+        now = load_as_is(directory).sha256
+    except DataError:
+        return None
+    if now == manifest.sha256:
+        return None
+    name = os.fspath(directory)
+    return DataError(f"{name}: was replaced by another result while it was read", "read it again")
+
+
 def _other_side(name: str, manifest: Result) -> str | None:
     """Where the other side of a split is to be; None for what is no side, or lies by itself."""
     side = manifest.side if isinstance(manifest, Manifest) else None

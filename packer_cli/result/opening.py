@@ -1,25 +1,55 @@
 """Opening results of `packer pack`: packed directories and views; and several of them as one, whose
 rows follow one another: whether they go together, and what they are then.
+
+A view refers to documents of tokenized directories, and reads as rows of a packed directory. Every
+reader gets complete rows, which are those that the same command without --view would have written,
+byte for byte: the kernel that fills rows takes tokens from the mapped documents to their places.
+What references say is checked each time, since files may change while they are mapped.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from packer_cli import storage
+from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.options import PAIR
-from packer_cli.result.layout import MANIFEST, digest
+from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
+from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.layout import MANIFEST, Shard, digest
 from packer_cli.result.manifest import Manifest, TrainingStage, load
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
-from packer_cli.result.tokenized import open_tokenized
-from packer_cli.result.view import View
+from packer_cli.result.reader import (
+    PACK_AGAIN,
+    PARTS,
+    Lists,
+    Mapped,
+    PackedDirectory,
+    as_batch,
+    in_parts,
+    squared_lengths,
+)
+from packer_cli.result.rules import segments_in
+from packer_cli.result.shard_writer import PADDED, rows_per_batch
+from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
 WITH_THE_SAME = "pack them with the same options"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_PROBLEMS = {
+    1: "cu_seqlens does not ascend from 0 to {} at most",
+    2: "segments are not as many as its boundaries less one",
+    3: "refers to a document that its tokenized directories do not have",
+    4: "refers to tokens beyond the end of a document",
+}
+_WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
 
 
 def open_packed(path: str | os.PathLike[str], tokens: Paths | None = None) -> PackedDirectory:
@@ -55,18 +85,242 @@ def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDi
     return PackedDirectory(path, facts)
 
 
-def check_alike(results: Sequence[PackedDirectory]) -> None:
-    """Raise DataError, naming both, for results whose rows do not go into one batch."""
-    first = results[0]
-    for other in results[1:]:
-        known = _properties(other)
-        for name, value in _properties(first).items():
-            if value != known.get(name, value):
+# Views
+
+
+class Pieces(NamedTuple):
+    """The segments of b rows.
+
+    boundaries             `Lists` of b
+    row_offsets            int64[b + 1]: row i has the pieces row_offsets[i]:row_offsets[i + 1]
+    number, start, length  int64, int32, int32[p]: a piece's document, first token in it, tokens
+    address                int64[p], of its first token in memory
+    """
+
+    boundaries: Lists
+    row_offsets: Int64
+    number: Int64
+    start: Int32
+    length: Int32
+    address: Int64
+
+
+class View(PackedDirectory):
+    """A finished view, whose tokenized directories are there, as they were.
+
+    directories  by the number of the input
+    """
+
+    def __init__(
+        self, path: Path, facts: Manifest, tokens: Sequence[str | os.PathLike[str]] = ()
+    ) -> None:
+        """`tokens`: where tokenized directories are now. Raises DataError for those that are gone
+        or changed.
+        """
+        super().__init__(path, facts)
+        self.directories = _directories(path, facts, tokens)
+        self._tokens = Tokens(self.directories)
+
+    def _complete(self, shard: Shard) -> Iterator[Any]:
+        return (batch for batch, _ in self.counted(shard))
+
+    def counted(self, shard: Shard) -> Iterator[tuple[Any, int]]:
+        """The complete record batches of a shard, each with the number of its trained tokens.
+        Raises as `batches`.
+        """
+        kinds, step = self._schema(), rows_per_batch(self.max_length)
+        with self._readable(shard):
+            for first, stored in self._numbered(shard):
+                mapped = self._nothing_mapped().added(first, [stored])
+                for begin in range(first, first + stored.num_rows, step):
+                    rows = np.arange(begin, min(begin + step, first + stored.num_rows))
+                    columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
+                    yield as_batch(columns, kinds), trained
+
+    def segments(self, shard: Shard) -> Int64:
+        """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
+        Raises as `batches`.
+        """
+        found = []
+        with self._readable(shard):
+            for first, stored in self._numbered(shard):
+                mapped = self._nothing_mapped().added(first, [stored])
+                self._pieces(mapped, np.arange(first, first + stored.num_rows))  # which checks them
+                found.append(segments_in(stored))
+        return np.concatenate(found, axis=1)
+
+    def taken(self, segments: Int64) -> tuple[Int32, Int32]:
+        """(ids, labels) int32 of such segments, end to end; labels are unshifted."""
+        file, position = segments[:2]
+        start, length = segments[2:].astype(np.int32, order="C")
+        number = self._tokens.numbered(file, position)
+        ids = self._tokens.gather(file, position, start, length).view(np.int32)
+        trained = self._tokens.trained_of(number, start, length)
+        labels = ids.copy() if trained is None else np.where(trained, ids, np.int32(IGNORED))
+        labels[np.cumsum(length) - length] = IGNORED  # nothing predicts a segment's first token
+        return ids, labels
+
+    def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns that are stored alone are not filled, nor checked."""
+        if all(name in self.stored_columns or name in PARTS for name in columns):
+            return super()._gathered(mapped, rows, columns)
+        return self._filled(mapped, rows, columns)[0]
+
+    def _filled(
+        self, mapped: Mapped, rows: Int64, columns: Sequence[str]
+    ) -> tuple[dict[str, Any], int]:
+        """(columns of rows that are mapped, how many tokens are trained on). Raises ArrowInvalid
+        for a row that is not sound.
+        """
+        config, found = self.facts.config, self._pieces(mapped, rows)
+        boundaries, ends = found.boundaries.values, found.boundaries.ends
+        out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
+               for name, kind in PADDED.items() if name in columns}  # fmt: skip
+        padded = np.empty_like(boundaries) if config.segment_multiple > 1 else None
+        trained = filling.fill_rows(
+            None, self._tokens.trained_of(found.number, found.start, found.length), found.address,
+            found.length, np.arange(len(found.number)), found.row_offsets, self.max_length,
+            self.facts.pad_token_id,
+            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
+            out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
+            config.label_shift == "pre", config.segment_multiple, padded, True,
+        )  # fmt: skip
+        out["cu_seqlens"] = found.boundaries
+        if padded is not None:
+            out[PADDED_BOUNDARIES] = Lists(padded, ends)
+        of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
+        return of_rows, trained
+
+    def _pieces(self, mapped: Mapped, rows: Int64) -> Pieces:
+        """What b rows that are mapped refer to. Raises ArrowInvalid for one that is not sound."""
+        config, boundaries = self.facts.config, mapped.gather(rows, "cu_seqlens")
+        count = max(0, len(boundaries.values) - len(rows))
+        row_offsets = np.empty(len(rows) + 1, np.int64)
+        number, address = np.empty((2, count), np.int64)
+        start, length = np.empty((2, count), np.int32)
+        row, problem = gathering.find_pieces(
+            rows, mapped.firsts, mapped.segments, boundaries.values, boundaries.ends,
+            self._tokens.documents, self._tokens.spans.tokens, config.max_length,
+            config.segment_multiple, row_offsets, number, start, length, address,
+        )  # fmt: skip
+        if problem:
+            text = _PROBLEMS[problem].format(config.max_length)
+            raise pa.ArrowInvalid(f"row {rows[row]}: {text}")
+        return Pieces(boundaries, row_offsets, number, start, length, address)
+
+
+def _directories(
+    view: Path, facts: Manifest, given: Sequence[str | os.PathLike[str]]
+) -> dict[int, TokenizedDirectory]:
+    """The tokenized directories by the numbers of the inputs."""
+    expected = {one.sha256 for one in facts.inputs_now.values()}
+    found: dict[str, TokenizedDirectory] = {}
+    for name in given:
+        directory = open_tokenized(name)
+        sha256 = digest(directory.path / MANIFEST)[1]
+        if sha256 not in expected:
+            raise DataError(
+                f"{name}: is not a tokenized directory of the view {view}: the sha256 of its "
+                f"manifest is {sha256}, expected {' or '.join(sorted(expected))}",
+                "give the one that the view was packed from",
+            )
+        found[sha256] = directory
+    for one in facts.inputs_now.values():
+        if one.sha256 not in found:
+            found[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
+    return {number: found[one.sha256] for number, one in facts.inputs_now.items()}
+
+
+def _recorded(view: Path, path: str, expected: str) -> Path:
+    """The tokenized directory of an input, where the view's manifest says. Raises DataError.
+
+    A relative path is tried from the current directory, from the view, and from the folder that the
+    view is in: the usual place of who packed it. The digest tells whether it is the right one.
+    """
+    other = ""
+    for place in dict.fromkeys([Path(path), view / path, view.absolute().parent / path]):
+        if storage.is_file(str(place)):
+            sha256 = digest(place)[1]
+            if sha256 == expected:
+                return place.parent
+            other = other or sha256
+    folder = Path(path).parent
+    if other:
+        raise DataError(
+            f"{view}: its tokenized directory {folder} has changed: the sha256 of {MANIFEST} is "
+            f"{other}, expected {expected}",
+            f"if what the view was packed from is elsewhere, {_WHERE}; or pack it again",
+        )
+    looked = "" if folder.is_absolute() else ", from here and from the view"
+    raise DataError(
+        f"{view}: its tokenized directory {folder} is gone{looked}: expected its {MANIFEST} "
+        f"with the sha256 {expected}",
+        _WHERE,
+    )
+
+
+# Several results as one
+
+
+class Joined:
+    """Several results as one, whose rows follow one another.
+
+    firsts  int64[results + 1], the first row of each, and how many rows there are
+
+    Raises DataError, naming both, for results whose rows do not go into one batch.
+    """
+
+    def __init__(self, parts: Sequence[PackedDirectory]) -> None:
+        self.parts = list(parts)
+        self.firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        first = parts[0]
+        for other in parts[1:]:
+            known = _properties(other)
+            for name, value in _properties(first).items():
+                if value != known.get(name, value):
+                    raise DataError(
+                        f"{first.path} and {other.path} do not go together: {name} is {value} in "
+                        f"the first and {known[name]} in the second",
+                        WITH_THE_SAME,
+                    )
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def places(self, rows: Int64) -> tuple[Int64, Int64]:
+        """(number in its result, which result) of rows."""
+        which = np.searchsorted(self.firsts, rows, side="right") - 1
+        return rows - self.firsts[which], which
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest that rows in the same order share, wherever they lie."""
+        prints = [_fingerprint_of(part.facts) for part in self.parts]
+        return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
+
+    @property
+    def squared_lengths(self) -> Int64:
+        """int64[rows], the sum of squared segment lengths of every row."""
+        sums = [squared_lengths(part) for part in self.parts]
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)  # one is mapped
+
+    @cached_property
+    def stages(self) -> tuple[TrainingStage, ...]:
+        """The recipes' stages, which hold all rows; none where no result has any, and else one for
+        a result without. Raises DataError for stages that do not follow one another.
+        """
+        joined: list[TrainingStage] = []
+        for part, first in zip(self.parts, self.firsts.tolist(), strict=False):
+            its = part.facts.stages or [TrainingStage(None, 0, len(part))]
+            edges = [*(one.first_row for one in its), len(part)]
+            if edges != [0, *accumulate(one.rows for one in its)]:
                 raise DataError(
-                    f"{first.path} and {other.path} do not go together: {name} is {value} in the "
-                    f"first and {known[name]} in the second",
-                    WITH_THE_SAME,
+                    f"{part.place_of(MANIFEST)}: its stages are not its {len(part)} rows, one "
+                    "after another",
+                    PACK_AGAIN,
                 )
+            joined += [TrainingStage(one.name, first + one.first_row, one.rows) for one in its]
+        return tuple(joined) if any(part.facts.stages for part in self.parts) else ()
 
 
 def _properties(packed: PackedDirectory) -> dict[str, object]:
@@ -89,54 +343,12 @@ def _form_of_answers(facts: Manifest) -> dict[str, object]:
     return {"what the records are": "answers with a label" if labels else "pairs"}
 
 
-def fingerprint_of(facts: Manifest) -> str:
+def _fingerprint_of(facts: Manifest) -> str:
     """Digest that rows in the same order share, wherever they lie."""
     digests = "".join(shard.sha256 for shard in facts.shards)
     if facts.config.view:  # whose shards hold no tokens
         digests += "".join(one.sha256 for one in facts.inputs_now.values())
     return sha256(digests.encode()).hexdigest()
-
-
-def joined_fingerprint(prints: Sequence[str]) -> str:
-    """The fingerprint of several results by theirs; of one its own."""
-    return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
-
-
-def stages_of(packed: PackedDirectory) -> tuple[TrainingStage, ...]:
-    """A recipe's stages, which hold all rows; none without. Raises DataError where they do not
-    follow one another.
-    """
-    stages, ends = packed.facts.stages, 0
-    for stage in stages:
-        if stage.first_row != ends:
-            break
-        ends += stage.rows
-    else:
-        if not stages or ends == len(packed):
-            return tuple(stages)
-    raise DataError(
-        f"{packed.place_of(MANIFEST)}: its stages are not its {len(packed)} rows, one after "
-        "another",
-        PACK_AGAIN,
-    )
-
-
-def joined_stages(
-    stages: Sequence[Sequence[TrainingStage]], rows: Sequence[int]
-) -> tuple[TrainingStage, ...]:
-    """The stages of several results, each with so many rows, in turn: one without stages is one
-    stage, and none are none.
-    """
-    if not any(stages):
-        return ()
-    joined, first = [], 0
-    for its, count in zip(stages, rows, strict=True):
-        joined += [
-            TrainingStage(one.name, first + one.first_row, one.rows)
-            for one in its or [TrainingStage(None, 0, count)]
-        ]
-        first += count
-    return tuple(joined)
 
 
 def tokens_of_each(

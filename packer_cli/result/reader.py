@@ -1,5 +1,5 @@
 """Reading a packed directory: memory-mapped shards, checked against the manifest. `opening.py`
-opens one, and `view.py` and `cached.py` read views and results at URLs in the same way.
+opens one, also views, and `cached.py` reads results at URLs in the same way.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
 compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
@@ -34,7 +34,7 @@ from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
-from packer_cli.result.manifest import Manifest, load_as_is
+from packer_cli.result.manifest import Manifest, replaced
 from packer_cli.result.shard_writer import (
     PADDED,
     fixed,
@@ -245,11 +245,10 @@ class PackedDirectory:
 
         Raises DataError when the shard cannot be read or holds another number of rows.
         """
-        if isinstance(shard, dict):
-            shard = msgspec.convert(shard, Shard)
-        with self._readable(shard):
-            for first, batch in self._numbered(shard):
-                yield from self.filled(batch, first)
+        return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
+
+    def _complete(self, shard: Shard) -> Iterator[Any]:
+        return self.stored(shard)
 
     def stored(self, shard: Shard) -> Iterator[Any]:
         """The record batches of a shard as they are stored, mapped. Raises as `batches`."""
@@ -351,22 +350,7 @@ class PackedDirectory:
 
     def replaced(self) -> DataError | None:
         """The error to raise when another result has taken the place of this one."""
-        try:
-            now = load_as_is(self.path)
-        except DataError:
-            return None
-        if now.sha256 == self.facts.sha256:
-            return None
-        return DataError(
-            f"{self.path}: was replaced by another result while it was read", "read it again"
-        )
-
-    def filled(self, stored: Any, first_row: int = 0) -> Iterator[Any]:
-        """A stored record batch, or some of its rows, made complete.
-
-        Raises ArrowException for a row that cannot be; its rows count from `first_row`.
-        """
-        yield stored
+        return replaced(self.path, self.facts)
 
 
 def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:

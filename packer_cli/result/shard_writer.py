@@ -1,6 +1,6 @@
 """Writing shards as Arrow IPC streams: of rows, and of documents with their indexes.
 
-    shard-00000-000.arrow       rows; those of a view without tokens, see `view.py`
+    shard-00000-000.arrow       rows; those of a view without tokens, see `opening.View`
     documents-00000-000.arrow   input_ids, trained, file, position
     index-00000-000.arrow       length, trained_tokens, content_hash of the same documents
 

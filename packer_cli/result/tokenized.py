@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from itertools import zip_longest
@@ -315,21 +315,26 @@ def _wrong_pairs(shards: list[Shard]) -> str:
 
 
 class Tokens:
-    """The tokens of documents of several directories, mapped on first use.
+    """The tokens of documents of several directories, by the numbers that these have as inputs;
+    mapped on first use. Threads may share it.
 
-    Threads may share it.
+    documents  int64[inputs, 2], the first document of each directory over all, and how many it has
     """
 
-    def __init__(self, directories: Sequence[TokenizedDirectory]) -> None:
+    def __init__(self, directories: Mapping[int, TokenizedDirectory]) -> None:
         self._directories = directories
-        self._bases = np.concatenate([[0], np.cumsum([len(one) for one in directories])])
-        self._bases = self._bases.astype(np.int64)
+        self.documents = np.zeros((max(directories, default=-1) + 1, 2), np.int64)
+        first = 0
+        for number, directory in directories.items():
+            self.documents[number] = first, len(directory)
+            first += len(directory)
 
     @cached_property
     def spans(self) -> Spans:
         """Where the record batches of all documents lie in memory."""
         maps: list[mmap.mmap] = []
-        batches = [batch for one in self._directories for batch in one.documents_by_index(maps)]
+        batches = [batch for one in self._directories.values()
+                   for batch in one.documents_by_index(maps)]  # fmt: skip
         return Spans(batches, maps)
 
     def _parts(self, length: Int32) -> Iterator[tuple[slice, slice]]:
@@ -343,20 +348,19 @@ class Tokens:
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         """int64[p], the documents' numbers over all directories."""
-        numbers: Int64 = self._bases[directory] + document
+        numbers: Int64 = self.documents[directory, 0] + document
         return numbers
 
-    def gather(self, directory: Int32, document: Int64, start: Int32, length: Int32) -> UInt32:
+    def gather(
+        self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
+    ) -> UInt32:
         """uint32[sum of length], the tokens of pieces, end to end.
 
         Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
         there are none such.
         """
-        return self.ids_of(self.numbered(directory, document), start, length)
-
-    def ids_of(self, number: Int64, start: Int32, length: Int32) -> UInt32:
-        """Tokens of pieces, by `numbered` documents. Raises as `gather`."""
         out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint32), self.spans
+        number = self.numbered(directory, document)
         for part, tokens in self._parts(length):
             wrong = kernels.gather_documents(
                 number[part], start[part], length[part], spans.firsts, spans.offsets,
@@ -364,14 +368,9 @@ class Tokens:
             )  # fmt: skip
             if wrong >= 0:
                 at = part.start + wrong
-                directory = int(np.searchsorted(self._bases[1:-1], number[at], side="right"))
-                path, document = (
-                    self._directories[directory].path,
-                    number[at] - self._bases[directory],
-                )
                 raise DataError(
-                    f"{path / MANIFEST}: its document {document} has no {length[at]} tokens "
-                    f"from token {start[at]} on",
+                    f"{self._directories[int(directory[at])].path / MANIFEST}: its document "
+                    f"{document[at]} has no {length[at]} tokens from token {start[at]} on",
                     AGAIN,
                 )
         return out
@@ -384,7 +383,7 @@ class Tokens:
 
     def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
         """Trained tokens, by `numbered` documents."""
-        if all(one.facts.config.shape == "text" for one in self._directories):
+        if all(one.facts.config.shape == "text" for one in self._directories.values()):
             return None
         out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint8), self.spans
         for part, tokens in self._parts(length):
@@ -475,29 +474,17 @@ def among(hashes: UInt64, contents: UInt64) -> Bool:
 
 def _grouped(hashes: UInt64) -> tuple[Int64, Bool]:
     """Order hashes so that equal ones come together, in their order."""
-    order, same = _stable(np.ascontiguousarray(hashes[:, 0]))
-    at, high = np.flatnonzero(same), hashes[:, 1]
-    if (high[order[at]] != high[order[at - 1]]).any():  # half of a hash does not tell them apart
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        ordered = hashes[order]
-        same[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    ordered = hashes[order]
+    same = np.zeros(len(hashes), bool)
+    same[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
     return order, same
 
 
 def _stable(keys: UInt64) -> tuple[Int64, Bool]:
-    """A stable order of fewer than 2**31 keys, and bool[n], where in it a key is that before.
-
-    Half the time of numpy's, whose unstable sorts are vectorised.
-    """
-    order = np.argsort(keys)
+    """A stable order of keys, and bool[n], where in it a key is that before."""
+    order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     same = np.zeros(len(keys), bool)
     same[1:] = ordered[1:] == ordered[:-1]
-    del ordered
-    if same.any():  # by number within equal keys
-        run = np.cumsum(~same)
-        run <<= 32
-        run |= order
-        run.sort()
-        order = run & np.int64((1 << 32) - 1)
     return order, same

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from packer_cli.errors import named
 from packer_cli.options.options import MAX_LENGTH_LIMIT
 from packer_cli.options.shapes import (
     CONTEXT,
@@ -63,29 +64,17 @@ def encoded_tokens(manifest: Result) -> int:
     return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
 
 
-def unused_share(characters: int, unused: Iterable[int]) -> float:
-    """The share of the characters of records looked at that nothing uses."""
-    return sum(unused) / max(characters, 1)
-
-
 def why_too_much_unused(
     max_unused: float | None, characters: int, unused: dict[str, int]
 ) -> str | None:
     """Why --max-unused refuses a result; None when it allows what nothing uses."""
-    share = unused_share(characters, unused.values())
+    share = sum(unused.values()) / max(characters, 1)
     if max_unused is None or share <= max_unused:
         return None
     return (
-        f"{share:.4f} of the text of records is in fields that nothing uses, {named(unused)}; "
-        f"--max-unused is {max_unused}"
+        f"{share:.4f} of the text of records is in fields that nothing uses, "
+        f"{named(unused, _MOST_NAMED)}; --max-unused is {max_unused}"
     )
-
-
-def named(names: Iterable[str]) -> str:
-    """The first of many names."""
-    all_names = list(names)
-    more = len(all_names) - _MOST_NAMED
-    return ", ".join(all_names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _dropped(manifest: Manifest) -> Iterator[Warned]:
@@ -131,7 +120,7 @@ def _left_out(manifest: Result) -> Iterator[Warned]:
         return
     names = [one.path for one in manifest.inputs_now.values() if one.rejected_files]
     files = plural(manifest.rejected_files, "input")
-    text = f"leaves out {files} that cannot be decoded: {named(names)}"
+    text = f"leaves out {files} that cannot be decoded: {named(names, _MOST_NAMED)}"
     yield Warned("files", text, "see rejected.jsonl; once mended, use --update")
 
 
@@ -165,7 +154,7 @@ def _unused(manifest: Result) -> Iterator[Warned]:
         return
     looked_at = f"of {plural(manifest.looked_at_records, 'record')} looked at"
     names = [f"{name} ({percent(number / whole)})" for name, number in large.items()]
-    text = f"nothing uses the text in {named(names)}, {looked_at}"
+    text = f"nothing uses the text in {named(names, _MOST_NAMED)}, {looked_at}"
     if large.keys() <= _ONLY_IN_CHATS and "chat" not in _prompts(manifest).values():
         way_out = "--prompt-template chat uses it"
     else:

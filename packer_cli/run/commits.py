@@ -28,9 +28,8 @@ from msgspec.structs import replace
 
 from packer_cli.durable import put_file
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
-from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
+from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, digest, is_shard_of, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
@@ -53,7 +52,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     tokenizer   what the manifest says about it
     rejected    size in bytes of the unit's part of rejected.jsonl
     inputs      [file, size, sha256] of the inputs that this unit alone has read
-    reused      the shards belong to the result being updated, and stay where they are
+    reused      the shards belong to the result that is updated, and stay where they are
     rejected_from   where that part begins in the rejected.jsonl of that result
     stretches   empty: earlier packers wrote parts of inputs there, and bytes of results stay
     """
@@ -101,36 +100,27 @@ def squared_lengths_name(unit: int) -> str:
     return f"squared_lengths-{unit:05d}.bin"
 
 
-def write_unit(folder: Path, record: UnitRecord, *, durable: bool = True) -> None:
-    content = sealed(msgspec.json.encode(record))
-    put_file(_unit_path(folder, record.unit), content, durable=durable)
-
-
-def write_input(folder: Path, file: int, size: int, sha256: str) -> None:
-    put_file(_input_path(folder, file), sealed(msgspec.json.encode((size, sha256))))
+def write_unit(folder: Path, record: UnitRecord) -> None:
+    put_file(_unit_path(folder, record.unit), sealed(msgspec.json.encode(record)))
 
 
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     """The record of a unit whose files are all there, at their full size; None otherwise."""
-    record = read_unit_record(_unit_path(folder, unit.index))
+    record: UnitRecord | None = _decoded(_unit_path(folder, unit.index), UnitRecord)
     if record is None or not record.is_of(unit):
         return None
     sizes = {shard.file: shard.bytes for shard in record.shards}
-    if record.reused:
-        folder = folder.parents[1]  # the result's own, which holds .packer
-    else:
-        rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
-        if record.rejected:
-            sizes[rejected_name(record.unit)] = record.rejected
-        if rows:
-            sizes[squared_lengths_name(record.unit)] = 8 * rows
+    rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
+    if record.rejected:
+        sizes[rejected_name(record.unit)] = record.rejected
+    if rows:
+        sizes[squared_lengths_name(record.unit)] = 8 * rows
     return record if all(_size(folder / name) == sizes[name] for name in sizes) else None
 
 
-def read_unit_record(path: Path) -> UnitRecord | None:
-    """A unit's record, whether its files are there or not; None if there is no valid one."""
-    record: UnitRecord | None = _decoded(path, UnitRecord)
-    return record
+def units_in(folder: Path) -> Iterator[UnitRecord]:
+    """All valid records, whether the units' files are there or not."""
+    return filter(None, (_decoded(path, UnitRecord) for path in folder.glob(UNIT_RECORDS)))
 
 
 def left_to_do(
@@ -139,19 +129,11 @@ def left_to_do(
     """The units, and the inputs to be hashed by themselves since several units read them, that have
     no record yet. `part`: of all such units and inputs.
     """
-    alone = {part.file for unit in run.units for part in unit.slices if part.is_whole}
-    shared = [file for file in run.files if file.format and file.index not in alone]
+    slices = [one for unit in run.units for one in unit.slices]
+    several = {one.file for one in slices} - {one.file for one in slices if one.is_whole}
+    shared = [run.files[index] for index in sorted(several)]
     units = [unit for unit in run.units[part] if read_unit(folder, unit) is None]
     return units, [one for one in shared[part] if read_input(folder, one.index) is None]
-
-
-def forget_reused(folder: Path, kept: set[int]) -> None:
-    """Remove the records of units whose shards belong to a result, except those that are `kept`:
-    an interrupted update has left them, and other shards may be right by now.
-    """
-    for record in _units_in(folder):
-        if record.reused and record.unit not in kept:
-            _unit_path(folder, record.unit).unlink(missing_ok=True)
 
 
 def read_input(folder: Path, file: int) -> Digest | None:
@@ -163,7 +145,7 @@ def digests_in(folder: Path) -> dict[int, Digest]:
     """The digests of whole inputs, collected from all records in the folder."""
     digests = {
         index: (size, sha256)
-        for record in _units_in(folder)
+        for record in units_in(folder)
         for index, size, sha256 in record.inputs
     }
     for path in folder.glob("input-*.json"):
@@ -171,13 +153,6 @@ def digests_in(folder: Path) -> dict[int, Digest]:
         if (digest := read_input(folder, index)) is not None:
             digests[index] = digest
     return digests
-
-
-def _units_in(folder: Path) -> Iterator[UnitRecord]:
-    for path in folder.glob("unit-*.json"):
-        record = _decoded(path, UnitRecord)
-        if record is not None:
-            yield record
 
 
 def counts_of(record: UnitRecord) -> Counts:
@@ -231,35 +206,15 @@ def _decoded(path: Path, kind: Any) -> Any:
 # What inputs were
 
 
-def _is_unchanged(
-    then: InputFile | None, now: InputFile, has_same_content: Callable[[], bool], *,
-    checksum: bool = False,
-) -> bool:  # fmt: skip
-    """Whether an input is what it was. `then`: as it was, if that is known. `has_same_content`: is
-    asked where size and times do not tell, with `checksum` whatever they say. Raises DataError.
-    """
-    if then is not None and not (checksum and not is_pair(now)):
-        if then.has_changed(now) or then.is_surely(now):
-            return not then.has_changed(now)
-    elif is_pair(now):  # a digest is of one file: whether its index is another, only times tell
-        return False
-    return has_same_content()
-
-
-def _has_digest(file: InputFile, packed: Digest) -> bool:
-    return file.size == packed[0] and digest(file.path) == packed
-
-
 def as_packed_by(directory: Path, manifest: Result, *, checksum: bool = False) -> IsSame:
     """A function that says whether an input of a result, by its index, has not changed. It raises
     DataError for inputs that cannot be read. `checksum`: by content, whatever the times say.
     """
     known = {one.index: one for one in load_identities(directory, manifest.inputs)}
+    packed = [(one.size, one.sha256) for one in manifest.inputs]
 
     def is_same(then: InputFile, now: InputFile) -> bool:
-        packed = manifest.inputs[then.index]
-        has_same = partial(_has_digest, now, (packed.size, packed.sha256))
-        return _is_unchanged(known.get(then.index), now, has_same, checksum=checksum)
+        return _is_same(known.get(then.index), now, lambda: packed[then.index], checksum=checksum)
 
     return is_same
 
@@ -271,21 +226,34 @@ def as_packed_in(folder: Path) -> IsSame:
     if not (folder / RUN).exists():
         return as_packed_by(folder, load_as_is(folder))
     digests = cache(partial(digests_in, folder))
+    return lambda then, now: _is_same(then, now, lambda: digests().get(then.index))
 
-    def is_same(then: InputFile, now: InputFile) -> bool:
-        def has_same_content() -> bool:
-            return then.index not in digests() or _has_digest(now, digests()[then.index])
 
-        return _is_unchanged(then, now, has_same_content)
-
-    return is_same
+def _is_same(
+    then: InputFile | None,
+    now: InputFile,
+    packed: Callable[[], Digest | None],
+    *,
+    checksum: bool = False,
+) -> bool:
+    """Whether an input is what it was. `then`: as it was, if that is known. `packed`: the digest of
+    what was packed, which decides where size and times do not tell, with `checksum` whatever they
+    say. Raises DataError.
+    """
+    if then is None and is_pair(now):  # a digest is of one file: of its index, only times tell
+        return False
+    is_told = then is not None and (is_pair(now) or not checksum)
+    if then is not None and is_told and (then.has_changed(now) or then.is_surely(now)):
+        return not then.has_changed(now)
+    found = packed()
+    return found is None or (now.size == found[0] and digest(now.path) == found)
 
 
 def commit_input(file: InputFile, folder: Path, stopped: _Stopped) -> None:
     """Record the digest of an input that several units read."""
     found = digest(file.path, stopped)
     if not stopped():
-        write_input(folder, file.index, *found)
+        put_file(_input_path(folder, file.index), sealed(msgspec.json.encode(found)))
 
 
 def confirm_input(
@@ -297,15 +265,6 @@ def confirm_input(
     unclear = not check_unchanged(file) or (file.racy and not as_read)
     if unclear and packed is not None and digest(file.path, stopped) != packed and not stopped():
         raise changed(file, "what was packed is not what it holds now")
-
-
-def digest_as_read(file: InputFile, stretches: Sequence[Stretch]) -> Digest | None:
-    """The digest of an input that was read from one end to the other; None otherwise."""
-    if file.path == STDIN:
-        return stdin_digest()
-    if [(one.offset, one.size) for one in stretches] != [(0, file.size)]:
-        return None
-    return file.size, stretches[0].sha256
 
 
 class _Identities(msgspec.Struct, omit_defaults=True):

@@ -50,16 +50,13 @@ from packer_cli.result.layout import (
     INCOMPLETE,
     INPUT_TIMES,
     MANIFEST,
-    REJECTED,
     SHARD_NAME,
     SIDE_FILES,
-    SQUARED_LENGTHS,
-    TOKENIZER_FILES,
     WORK,
     is_result_file,
 )
 from packer_cli.result.manifest import Result, is_manifest, looks_like_one, parse_unedited
-from packer_cli.run.commits import UNIT_RECORDS, as_packed_in, read_unit_record
+from packer_cli.run.commits import UNIT_RECORDS, as_packed_in, units_in
 from packer_cli.run.identity import (
     RUN,
     Run,
@@ -220,7 +217,8 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
                 return False
             if not may_replace:
                 raise finished(claim.output)
-        _refuse_in_the_way(claim.folder, _names_of(run), earlier_result(claim.folder))
+        names = {*SIDE_FILES, MANIFEST, INCOMPLETE}
+        _refuse_in_the_way(claim.folder, names, earlier_result(claim.folder))
         if not _continues(claim, run, may_replace):
             forget(claim)
             for name, content in side_files.items():
@@ -262,20 +260,8 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
     """How the runs differ if units are there without bad records on which `run` is to fail."""
     if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
         return []
-    records = filter(None, map(read_unit_record, work.glob(UNIT_RECORDS)))
-    is_skipped = any(one.rejected and not one.reused for one in records)
+    is_skipped = any(one.rejected for one in units_in(work))
     return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
-
-
-def _names_of(run: Run) -> set[str]:
-    """What the result of a run may have beside shards, for a look before all the work."""
-    names = {*SIDE_FILES, MANIFEST, INCOMPLETE}
-    names -= {*TOKENIZER_FILES} - run.side_files.keys()
-    if run.config.on_error != "skip":
-        names -= {REJECTED}
-    if run.is_to_tokenize or run.row_config.max_loss is None:
-        names -= {INCOMPLETE}
-    return names - {SQUARED_LENGTHS} if run.is_to_tokenize else names
 
 
 def _refuse_in_the_way(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -71,62 +71,86 @@ _COPY_BYTES = 1 << 20
 _Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
-def finalize(run: Run, claim: Claim, put: Callable[[Claim], None] = output.replace) -> Result:
+def finalize(
+    run: Run,
+    claim: Claim,
+    put: Callable[[Claim], None] = output.replace,
+    reused: Mapping[int, UnitRecord] = {},
+    digests: Mapping[int, commits.Digest] = {},
+) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    `put`: called to do so, once nothing is left to do but that. Raises DataError when there is
-    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
+    `put`: called to do so, once nothing is left to do but that. `reused`: records of units that
+    stay, and `digests` of the inputs that these share: see `Update`. Raises DataError when there
+    is nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
     InternalError when tokens are missing.
     """
     work = claim.work
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
-    total = Counts(piece_length=np.zeros(longest + 1, np.int64))
-    digests = dict[int, commits.Digest]()
-    shards, rejected, tokenizer = list[Shard](), list[UnitRecord](), None
-    kept, bad, read = set[int](), 0, 0
+    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)), {**digests})
     with written(work / UNITS) as lines:
-        for record in _records(run, work):
-            counts = commits.counts_of(record)
-            total.add(counts)
-            digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
-            shards += record.shards
-            tokenizer = (
-                _common(tokenizer, record.tokenizer) if run.shape.members else record.tokenizer
-            )
-            if record.rejected:
-                rejected.append(record)
-            if record.reused:
-                kept.add(record.unit)
-            else:
-                bad += counts.rejected_records
-                read += counts.records
+        for record in _records(run, work, reused):
+            every.add(record, run)
             lines.write(commits.as_line(record))
-    _check(total, bad, read, run, rejected, claim)
+    _check(every, run, claim)
     for file in run.files:
-        if file.index not in digests:
-            digests[file.index] = commits.read_input(work, file.index) or (0, "")
-    hashes = dict[str, str]()
-    identity = "".join(shard.sha256 for shard in shards)
-    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
-    for name, data in saved_dataset(files, identity).items():
-        write_file(work / name, data)
-        hashes[name] = hashlib.sha256(data).hexdigest()
-    hashes |= run.side_files
-    if rejected:
-        _join(work / REJECTED, (_rejected_part(record, claim) for record in rejected))
-        hashes[REJECTED] = digest(work / REJECTED)[1]
-    hashes[UNITS] = digest(work / UNITS)[1]
-    if not run.is_to_tokenize:
-        head = squares_header(sum(shard.rows for shard in shards))
-        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, kept), head)
-        hashes[SQUARED_LENGTHS] = digest(work / SQUARED_LENGTHS)[1]
-    manifest = manifest_of(run, tokenizer, digests, shards, total, hashes)
+        if file.index not in every.digests:
+            every.digests[file.index] = commits.read_input(work, file.index) or (0, "")
+    hashes = _side_files(every, run, claim, reused)
+    manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     _refuse_incomplete(manifest, claim)
     put(claim)
     return manifest
+
+
+@dataclass
+class _Units:
+    """The records of all units together. `bad` and `read`: records of those that are new."""
+
+    total: Counts
+    digests: dict[int, commits.Digest]
+    shards: list[Shard] = field(default_factory=list)
+    rejected: list[UnitRecord] = field(default_factory=list)
+    tokenizer: dict[str, Any] | None = None
+    bad: int = 0
+    read: int = 0
+
+    def add(self, record: UnitRecord, run: Run) -> None:
+        counts, several = commits.counts_of(record), run.shape.members
+        self.total.add(counts)
+        self.digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
+        self.shards += record.shards
+        self.tokenizer = _common(self.tokenizer, record.tokenizer) if several else record.tokenizer
+        if record.rejected:
+            self.rejected.append(record)
+        if not record.reused:
+            self.bad += counts.rejected_records
+            self.read += counts.records
+
+
+def _side_files(
+    every: _Units, run: Run, claim: Claim, reused: Mapping[int, UnitRecord]
+) -> dict[str, str]:
+    """Write what a result has beside its shards; name -> sha256."""
+    work, shards = claim.work, every.shards
+    identity = "".join(shard.sha256 for shard in shards)
+    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
+    contents = saved_dataset(files, identity)
+    for name, data in contents.items():
+        write_file(work / name, data)
+    joined = [UNITS]
+    if every.rejected:
+        _join(work / REJECTED, (_rejected_part(record, claim) for record in every.rejected))
+        joined = [REJECTED, UNITS]
+    if not run.is_to_tokenize:
+        head = squares_header(sum(shard.rows for shard in shards))
+        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, reused), head)
+        joined.append(SQUARED_LENGTHS)
+    first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
+    return first | run.side_files | last
 
 
 def _refuse_incomplete(manifest: Result, claim: Claim) -> None:
@@ -139,9 +163,9 @@ def _refuse_incomplete(manifest: Result, claim: Claim) -> None:
         )
 
 
-def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
+def _records(run: Run, work: Path, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = commits.read_unit(work, unit)
+        record = reused.get(unit.index) or commits.read_unit(work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {work} are not right"
@@ -149,18 +173,14 @@ def _records(run: Run, work: Path) -> Iterator[UnitRecord]:
         yield record
 
 
-def _check(
-    total: Counts, bad: int, read: int, run: Run, rejected: list[UnitRecord], claim: Claim
-) -> None:
-    """Raise DataError for too many bad records among those that were `read`: an update's limit is
-    not for what it keeps. And for too much that is unused, or where nothing is left.
+def _check(every: _Units, run: Run, claim: Claim) -> None:
+    """Raise DataError for too many bad records among those that are new, too much that is unused,
+    or where nothing is left.
     """
-    config, later = (
-        run.config,
-        "everything is packed, and with a larger {} the run finishes at once",
-    )
-    see = f"see {claim.work}/rejected-*.jsonl; {later.format('--max-errors')}"
-    check_limits(config, total, bad, read, see, later.format("--max-unused"))
+    total, rejected, config = every.total, every.rejected, run.config
+    later = "everything is packed, and with a larger limit the run finishes at once"
+    see = f"see {claim.work}/rejected-*.jsonl; {later}"
+    check_limits(config, total, every.bad, every.read, see, later)
     if total.rows or (run.is_to_tokenize and total.tokens):
         return
     problem, tip = nothing_to_pack(total, config)
@@ -222,7 +242,9 @@ def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:
     return path, record.rejected_from, record.rejected
 
 
-def _squared_lengths(claim: Claim, shards: Sequence[Shard], kept: set[int]) -> Iterator[_Part]:
+def _squared_lengths(
+    claim: Claim, shards: Sequence[Shard], kept: Mapping[int, UnitRecord]
+) -> Iterator[_Part]:
     """The squared lengths of the rows of each unit. `kept`: the units that an update keeps; where
     the file that has theirs is lost, their shards tell.
     """

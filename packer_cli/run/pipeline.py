@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from packer_cli.errors import (
     Interrupted,
     PackerError,
     UsageError,
+    named,
     nearest,
 )
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
@@ -50,8 +51,8 @@ from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
-from packer_cli.result.warnings import RAW, UNUSED, encoded_tokens, named, warnings_of
-from packer_cli.result.wording import count, percent, plural
+from packer_cli.result.warnings import RAW, UNUSED, warnings_of
+from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
@@ -227,14 +228,15 @@ class _Packing:
         if not output.begin(claim, run, run.chosen.side_files, may_replace=may_replace):
             self.notify(f"{claim.output}: was complete except for its last step")
             return load_as_is(claim.output)
-        commits.forget_reused(claim.work, {one.unit for one in update.reused} if update else set())
-        if update is not None:
-            update.keep(claim.work)
+        reused = update.reused if update else {}
+        new = replace(run, units=tuple(one for one in run.units if one.index not in reused))
         try:
-            self._pack_rest(run, claim.work)
+            self._pack_rest(new, claim.work)
         except PackerError as error:
-            raise _with_progress(error, run, claim.work, may_replace) from error
-        return None if self.options.as_rank else finalize(run, claim, put)
+            raise _with_progress(error, new, claim.work, may_replace) from error
+        if self.options.as_rank:
+            return None
+        return finalize(run, claim, put, reused, update.digests if update else {})
 
     def _pack_rest(self, run: Run, work: Path) -> None:
         """Pack the units, and hash the inputs, that have no record in the work folder."""
@@ -376,17 +378,6 @@ def _warn_of_losses(
     for one in warnings_of(manifest):
         if not meant.get(one.about):
             warn(f"warning: {place}: {one}")
-    if turns := manifest.empty_turns:
-        what = f"{plural(turns, 'turn')} of the assistant that the chat template leaves empty"
-        notify(f"{place}: {what}: not trained on")
-    if manifest.masked_documents:
-        what = f"{plural(manifest.masked_tokens, 'token')} of the assistant in "
-        what += plural(manifest.masked_documents, "document")
-        notify(f"{place}: {what} not trained on, by options or flags")
-    if repeated := manifest.repeated_tokens:
-        share = percent(repeated / encoded_tokens(manifest))
-        what = f"{plural(repeated, 'token')} repeated ({share})"
-        notify(f"{place}: {what}: each document of a turn begins with the conversation before it")
     names = [
         f"{name} ({count(number)}){_meant(name, chosen)}"
         for name, number in manifest.unread.items()

@@ -8,12 +8,12 @@ both under the same paths. A worker that dies is replaced, and its task tried ag
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ from packer_cli.interrupts import as_flag, handled_as_before
 from packer_cli.options.run_options import RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Notify, WorkUnit
-from packer_cli.run.identity import RUN, Run, load_run
-from packer_cli.run.source import chosen_again
+from packer_cli.run.identity import RUN, Run
 from packer_cli.run.unit import Job
 
 _RETRIES = 3
@@ -50,33 +49,26 @@ def pack_on_ray(
         raise UsageError(
             "--engine ray: Ray is not installed", needs_extra("--engine ray", "ray")
         ) from None
-    ours = not ray.is_initialized()
-    if ours:
-        _refuse_unreachable(options.ray_address)
-        try:
-            with handled_as_before():  # Ray takes SIGTERM for itself
-                ray.init(
-                    options.ray_address,
-                    log_to_driver=False,
-                    include_dashboard=False if options.ray_address is None else None,
-                    logging_level=logging.ERROR,
-                )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
-                "check that the cluster runs: ray status",
-            ) from error
-    running: dict[Any, WorkUnit] = {}
+    _refuse_unreachable(options.ray_address)
     try:
-        _pack_all(ray, run, units, running, work, options, notify, progress)
+        with handled_as_before():  # Ray takes SIGTERM for itself
+            ray.init(
+                options.ray_address,
+                log_to_driver=False,
+                include_dashboard=False if options.ray_address is None else None,
+                logging_level=logging.ERROR,
+            )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
+            "check that the cluster runs: ray status",
+        ) from error
+    try:
+        _pack_all(ray, run, units, work, options, notify, progress)
     finally:
         # Ray ends the workers of a driver that has gone; ray.cancel(force=True) beside that aborts
         # the whole process now and then (task_manager.cc, "unexpected system state", Ray 2.60)
-        if ours:
-            ray.shutdown()
-        else:
-            for task in running:
-                ray.cancel(task)
+        ray.shutdown()
 
 
 def _refuse_unreachable(address: str | None) -> None:
@@ -96,27 +88,22 @@ def _pack_all(
     ray: Any,
     run: Run,
     units: Sequence[WorkUnit],
-    running: dict[Any, WorkUnit],
     work: Path,
     options: RunOptions,
     notify: Notify,
     progress: Progress,
 ) -> None:
-    """Pack `units`; what is under way, also after an exception, is in `running`."""
+    """Pack `units`, a few more at a time than there are cores."""
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
-    # not the run itself, which may name a million units: a worker reads it once
-    key = hashlib.sha256(run.to_bytes()).hexdigest()
-    told = _Told(
-        key, str(work.resolve()), os.getcwd(), options.tokenizer_backend,
-        options.max_seconds_per_record,
-    )  # fmt: skip
-    queue = iter(units)
+    # not the run itself, which may name a million units: a worker fetches it once
+    told = [ray.put(_Told(run, work.resolve(), Path.cwd(), options))]
+    queue, running = iter(units), dict[Any, WorkUnit]()
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
     with as_flag() as interrupted:
         while True:
             while len(running) < most and (unit := next(queue, None)):
-                running[task.remote(told, unit)] = unit
+                running[task.remote(packer_cli.__version__, told, unit)] = unit
             if not running:
                 return
             done_now = ray.wait(list(running), timeout=_SECONDS)[0]
@@ -126,14 +113,9 @@ def _pack_all(
                 unit = running.pop(done)
                 try:
                     documents, tokens, rows = ray.get(done)
-                except ray.exceptions.WorkerCrashedError as error:
-                    raise DataError(
-                        f"unit {unit.index}: its worker was lost {1 + _RETRIES} times",
-                        "see Ray's logs for why; run the same command again to continue",
-                    ) from error
                 except ray.exceptions.RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, PackerError) else error) from None
-                except ray.exceptions.RayError as error:  # memory ran out, a machine was lost, ...
+                except ray.exceptions.RayError as error:  # a worker or a machine was lost too often
                     raise DataError(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
                         "see Ray's logs for why; run the same command again to continue",
@@ -144,48 +126,45 @@ def _pack_all(
 
 
 class _Told(NamedTuple):
-    """What a worker needs to know about a run; `key` is the run's digest."""
+    """What a worker needs to know about a run. `directory`: from which its inputs are named."""
 
-    key: str
-    folder: str
-    directory: str
-    tokenizer_backend: str
-    max_seconds_per_record: float
-
-
-_jobs: dict[_Told, Job] = {}
+    run: Run
+    folder: Path
+    directory: Path
+    options: RunOptions
 
 
-def _pack_unit(told: _Told, unit: WorkUnit) -> tuple[int, int, int]:
-    """In a Ray worker: (documents, tokens, rows) of the unit it has packed.
+_jobs: dict[Any, Job] = {}
+
+
+def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> tuple[int, int, int]:
+    """In a Ray worker: (documents, tokens, rows) of the unit it has packed. `told`: a reference to
+    what to know, in a list, for Ray would fetch it for every unit.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
-    folder = told.folder
-    if told not in _jobs:
-        os.chdir(told.directory)  # the inputs are named from there
-        run = load_run(Path(folder) / RUN)
-        # nor that of an earlier run, which a network file system may still show
-        if run is None or hashlib.sha256(run.to_bytes()).hexdigest() != told.key:
+    if version != packer_cli.__version__:
+        raise DataError(
+            f"this worker has packer {packer_cli.__version__}, the run {version}",
+            "install the same packer on all machines",
+        )
+    if told[0] not in _jobs:
+        import ray  # noqa: PLC0415 an extra
+
+        its: _Told = ray.get(told[0])
+        if not (its.folder / RUN).is_file():
             raise DataError(
-                f"{folder}/{RUN}: cannot be read by this worker",
-                "the output must be a directory that all machines see; all need the same packer",
-            )
-        if run.packer_version != packer_cli.__version__:
-            raise DataError(
-                f"this worker has packer {packer_cli.__version__}, the run {run.packer_version}",
-                "install the same packer on all machines",
+                f"{its.folder}/{RUN}: cannot be read by this worker",
+                "the output must be a directory that all machines see",
             )
         for old in list(_jobs):
             _jobs.pop(old).source.close()
-        options = RunOptions(
-            workers=1, tokenizer_backend=told.tokenizer_backend, progress=False,
-            max_seconds_per_record=told.max_seconds_per_record,
+        os.chdir(its.directory)
+        options = replace(its.options, workers=1, progress=False)
+        _jobs[told[0]] = Job.of(
+            its.run, [unit], its.folder, options, lambda message: None, threading.Event(),
+            Progress(0, show=False),
         )  # fmt: skip
-        _jobs[told] = Job.of(
-            chosen_again(run, Path(folder)), [unit], Path(folder), options,
-            lambda message: None, threading.Event(), Progress(0, show=False),
-        )  # fmt: skip
-    result = _jobs[told].pack(unit)
-    _jobs[told].commit(result)
+    result = _jobs[told[0]].pack(unit)
+    _jobs[told[0]].commit(result)
     return result.counts.documents, result.counts.tokens, result.counts.rows

@@ -43,10 +43,9 @@ from packer_cli.records import (
     WorkUnit,
     turn_position,
 )
-from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOKENIZER_FILES, TOOL_TEMPLATE
+from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
 from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
 from packer_cli.result.tokenized import AGAIN
-from packer_cli.run import commits
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
@@ -137,23 +136,6 @@ def _choose_template(
     told = "" if trained == "all" else f", told by {how}"
     notify(f"chat template: {template.origin}; trained on: {trained}{told}")
     return template
-
-
-def chosen_again(run: Run, work: Path) -> Run:
-    """A run that was read from its work folder, with the tokenizer and the template kept there."""
-    from packer_cli.chat.templates import TemplateChoice  # noqa: PLC0415
-
-    files, template = None, None
-    name = run.chosen.name
-    if name not in (None, BYTES):
-        files = replace(locate(str(work)), source=name or "")
-    if TEMPLATE in run.side_files:
-        kept = [
-            (work / name).read_text(encoding="utf-8") if name in run.side_files else None
-            for name in (TEMPLATE, TOOL_TEMPLATE)
-        ]
-        template = TemplateChoice(kept[0] or "", TEMPLATE, kept[1])
-    return replace(run, chosen=Chosen(name, files, template))
 
 
 def choose_tokenized(
@@ -494,13 +476,11 @@ def _agreed(values: Sequence[Any], name: str) -> Any:
     return first if all(other == first for other in others) else None
 
 
-def tokenized_source(run: Run, work: Path) -> Source:
-    """The documents of the run's inputs, in the order of its seed. Inputs are not opened that only
-    units read that an update keeps: they need not be there any more.
+def tokenized_source(run: Run) -> Source:
+    """The documents of the run's inputs, in the order of its seed. Inputs are not opened that none
+    of its units reads: those of an update need not be there any more.
     """
-    records = ((unit, commits.read_unit(work, unit)) for unit in run.units)
-    read = {part.file for unit, record in records if record is None or not record.reused
-            for part in unit.slices}  # fmt: skip
+    read = {part.file for unit in run.units for part in unit.slices}
     if run.row_config.mixture:
         read = {file.index for file in run.files}
     return tokenized_again([run.files[index] for index in sorted(read)], run.row_config)

@@ -53,7 +53,6 @@ from packer_cli.records import (
     Records,
     Slice,
     Stock,
-    Stretch,
     TokenBatch,
     WorkUnit,
     record_position,
@@ -73,7 +72,6 @@ from packer_cli.run.commits import (
     Digest,
     UnitRecord,
     confirm_input,
-    digest_as_read,
     rejected_name,
     squared_lengths_name,
 )
@@ -126,10 +124,7 @@ class Job:
         progress: Progress,
     ) -> Job:
         """`units`: those that will be packed, at least one. Raises UsageError."""
-        if run.is_tokenized:
-            source = tokenized_source(run, folder)
-        else:
-            source = prepare(run, units, options, notify)
+        source = tokenized_source(run) if run.is_tokenized else prepare(run, units, options, notify)
         return cls(
             run.files, run.config, run.shape, source, folder, progress, stop, notify, run.resumable
         )
@@ -157,7 +152,7 @@ class Job:
         stopped, files = self.stop.is_set, [self.files[part.file] for part in unit.slices]
         before = {file.index: digest(file.path, stopped)
                   for file, part in zip(files, unit.slices, strict=True)
-                  if part.is_whole and not format_named(file.format).streamed}  # fmt: skip
+                  if part.is_whole and format_named(file.format).counted_in == "row"}  # fmt: skip
         result = self.make(unit, pack_unit)
         return replace(result, digests=before | result.digests)
 
@@ -229,7 +224,7 @@ class UnitResult:
     """A unit that is done: its shards in `Job.folder`, its rejected records' file, and that of its
     rows' squared lengths.
 
-    `digests`: (size, sha256) of inputs that it has read from one end to the other, by index.
+    `digests`: (size, sha256) of inputs that were hashed as it has read them, by index.
     """
 
     unit: WorkUnit
@@ -337,10 +332,10 @@ class _Reading:
                         figures.rejected_files += 1
                 left_out.add(part.file)
                 continue
-            stretches = list[Stretch]()
             for records in self._decoded(file, part):
                 job.stop_if_asked()
-                stretches += records.stretches
+                if part.is_whole and records.digest:
+                    self.digests[part.file] = records.digest
                 batch, bad, more = job.source.encode(records, file)
                 self.counts.add(more)
                 self.counts.add_looked_at(records.looked_at)
@@ -352,8 +347,6 @@ class _Reading:
                     yield batch
                 del batch
             check_unchanged(file)
-            if part.is_whole and (read := digest_as_read(file, stretches)):
-                self.digests[part.file] = read
 
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """The records of a slice. Raises _LeftOutError for an input that is to be left out."""

@@ -86,29 +86,17 @@ class Update:
     """What an update consists of.
 
     run      what the result is to be; files that are gone have no format
-    reused   records of the units that stay
+    reused   records of the units that stay, by their index
     digests  of the inputs that these read and share
     changed  whether there is anything to do
     notes    what is dropped, has moved, is left out and stays, for the user
     """
 
     run: Run
-    reused: list[UnitRecord]
+    reused: dict[int, UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
     notes: list[str]
-
-    def keep(self, work: Path) -> None:
-        """Record the units that stay, except those that an earlier run packed again.
-
-        Without a sync, which for a million units would take an hour: the records of the
-        result stay where they are, and a record that a power loss has cost counts as none.
-        """
-        for record in self.reused:
-            if commits.read_unit(work, record.work_unit) is None:
-                commits.write_unit(work, record, durable=False)
-        for index, contents in self.digests.items():
-            commits.write_input(work, index, *contents)
 
 
 def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions) -> Update:
@@ -126,7 +114,7 @@ def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions
             refuse_other_result(directory, manifest, run)
         except UsageError:
             changed = True
-        return Update(run, [], {}, changed, [])
+        return Update(run, {}, {}, changed, [])
     _refuse_other_options(directory, manifest, now)
     return _Comparison(directory, manifest, now, options).update()
 
@@ -175,7 +163,7 @@ class _Comparison:
         run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
         changed = bool(new or dropped or moved or lost or is_limited)
         notes = self._notes(dropped, moved, copies, kept, records)
-        return Update(run, records, digests, changed, notes)
+        return Update(run, {one.unit: one for one in records}, digests, changed, notes)
 
     def _new_units(
         self, files: list[InputFile], records: list[UnitRecord], standing: set[int]
@@ -522,7 +510,18 @@ def known_shapes(
     unnamed = [one for one in manifest.inputs_now.values() if options.add and one.path not in now]
     names = dict.fromkeys(one.shape or then.name for one in unnamed)
     others = {name: _with_form(shape_named(name), directory, manifest) for name in names}
-    files = {} if options.checksum else _unchanged_shapes(directory, manifest, current, config)
+    files = dict[int, Shape]()
+    if options.checksum or dict(config.fields) != dict(manifest.config.fields):
+        return KnownShapes(files, others)
+    again = cache(partial(shape_again, renamed=config.renamed))
+    before = {one.path: one for one in load_identities(directory, manifest.inputs)}
+    for file in current:
+        earlier = before.get(file.path)
+        if earlier is not None and earlier.is_surely(file):
+            name = manifest.inputs[earlier.index].shape or manifest.config.shape
+            shape = again(name)
+            if shape is not None and config.shape in (None, name):
+                files[file.index] = shape
     return KnownShapes(files, others)
 
 
@@ -535,25 +534,3 @@ def _with_form(shape: Shape, directory: Path, manifest: Result) -> Shape:
     else:
         has_labels = open_tokenized(directory).has_labels == {True}
     return replace(shape, columns={"label": "label"} if has_labels else {})
-
-
-def _unchanged_shapes(
-    directory: Path, manifest: Result, current: list[InputFile], config: DocumentConfig
-) -> dict[int, Shape]:
-    """By index among `current`: of the files that need not be read to see that they are the same.
-    None with another --field, which `plan_update` refuses.
-    """
-    if dict(config.fields) != dict(manifest.config.fields):
-        return {}
-    again = cache(partial(shape_again, renamed=config.renamed))
-    then = {one.path: one for one in load_identities(directory, manifest.inputs)}
-    shapes = {}
-    for file in current:
-        before = then.get(file.path)
-        if before is None or not before.is_surely(file):
-            continue
-        name = manifest.inputs[before.index].shape or manifest.config.shape
-        shape = again(name)
-        if shape is not None and config.shape in (None, name):
-            shapes[file.index] = shape
-    return shapes

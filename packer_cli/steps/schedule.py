@@ -33,13 +33,13 @@ import numpy.typing as npt
 from packer_cli._kernels import dealing, plans
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int64
+from packer_cli.result.wording import plural
 
 Float64 = npt.NDArray[np.float64]
 Cost = Callable[[Int64], npt.ArrayLike]
 Balance = Literal["step", "order"]
 BALANCES = ("step", "order")
 WINDOW = 64
-BLOCK_ROWS, WINDOW_BLOCKS = 256, 64  # of the shuffle, as PackedSampler has it by default
 _AT_ONCE = 4096  # rows
 _LINEAR = 6  # for each unit of the hidden size
 
@@ -48,32 +48,24 @@ class Schedule:
     """Row numbers of the places of a run, all epochs, from the place on where it began or went on
     with these sizes.
 
-    rows             of an epoch
-    seed, stages, block_rows, window_blocks   of the order
-    world_size, batch_size, micro_batches     ranks, rows of a micro-batch, micro-batches of a step
-    balance          None: as the order has them. "step": the rows of a step are dealt to ranks and
-                     micro-batches evenly. "order": rows of like cost meet, within `window` steps.
-    costs            float64[rows], for balance
-    begin            where the run goes on
-    even             False: an epoch has all of its rows, and the first ranks one more than others
-    dealt            which sizes dealt rows before that: as `history` gave it
+    order    the rows before any are dealt
+    sizes    of steps
+    balance  None: as the order has them. "step": the rows of a step are dealt to ranks and
+             micro-batches evenly. "order": rows of like cost meet, within `window` steps.
+    costs    float64[rows], for balance
+    begin    where the run goes on
+    even     False: an epoch has all of its rows, and the first ranks one more than others
+    dealt    which sizes dealt rows before that: as `history` gave it
 
-    `grid` says where epochs and steps are, `order` has the rows before any are dealt. Raises
-    UsageError for sizes below 1 and for balance without a cost for each row, and DataError for more
-    ranks than rows.
+    `grid` says where epochs and steps are. Raises UsageError for balance without a cost for each
+    row, and DataError for more ranks than rows.
     """
 
     def __init__(
         self,
-        rows: int,
+        order: Order,
+        sizes: StepSizes,
         *,
-        world_size: int,
-        seed: int | None = 0,
-        stages: Sequence[int] = (),
-        block_rows: int = BLOCK_ROWS,
-        window_blocks: int = WINDOW_BLOCKS,
-        batch_size: int = 1,
-        micro_batches: int = 1,
         balance: Balance | None = None,
         window: int = WINDOW,
         costs: Float64 | None = None,
@@ -81,9 +73,8 @@ class Schedule:
         even: bool = True,
         dealt: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.sizes = Sizes(world_size, batch_size, micro_batches)
+        self.order, self.sizes, rows = order, sizes, order.rows
         self._balance, self._window = balance, whole_size("window", window)
-        self.order = Order(rows, seed, block_rows, window_blocks, stages)
         deal: _Deal | None = None
         if balance is not None:
             if balance not in BALANCES:
@@ -91,15 +82,14 @@ class Schedule:
             if costs is None or len(costs) != rows:
                 found = "no costs" if costs is None else f"{len(costs)} costs"
                 raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
-            deal = partial(_deal, balance, costs, seed)
-        known = [(place, Sizes(*its)) for place, *its in dealt]
-        if not known or known[-1][1] != self.sizes or (begin - known[-1][0]) % world_size:
-            known.append((begin, self.sizes))  # others than dealt rows before
+            deal = partial(_deal, balance, costs, order.seed)
+        known = [(place, StepSizes(*its)) for place, *its in dealt]
+        if not known or known[-1][1] != sizes or (begin - known[-1][0]) % sizes.world_size:
+            known.append((begin, sizes))  # others than dealt rows before
         by_window, dealer = balance == "order", None
-        for place, sizes in known:
-            steps = window if by_window else 1
-            grid = Grid(rows, place, sizes, self.order.ends, steps, even=even)
-            dealer = _Dealer(grid, self.order, deal, 0 if by_window else _AT_ONCE, dealer)
+        for place, its in known:
+            grid = Grid(rows, place, its, order.ends, window if by_window else 1, even=even)
+            dealer = _Dealer(grid, order, deal, 0 if by_window else _AT_ONCE, dealer)
         assert dealer is not None  # noqa: S101 for mypy: it is that of `begin`
         self._dealer, self.grid = dealer, dealer.grid
 
@@ -110,7 +100,7 @@ class Schedule:
     @property
     def window_rows(self) -> int:
         """How many rows, of all ranks, are dealt together at most."""
-        return self.sizes.step * self.grid.window
+        return self.sizes.rows * self.grid.window
 
     def name(self) -> dict[str, Any]:
         """What the rows of places depend on, but for their costs and the sizes of steps."""
@@ -200,13 +190,13 @@ class Order:
     def __init__(
         self,
         rows: int,
-        seed: int | None,
-        block_rows: int,
-        window_blocks: int,
+        seed: int | None = 0,
         stages: Sequence[int] = (),
+        block_rows: int = 256,
+        window_blocks: int = 64,
     ) -> None:
-        self.rows = rows
-        self._seed, self._stages = seed, list(stages)
+        self.rows, self.seed = rows, seed
+        self._stages = list(stages)
         self._block_rows = whole_size("block_rows", block_rows)
         self._window_blocks = whole_size("window_blocks", window_blocks)
         self.ends = list(accumulate(self._stages or [rows]))  # of stages, in an epoch
@@ -215,7 +205,7 @@ class Order:
         """What the order depends on."""
         return {
             "rows": self.rows,
-            "seed": self._seed,
+            "seed": self.seed,
             "block_rows": self._block_rows,
             "window_blocks": self._window_blocks,
             "stages": self._stages or None,
@@ -228,11 +218,11 @@ class Order:
     def _some_rows(self, place: int, most: int) -> Int64:
         """The rows from a place on, `most` or fewer: those of one window or, unshuffled, epoch."""
         epoch, within = divmod(place, self.rows)
-        if self._seed is None:
+        if self.seed is None:
             return np.arange(within, min(within + most, self.rows))
         stage = bisect_right(self.ends, within)
         first = self.ends[stage - 1] if stage else 0
-        name = f"{self._seed}/{epoch}" + (f"/stage {stage}" if self._stages else "")
+        name = f"{self.seed}/{epoch}" + (f"/stage {stage}" if self._stages else "")
         sizes = self.ends[stage] - first, self._block_rows, self._window_blocks
         begin, rows = _shuffled_window(name, *sizes, within - first)
         return first + rows[within - first - begin :][:most]
@@ -256,15 +246,15 @@ def _shuffled_window(
     return begin_of(window), _window_rows(name, rows, block_rows, window_blocks, window)
 
 
-# Of the last places only: those of an epoch are asked for one after the other.
-@lru_cache(maxsize=4)
+# Of the last places only: those of an epoch are asked for one after the other, by all ranks alike.
+@lru_cache(maxsize=2)
 def _shuffled_blocks(name: str, count: int) -> tuple[Int64, int]:
     """(block numbers, where the last block is among them)."""
     blocks = permutation(count, f"{name}/blocks")
     return blocks, int(np.flatnonzero(blocks == count - 1)[0])
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def _window_rows(name: str, rows: int, block_rows: int, window_blocks: int, window: int) -> Int64:
     blocks, _ = _shuffled_blocks(name, -(-rows // block_rows))
     begins = blocks[window * window_blocks :][:window_blocks] * block_rows
@@ -290,7 +280,7 @@ def permutation(count: int, name: str) -> Int64:
     return numbers
 
 
-_Deal = Callable[[Int64, int, "Sizes"], Int64]  # rows, where they begin, and the sizes of steps
+_Deal = Callable[[Int64, int, "StepSizes"], Int64]  # rows, where they begin, and the sizes of steps
 
 
 class _Dealer:
@@ -329,7 +319,7 @@ class _Dealer:
         block, rows = self._dealt
         if not block.begin <= place < block.end:
             begin, end = self.grid.window_at(place)
-            size = self.grid.sizes.step
+            size = self.grid.sizes.rows
             several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
             block = Stretch(begin, max(end, several))
             rows = self._before_dealing(*block)
@@ -356,8 +346,11 @@ class _Dealer:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How many ranks take how many rows. Raises UsageError for a size below 1."""
+class StepSizes:
+    """How many ranks take how many rows: `batch_size` in each of `micro_batches`.
+
+    Raises UsageError for a size below 1.
+    """
 
     world_size: int
     batch_size: int = 1
@@ -367,13 +360,17 @@ class Sizes:
         for name, size in list(vars(self).items()):
             object.__setattr__(self, name, whole_size(name, size))
 
+    def __str__(self) -> str:
+        batches = plural(self.micro_batches, "micro-batch", "micro-batches")
+        return f"{plural(self.world_size, 'rank')} x {batches} x {plural(self.batch_size, 'row')}"
+
     @property
     def micro_step(self) -> int:
         """Rows of all ranks together in a micro-batch each."""
         return self.world_size * self.batch_size
 
     @property
-    def step(self) -> int:
+    def rows(self) -> int:
         """Rows of all ranks together in a step."""
         return self.micro_step * self.micro_batches
 
@@ -405,7 +402,7 @@ class Grid:
         self,
         rows: int,
         begin: int,
-        sizes: Sizes,
+        sizes: StepSizes,
         ends: Sequence[int] = (),
         window: int = 1,
         *,
@@ -435,8 +432,8 @@ class Grid:
     def step_at(self, place: int) -> Stretch:
         """The step that a place is in."""
         begin, end = self.epoch_at(place)
-        begin = place - (place - begin) % self.sizes.step
-        return Stretch(begin, min(begin + self.sizes.step, end))
+        begin = place - (place - begin) % self.sizes.rows
+        return Stretch(begin, min(begin + self.sizes.rows, end))
 
     def window_at(self, place: int) -> Stretch:
         """The window of steps that a place is in.
@@ -445,7 +442,7 @@ class Grid:
         step in which a stage ends is one by itself, and so is a shorter one.
         """
         epoch, step = self.epoch_at(place), self.step_at(place)
-        size = self.sizes.step
+        size = self.sizes.rows
         first_row, within = step.begin // self._rows * self._rows, step.begin % self._rows
         number = bisect_right(self._ends, within)
         stage = Stretch(
@@ -472,7 +469,7 @@ class Grid:
 
 
 def _deal(
-    balance: Balance, costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: Sizes
+    balance: Balance, costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: StepSizes
 ) -> Int64:
     """Deal rows, as many to each rank, at costs that are as even as may be.
 
@@ -490,7 +487,7 @@ def _deal(
     """
     by_window = balance == "order"
     alike = np.empty(len(rows), np.int64)
-    size = len(rows) if by_window else min(sizes.step, len(rows))
+    size = len(rows) if by_window else min(sizes.rows, len(rows))
     dealing.costliest_first(costs[rows], size, alike)
     rows = rows[alike]
     if by_window:

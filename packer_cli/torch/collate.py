@@ -50,7 +50,6 @@ import torch
 
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, named, one_of
-from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.packing.plan import PackPlan
 from packer_cli.packing.sequences import PackedRows, fill_plan, pack_sequences
 from packer_cli.records import IGNORED
@@ -200,11 +199,7 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     documents * longest tokens.
     """
     batch = row_batch(rows)
-    batch.boundaries()  # raises for invalid ones
-    own = batch.ragged.get(PADDED_BOUNDARIES) or batch.ragged["cu_seqlens"]
-    firsts = np.repeat(np.arange(len(own)) * batch.max_length, np.diff(own.ends))
-    places = own.values + firsts  # of boundaries in the rows end to end
-    begins, ends = np.delete(places, own.ends[1:] - 1), np.delete(places, own.ends[:-1])
+    row, begins, ends = batch.segments()
     longest = int((ends - begins).max())
     taken = begins[:, None] + np.arange(longest)
     inside = torch.from_numpy(taken < ends[:, None])
@@ -214,7 +209,7 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
         for name, values in _tokens(batch, dtype).items()
     }
     positions = torch.arange(longest, dtype=dtype).expand(len(begins), longest).contiguous()
-    sources = batch.sources(np.diff(own.ends) - 1)
+    sources = batch.sources(np.bincount(row, minlength=len(batch)))
     if sources is not None:
         columns[_OF_DOCUMENTS] = torch.from_numpy(sources)
         columns["source_ids"] = torch.where(inside, columns[_OF_DOCUMENTS][:, None], -1)

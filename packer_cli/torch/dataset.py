@@ -29,17 +29,13 @@ from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TrainingStage
 from packer_cli.result.opening import (
     WITH_THE_SAME,
+    Joined,
     Paths,
-    check_alike,
-    fingerprint_of,
-    joined_fingerprint,
-    joined_stages,
+    View,
     open_packed,
-    stages_of,
     tokens_of_each,
 )
-from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory, squared_lengths
-from packer_cli.result.view import View
+from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory
 
 SOURCE = "source"
 SHIFTED = "shift_labels"
@@ -95,27 +91,26 @@ class PackedDataset:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
         kept, its_tokens = _cache_of(paths, cache, cache_bytes), tokens_of_each(paths, tokens)
         self._where = [_Where.of(*one, kept) for one in zip(paths, its_tokens, strict=True)]
-        pairs = zip(self._where, self._results, strict=True)
+        pairs = zip(self._where, self._results.parts, strict=True)
         self._where = [one.settled(packed) for one, packed in pairs]
-        check_alike(self._results)
         if tokenizer_sha256 is not None:
-            for place, packed in zip(self.paths, self._results, strict=True):
+            for place, packed in zip(self.paths, self._results.parts, strict=True):
                 _check_tokenizer(place, packed.facts.tokenizer, str(tokenizer_sha256))
-        self.columns = _columns_of(self.paths, self._results, columns)
+        self.columns = _columns_of(self.paths, self._results.parts, columns)
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ("_results", "foresight")  # each process opens them once, on first use
         return {name: value for name, value in self.__dict__.items() if name not in opened}
 
     @cached_property
-    def _results(self) -> list[PackedDirectory]:
-        return [one.open() for one in self._where]
+    def _results(self) -> Joined:
+        return Joined([one.open() for one in self._where])
 
     @cached_property
     def foresight(self) -> Foresight | None:
         """What a sampler tells which rows come next; None where all results are local."""
         caches = [one.cache for one in self._where if one.cache is not None]
-        return Foresight(self._results, caches[0]) if caches else None
+        return Foresight(self._results.parts, caches[0]) if caches else None
 
     @property
     def paths(self) -> tuple[Path | str, ...]:
@@ -125,41 +120,35 @@ class PackedDataset:
     @property
     def fingerprint(self) -> str:
         """Digest that rows in the same order share, wherever they lie."""
-        return joined_fingerprint([fingerprint_of(packed.facts) for packed in self._results])
+        return self._results.fingerprint
 
     @property
     def max_length(self) -> int:
         """Tokens in a row, L."""
-        return self._results[0].max_length
+        return self._results.parts[0].max_length
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """The names that the column `source` counts: of the recipe's sources, in its order. Of
         joined results each name is there once. Empty without a recipe.
         """
-        every = [one.name for packed in self._results for one in packed.facts.sources]
+        every = [one.name for packed in self._results.parts for one in packed.facts.sources]
         return tuple(dict.fromkeys(every))
 
-    @cached_property
+    @property
     def stages(self) -> tuple[TrainingStage, ...]:
         """The stages of a recipe (name, first_row, rows), which follow one another; empty where
         there are none. Of joined results those of each in turn, where one without is one stage.
         """
-        return joined_stages([*map(stages_of, self._results)], [*map(len, self._results)])
+        return self._results.stages
 
     @property
     def squared_lengths(self) -> Int64:
         """int64[rows], what attention costs in each row: the sum of its squared segment lengths."""
-        found = [squared_lengths(packed) for packed in self._results]
-        return found[0] if len(found) == 1 else np.concatenate(found)  # one is mapped
-
-    @cached_property
-    def _ends(self) -> Int64:
-        """int64[results], the first row after each."""
-        return np.cumsum([len(packed) for packed in self._results])
+        return self._results.squared_lengths
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._results)
 
     def result_of(self, row: int) -> tuple[Path | str, int]:
         """The directory that a row is of, and its number there, as `packer show` takes it.
@@ -190,13 +179,11 @@ class PackedDataset:
                 raise IndexError(f"row {plain} of {count}")
             return plain % count
 
-        wanted = np.fromiter(map(number, rows), np.int64, len(rows))
-        results = np.searchsorted(self._ends, wanted, side="right")
-        return wanted - np.concatenate([[0], self._ends])[results], results
+        return self._results.places(np.fromiter(map(number, rows), np.int64, len(rows)))
 
     def _gathered(self, result: int, rows: Int64) -> RowBatch:
         """Rows of one of the results. Raises DataError for what is damaged, or of no source."""
-        packed, path = self._results[result], self.paths[result]
+        packed, path = self._results.parts[result], self.paths[result]
         names = ["file" if name == SOURCE else name for name in self.columns]
         try:
             found = packed.gather(rows, names)
@@ -223,7 +210,7 @@ class PackedDataset:
     def _source_of_input(self) -> list[Int32]:
         """int32[inputs + 1] of each result, the number of each input's source; -1: none."""
         found = []
-        for packed in self._results:
+        for packed in self._results.parts:
             numbers = np.full(len(packed.facts.inputs) + 1, -1, np.int32)
             for one in packed.facts.sources:
                 numbers[slice(*one.inputs)] = self.sources.index(one.name)
@@ -417,6 +404,17 @@ class RowBatch:
                 PACK_AGAIN,
             )
         return edges[:count], longest
+
+    def segments(self) -> tuple[Int64, Int64, Int64]:
+        """int64[s] each: (the row, where it begins and ends in the rows end to end) of segments,
+        without any padding. Raises as `boundaries`.
+        """
+        self.boundaries()
+        real = self.ragged["cu_seqlens"]
+        laid = self.ragged.get(PADDED_BOUNDARIES, real)
+        row = np.repeat(np.arange(len(self)), np.diff(real.ends) - 1)
+        begin = np.delete(laid.values, laid.ends[1:] - 1) + row * self.max_length
+        return row, begin, begin + np.delete(np.diff(real.values), real.ends[1:-1] - 1)
 
     def sources(self, documents: Int64) -> Int32 | None:
         """int32[k], the source of each of documents[row] documents of the rows, -1 of padding,

@@ -138,8 +138,6 @@ def _logits(model: Any, batch: dict[str, Any]) -> Any:
     output = model(**batch)
     if hasattr(output, "logits"):
         return output.logits
-    if isinstance(output, Mapping):
-        return output["logits"]
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -161,11 +159,11 @@ def _largest(change: Any, where: Any) -> float:
 @contextmanager
 def _as_it_was(model: Any) -> Iterator[None]:
     """Without gradients; restores buffers and random numbers at the end."""
-    modules = list(model.modules()) if hasattr(model, "modules") else []
     buffers = [
-        (module, name, value, None if value is None else value.clone())
-        for module in modules
+        (module, name, value, value.clone())
+        for module in getattr(model, "modules", list)()
         for name, value in module._buffers.items()
+        if value is not None
     ]
     devices = range(torch.cuda.device_count())  # all: torch.manual_seed seeds each
     try:
@@ -174,9 +172,7 @@ def _as_it_was(model: Any) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for module, name, value, copy in buffers:
-                if value is not None:
-                    value.copy_(copy)
-                module._buffers[name] = value
+                module._buffers[name] = value.copy_(copy)
 
 
 _BY_POSITIONS = ("sdpa", "eager", "flex_attention", None)

@@ -30,7 +30,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
+from packer_cli.options.options import PAIR, SIDE
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.reader import PACK_AGAIN, Lists
 from packer_cli.torch.collate import NOT_GIVEN, varlen_collate
@@ -95,8 +95,7 @@ def _collate(config: Any, collate: Collate | None) -> Collate:
 class _Answers:
     """The answers of rows of pairs, and where they are in the rows end to end.
 
-    rows          int64[S], the row of each
-    begins, ends  int64[S], of prompt and answer, without what follows up to a segment multiple
+    rows, begins, ends  int64[S], as `RowBatch.segments` has prompts with their answers
     pair, side    int64[S], bool[S], as rows have them
     targets       int64[K], the places of tokens that are trained on
     answers       int64[K], the answer that each is of
@@ -104,14 +103,8 @@ class _Answers:
 
     def __init__(self, batch: RowBatch) -> None:
         self.batch = batch
-        batch.boundaries()  # raises for invalid ones
-        real = batch.ragged["cu_seqlens"]
-        laid = batch.ragged.get(PADDED_BOUNDARIES, real)
-        sizes = np.diff(real.ends) - 1  # of each row
-        self.rows = np.repeat(np.arange(len(batch)), sizes)
-        within = np.delete(laid.values, laid.ends[1:] - 1).astype(np.int64)
-        self.begins = within + self.rows * batch.max_length
-        self.ends = self.begins + np.delete(np.diff(real.values), real.ends[1:-1] - 1)
+        self.rows, self.begins, self.ends = batch.segments()
+        sizes = np.bincount(self.rows, minlength=len(batch))
         pair, side = batch.ragged[PAIR], batch.ragged[SIDE]
         alike = all(np.array_equal(np.diff(one.ends), sizes) for one in (pair, side))
         if not alike or not np.isin(side.values, (0, 1)).all():

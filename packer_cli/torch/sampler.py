@@ -21,7 +21,9 @@ from packer_cli.steps.schedule import (
     Balance,
     Cost,
     Float64,
+    Order,
     Schedule,
+    StepSizes,
     digest_of,
     row_costs,
 )
@@ -90,12 +92,11 @@ class PackedSampler:
             costs = _costs_of(rows, hidden_size, cost)
             self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
         stages = [one.rows for one in getattr(rows, "stages", ())]
+        order = Order(self.rows, seed, stages, block_rows, window_blocks)
+        given = (1 if size is None else size for size in (batch_size, micro_batches))
         self._schedule_from = partial(
-            Schedule, self.rows, seed=seed, stages=stages, block_rows=block_rows,
-            window_blocks=window_blocks, world_size=self.world_size, even=even,
-            batch_size=1 if batch_size is None else batch_size,
-            micro_batches=1 if micro_batches is None else micro_batches,
-            balance=balance, window=WINDOW if window is None else window, costs=costs,
+            Schedule, order, StepSizes(self.world_size, *given), balance=balance, costs=costs,
+            window=WINDOW if window is None else window, even=even,
         )  # fmt: skip
         self._begin = 0  # where the next iteration begins
         self._go_to(0)

@@ -20,7 +20,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.options import canonical_name, keeps_order
 from packer_cli.packing.sequences import pack_sequences
-from packer_cli.result.reader import Lists
 from packer_cli.torch.collate import batch_of_rows, documents_of
 from packer_cli.torch.dataset import RowBatch
 from packer_cli.torch.sampler import share_of_ranks
@@ -67,18 +66,19 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     ) -> None:
         if buffer_size < 1:
             raise UsageError(f"buffer_size: {buffer_size} is less than 1")
-        self._source, self._buffer_size, self._seed = source, buffer_size, seed
-        self._strategy = canonical_name(strategy)
+        self._source = source
         self._options: dict[str, Any] = {
             "max_length": max_length,
-            "strategy": self._strategy,
+            "strategy": canonical_name(strategy),
             "overlong": overlong,
             "pad_token_id": pad_token_id,
         }
         pack_sequences([], **self._options)  # raises now what it would raise in the first step
         self._rank, self._world_size = share_of_ranks(rank, world_size)
-        self._begin: dict[str, Any] = _position(0, [], 0)
-        self._now = self._begin
+        # what rows depend on, apart from the source
+        self._order = self._options | {"buffer_size": buffer_size, "seed": seed}
+        self._order |= {"rank": self._rank, "world_size": self._world_size}
+        self._begin = self._now = _START
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._now = self._begin  # until the first row, also in a worker that has ended
@@ -93,17 +93,17 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
                 "keeps a position of each",
             )
         read, carried, given = (self._begin[name] for name in ("documents", "carried", "rows"))
-        documents = islice(self._share(), read, None)
+        documents, size = islice(self._share(), read, None), self._order["buffer_size"]
         last = False
         while not last:
-            fresh = list(islice(documents, self._buffer_size))
-            last = len(fresh) < self._buffer_size
-            rows, rest = self._packed([*carried, *fresh], read, last)
-            for row in range(given, len(rows)):
-                self._now = _position(read, carried, row + 1)
-                yield rows[row]
+            fresh = list(islice(documents, size))
+            last = len(fresh) < size
+            batch, numbers, rest = self._packed([*carried, *fresh], read, last)
+            for row in range(given, len(numbers)):
+                self._now = _START | {"documents": read, "carried": carried, "rows": row + 1}
+                yield batch[numbers[row]]
             read, carried, given = read + len(fresh), rest, 0
-        self._begin = _position(0, [], 0)
+        self._begin = _START
         if get_worker_info() is None:
             self._now = self._begin
         # A worker that ends before others stays at its end: StatefulDataLoader starts it once more.
@@ -133,58 +133,49 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
             "use fewer ranks, or more data",
         )
 
-    def _packed(self, documents: list[Any], read: int, last: bool) -> tuple[RowBatch, list[Any]]:
-        """(rows to give, documents for the next buffer)."""
+    def _packed(
+        self, documents: list[Any], read: int, last: bool
+    ) -> tuple[RowBatch, list[int], list[Any]]:
+        """(rows, numbers of those to give, documents for the next buffer)."""
         ids, labels = documents_of(documents)
-        seed = None
-        if self._seed is not None:
-            digest = hashlib.sha256(f"{self._seed}/{read}".encode()).digest()
+        seed = self._order["seed"]
+        if seed is not None:
+            digest = hashlib.sha256(f"{seed}/{read}".encode()).digest()
             seed = int.from_bytes(digest[:8], "little") >> 1
         rows = pack_sequences(ids, labels=labels, seed=seed, **self._options)
         batch, plan = batch_of_rows(rows), rows.plan
-        if last or not len(plan):
-            return batch, []
+        numbers = list(range(len(plan)))
+        if last or not numbers:
+            return batch, numbers, []
         # the emptiest row waits for more documents, or the last where order counts
-        waits = len(plan) - 1 if keeps_order(self._strategy) else int(plan.row_tokens.argmin())
+        waits = numbers[-1] if keeps_order(plan.strategy) else int(plan.row_tokens.argmin())
         if plan.row_tokens[waits] == plan.max_length:
-            return batch, []
-        row, keep = batch[waits], [one for one in range(len(batch)) if one != waits]
+            return batch, numbers, []
+        numbers.remove(waits)
+        row = batch[waits]
         spans = [slice(*edges) for edges in pairwise(row["cu_seqlens"].tolist())]
         # in plain lists: they become part of the position
-        carried = [{name: row[name][span].tolist() for name in ("input_ids", "labels")}
-                   for span in spans]  # fmt: skip
-        columns = {name: values[keep] for name, values in batch.columns.items()}
-        ragged = {n: Lists.of([lists[row] for row in keep]) for n, lists in batch.ragged.items()}
-        return RowBatch(columns, ragged), carried
+        names = ("input_ids", "labels")
+        return batch, numbers, [{n: row[n][span].tolist() for n in names} for span in spans]
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last row given, in plain numbers and lists."""
-        return {**self._now, "workers": _workers(), **self._order()}
+        return {**self._now, "workers": _workers(), **self._order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after a position. Raises DataError when it was saved with other options."""
-        for name, value in self._order().items():
+        for name, value in self._order.items():
             if state.get(name) != value:
                 raise DataError(
                     f"the position has {name} {state.get(name)}, this data set {value}",
                     "resume with the options that the run began with",
                 )
-        self._begin = self._now = {name: state[name] for name in _position(0, [], 0)}
-
-    def _order(self) -> dict[str, Any]:
-        """What rows depend on, apart from the source."""
-        return {
-            **self._options,
-            "buffer_size": self._buffer_size,
-            "seed": self._seed,
-            "rank": self._rank,
-            "world_size": self._world_size,
-        }
+        self._begin = self._now = {name: state[name] for name in _START}
 
 
-def _position(documents: int, carried: list[Any], rows: int) -> dict[str, Any]:
-    """`workers`: how many shared the documents when it was saved."""
-    return {"documents": documents, "carried": carried, "rows": rows, "workers": None}
+# A position: documents before the buffer, those carried into it, rows given of it; and how many
+# workers shared the documents when it was saved.
+_START: dict[str, Any] = {"documents": 0, "carried": [], "rows": 0, "workers": None}
 
 
 def _workers() -> int:

@@ -83,7 +83,7 @@ class PackedTrainerMixin:
         self.train_dataset = train_dataset
         self.args.remove_unused_columns = False
         if isinstance(collate, _VarlenCollate):
-            collate.config = _config_of(self.model)
+            collate.know(self.model)
         self.add_callback(PackedRows())
 
     def get_train_dataloader(self: Any) -> Any:
@@ -168,16 +168,13 @@ class Batches:
 
         Raises UsageError where the Trainer would count other steps than there are.
         """
-        expected, processes = state["rows_per_step"], self.sampler.world_size
+        expected = state["rows_per_step"]
         if self.rows_per_step != expected:
-            each, rest = divmod(expected, processes)
             raise UsageError(
                 f"the checkpoint's steps had {expected} rows, those of this run have "
                 f"{self.rows_per_step}: the Trainer counts steps, and would count wrong",
-                f"resume on a number of processes that divides {expected}"
-                if rest
-                else "set per_device_train_batch_size and gradient_accumulation_steps so that "
-                f"their product is {each}",
+                "set per_device_train_batch_size, gradient_accumulation_steps and the number of "
+                f"processes so that their product is {expected}",
             )
         saved, sampler = state["sampler"], self.sampler
         sampler.load_state_dict(saved)
@@ -258,17 +255,18 @@ class _VarlenCollate:
 
     config: Any = None
 
+    def know(self, model: Any) -> None:
+        """Raises UsageError for a model without a config."""
+        self.config = getattr(model, "config", None)
+        if self.config is None:
+            raise UsageError(
+                f"data_collator: none given, and {type(model).__name__} has no config to choose "
+                "one by",
+                "data_collator=partial(varlen_collate, config=None) for a model of your own",
+            )
+
     def __call__(self, rows: Any) -> dict[str, Any]:
         return varlen_collate(rows, config=self.config)
-
-
-def _config_of(model: Any) -> Any:
-    if (config := getattr(model, "config", None)) is None:
-        raise UsageError(
-            f"data_collator: none given, and {type(model).__name__} has no config to choose one by",
-            "data_collator=partial(varlen_collate, config=None) for a model of your own",
-        )
-    return config
 
 
 def _seed_of(args: Any) -> int | None:

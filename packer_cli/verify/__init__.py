@@ -22,12 +22,11 @@ from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import (
     Manifest,
-    Result,
     TokenizedManifest,
     config_of,
     document_config_of,
     load_any,
-    load_as_is,
+    replaced,
 )
 from packer_cli.result.opening import Paths, opened
 from packer_cli.result.tokenized import TokenizedDirectory
@@ -91,8 +90,14 @@ def verify(
         if show_progress and sys.stderr.isatty():  # a full bar looks like the end
             notify("the result itself is sound; packing units of it again")
         compare_inputs(stored, config, findings, workers, sample, seed)
-    if findings.problems:
-        _raise_if_replaced(directory, facts)
+    if findings.problems:  # which may be those of a mix of two results
+        if error := replaced(directory, facts):
+            raise error
+        if is_replacing(directory):
+            raise DataError(
+                f"{directory}: another result is being put in its place, or that was interrupted",
+                f"run the packer {facts.command} that was interrupted again, then verify",
+            )
     return findings
 
 
@@ -132,20 +137,3 @@ def _opened(
         raise DataError(
             f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
         ) from error
-
-
-def _raise_if_replaced(directory: Path, facts: Result) -> None:
-    """Raise DataError if the problems may be those of a mix of two results."""
-    try:
-        now = load_as_is(directory).sha256
-    except DataError:
-        now = facts.sha256
-    if now != facts.sha256:
-        raise DataError(
-            f"{directory}: was replaced by another result while it was read", "read it again"
-        )
-    if is_replacing(directory):
-        raise DataError(
-            f"{directory}: another result is being put in its place, or that was interrupted",
-            f"run the packer {facts.command} that was interrupted again, then verify",
-        )

@@ -65,7 +65,7 @@ from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
-from packer_cli.run.commits import UnitRecord, counts_of
+from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import tables_of
 from packer_cli.run.source import Source, framing_of, source_again, tokenized_again
 from packer_cli.run.unit import Job, pack_unit, without_damaged
@@ -79,7 +79,6 @@ from packer_cli.verify.files import (
     Findings,
     other_options,
     uncovered,
-    unit_records,
 )
 from packer_cli.verify.shards import Stored
 
@@ -130,7 +129,7 @@ def compare_inputs(
         progress = Progress(0, show=False)
         job = Job(every, config, shape, source, Path(), progress, findings.stop)
         units, rejected_from = list[tuple[UnitRecord, int]](), 0
-        for record in unit_records(stored.path):
+        for record in read_units(stored.path / UNITS):
             if {part[0] for part in record.slices} <= files.keys():
                 units.append((record, rejected_from))
             rejected_from += record.rejected

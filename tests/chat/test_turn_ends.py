@@ -80,7 +80,7 @@ def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None
     expected = "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧"
     assert pack_marked([record], *options, **how) == [expected]
     Path("out").rename("kept")
-    refused([record], 2, "--turn-end: records of", options=["--turn-end", "<|user|>"], **how)
+    refused([record], 2, "--turn-end: is for messages", options=["--turn-end", "<|user|>"], **how)
 
 
 def test_ends_are_found_behind_white_space(folder: Path) -> None:

@@ -120,7 +120,7 @@ VALUES: dict[str, dict[str, object]] = {
     "-l 16 --unit-bytes 4096B --on-error skip --max-errors 5% --strategy Next_Fit": {
         "unit_bytes": 4096, "max_errors": 0.05, "strategy": "next-fit",
     },
-    "-l 16 --unit-bytes 16M --input-format ndjson --shape pretrain --train-on full": {
+    "-l 16 --unit-bytes 16M --input-format jsonl --shape pretrain --train-on All": {
         "unit_bytes": 16 << 20, "input_format": "jsonl", "shape": "text", "train_on": "all",
     },
 }  # fmt: skip

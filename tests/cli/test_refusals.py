@@ -31,7 +31,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --workers 1e999             | --workers: '1e999' is not a whole number
 --workers -1                | --workers: -1 is negative
 --max-loss high             | --max-loss: 'high' is not a share like 0.01 or 1%
---max-loss 2                | --max-loss: 2 is not between 0 and 1 | did you mean 2%?
+--max-loss 2                | --max-loss: 2 is not between 0 and 1 | 1% is 0.01
 --max-loss 150              | --max-loss: 150 is not between 0 and 1 | 1% is 0.01
 --max-loss -1               | --max-loss: -1 is not between 0 and 1 | 1% is 0.01
 --max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%
@@ -102,7 +102,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --role x=user               | --role: is for messages; the records' shape is text | leave it out
 --chat-template chatml      | --chat-template: is for messages, which a chat template renders
 --train-on assistant        | --train-on: assistant is not for records of shape text | choose all
---turn-end x                | --turn-end: is for --train-on assistant, not all
+--turn-end x                | --turn-end: is for messages, which a chat template renders
 --allow-open-turns          | --allow-open-turns: is for messages, which a chat template renders
 --keep-untrained            | --keep-untrained: is for records that say what is trained on
 --force-split               | --force-split: is for messages, prompts and instructions
@@ -254,10 +254,7 @@ def test_names_that_are_not_utf8(data: Path) -> None:
     assert not os.path.exists(named)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--eos-token", b"\xff"), ("--text-field", b"\xff")],
-)
+@pytest.mark.parametrize(("option", "value"), [("--eos-token", b"\xff"), ("--text-field", b"\xff")])
 def test_options_that_no_manifest_can_hold(data: Path, option: str, value: bytes) -> None:
     command = ["pack", "a.jsonl", "-l", 16, "-o", "out", option, os.fsdecode(value)]
     result = unaltered(*command)

@@ -21,7 +21,6 @@ from exporting import OF_PACKED, files_of, nothing_at, table_of
 from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.export import FORMATS
 from packer_cli.reports.show import read_row
 
 # (ids, labels) of a segment or document
@@ -300,11 +299,6 @@ def test_json(small: Path) -> None:
     manifest = open_packed(small).manifest
     counts = {name: manifest[name] for name in ("rows", "segments", "documents", "tokens")}
     assert json.loads(result.stdout) == {"output": "out", "format": "trl"} | counts
-
-
-def test_help_names_every_format() -> None:
-    text = " ".join(packer("export", "--help").stdout.split())
-    assert [name for name in FORMATS if name not in text] == []
 
 
 @pytest.mark.parametrize("to", OF_PACKED)

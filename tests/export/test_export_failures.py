@@ -9,21 +9,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from altered import altered, unaltered
 from exporting import OF_PACKED, damage, nothing_at
-from support import (
-    assert_error,
-    heavy,
-    packer,
-    packer_process,
-)
+from support import assert_error, heavy, packer, packer_process
 
 from packer_cli import open_packed
-from packer_cli.errors import DataError
-from packer_cli.export.formats import lists
 
 
 def shorten(shard: Path) -> None:
@@ -128,9 +120,3 @@ def test_a_termination_leaves_nothing(small: Path) -> None:
     assert done.returncode == 130, done.stderr
     assert done.stderr.startswith("stopped: interrupted\ntip: ")
     assert nothing_at("out")
-
-
-def test_lists_that_offsets_of_32_bits_cannot_count() -> None:
-    values = np.broadcast_to(np.int32(0), 1 << 31)
-    with pytest.raises(DataError, match="documents of 2147483648 tokens are too long"):
-        lists(np.array([0, 1 << 31]), values)

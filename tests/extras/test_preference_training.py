@@ -155,19 +155,18 @@ def test_labelled_answers_are_their_records_one_by_one() -> None:
     )
 
 
-def test_pairs_and_other_rows_do_not_join() -> None:
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("prompt-completion", r"has a column pair, .* has none"),
+        ("preference", "the records are is pairs in the first and answers with"),
+    ],
+)
+def test_pairs_and_other_rows_do_not_join(shape: str, message: str) -> None:
     packed("preferences.jsonl", "--shape", "preference", "--tokenizer", "my-model")
-    packed("labelled.jsonl", "--shape", "prompt-completion", "--tokenizer", "my-model",
-           output="plain")  # fmt: skip
-    with pytest.raises(DataError, match=r"has a column pair, .* has none"):
-        PackedDataset(["out", "plain"], columns=["input_ids", "labels", "cu_seqlens"])
-
-
-def test_pairs_and_labelled_answers_do_not_join() -> None:
-    packed("preferences.jsonl", "--shape", "preference", "--tokenizer", "my-model")
-    packed("labelled.jsonl", "--shape", "preference", "--tokenizer", "my-model", output="labelled")
-    with pytest.raises(DataError, match="the records are is pairs in the first and answers with"):
-        PackedDataset(["out", "labelled"])
+    packed("labelled.jsonl", "--shape", shape, "--tokenizer", "my-model", output="other")
+    with pytest.raises(DataError, match=message):
+        PackedDataset(["out", "other"], columns=["input_ids", "labels", "cu_seqlens"])
 
 
 class PlainTrainer(PackedTrainerMixin, Trainer):

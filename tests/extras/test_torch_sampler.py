@@ -361,23 +361,6 @@ def test_options_that_do_not_go_together(dataset: PackedDataset) -> None:
             assert "\n" not in caught.value.message
 
 
-def test_sizes_of_numpy_make_states_that_json_can_hold(dataset: PackedDataset) -> None:
-    sizes = {name: np.int64(size) for name, size in SIZES.items()}
-    places = {"rank": np.int64(0), "world_size": np.int64(2)}
-    sampler = PackedSampler(
-        dataset,
-        balance="order",
-        window=np.int64(8),
-        **sizes,
-        **places,  # type: ignore[arg-type]
-    )
-    next(iter(sampler))
-    state = sampler.state_dict()
-    other = PackedSampler(dataset, balance="order", window=8, rank=0, world_size=2, **SIZES)
-    next(iter(other))
-    assert json.loads(json.dumps(state)) == other.state_dict()
-
-
 def test_what_has_no_costs(dataset: PackedDataset) -> None:
     with pytest.raises(UsageError, match="a number of rows does not say what each row costs"):
         PackedSampler(100, balance="step", **SIZES)

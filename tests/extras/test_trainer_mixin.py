@@ -239,19 +239,19 @@ def test_the_sampling_strategy_is_not_passed_over(packed: Path, tmp_path: Path) 
         trainer.get_train_dataloader()
 
 
-def test_steps_of_other_sizes_are_refused(packed: Path, tmp_path: Path) -> None:
-    train(packed, tmp_path, stop=5, gradient_accumulation_steps=2)
-    with pytest.raises(UsageError, match="steps had 8 rows, those of this run have 4") as caught:
-        train(packed, tmp_path, resume=True)
-    assert "so that their product is 8" in caught.value.tip
+RESUMED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"gradient_accumulation_steps": 1}, UsageError, "steps had 8 rows, those of this run have 4"),
+    ({"seed": 43}, DataError, "the sampler's state has seed 42, this sampler 43"),
+    ({"ignore_data_skip": True}, UsageError, "ignore_data_skip"),
+]
 
 
-def test_other_rows_are_refused(packed: Path, tmp_path: Path) -> None:
-    train(packed, tmp_path, stop=5)
-    with pytest.raises(DataError, match="the sampler's state has seed 42, this sampler 43"):
-        train(packed, tmp_path, resume=True, seed=43)
-    with pytest.raises(UsageError, match="ignore_data_skip"):
-        train(packed, tmp_path, resume=True, ignore_data_skip=True)
+def test_runs_that_cannot_go_on_are_refused(packed: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"gradient_accumulation_steps": 2}
+    train(packed, tmp_path, stop=5, **how)
+    for other, kind, message in RESUMED:
+        with pytest.raises(kind, match=message):
+            train(packed, tmp_path, resume=True, **how | other)
 
 
 def test_a_checkpoint_without_a_position_is_refused(packed: Path, tmp_path: Path) -> None:

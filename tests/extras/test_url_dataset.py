@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import pickle
 import shutil
 import socket
 import subprocess
@@ -143,22 +141,6 @@ def size_of(folder: str) -> int:
     return sum(path.stat().st_size for path in found)
 
 
-def test_spawned_workers(proxy: s3_server.Proxy, packed: Path) -> None:
-    dataset = PackedDataset(URL, ["input_ids", "cu_seqlens"], cache="cache")
-    dataset[0]
-    assert len(pickle.dumps(dataset)) < 1000
-    found = ids(dataset, workers=2, multiprocessing_context="spawn")
-    assert torch.equal(found, ids(PackedDataset(packed)))
-
-
-def test_a_list_of_urls_and_directories(proxy: s3_server.Proxy, packed: Path) -> None:
-    pack(Path("more"), 1)
-    both = PackedDataset([URL, "more"], cache="cache", cache_bytes=200_000)
-    local = PackedDataset([packed, "more"])
-    samplers = [PackedSampler(one, **SMALL) for one in (both, local)]
-    assert torch.equal(ids(both, samplers[0]), ids(local, samplers[1]))
-
-
 def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> None:
     """In the middle of an epoch, on another machine."""
     local = PackedDataset(packed)
@@ -175,15 +157,6 @@ def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> Non
     assert torch.equal(rest.int(), local.__getitems__(expected[300:]).columns["input_ids"])
 
 
-def test_a_sampler_pickles(proxy: s3_server.Proxy, packed: Path) -> None:
-    """As those of other datasets do; what it announces, it announces where it is."""
-    sampler = PackedSampler(PackedDataset(URL, cache="cache", cache_bytes=200_000), **SMALL)
-    first = list(islice(sampler, 10))
-    again = pickle.loads(pickle.dumps(sampler))  # noqa: S301
-    again.set_epoch(0)
-    assert list(islice(again, 10)) == first
-
-
 def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     """Costs are a file of the result; the cache keeps it, too."""
     local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=400_000)
@@ -197,61 +170,22 @@ def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     assert size_of("cache") <= 400_000
 
 
-def _rank(rank: int, limit: int | None, found: Any) -> None:
-    dataset = PackedDataset(URL, cache="cache", cache_bytes=limit)
-    sampler = PackedSampler(dataset, rank=rank, world_size=2, **SMALL)
-    found.put((rank, ids(dataset, sampler, workers=1).numpy()))
+def test_faults_for_a_while(
+    proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # its retries wait longest; others are left
+    S3FileSystem.clear_instance_cache()
+    seen: Counter[str] = Counter()
 
+    def disturb(key: str) -> str:
+        seen[key] += 1
+        return ("500", "cut", "reset")[seen[key] % 3] if seen[key] < 3 else ""
 
-@pytest.mark.parametrize("limit", [None, 350_000])
-def test_two_ranks_share_a_cache(proxy: s3_server.Proxy, packed: Path, limit: int | None) -> None:
-    fork = multiprocessing.get_context("fork")  # which starts at once
-    found = fork.Queue()
-    ranks = [fork.Process(target=_rank, args=(rank, limit, found)) for rank in range(2)]
-    for one in ranks:
-        one.start()
-    rows = dict(found.get(timeout=120) for _ in ranks)
-    for one in ranks:
-        one.join(60)
-        assert one.exitcode == 0
-    local = PackedDataset(packed)
-    for rank in range(2):
-        expected = ids(local, PackedSampler(local, rank=rank, world_size=2, **SMALL))
-        assert np.array_equal(rows[rank], expected.numpy())
-    if limit is None:
-        assert set(of_shards(proxy).values()) == {1}
-    else:
-        assert size_of("cache") <= limit
-
-
-class TestFaults:
-    def test_for_a_while(
-        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # its retries wait longest; others are left
-        S3FileSystem.clear_instance_cache()
-        seen: Counter[str] = Counter()
-
-        def disturb(key: str) -> str:
-            seen[key] += 1
-            return ("500", "cut", "reset")[seen[key] % 3] if seen[key] < 3 else ""
-
-        proxy.disturb = disturb
-        dataset = PackedDataset(URL, cache="cache")
-        assert torch.equal(ids(dataset, workers=2), ids(PackedDataset(packed)))
-        assert max(seen.values()) >= 3  # what failed twice was asked for again
-        S3FileSystem.clear_instance_cache()
-
-    def test_another_result_in_its_place(self, proxy: s3_server.Proxy, packed: Path) -> None:
-        dataset = PackedDataset(URL, cache="cache")
-        first = dataset[0]["input_ids"]
-        pickled = pickle.dumps(dataset)
-        pack(Path("another").absolute(), 1)
-        proxy.bucket.objects.all().delete()
-        upload(proxy, Path("another"))
-        assert torch.equal(pickle.loads(pickled)[0]["input_ids"], first)  # noqa: S301
-        with pytest.raises(DataError, match=f"{URL}: was replaced by another result while it was"):
-            dataset[-1]
+    proxy.disturb = disturb
+    dataset = PackedDataset(URL, cache="cache")
+    assert torch.equal(ids(dataset, workers=2), ids(PackedDataset(packed)))
+    assert max(seen.values()) >= 3  # what failed twice was asked for again
+    S3FileSystem.clear_instance_cache()
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +308,7 @@ class TestRoom:
             (blocks,) = foresight.largest_blocks([], block_rows)
             bound = int(blocks[:window_blocks].sum())
             rows = len(dataset) // block_rows * block_rows  # a shorter block would shift windows
-            order, size = Order(rows, 0, block_rows, window_blocks), block_rows * window_blocks
+            order, size = Order(rows, 0, (), block_rows, window_blocks), block_rows * window_blocks
             for epoch in range(3):
                 for first in range(0, rows, size):
                     places = epoch * rows + first, epoch * rows + min(first + size, rows)

@@ -128,9 +128,9 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "an instruction's pair": ({"instruction": "No", "input": "Say hi.", "output": "Hello"},
                               "--shape prompt-completion", PAIR),
     "shape openai": ({"conversations": SHAREGPT[:1], "messages": HI},
-                     "--shape openai --train-on last", HI_MARKED),
+                     "--shape openai --train-on last-assistant", HI_MARKED),
     "shape sharegpt": ({"conversations": SHAREGPT, "messages": HI[:1]},
-                       "--shape sharegpt --train-on last", HI_MARKED),
+                       "--shape sharegpt --train-on last-assistant", HI_MARKED),
     "field": ({"prompt": "Hi", "chosen": HI, "rejected": HI}, "--field messages=chosen", HI_MARKED),
     "fields": ({"q": "Say hi.", "a": "Hello", "text": "other"},
                "--field prompt=q --field completion=a", PAIR),
@@ -536,7 +536,7 @@ def test_later_records_that_do_not_fit_are_bad_records(folder: Path) -> None:
     assert_error(run(path), 1, place, "field 'messages' has no messages")
     records = [{"a": {"b": "c"}}, {"a": {"b": {"c": "d"}}}]
     wrong = run(records, "--text-field", "a.b")
-    assert_error(wrong, 1, "field 'a.b' is an object, expected a string")
+    assert_error(wrong, 1, "data.jsonl, line 2 (byte 18): ", "a.b")
 
 
 def test_a_record_of_another_file_s_shape_is_a_bad_record(folder: Path) -> None:

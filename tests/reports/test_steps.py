@@ -15,7 +15,7 @@ from support import assert_error, jsonl, packer, squared_lengths_by_hand
 
 from packer_cli.reports import steps as waiting
 from packer_cli.result.layout import SQUARED_LENGTHS
-from packer_cli.steps.schedule import Schedule
+from packer_cli.steps.schedule import Order, Schedule, StepSizes
 
 pytestmark = pytest.mark.usefixtures("folder")
 L, HIDDEN = 256, 4
@@ -47,10 +47,8 @@ def predicted(directory: object = "out", *sizes: object) -> dict[str, Any]:
 def by_hand(balance: Any, ranks: int, micro_batches: int, batch_size: int) -> tuple[float, float]:
     """(mean over steps of costliest / mean, time of all steps), rank by rank."""
     costs = np.array(squared_lengths_by_hand("out"), np.float64) + 6 * HIDDEN * L
-    schedule = Schedule(
-        len(costs), seed=0, block_rows=256, window_blocks=64, world_size=ranks,
-        micro_batches=micro_batches, batch_size=batch_size, balance=balance, costs=costs,
-    )  # fmt: skip
+    sizes = StepSizes(ranks, batch_size, micro_batches)
+    schedule = Schedule(Order(len(costs)), sizes, balance=balance, costs=costs)
     size, ratios, longest, means = ranks * micro_batches * batch_size, [], 0.0, 0.0
     for step in range(len(costs) // size):
         rows = schedule.rows_at(step * size, (step + 1) * size)

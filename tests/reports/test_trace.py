@@ -14,8 +14,8 @@ from showing import IN_ORDER
 from support import assert_error, jsonl, pack, packer
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.loop import Loop
-from packer_cli.result.opening import fingerprint_of, open_packed
+from packer_cli.options.run_options import Loop
+from packer_cli.result.opening import Joined, open_packed
 from packer_cli.steps.schedule import Order
 from packer_cli.trace import Steps, trace
 
@@ -123,7 +123,7 @@ def test_json(packed: Path) -> None:
 def test_steps_hold_what_the_order_says(many_rows: Path, options: list[str]) -> None:
     rows = in_rows()
     seed = None if "--no-shuffle" in options else 5
-    order = Order(len(rows), seed, 8, 4)
+    order = Order(len(rows), seed, (), 8, 4)
     loop = Loop(3, 4, 2, uneven="--uneven" in options, drop_last="--drop-last" in options)
     steps = Steps(len(rows), loop)
     sizes = ["--ranks", 3, "--batch-size", 4, "--micro-batches", 2, "--block-rows", 8,
@@ -196,7 +196,7 @@ def test_joined_results(folder: Path) -> None:
         assert result.exit_code == 0
     rows = [("out-one", i) for i in range(len(in_rows("out-one")))]
     rows += [("out-two", i) for i in range(len(in_rows("out-two")))]
-    order = Order(len(rows), 0, 256, 64)
+    order = Order(len(rows))
     options = ("out-one", "out-two", "--step", 4, "--ranks", 2, "--batch-size", 3)
     result = packer("trace", *options, "--json")
     for line in result.stdout.splitlines():
@@ -295,8 +295,8 @@ class TestStates:
 
     @pytest.fixture
     def state(self, packed: Path) -> dict[str, Any]:
-        name = Order(5, 3, 256, 64).name()
-        return {"samples": 4, "data": fingerprint_of(open_packed("out").facts), **name}
+        name = Order(5, 3).name()
+        return {"samples": 4, "data": Joined([open_packed("out")]).fingerprint, **name}
 
     def file(self, state: object) -> str:
         Path("state.json").write_text(json.dumps(state))
@@ -333,7 +333,7 @@ class TestStates:
 
     def test_what_is_left_of_an_epoch_may_lack_a_document(self, state: dict[str, Any]) -> None:
         """Of 5 rows one is left; for two ranks it is left over, and begins the next epoch."""
-        order = Order(5, 3, 256, 64)
+        order = Order(5, 3)
         taken, left = order.rows_at(0, 5)[[0, 4]].tolist()
         at = [row[-1][2] for row in in_rows()]
         options = ("--state", self.file(state), "--ranks", 1, "--find")

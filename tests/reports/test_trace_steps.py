@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli.errors import DataError
-from packer_cli.options.loop import Loop
+from packer_cli.options.run_options import Loop
 from packer_cli.trace import Steps
 
 

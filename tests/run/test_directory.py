@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from support import (
     shard_of,
 )
 
+from packer_cli.cli.pack import default_output
 from packer_cli.ownership import Folder, own_folder
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -36,18 +37,18 @@ def data(folder: Path) -> Path:
     return path
 
 
+def touched() -> dict[str, tuple[int, int]]:
+    """When each file of the result was written, and as which."""
+    return {one.name: (one.stat().st_ino, one.stat().st_mtime_ns) for one in Path("out").iterdir()}
+
+
 def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
     (folder / "data").mkdir()
     inputs = {
-        "data/a.jsonl": "a-packed-16",
-        "data/b.jsonl.gz": "b-packed-16",
-        "data/c.tar": "c.tar-packed-16",
-        "data": "data-packed-16",
-        "data/*.jsonl": "data-packed-16",
+        "data/a.jsonl": "a-packed-16", "data/b.jsonl.gz": "b-packed-16",
+        "data/c.tar": "c.tar-packed-16", "data": "data-packed-16", "data/*.jsonl": "data-packed-16",
         "-": "stdin-packed-16",
-    }
-    from packer_cli.cli.pack import default_output
-
+    }  # fmt: skip
     assert {name: str(default_output([name], "packed-16")) for name in inputs} == inputs
     (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
     assert packer("pack", "data/a.jsonl", "-l", 16, "-q").exit_code == 0
@@ -60,43 +61,44 @@ def test_the_same_command_again_does_nothing(data: Path, command: str, more: lis
     arguments = [command, "a.jsonl", "-t", "bytes", "-o", "out", *more]
     arguments += ["-l", 16] if command == "pack" else []
     first = packer(*arguments)
-    before, times = contents("out"), [path.stat() for path in Path("out").iterdir()]
+    before, times = contents("out"), touched()
     again = packer(*arguments)
     assert (again.exit_code, again.stdout) == (0, first.stdout)
     said = "already finished" if "--rank" in more else "up to date"
     assert (f"out: {said}\n" in again.stderr) == ("-q" not in more)
     assert contents("out") == before
-    assert [path.stat() for path in Path("out").iterdir()] == times
+    assert touched() == times
 
 
-def test_a_finished_result_is_not_replaced_unasked(data: Path) -> None:
+# what is done to inputs or the result, the command, how it differs, and whether --update would do
+OTHERS: dict[str, tuple[Callable[[], object], list[object], str, bool]] = {
+    "length": (lambda: None, ["a.jsonl", "-l", 8], "--max-length was 16, is now 8", False),
+    "bad records": (
+        lambda: None, ["a.jsonl", "--on-error", "skip"], "--on-error was fail, is now skip", False,
+    ),
+    "one more": (lambda: None, ["a.jsonl", "b.jsonl"], "b.jsonl is new", True),
+    "another": (lambda: None, ["b.jsonl"], "a.jsonl is not named now; b.jsonl is new", True),
+    "changed": (
+        lambda: Path("a.jsonl").write_bytes(jsonl("others")), ["a.jsonl"], "a.jsonl has changed",
+        True,
+    ),
+    "a lost shard": (lambda: shard_of().unlink(), ["a.jsonl"], ".arrow is missing", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_finished_result_is_not_replaced_unasked(data: Path, name: str) -> None:
     """The message says what differs, and the tip names --update where that works."""
-    pack("a.jsonl", "-l", 16)
-    before = contents(Path("out"))
-
-    def refused(*arguments: object, differs: str, update: bool) -> None:
-        done = packer("pack", *arguments, "-t", "bytes", "-q", "-o", "out")
-        assert_error(done, 2, f"out: holds a finished result that differs: {differs}")
-        tip = done.stderr.splitlines()[1]
-        assert ("--update" in tip, "--overwrite" in tip) == (update, True)
-        assert contents(Path("out")) == before
-
-    refused("a.jsonl", "-l", 8, differs="--max-length was 16, is now 8", update=False)
-    differs = "--on-error was fail, is now skip"
-    refused("a.jsonl", "-l", 16, "--on-error", "skip", differs=differs, update=False)
+    change, command, differs, update = OTHERS[name]
     Path("b.jsonl").write_bytes(jsonl("b"))
-    refused("a.jsonl", "b.jsonl", "-l", 16, differs="b.jsonl is new", update=True)
-    differs = "a.jsonl is not named now; b.jsonl is new"
-    refused("b.jsonl", "-l", 16, differs=differs, update=True)
-    (shard,) = Path("out").glob("shard-*")
-    shard.rename("elsewhere")
-    before, whole = contents(Path("out")), before
-    refused("a.jsonl", "-l", 16, differs=f"{shard.name} is missing", update=True)
-    Path("elsewhere").rename(shard)
-    before = whole
-    content = Path("a.jsonl").read_bytes()
-    Path("a.jsonl").write_bytes(content + content)
-    refused("a.jsonl", "-l", 16, differs="a.jsonl has changed", update=True)
+    pack("a.jsonl", "-l", 16)
+    change()
+    before = contents("out")
+    done = packer("pack", *OPTIONS, *command)
+    assert_error(done, 2, "out: holds a finished result that differs: ", differs)
+    tip = done.stderr.splitlines()[1]
+    assert ("--update" in tip, "--overwrite" in tip) == (update, True)
+    assert contents("out") == before
 
 
 def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
@@ -106,7 +108,7 @@ def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
     Path("other.jsonl").write_bytes(jsonl("new"))
     pack("other.jsonl", "-l", 16, "--overwrite")
     assert recover_texts("out") == ["new"]
-    assert sorted(contents(Path("out"))) == [
+    assert sorted(contents("out")) == [
         "dataset_info.json", "input_times.json", "manifest.json", "notes.txt",
         shard_of().name, "squared_lengths.npy", "state.json", "units.jsonl",
     ]  # fmt: skip
@@ -121,42 +123,29 @@ def test_outputs_that_cannot_be(data: Path) -> None:
     assert_error(result, 1, "a.jsonl: cannot write: Not a directory")
 
 
-@pytest.mark.parametrize("output", ["data", "."])
-def test_inputs_inside_the_output(folder: Path, output: str) -> None:
+def test_inputs_and_outputs_inside_each_other(folder: Path) -> None:
     (folder / "data").mkdir()
     (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
-    for name in ("data", "data/a.jsonl"):
-        result = packer("pack", name, *OPTIONS[:-1], output, "--overwrite")
-        assert_error(result, 2, f"{output}: the input data/a.jsonl lies inside the output")
+    for output in ("data", "."):
+        for name in ("data", "data/a.jsonl"):
+            result = packer("pack", name, *OPTIONS[:-1], output, "--overwrite")
+            assert_error(result, 2, f"{output}: the input data/a.jsonl lies inside the output")
     assert contents(folder) == {"data/a.jsonl": jsonl("a")}
-
-
-def test_an_output_inside_an_input_directory_is_no_input(folder: Path) -> None:
-    (folder / "data").mkdir()
-    (folder / "data" / "a.jsonl").write_bytes(jsonl("a"))
-    for _ in range(2):
+    for _ in range(2):  # the output is no input
         result = packer("pack", "data", *OPTIONS[:-1], "data/out", "--overwrite")
         assert result.exit_code == 0, result.stderr
         assert recover_texts("data/out") == ["a"]
 
 
 def test_two_runs_do_not_write_to_one_directory(data: Path) -> None:
-    with at_work(Path("out")):
+    Path("out").mkdir()
+    with Folder(Path("out")) as folder, own_folder(folder, ".packer", Path("out")):
         before = contents("out")
         result = packer("pack", "a.jsonl", *OPTIONS)
         assert_error(result, 1, "out: another run is writing there")
         assert contents("out") == before
-    result = packer("pack", "a.jsonl", *OPTIONS)  # the lock went with its holder
-    assert result.exit_code == 0
+    assert packer("pack", "a.jsonl", *OPTIONS).exit_code == 0  # the lock went with its holder
     check_directory("out")
-
-
-@contextmanager
-def at_work(output: Path) -> Iterator[None]:
-    """As if a run were at work in the directory."""
-    output.mkdir()
-    with Folder(output) as folder, own_folder(folder, ".packer", output):
-        yield
 
 
 def test_a_lock_that_went_with_its_run_is_no_lock(
@@ -181,32 +170,12 @@ def test_a_file_system_without_locks(data: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    for quiet in ([], ["-q"]):
-        result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out", *quiet)
-        assert_error(result, 1, "out: cannot be locked: No locks available")
-        assert "--no-lock" in result.stderr
-        assert not Path("out/manifest.json").exists()
-    result = packer("pack", "a.jsonl", *OPTIONS, "--no-lock")
-    assert result.exit_code == 0, result.stderr
+    result = packer("pack", "a.jsonl", *OPTIONS)
+    assert_error(result, 1, "out: cannot be locked: No locks available")
+    assert "--no-lock" in result.stderr
+    assert not Path("out/manifest.json").exists()
+    assert packer("pack", "a.jsonl", *OPTIONS, "--no-lock").exit_code == 0
     check_directory("out")
-
-
-REPLACING = """
-import os
-from packer_cli.cli.app import main
-rename = os.rename
-def moved(name, new, **at):
-    if at and name.startswith("shard") and at["src_dir_fd"] != at["dst_dir_fd"]:
-        os.rename = rename
-        {failure}
-    rename(name, new, **at)
-os.rename = moved
-main()
-"""
-FAILURES = {
-    "SIGTERM": ("os.kill(os.getpid(), 15)", 130, "stopped: interrupted"),
-    "I/O error": ("raise OSError(5, 'I/O')", 1, "error: out: cannot write: Input/output"),
-}
 
 
 def test_a_failed_run_leaves_no_directory_of_its_own(data: Path) -> None:
@@ -243,33 +212,69 @@ class Failing:
 pyarrow.OSFile = lambda path, mode: Failing()
 main()
 """
+WRITING = ["pack a.jsonl -l 16 -t bytes", "tokenize a.jsonl -t bytes", "pack tokens --view -l 16"]
 
 
-@pytest.mark.parametrize(
-    ("records", "failing"), [(1, "rejected-00000.jsonl"), (100, ".arrow.part")]
-)
-@pytest.mark.parametrize("command", [["pack", "-l", "64"], ["tokenize"]], ids=["pack", "tokenize"])
-def test_the_first_file_that_cannot_be_written_is_named(
-    folder: Path, command: list[str], records: int, failing: str
-) -> None:
-    """Rejected records are in a buffer until their file is closed."""
-    (folder / "a.jsonl").write_bytes(jsonl(*["some words " * 20] * records) + b"{broken\n" * 50)
-    command = [*command, "a.jsonl", "-t", "bytes", "-q", "--on-error", "skip", "-o", "out"]
-    done = altered(SMALL_FILES, *command)
-    assert done.returncode == 1
-    error = done.stderr.splitlines()[0]
-    assert error.startswith("error: out/.packer/"), done.stderr
-    assert error.endswith(f"{failing}: cannot write: File too large"), done.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["pack", "tokens", "--view", "-l", "16"], ["pack", "a.jsonl", "-l", "16", "-t", "bytes"],
-     ["tokenize", "a.jsonl", "-t", "bytes"]],
-    ids=["view", "pack", "tokenize"],
-)  # fmt: skip
-def test_the_failure_that_came_first_is_reported(data: Path, command: list[str]) -> None:
-    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
-    done = altered(FAILING_TWICE, *command, "-q", "-o", "out")
+@pytest.mark.parametrize("command", WRITING)
+def test_the_file_that_cannot_be_written_is_named(folder: Path, command: str) -> None:
+    """The first failure is told. Rejected records are in a buffer until their file is closed."""
+    bad = b"{broken\n" * 50
+    (folder / "a.jsonl").write_bytes(jsonl(*["some words " * 20] * 100) + bad)
+    skip = ["-q", "--on-error", "skip", "-o"]
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", *skip, "tokens").exit_code == 0
+    more = skip if "tokens" not in command else ["-q", "-o"]
+    done = altered(FAILING_TWICE, *command.split(), *more, "out")
     assert done.returncode == 1
     assert "-00000-000.arrow.part: cannot write: No space left on device\n" in done.stderr
+    if "tokens" in command:
+        return
+    for records, failing in ((1, "rejected-00000.jsonl"), (100, ".arrow.part")):
+        (folder / "a.jsonl").write_bytes(jsonl(*["some words " * 20] * records) + bad)
+        done = altered(SMALL_FILES, *command.split(), *skip, "out")
+        assert done.returncode == 1
+        error = done.stderr.splitlines()[0]
+        assert error.startswith("error: out/.packer/"), done.stderr
+        assert error.endswith(f"{failing}: cannot write: File too large"), done.stderr
+
+
+LOSING = ("-t", "bytes", "-l", 16, "-o", "out", "-q", "--overlong", "truncate", "--no-eos")
+
+
+def test_a_run_that_loses_too_much_is_marked_incomplete(folder: Path) -> None:
+    """40 tokens, of which truncating to 16 loses 4."""
+    (folder / "a.jsonl").write_bytes(jsonl("a" * 20, "b" * 10, "c" * 10))
+    command = ("pack", "a.jsonl", *LOSING)
+    result = packer(*command, "--max-loss", "0.09")
+    assert result.exit_code == 1
+    error, tip = result.stderr.splitlines()
+    assert error.startswith("error: out: 0.1000 of the tokens were lost, 4 truncated and 0 dropped")
+    assert tip.startswith("tip: the output is kept, marked incomplete")
+    assert "truncated" in result.stdout
+    assert not Path("out/manifest.json").exists()
+    assert json.loads(Path("out/manifest.incomplete.json").read_bytes())["truncated_tokens"] == 4
+    assert_error(packer("show", "out"), 1, "out: is marked incomplete: 0.1000 of the tokens")
+    stats = packer("stats", "out")
+    assert stats.exit_code == 0
+    assert "out is marked incomplete: 0.1000" in stats.stderr
+    assert_error(packer(*command), 2, "out: holds a finished result")
+    for much in ("0.1", "10%"):
+        assert packer(*command, "--overwrite", "--max-loss", much).exit_code == 0
+        assert check_directory("out")["truncated_tokens"] == 4
+    assert not Path("out/manifest.incomplete.json").exists()
+    for none in ("-0.1", "1.5"):
+        refused = packer(*command, "--max-loss", none)
+        assert_error(refused, 2, f"--max-loss: {none} is not between 0 and 1")
+
+
+def test_an_update_looks_at_what_is_lost_when_nothing_is_new(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("a" * 20, "b" * 10, "c" * 10))
+    assert packer("pack", "a.jsonl", *LOSING).exit_code == 0
+    before = touched()
+    update = ("pack", "a.jsonl", *LOSING, "--update")
+    assert_error(packer(*update, "--max-loss", "0.09"), 1, "out: 0.1000 of the tokens were lost")
+    assert packer(*update, "--max-loss", "0.1").exit_code == 0
+    assert check_directory("out")["config"]["max_loss"] == 0.1
+    assert touched()[shard_of().name] == before[shard_of().name]
+    before = touched()
+    assert packer(*update, "--max-loss", "0.1").exit_code == 0
+    assert touched() == before

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,20 +29,9 @@ from packer_cli.export.destination import MARKER
 from packer_cli.options.options import NAMES
 
 WORDS = [
-    "the",
-    "of",
-    "lazy dog",
-    "fox",
-    "你好",
-    "café",
-    "1234",
-    "( [1,2] )",
-    "x=y",
-    "\n\t",
-    "don't",
-    "naïve",
-    "👍🏽",
-]
+    "the", "of", "lazy dog", "fox", "你好", "café", "1234", "( [1,2] )", "x=y", "\n\t", "don't",
+    "naïve", "👍🏽",
+]  # fmt: skip
 Json = dict[str, Any]
 
 
@@ -302,16 +292,24 @@ GOLDEN = {
 }
 
 
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_inputs()
+    return folder
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_results_keep_their_bytes(folder: Path, name: str) -> None:
-    write_inputs()
+def test_results_keep_their_bytes(folder: Path, inputs: Path, name: str) -> None:
+    shutil.copytree(inputs, folder, dirs_exist_ok=True)
     RUNS[name]()
     assert digests() == GOLDEN[name]
 
 
 if __name__ == "__main__":
     import os
-    import shutil
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:

@@ -173,6 +173,9 @@ def test_killed_at_every_step(inputs: Path, name: str) -> None:
     shutil.copytree(".", inputs / "start", ignore=shutil.ignore_patterns("in"))
     whole = undisturbed(kind, kind.command)
     assert whole != old
+    assert {one: whole[one] for one in old if "notes.txt" in one} == {
+        one: b"mine" for one in old if "notes.txt" in one
+    }
     if not kind.command.startswith("export"):
         assert_no_leftovers()
     steps = int((inputs / "steps").read_text())

@@ -148,7 +148,10 @@ def write_many(name: str, documents: int) -> None:
             )
 
 
-def test_tokenized_directories_take_no_more_memory_the_larger_they_are(folder: Path) -> None:
+@pytest.mark.parametrize("orders", [("--shuffle",), heavy(("--shuffle", "--no-shuffle"))])
+def test_tokenized_directories_take_no_more_memory_the_larger_they_are(
+    folder: Path, orders: tuple[str, ...]
+) -> None:
     """Neither to write nor to pack, though packing takes documents from anywhere."""
     peaks: dict[tuple[str, ...], int] = {}
     for name, documents in (("few", 15_000), ("many", 50_000)):
@@ -156,12 +159,12 @@ def test_tokenized_directories_take_no_more_memory_the_larger_they_are(folder: P
         units = ["--unit-bytes", "8M"]
         peaks["tokenize", name] = peak_of("tokenize", f"{name}.jsonl", "-t", "bytes", *units)
         Path("out").rename(name)
-        for order in ("--shuffle", "--no-shuffle"):
+        for order in orders:
             # the limit of mapped pages, made small for the test
             before = "import packer_cli.result.tokenized as t; t._MOST_MAPPED = 16 << 20"
             command = ["pack", name, "-l", 2048, *units, order]
             peaks[order, name] = peak_of(*command, before=before)
-    for what in ("tokenize", "--shuffle", "--no-shuffle"):
+    for what in ("tokenize", *orders):
         assert peaks[what, "many"] < peaks[what, "few"] + 60, peaks  # of 140 MB of tokens more
 
 

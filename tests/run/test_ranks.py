@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,13 +13,7 @@ from pathlib import Path
 
 import pytest
 from altered import faulty, unaltered
-from support import (
-    assert_error,
-    contents,
-    jsonl,
-    packer,
-    work_folder,
-)
+from support import assert_error, contents, jsonl, packer, random_texts, work_folder
 
 from packer_cli.ownership import Folder, claim
 from packer_cli.run import destination
@@ -33,30 +26,52 @@ def inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """a.jsonl, which several units read, b.jsonl, and a whole result of both."""
     for name in ("SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    random_ = random.Random(0)
-    for name, documents in (("a.jsonl", 600), ("b.jsonl", 10)):
-        texts = ("x" * random_.randrange(200) for _ in range(documents))
-        (folder / name).write_bytes(jsonl(*texts))
+    for name, documents in (("a.jsonl", 300), ("b.jsonl", 10)):
+        (folder / name).write_bytes(jsonl(*random_texts(documents)))
     assert packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "whole").exit_code == 0
 
 
-def rank(number: int, size: int, out: str = "out", *more: str) -> list[str]:
+def rank(number: int, size: int, *more: str, out: str = "out") -> list[str]:
     names = ["pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", out]
     return [*names, "--rank", str(number), "--world-size", str(size), *more]
 
 
+def succeeds(*command: str) -> str:
+    """What it says on stderr."""
+    done = packer(*command)
+    assert done.exit_code == 0, done.stderr
+    return done.stderr
+
+
+def four_at_once(out: str) -> None:
+    """Run all ranks of four as processes; each must succeed."""
+    with ThreadPoolExecutor(4) as threads:
+        ranks = list(threads.map(lambda n: unaltered(*rank(n, 4, out=out)), range(4)))
+    assert [one.returncode for one in ranks] == [0] * 4, [one.stderr for one in ranks]
+    assert contents(out) == contents("whole")
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_one_after_the_other(order: tuple[int, ...]) -> None:
+    """Until the last has come, there is no result."""
     for number in order:
-        assert not Path("out/manifest.json").exists()
+        assert packer("stats", "out").exit_code > 0
+        assert packer("finalize", "out").exit_code > 0
         done = packer(*rank(number, 3))
         assert done.exit_code == 0, done.stderr
         if number != order[-1]:
             assert "units are not packed" in done.stderr
             assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", done.stderr, re.M)
             assert done.stdout == ""
+            assert_error(packer("finalize", "out"), 1, "out: ", "units are not packed")
     assert re.search(r"^packer: out: done in \d+\.\d s$", done.stderr, re.M), done.stderr
     assert contents("out") == contents("whole")
+    assert_error(packer("finalize", "out"), 2, "out: is already finished")
+
+
+def test_all_at_once() -> None:
+    for attempt in range(2):
+        four_at_once(f"out{attempt}")
 
 
 def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,166 +84,104 @@ def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.Monke
         return before
 
     monkeypatch.setattr(destination, "find_own", looked)
-    done = packer(*rank(0, 1))
-    assert done.exit_code == 0, done.stderr
+    succeeds(*rank(0, 1))
     assert contents("out") == contents("whole")
-
-
-def four_at_once(out: str) -> None:
-    """Run all ranks of four as processes; each must succeed."""
-    with ThreadPoolExecutor(4) as threads:
-        ranks = list(threads.map(lambda number: unaltered(*rank(number, 4, out)), range(4)))
-    assert [one.returncode for one in ranks] == [0] * 4, [one.stderr for one in ranks]
-
-
-def test_all_at_once() -> None:
-    for attempt in range(3):
-        out = f"out{attempt}"
-        four_at_once(out)
-        assert contents(out) == contents("whole")
-
-
-def test_a_rank_that_is_lost_is_run_again() -> None:
-    assert packer(*rank(0, 2)).exit_code == 0
-    done = packer("finalize", "out")
-    assert_error(done, 1, "out: ", "units are not packed")
-    assert packer("stats", "out").exit_code == 1
-    assert packer(*rank(1, 2)).exit_code == 0
-    assert contents("out") == contents("whole")
-    assert_error(packer("finalize", "out"), 2, "out: is already finished")
 
 
 def test_finalize_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "packer_cli.run.pipeline.finalize_if_last", lambda *arguments, **options: None
-    )
+    monkeypatch.setattr("packer_cli.run.pipeline.finalize_if_last", lambda *given, **how: None)
     for number in (0, 1):
-        assert packer(*rank(number, 2)).exit_code == 0
+        succeeds(*rank(number, 2))
     assert not Path("out/manifest.json").exists()
     done = packer("finalize", "out", "--json")
     rows = json.loads(Path("out/manifest.json").read_bytes())["rows"]
     assert json.loads(done.stdout)["rows"] == rows
     assert contents("out") == contents("whole")
-    losing = ["--overlong", "drop", "--max-loss", "0.01"]
-    assert packer(*rank(0, 1, "lost", *losing)).exit_code == 0
+    succeeds(*rank(0, 1, "--overlong", "drop", "--max-loss", "0.01", out="lost"))
     done = packer("finalize", "lost")
     assert (done.exit_code, "of the tokens were lost" in done.stderr) == (1, True)
     assert not Path("lost/manifest.json").exists()
 
 
 def test_ranks_must_agree() -> None:
-    assert packer(*rank(0, 2)).exit_code == 0
-    done = packer(*rank(1, 2), "-l", "32")
-    assert_error(
-        done, 2, "out: holds an unfinished run that differs: --max-length was 64, is now 32"
-    )
+    succeeds(*rank(0, 2))
+    differs = "out: holds an unfinished run that differs: --max-length was 64, is now 32"
+    assert_error(packer(*rank(1, 2, "-l", "32")), 2, differs)
     Path("b.jsonl").write_bytes(jsonl("new"))
     assert_error(packer(*rank(1, 2)), 2, "b.jsonl has changed")
 
 
 AUTO = ["--rank", "auto", "--world-size", "auto"]
 ARRAY = "SLURM_ARRAY_TASK_"
+# environment, what is given, and what makes no rank of that
+SCHEDULERS = [
+    ({f"{ARRAY}ID": "1", f"{ARRAY}COUNT": "2"}, AUTO[:2], ""),
+    ({f"{ARRAY}ID": "8", f"{ARRAY}COUNT": "2", f"{ARRAY}MIN": "7"}, AUTO[2:], ""),
+    ({f"{ARRAY}ID": "12", f"{ARRAY}COUNT": "2", f"{ARRAY}MIN": "7", f"{ARRAY}STEP": "5"}, AUTO, ""),
+    ({"RANK": "1", "WORLD_SIZE": "2"}, AUTO, ""),
+    ({"JOB_COMPLETION_INDEX": "1"}, ["--world-size", "2"], ""),
+    ({f"{ARRAY}ID": "1", f"{ARRAY}COUNT": "2"}, [], ""),  # a scheduler alone makes no ranks
+    ({}, ["--rank", "2", "--world-size", "2"], "--rank: 2 is not between 0 and 1"),
+    ({}, ["--rank", "1"], "--world-size: not given, and none of SLURM_ARRAY_TASK_COUNT"),
+    ({}, ["--rank", "x", "--world-size", "2"], "--rank: 'x' is not a number"),
+    ({}, AUTO, "--rank: not given, and none of SLURM_ARRAY"),
+    ({}, ["--rank", "0", "--world-size", "2", "--overwrite"], "--rank: does not go with"),
+    ({}, ["--rank", "0", "--world-size", "2", "-"], "does not go with stdin"),
+    ({}, ["--engine", "ray", "-"], "does not go with stdin"),
+]
 
 
-@pytest.mark.parametrize(
-    ("environment", "given"),
-    [
-        ({f"{ARRAY}ID": "1", f"{ARRAY}COUNT": "2"}, AUTO[:2]),
-        ({f"{ARRAY}ID": "8", f"{ARRAY}COUNT": "2", f"{ARRAY}MIN": "7"}, AUTO[2:]),
-        ({f"{ARRAY}ID": "12", f"{ARRAY}COUNT": "2", f"{ARRAY}MIN": "7", f"{ARRAY}STEP": "5"}, AUTO),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, AUTO),
-        ({"JOB_COMPLETION_INDEX": "1"}, ["--world-size", "2"]),
-        ({f"{ARRAY}ID": "1", f"{ARRAY}COUNT": "2"}, []),  # a scheduler alone makes no ranks
-    ],
-)
+@pytest.mark.parametrize(("environment", "given", "error"), SCHEDULERS)
 def test_ranks_of_schedulers(
-    environment: dict[str, str], given: list[str], monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], given: list[str], error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if given:
-        assert packer(*rank(0, 2)).exit_code == 0
+    if given and not error:
+        succeeds(*rank(0, 2))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     done = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out", *given)
-    assert done.exit_code == 0, done.stderr
-    assert contents("out") == contents("whole")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rank", "2", "--world-size", "2"], "--rank: 2 is not between 0 and 1"),
-        (["--rank", "1"], "--world-size: not given, and none of SLURM_ARRAY_TASK_COUNT"),
-        (["--rank", "x", "--world-size", "2"], "--rank: 'x' is not a number"),
-        (["--rank", "auto", "--world-size", "auto"], "--rank: not given, and none of SLURM_ARRAY"),
-        (["--rank", "0", "--world-size", "2", "--overwrite"], "--rank: does not go with"),
-    ],
-)
-def test_what_makes_no_rank(options: list[str], message: str) -> None:
-    assert_error(packer("pack", "a.jsonl", *OPTIONS, "-o", "out", *options), 2, message)
-    assert not Path("out").exists()
+    if error:
+        assert_error(done, 2, error)
+        assert not Path("out").exists()
+    else:
+        assert contents("out") == contents("whole")
 
 
 def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
     """Both would write the shards of some units at the same time."""
     import fcntl
 
-    assert packer(*rank(0, 2)).exit_code == 0
+    succeeds(*rank(0, 2))
     with open(work_folder() / "rank-1-of-2.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = packer(*rank(0, 1))
         assert_error(done, 1, "out: ranks of another --world-size than 1 are at work")
         assert_error(packer(*rank(1, 2)), 1, "out: another run is writing there")
-    assert packer(*rank(0, 1)).exit_code == 0
+    succeeds(*rank(0, 1))
     assert contents("out") == contents("whole")
 
 
 def test_a_rank_that_comes_late_has_nothing_to_do() -> None:
-    names = ["b.jsonl", "--rank", "0", "--world-size", "2"]
-    assert packer("pack", *OPTIONS, "-o", "out", *names).exit_code == 0
+    command = ["pack", *OPTIONS, "-o", "out", "b.jsonl", "--world-size", "2", "--rank"]
+    succeeds(*command, "0")
     before = contents("out")
-    names[2] = "1"
-    done = packer("pack", *OPTIONS, "-o", "out", *names)
-    assert done.exit_code == 0
-    assert "out: already finished" in done.stderr
-    assert contents("out") == before
-    assert not Path("out/.packer").exists()
+    assert "out: already finished" in succeeds(*command, "1")
+    assert_error(packer(*command, "1", "-q", "-l", "32"), 2, "--max-length was 64, is now 32")
     Path("b.jsonl").write_bytes(jsonl("other"))
-    assert_error(packer("pack", *OPTIONS, "-q", "-o", "out", *names), 2, "holds a finished result")
-    done = packer("pack", *OPTIONS, "-q", "-o", "out", *names, "-l", "32")
-    assert_error(done, 2, "--max-length was 64, is now 32")
+    assert_error(packer(*command, "1", "-q"), 2, "holds a finished result")
     assert contents("out") == before
     assert not Path("out/.packer").exists()
 
 
-def test_stdin_is_not_for_ranks() -> None:
-    for options in (["--rank", "0", "--world-size", "2"], ["--engine", "ray"]):
-        done = packer("pack", "-", "--shape", "text", *OPTIONS, "-o", "out", *options)
-        assert_error(done, 2, "does not go with stdin")
-        assert not Path("out").exists()
-
-
-@pytest.fixture
-def ended(inputs: None) -> Path:
-    """An output whose last rank was killed while putting the result in place."""
-    assert packer(*rank(0, 2)).exit_code == 0
+def test_killed_while_putting_the_result_in_place() -> None:
+    """Any rank goes on with it, or finalize; of all at once one."""
+    succeeds(*rank(0, 2))
     killed = faulty("when_named('replacing.json', 1, kill)", *rank(1, 2))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert (work_folder() / "replacing.json").exists()
-    return Path("out")
-
-
-def test_killed_while_putting_the_result_in_place(ended: Path) -> None:
-    subprocess.run(["cp", "-a", "out", "copy"], check=True)
-    assert packer("finalize", "copy").exit_code == 0
-    assert contents("copy") == contents("whole")
-    assert packer(*rank(0, 2)).exit_code == 0
+    for copy in ("by finalize", "by all"):
+        subprocess.run(["cp", "-a", "out", copy], check=True)
+    succeeds("finalize", "by finalize")
+    assert contents("by finalize") == contents("whole")
+    four_at_once("by all")
+    succeeds(*rank(0, 2))
     assert contents("out") == contents("whole")
-
-
-def test_all_come_back_after_that(ended: Path) -> None:
-    """Only one of them may put the result in place."""
-    for attempt in range(2):
-        out = f"again{attempt}"
-        subprocess.run(["cp", "-a", "out", out], check=True)
-        four_at_once(out)
-        assert contents(out) == contents("whole")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from altered import unaltered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
-from support import assert_error, check_directory, contents, jsonl, packer
+from support import assert_error, check_directory, contents, jsonl, packer, random_texts
 
 import packer_cli.result.manifest as manifest_module
 from packer_cli.errors import DataError
@@ -51,12 +50,10 @@ def write_recipe(weight: float = 3, top: str = "") -> None:
     Path("mix.toml").write_text(RECIPE.format(weight=weight, top=top))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def recipe(folder: Path) -> Path:
-    random_ = random.Random(0)
     for name, documents in (("a-1", 900), ("a-2", 600), ("b", 300), ("c", 100)):
-        lengths = (random_.randrange(100) for _ in range(documents))
-        texts = (f"{name} " + "".join(random_.choices("abcdefgh ", k=k)) for k in lengths)
+        texts = random_texts(documents, 100, documents, f"{name} ")
         (folder / f"{name}.jsonl").write_bytes(jsonl(*texts))
     write_recipe()
     return folder
@@ -81,7 +78,6 @@ def files_of(folder: str) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.usefixtures("recipe")
 def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What --overwrite of packer 0.2 left when it was ended after train's manifest."""
     monkeypatch.setattr(manifest_module, "_WAITS", 1)
@@ -94,8 +90,7 @@ def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.Mon
         ["show", "out/validation"], ["export", "out/train", "--to", "numpy", "-o", "exported"],
     ):  # fmt: skip
         failed = packer(*command)
-        assert failed.exit_code == 1, command
-        assert "are not of one run" in failed.stderr
+        assert_error(failed, 1, "are not of one run")
         assert "run the same packer pack again" in failed.stderr
     monkeypatch.chdir("out/train")
     assert_error(packer("stats", "."), 1, ". and ", "are not of one run")
@@ -108,12 +103,10 @@ def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.Mon
     assert packer("verify", "out/validation", "-q").exit_code == 0
     pack("--overwrite", out="out")
     manifest = Path("out/train/manifest.json")
-    edited = manifest.read_text().replace('"run": "', '"run": "0')
-    manifest.write_text(edited)
+    manifest.write_text(manifest.read_text().replace('"run": "', '"run": "0'))
     assert_error(packer("verify", "out/validation"), 1, "are not of one run")
     shutil.rmtree("out/validation")
-    failed = packer("verify", "out/train")
-    assert "run is '0" in failed.stdout
+    assert "run is '0" in packer("verify", "out/train").stdout
 
 
 def rank(number: int, size: int, out: str) -> list[str]:
@@ -121,33 +114,22 @@ def rank(number: int, size: int, out: str) -> list[str]:
     return ["pack", "mix.toml", *options, "--rank", str(number), "--world-size", str(size)]
 
 
-@pytest.mark.usefixtures("recipe")
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_ranks_one_after_the_other(order: tuple[int, ...]) -> None:
+def test_ranks() -> None:
+    """One after the other, in any order, or at once."""
     pack(out="whole/out")
-    for number in order:
-        assert not Path("ranks/out/train/manifest.json").exists()
-        done = packer(*rank(number, 3, "ranks/out"))
-        assert done.exit_code == 0, done.stderr
-    assert files_of("ranks") == files_of("whole")
-    late = packer(*rank(1, 3, "ranks/out"))
-    assert late.exit_code == 0, late.stderr
-
-
-@pytest.mark.usefixtures("recipe")
-def test_ranks_at_once() -> None:
-    pack(out="whole/out")
-    for attempt in range(2):
-        out = f"at{attempt}"
-        with ThreadPoolExecutor(4) as threads:
-            done = list(
-                threads.map(lambda n, out=out: unaltered(*rank(n, 4, f"{out}/out")), range(4))
-            )
-        assert [one.returncode for one in done] == [0] * 4, [one.stderr for one in done]
+    for out, order in (("one", (0, 1, 2)), ("other", (2, 0, 1))):
+        for number in order:
+            assert not Path(out, "out/train/manifest.json").exists()
+            done = packer(*rank(number, 3, f"{out}/out"))
+            assert done.exit_code == 0, done.stderr
         assert files_of(out) == files_of("whole")
+    assert packer(*rank(1, 3, "one/out")).exit_code == 0  # too late
+    with ThreadPoolExecutor(4) as threads:
+        many = list(threads.map(lambda number: unaltered(*rank(number, 4, "many/out")), range(4)))
+    assert [one.returncode for one in many] == [0] * 4, [one.stderr for one in many]
+    assert files_of("many") == files_of("whole")
 
 
-@pytest.mark.usefixtures("recipe")
 def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
     first = pack()
     assert first.count("-tokenized/") == 3
@@ -166,19 +148,23 @@ def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
         assert now == before
 
 
-@pytest.mark.usefixtures("recipe")
 def test_an_update_packs_again_what_changed_and_nothing_else() -> None:
     pack()
     assert pack("--update").count(": up to date") == 5
     with Path("b.jsonl").open("ab") as file:
         file.write(jsonl("one more", "and another"))
-    told = pack("--update")
-    assert told.count(": up to date") == 2
+    assert pack("--update").count(": up to date") == 2
+    pack(out="anew/out")
+    assert files_of("out") == files_of("anew/out")
+    write_recipe(top="eos = false")
+    again = packer("pack", "mix.toml", "-q", "--unit-bytes", "20k", "-o", "out", "--update")
+    assert_error(again, 2, "source 'a': mix-tokenized/a: was packed with other options: --eos")
+    pack("--overwrite")
+    shutil.rmtree("anew")
     pack(out="anew/out")
     assert files_of("out") == files_of("anew/out")
 
 
-@pytest.mark.usefixtures("recipe")
 @pytest.mark.parametrize(
     ("how", "lost", "replaced"),
     [
@@ -207,7 +193,6 @@ def test_what_is_lost_of_a_side_is_packed_again(
     assert_error(done, 2, "out/train: holds a finished result that differs: shard-", "is missing")
 
 
-@pytest.mark.usefixtures("recipe")
 def test_sources_that_are_tokenized_already(folder: Path) -> None:
     for name in ("a-1", "a-2", "b", "c"):
         done = packer("tokenize", f"{name}.jsonl", "-t", "bytes", "-q", "-o", name)
@@ -220,7 +205,6 @@ def test_sources_that_are_tokenized_already(folder: Path) -> None:
     assert not Path("mix-tokenized").exists()
 
 
-@pytest.mark.usefixtures("recipe")
 def test_what_the_sources_records_lacked_is_in_the_report_of_the_mixture() -> None:
     with Path("b.jsonl").open("a") as file:
         file.write('{"other": 1}\n' * 5 + '{"text": ""}\n' * 3)
@@ -328,10 +312,13 @@ REFUSED: dict[str, tuple[Callable[[], object], list[str], int, tuple[str, ...]]]
     "one more input": (
         lambda: None, ["--add"], 2, ("--add: a recipe names all of its inputs",),
     ),
+    "a share of no recipe": (
+        lambda: Path("mix.toml").write_text('inputs = ["c.jsonl"]\nmax_length = 64'),
+        ["--max-share-error", "1%"], 2, ("--max-share-error needs a recipe with sources",),
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("recipe")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str) -> None:
     change, options, code, parts = REFUSED[name]
@@ -346,58 +333,39 @@ def test_what_is_refused(name: str) -> None:
     assert {path: now.get(path) for path in before} == before
 
 
-@pytest.mark.usefixtures("recipe")
-def test_other_options_of_a_source_are_told_before_its_tokens_go() -> None:
-    pack()
-    write_recipe(top="eos = false")
-    again = packer("pack", "mix.toml", "-q", "--unit-bytes", "20k", "-o", "out", "--update")
-    assert_error(again, 2, "source 'a': mix-tokenized/a: was packed with other options: --eos")
-    pack("--overwrite")
-    pack(out="anew/out")
-    assert files_of("out") == files_of("anew/out")
-    alone = packer("pack", "c.jsonl", "-l", "64", "--max-share-error", "1%")
-    assert_error(alone, 2, "--max-share-error needs a recipe with sources")
-
-
 LONG = """
 max_length = 64
 tokenizer = "bytes"
 {top}
-
 [[source]]
 name = "long"
 inputs = ["long.jsonl"]
 {long}
-
 [[source]]
 name = "short"
 inputs = ["short.jsonl"]
 {short}
+{stage}
 """
-AMOUNTS = [
-    ("by weight", "tokens = 3000", "weight = 1", "weight = 1", "1,500", ""),
-    ("fixed", "", "tokens = 1500", "epochs = 1", "1,500", ""),
-    ("in a stage", '[[stage]]\ntokens = 3000\nname = "last"\n', "weight = 1", "weight = 1",
-     "1,500", ", stage last"),
-]  # fmt: skip
+AMOUNTS = {  # of the recipe: how much is asked for
+    "by weight": {"top": "tokens = 3000", "long": "weight = 1", "short": "weight = 1"},
+    "fixed": {"long": "tokens = 1500", "short": "epochs = 1"},
+    "in a stage": {"stage": '[[stage]]\ntokens = 3000\nname = "last"', "long": "weight = 1",
+                   "short": "weight = 1"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("top", "long", "short", "asked", "stage"), [one[1:] for one in AMOUNTS],
-    ids=[one[0] for one in AMOUNTS],
-)  # fmt: skip
-def test_a_share_that_whole_documents_miss_is_told_and_no_error(
-    folder: Path, top: str, long: str, short: str, asked: str, stage: str
-) -> None:
+@pytest.mark.parametrize("amounts", AMOUNTS)
+def test_a_share_that_whole_documents_miss_is_told_and_no_error(folder: Path, amounts: str) -> None:
+    """1,500 tokens are asked of a source whose documents have 1,001 each at the end."""
     (folder / "long.jsonl").write_bytes(jsonl(*(f"{number}" * 500 for number in range(10, 15))))
     (folder / "short.jsonl").write_bytes(jsonl(*(f"short {number}" for number in range(300))))
-    at_top, tables = ("", top) if top.startswith("[") else (top, "")
-    text = LONG.format(top=at_top, long=long, short=short) + tables
+    text = LONG.format(**({"top": "", "stage": ""} | AMOUNTS[amounts]))
     (folder / "mix.toml").write_text(text)
     done = packer("pack", "mix.toml", "-o", "out")
     assert done.exit_code == 0, done.stderr
-    where = "stage last, " if stage else ""
-    begin = f"packer: {where}source 'long': {asked} tokens are asked of it, 1,001 are taken, "
+    where, stage = ("stage last, ", ", stage last") if "stage" in amounts else ("", "")
+    begin = f"packer: {where}source 'long': 1,500 tokens are asked of it, 1,001 are taken, "
     (line,) = (one for one in done.stderr.splitlines() if one.startswith(begin))
     assert "since documents are whole and the one at its end has 1,001: its share is " in line
     off = line.split()[-2]
@@ -406,16 +374,16 @@ def test_a_share_that_whole_documents_miss_is_told_and_no_error(
     assert f"{title} asked got share off document at its end source" in stats
     assert f" 1,500 1,001 {off} 1,001 long{stage}" in stats
     assert packer("stats", "out", "--html", "page.html").exit_code == 0
-    page = (folder / "page.html").read_text()
-    assert title.capitalize() in page
-    assert f"long{stage}</" in page
+    assert all(
+        one in Path("page.html").read_text() for one in (title.capitalize(), f"long{stage}</")
+    )
     missed = json.loads(Path("out/manifest.json").read_text())["missed_shares"]
-    assert json.loads(packer("stats", "out", "--json").stdout)["missed_shares"] == missed
     assert missed[0].items() >= {"source": "long", "asked": 1500, "taken": 1001}.items()
+    assert json.loads(packer("stats", "out", "--json").stdout)["missed_shares"] == missed
     plan = json.loads(packer("plan", "mix.toml", "--json", "-q").stdout)
     assert plan["outcomes"][0]["missed_shares"] == missed
     assert packer("verify", "out", "--against-inputs").exit_code == 0
-    told = (f"source 'long': {asked} tokens are asked of it", f"{off} off, --max-share-error is 2")
+    told = ("source 'long': 1,500 tokens are asked of it", f"{off} off, --max-share-error is 2")
     for command in (["pack", "mix.toml", "-o", "new"], ["plan", "mix.toml"]):
         failed = packer(*command, "-q", "--max-share-error", "2%")
         assert failed.exit_code == 1

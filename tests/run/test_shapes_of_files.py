@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers
+from altered import unaltered
 from chats import assistant, chat, marked, user, write
 from forging import Result
-from support import assert_error, check_directory, jsonl, packer, packer_process
+from support import assert_error, check_directory, jsonl, packer
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
 OPTIONS = ["-t", "bytes", "--chat-template", "chat.jinja"]
 PACK = [*OPTIONS, "-l", 256]
 QUIET = [*PACK, "-q"]
 SHARED = Path(__file__).resolve().parents[3] / "shared"
+MESSAGES = "sft/messages.jsonl"
 NAMES = ["alpaca", "messages", "prompts", "sharegpt"]
 
 
@@ -83,23 +85,26 @@ def test_every_file_is_packed_as_what_it_is() -> None:
 
 
 def test_files_of_one_shape_are_told_together() -> None:
+    """And where all are of one shape, none is told alone."""
     shutil.copy("sft/messages.jsonl", "sft/a.jsonl")
     shutil.copy("sft/messages.jsonl", "sft/z.jsonl")
     said = run("pack", "sft", *PACK, "-o", "out")
     assert "packer: sft/a.jsonl and 2 more: messages" in said.splitlines()
+    said = run("pack", "sft/a.jsonl", "sft/z.jsonl", *PACK, "-o", "alike")
+    assert "packer: records: messages" in said.splitlines()
+    assert shapes("alike") == {"a": None, "z": None}
+    assert manifest_of("alike")["config"]["train_on"] == "assistant"
 
 
+CHATS = ("messages", "sharegpt")
 OF_SOME = {  # options, and the files that have what they are for
     (): (),
     ("--prompt-template", "chat"): ("alpaca", "prompts"),
     ("--train-on", "all"): (*NAMES, "texts"),
-    ("--train-on", "final"): ("messages", "sharegpt"),
-    ("--turns", "each"): ("messages", "sharegpt"),
-    ("--no-train-reasoning",): ("messages", "sharegpt"),
-    ("--no-train-tool-calls",): ("messages", "sharegpt"),
-    ("--turn-end", "\n"): ("messages", "sharegpt"),
-    ("--allow-open-turns",): ("messages", "sharegpt"),
-    ("--on-unshown", "error"): ("messages", "sharegpt"),
+    ("--train-on", "final"): CHATS,
+    ("--turns", "each"): CHATS,
+    ("--no-train-reasoning", "--no-train-tool-calls", "--allow-open-turns"): CHATS,
+    ("--turn-end", "\n", "--on-unshown", "error"): CHATS,
 }
 
 
@@ -116,7 +121,7 @@ def test_documents_are_those_of_a_run_of_their_own(options: tuple[str, ...]) -> 
     together = list[str]()
     for name in [*NAMES, "texts"]:
         given = options if name in OF_SOME[options] else ()
-        is_rendered = name in ("messages", "sharegpt") or "chat" in given
+        is_rendered = name in CHATS or "chat" in given
         own = OPTIONS if is_rendered else OPTIONS[:2]
         run("pack", f"sft/{name}.jsonl", *own, *given, "-l", 512, "-o", name)
         together += marked(name)
@@ -125,28 +130,17 @@ def test_documents_are_those_of_a_run_of_their_own(options: tuple[str, ...]) -> 
     assert len(together) == 27
 
 
-def test_a_folder_of_one_shape_says_nothing_of_it() -> None:
-    for name in NAMES:
-        if name != "messages":
-            Path(f"sft/{name}.jsonl").unlink()
-    shutil.copy("sft/messages.jsonl", "sft/again.jsonl")
-    said = run("pack", "sft", *PACK, "-o", "out")
-    assert "packer: records: messages" in said.splitlines()
-    assert shapes() == {"messages": None, "again": None}
-    assert manifest_of()["config"]["shape"] == "messages"
-    assert manifest_of()["config"]["train_on"] == "assistant"
-
-
-CHATS = ["sft/messages.jsonl", "sft/sharegpt.jsonl"]
+TALKS = [MESSAGES, "sft/sharegpt.jsonl"]
 REFUSED = [
     (["sft", "other.jsonl"], 1, "other.jsonl: the records' fields fit none of", "title, body"),
     (["sft", "other.jsonl", "--on-error", "skip"], 1, "other.jsonl: the records' fields fit none"),
     (["sft", "--shape", "messages"], 1, "sft/alpaca.jsonl: the records' fields fit none of: mess"),
     (["sft", "tokens.jsonl"], 1, "tokens.jsonl: holds tokens, sft/alpaca.jsonl holds alpaca"),
-    ([*CHATS, "--train-on", "completion"], 2, "completion is not for", "messages or conversations"),
-    ([*CHATS, "--prompt-template", "alpaca"], 2, "alpaca is not for", "messages or conversations"),
+    ([*TALKS, "--train-on", "completion"], 2, "completion is not for", "messages or conversations"),
+    ([*TALKS, "--prompt-template", "alpaca"], 2, "alpaca is not for", "messages or conversations"),
     (["sft/alpaca.jsonl", "sft/prompts.jsonl"], 2, "--chat-template: is for messages",
      "alpaca or prompt-completion"),
+    (["sft/alpaca.jsonl", "--train-on", "all", "--add"], 2, "--train-on was assistant, is now all"),
 ]  # fmt: skip
 
 
@@ -155,8 +149,10 @@ def test_what_does_not_go_together_is_refused(case: Any) -> None:
     write([{"title": "x", "body": "y"}], "other.jsonl")
     write([{"input_ids": [1, 2, 3]}], "tokens.jsonl")
     command, code, *message = case
+    if "--add" in command:  # what stays has no use for the option
+        run("pack", MESSAGES, *PACK, "-o", "out")
     assert_error(packer("pack", *command, *QUIET, "-o", "out"), code, *message)
-    assert not Path("out").exists()
+    assert Path("out").exists() == ("--add" in command)
 
 
 def test_a_shape_that_is_named_finds_its_fields_in_each_file() -> None:
@@ -215,8 +211,7 @@ def test_turns_of_conversations_alone_become_documents() -> None:
 
 
 def test_turns_are_left_out_where_there_are_any() -> None:
-    turns = [user("a" * 30), assistant("b" * 30)]
-    write([chat(*turns * 5)], "sft/long.jsonl")
+    write([chat(*[user("a" * 30), assistant("b" * 30)] * 5)], "sft/long.jsonl")
     write([{"prompt": "p" * 200, "completion": "c" * 200}], "sft/long2.jsonl")
     run("pack", "sft", *PACK, "--overlong", "truncate-turns", "-o", "out")
     losses = {Path(one["path"]).stem: one for one in manifest_of()["inputs"]}
@@ -226,9 +221,8 @@ def test_turns_are_left_out_where_there_are_any() -> None:
 
 
 def test_from_stdin_beside_files() -> None:
-    data = Path("sft/messages.jsonl").read_bytes()
     inputs = "-", "sft/alpaca.jsonl", "--input-format", "jsonl"
-    done = packer_process("pack", *inputs, *PACK, "-o", "out", stdin=data)
+    done = unaltered("pack", *inputs, *PACK, "-o", "out", stdin=Path(MESSAGES).read_bytes())
     assert done.returncode == 0, done.stderr
     assert [one["shape"] for one in manifest_of()["inputs"]] == ["messages", "alpaca"]
     assert check_directory("out")["documents"] == 12
@@ -269,7 +263,7 @@ def test_a_plan_with_texts_and_with_labels_of_some_tokens() -> None:
 
 
 NEW = chat(user("new"), assistant("it is"))
-ALPACA, MESSAGES = "sft/alpaca.jsonl", "sft/messages.jsonl"
+ALPACA = "sft/alpaca.jsonl"
 SMALL = ["--unit-bytes", 40]
 # commands, each with records that are written before it, and documents and shapes at the end
 UPDATES: dict[str, tuple[list[Any], int, dict[str, str | None]]] = {
@@ -315,12 +309,6 @@ def test_updates_of_files_of_several_shapes(name: str) -> None:
         assert manifest_of()["config"] == manifest_of("whole")["config"]
 
 
-def test_an_option_that_no_longer_holds_for_what_stays_is_refused() -> None:
-    run("pack", MESSAGES, *PACK, "-o", "out")
-    done = packer("pack", ALPACA, *QUIET, "--train-on", "all", "--add", "-o", "out")
-    assert_error(done, 2, "--train-on was assistant, is now all")
-
-
 def swap_shapes(manifest: dict[str, Any]) -> None:
     first, second = manifest["inputs"][:2]
     first["shape"], second["shape"] = second["shape"], first["shape"]
@@ -355,6 +343,7 @@ def test_some_inputs_that_changed_leave_the_others_comparable() -> None:
     assert "alpaca" not in done.stdout.replace("alpaca.jsonl", "")
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"needs the real data in {SHARED}")
 def test_real_conversations_and_instructions(sft: Path) -> None:
     """OASST (messages), Glaive (ShareGPT) and GPTeacher (Alpaca): 15,131 records, none rejected."""

@@ -1,14 +1,14 @@
-"""`packer tokenize` by the command line: which documents there are, and with which tokens."""
+"""`packer tokenize` by the command line: which documents there are, with which tokens; and packing
+these once they are damaged, changed, or gone.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
-import random
+import shutil
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +18,14 @@ from chats import CHATML, assistant, chat, chat_tokenizer, user
 from support import (
     BYTES_EOS,
     assert_error,
+    check_directory,
     contents,
     jsonl,
     packer,
+    random_texts,
     recover_documents,
 )
-from tokenizing import batches_in, documents_in, texts_in, tokenize, trained_of
+from tokenizing import batches_in, check_tokenized, documents_in, texts_in, tokenize, trained_of
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -32,42 +34,22 @@ TEXTS = ["one", "", "two three", "né" * 40, "x", ""]
 
 @pytest.fixture
 def texts() -> list[str]:
-    random_ = random.Random(3)
-    lengths = [random_.randrange(300) for _ in range(400)]
-    written = ["".join(random_.choices("abc def", k=length)) for length in lengths]
+    written = random_texts(400, 300, 3)
     Path("a.jsonl").write_bytes(jsonl(*written[:300]))
     Path("b.jsonl").write_bytes(jsonl(*written[300:]))
     return written
 
 
-def in_format(name: str) -> list[str]:
-    """The input, as one file of a format, with what it is called and options for it."""
-    table = pa.table({"text": TEXTS})
-    if name.endswith("parquet"):
-        pq.write_table(table, name, row_group_size=2)
-    elif name.endswith("arrow"):
-        with pa.ipc.new_file(name, table.schema) as writer:
-            writer.write_table(table)
-    elif name.endswith("csv"):
-        Path(name).write_text("text\n" + "".join(f'"{text}"\n' for text in TEXTS))
-    else:
-        Path(name).write_bytes((gzip.compress if name.endswith("gz") else bytes)(jsonl(*TEXTS)))
-    return [name]
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.arrow", "a.csv", "-"])
-def test_documents_of_every_format(name: str) -> None:
+@pytest.mark.parametrize("name", ["a.parquet", "-"])
+def test_documents_in_their_order(name: str) -> None:
     """Of stdin, too; in a script the path alone, or with --json the figures, are printed."""
-    if name == "-":
-        command = ["tokenize", "-", "-t", "bytes", "-o", "tokens", "--json", "-q"]
-        done = unaltered(*command, stdin=jsonl(*TEXTS))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout)["documents"] == len([text for text in TEXTS if text])
-        manifest = json.loads(Path("tokens/manifest.json").read_bytes())
-    else:
-        manifest = tokenize(*in_format(name))
+    pq.write_table(pa.table({"text": TEXTS}), "a.parquet", row_group_size=2)
+    command = ["tokenize", name, "-t", "bytes", "-o", "tokens", "--json", "-q"]
+    done = unaltered(*command, stdin=jsonl(*TEXTS))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["documents"] == len([text for text in TEXTS if text])
+    assert check_tokenized("tokens")["empty_documents"] == TEXTS.count("")
     assert texts_in("tokens") == [text for text in TEXTS if text]
-    assert manifest["empty_documents"] == TEXTS.count("")
     assert all(ids[-1] == BYTES_EOS for _, _, ids, _ in documents_in("tokens"))
 
 
@@ -103,21 +85,12 @@ def test_what_chats_train_on(folder: Path) -> None:
         assert name in manifest["side_files"]
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"prompt": "2+2?", "completion": " 4"},
-        {"instruction": "Add", "input": "2 2", "output": "4"},
-    ],
-)
-def test_prompts_train_on_the_answer(record: dict[str, str]) -> None:
-    Path("a.jsonl").write_text(json.dumps(record) + "\n")
+def test_prompts_train_on_the_answer() -> None:
+    Path("a.jsonl").write_text('{"prompt": "2+2?", "completion": " 4"}\n')
     tokenize("a.jsonl")
     ((_, _, ids, trained),) = documents_in("tokens")
     flags = trained_of(ids, trained)
-    assert bytes(np.array(ids)[flags][:-1].astype(np.uint8)).decode().strip() == "4"
-    assert ids[-1] == BYTES_EOS
-    assert flags[-1]
+    assert np.array(ids)[flags].tolist() == [*b" 4", BYTES_EOS]
 
 
 @pytest.mark.parametrize(
@@ -177,16 +150,13 @@ def test_bad_records_are_skipped_and_told() -> None:
     assert_error(failed, 1, "2 records are bad so far; --max-errors is 1")
 
 
-def test_ranks_units_and_parts_of_shards_change_nothing(texts: list[str]) -> None:
+def test_ranks_change_nothing(texts: list[str]) -> None:
     command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "9k"]
     assert packer(*command, "-o", "whole").exit_code == 0
     for rank in (2, 0, 1):
         done = packer(*command, "--rank", rank, "--world-size", 3, "-o", "out")
         assert done.exit_code == 0, done.stderr
     assert contents("out") == contents("whole")
-    manifest = tokenize("a.jsonl", "b.jsonl", "--unit-bytes", "5k", "--shard-bytes", "1k")
-    assert len(manifest["shards"]) > 10
-    assert documents_in("whole") == documents_in("tokens")
 
 
 def test_a_unit_of_several_shards() -> None:
@@ -268,19 +238,6 @@ def test_results_of_the_other_kind_in_the_way(texts: list[str], first: str, seco
     assert contents("out") == contents("fresh")
 
 
-def test_a_result_at_a_url(texts: list[str], stores: None) -> None:
-    tokenize("a.jsonl", out="here")
-    Path("a.jsonl").write_bytes(jsonl(*texts[:300]))  # `stores` has inputs of its own
-    tokenize("a.jsonl", out="here2")
-    for said in ("uploaded", "up to date"):
-        done = packer("tokenize", "a.jsonl", "-t", "bytes", "-o", "memory://tokens/one")
-        assert done.exit_code == 0, done.stderr
-        assert said == "uploaded" or f"memory://tokens/one: {said}" in done.stderr
-    store = fsspec.filesystem("memory")
-    for path in Path("here2").iterdir():
-        assert store.cat_file(f"/tokens/one/{path.name}") == path.read_bytes(), path
-
-
 def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
     tokenize("a.jsonl")
     for name in ("tokens", "tokens/manifest.json"):
@@ -291,9 +248,94 @@ def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
     assert_error(done, 2, "is a shard of a tokenized directory")
 
 
-def test_a_url_is_refused(stores: None) -> None:
-    done = packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "memory://tokens/one")
-    assert done.exit_code == 0, done.stderr
-    for name in ("memory://tokens/one", "memory://tokens/one/manifest.json"):
-        done = packer("pack", name, "-l", 64, "-q", "-o", "out")
-        assert_error(done, 2, "memory://tokens/one/: a URL, documents are only read from local")
+def tokenized(name: str, *texts: str, tokenizer: str = "bytes") -> Path:
+    Path(f"{name}.jsonl").write_bytes(jsonl(*texts))
+    tokenize(f"{name}.jsonl", out=name, tokenizer=tokenizer)
+    return Path(name)
+
+
+def with_id(directory: Path, before: int, after: int) -> None:
+    """Write another id over the only place of `before`, without another size."""
+    (shard,) = directory.glob("documents-*.arrow")
+    data = shard.read_bytes()
+    old, new = (np.int32(one).tobytes() for one in (before, after))
+    assert data.count(old * 3) == 1
+    shard.write_bytes(data.replace(old * 3, old + new + old))
+
+
+@pytest.mark.parametrize("wrong", [-5, 258])
+@pytest.mark.parametrize("options", [(), ("--no-shuffle",), ("--strategy", "wrap")])
+def test_damaged_ids_are_not_packed(wrong: int, options: tuple[str, ...]) -> None:
+    directory = tokenized("a", "one", "xxx", "two" * 30)
+    with_id(directory, ord("x"), wrong)
+    done = packer("pack", "a", "-l", 16, "-o", "out", "-q", *options)
+    assert_error(done, 1, "a: its document", f"holds the id {wrong}", "expected 0 to 257")
+    assert not Path("out/manifest.json").exists()
+
+
+def test_a_damaged_tokenizer_is_not_copied(folder: Path) -> None:
+    name = chat_tokenizer(folder / "tok", "{{ messages }}")
+    tokenized("a", "one", tokenizer=str(name))
+    kept = Path("a/tokenizer.json")
+    kept.write_bytes(kept.read_bytes() + b" ")
+    done = packer("pack", "a", "-l", 16, "-o", "out", "-q")
+    assert_error(done, 1, "a/tokenizer.json: its sha256 is", "the manifest says")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--view",)])
+def test_a_directory_that_is_kept_need_not_be_there(options: tuple[str, ...]) -> None:
+    for name in "abc":
+        tokenized(name, *(f"{name} {number}" for number in range(50)))
+    given = ("-l", 64, "-o", "out", "-q", *options)
+    packer("pack", "a", *given)
+    assert packer("pack", "b", *given, "--add").exit_code == 0
+    manifest = json.loads(Path("out/manifest.json").read_bytes())
+    assert [one["format"] for one in manifest["inputs"]] == ["tokenized", "tokenized"]
+    done = packer("verify", "out", "--against-inputs")
+    assert done.exit_code == 0, done.output
+    shutil.move("a", "elsewhere")
+    done = packer("pack", "c", *given, "--add")
+    assert done.exit_code == 0, done.output
+    manifest = json.loads(Path("out/manifest.json").read_bytes())
+    assert [one["documents"] for one in manifest["inputs"]] == [50, 50, 50]
+
+
+def test_a_directory_that_is_dropped_is_not_opened() -> None:
+    for name in "abc":
+        tokenized(name, *(f"{name} {number}" * 9 for number in range(50)))
+    given = ("-l", 64, "--no-shuffle", "--unit-bytes", "4k", "-o", "out", "-q")
+    assert packer("pack", "a", "b", *given).exit_code == 0
+    shutil.rmtree("a")
+    done = packer("pack", "b", "c", *given, "--update", "--prune")
+    assert done.exit_code == 0, done.output
+    assert check_directory("out")["documents"] == 100
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("pack", "-o", "out"), ("pack", "-o", "out", "--view"), ("plan",)]
+)
+@pytest.mark.parametrize("wrong", [1, 2**31 - 1])
+def test_a_damaged_index_is_not_planned(command: tuple[str, ...], wrong: int) -> None:
+    directory = tokenized("a", "one", "x" * 76, "two" * 30)
+    (index,) = directory.glob("index-*.arrow")
+    data, length = index.read_bytes(), np.int32(77).tobytes()
+    assert data.count(length) == 1
+    index.write_bytes(data.replace(length, np.int32(wrong).tobytes()))
+    done = packer(*command, "a", "-l", 16, "-q")
+    assert_error(done, 1, f"a/{index.name}: the sum of length is", "the manifest says 172")
+    assert not Path("out/manifest.json").exists()
+
+
+def test_what_is_around_documents_is_told_where_all_have_it() -> None:
+    Path("a.jsonl").write_bytes(jsonl("some text"))
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "with").exit_code == 0
+    given = ["tokenize", "a.jsonl", "-t", "bytes", "--no-eos", "-q", "-o", "without"]
+    assert packer(*given).exit_code == 0
+    for names, around in ((["with"], True), (["with", "without"], False)):
+        done = packer("pack", *names, "-l", 64, "-q", "-o", "out", "--overwrite")
+        assert done.exit_code == 0, done.stderr
+        tokenizer = json.loads(Path("out/manifest.json").read_bytes())["tokenizer"]
+        assert ("suffix" in tokenizer) is around
+        assert tokenizer["prefix"] == []

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer_cli.steps import schedule as scheduling
-from packer_cli.steps.schedule import Grid, Schedule, Sizes, row_costs
+from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, row_costs
 
+ORDER = ("seed", "stages", "block_rows", "window_blocks")
 SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
 relaxed = settings(max_examples=150, deadline=None)
 ManySizes = tuple[int, int, int]  # world_size, batch_size, micro_batches
@@ -28,11 +29,9 @@ def costs_of(rows: int) -> np.ndarray:
 
 
 def schedule(rows: int, sizes: ManySizes, balance: Any = None, **options: Any) -> Schedule:
-    world_size, batch_size, micro_batches = sizes
-    return Schedule(
-        rows, world_size=world_size, batch_size=batch_size, micro_batches=micro_batches,
-        balance=balance, **({"costs": costs_of(rows)} | SMALL | options),
-    )  # fmt: skip
+    options = {"costs": costs_of(rows)} | SMALL | options
+    order = {name: options.pop(name) for name in ORDER if name in options}
+    return Schedule(Order(rows, **order), StepSizes(*sizes), balance=balance, **options)
 
 
 def steps_of(one: Schedule, begin: int, end: int) -> list[np.ndarray]:
@@ -71,7 +70,7 @@ def test_windows_have_their_rows_and_cross_no_stage(
         both = zip(steps_of(plain, begin, end), steps_of(steps, begin, end), strict=True)
         assert all(sorted(one) == sorted(other) for one, other in both)
     world_size, batch_size, micro_batches = sizes
-    grid = Grid(rows, 0, Sizes(*sizes), list(accumulate(stages)), window)
+    grid = Grid(rows, 0, StepSizes(*sizes), list(accumulate(stages)), window)
     place, most = 0, world_size * batch_size * micro_batches
     while place < 3 * rows - world_size:
         begin, end = grid.window_at(place)
@@ -86,7 +85,7 @@ def test_windows_have_their_rows_and_cross_no_stage(
 
 def test_windows_of_a_stage_are_about_as_long() -> None:
     """65 steps are not 64 and one, which would have no others to meet."""
-    grid = Grid(65 * 8, 0, Sizes(4, 1, 2), window=64)
+    grid = Grid(65 * 8, 0, StepSizes(4, 1, 2), window=64)
     assert grid.window_at(0) == (0, 32 * 8)
     assert grid.window_at(32 * 8) == (32 * 8, 65 * 8)
 
@@ -188,10 +187,8 @@ def test_steps_far_larger_than_the_epoch(balance: Any, sizes: ManySizes) -> None
 def test_the_schedule_is_the_same_with_every_version(balance: Any, expected: list[int]) -> None:
     """A run that is resumed after an upgrade goes on as it was."""
     costs = np.array([5, 1, 9, 3, 3, 7, 2, 8, 6, 4, 1, 5], np.float64)
-    one = Schedule(
-        12, seed=0, block_rows=2, window_blocks=3, world_size=2, micro_batches=2,
-        balance=balance, costs=costs, window=2,
-    )  # fmt: skip
+    order = Order(12, block_rows=2, window_blocks=3)
+    one = Schedule(order, StepSizes(2, 1, 2), balance=balance, costs=costs, window=2)
     assert one.rows_at(0, 12).tolist() == expected
 
 
@@ -213,8 +210,7 @@ def test_it_takes_8_bytes_a_row(balance: Any) -> None:
     squared = np.arange(rows)
     tracemalloc.start()
     costs = row_costs(squared, 4096, hidden_size=16)
-    sizes = {"world_size": 8, "batch_size": 2, "micro_batches": 4}
-    one = Schedule(rows, **sizes, balance=balance, costs=costs)
+    one = Schedule(Order(rows), StepSizes(8, 2, 4), balance=balance, costs=costs)
     one.rows_at(0, 8)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

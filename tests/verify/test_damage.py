@@ -81,17 +81,6 @@ def test_every_rule_names_the_value(packed: Path, case: str) -> None:
     assert_found(first(), message)
 
 
-def test_trained_tokens_that_were_untrained(packed: Path) -> None:
-    """Rows that are sound, but not those of the manifest."""
-    shard = packed / first()
-    batch = next(iter(pa.ipc.open_stream(shard.read_bytes())))
-    at = int(np.argmax(batch.column("labels").values.to_numpy() >= 0))
-    forge(shard, changed(shard, "labels", at, -100))
-    listed = Result("out").manifest["trained_tokens"]
-    text = f"holds {listed - 1} trained_tokens, the manifest says {listed}"
-    assert problems() == [f"out: {first()}: {text}"]
-
-
 @pytest.mark.parametrize("forged", [False, True], ids=["cut", "and the manifest edited"])
 def test_a_shard_cut_at_every_message_boundary(folder: Path, forged: bool) -> None:
     (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 20))

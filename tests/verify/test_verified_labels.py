@@ -52,15 +52,10 @@ CONVERSATIONS: dict[str, tuple[str, ...]] = {
     "open turns, the last answer": ("--allow-open-turns", "--train-on", "last-assistant"),
     "shortened": (*ENDS, "--overlong", "truncate-turns", "-l", "150"),
     "shortened, special tokens as text": (
-        *ENDS,
-        *AS_TEXT,
-        "--overlong",
-        "truncate-turns",
-        "-l",
-        "150",
+        *ENDS, *AS_TEXT, "--overlong", "truncate-turns", "-l", "150"
     ),
     "prompts through a template": (*ENDS, *AS_TEXT, "--prompt-template", "chat"),
-}
+}  # fmt: skip
 
 
 def spelling_out(number: int) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import tiny_tokenizers
 from altered import unaltered
 from forged_changes import change_column, set_config, swap_rows
 from forging import Result
-from support import COMPRESSORS, assert_error, jsonl, pack, packer, packer_process
+from support import COMPRESSORS, assert_error, jsonl, pack, packer
 from varied_results import ALL, texts, write_mixed
-from verifying import TEXTS, assert_sound, changed, first, forge, problems
+from verifying import TEXTS, assert_sound, first, problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 EACH = [{"text": text} for text in TEXTS]
@@ -46,16 +46,6 @@ def test_a_sound_result(packed: Path) -> None:
         "bytes": (packed / first()).stat().st_size,
         "documents_compared": None, "inputs_compared": None, "units_packed_again": None,
     }  # fmt: skip
-
-
-def test_the_script_itself(packed: Path) -> None:
-    result = packer_process("verify", "out")
-    assert (result.returncode, result.stderr) == (0, b"")
-    (packed / first()).unlink()
-    result = packer_process("verify", "out")
-    assert result.returncode == 1
-    assert result.stdout == f"out: {first()}: is missing\n".encode()
-    assert result.stderr.startswith(b"error: out: 1 problem\ntip: ")
 
 
 @pytest.mark.parametrize(
@@ -401,19 +391,3 @@ def test_a_sample_notices_an_input_all_of_whose_documents_are_gone(folder: Path)
     replace_input(folder / "b.jsonl", jsonl("what is gone" * 2), 1)
     (line,) = problems("--against-inputs", "--sample", 5)
     assert " of row 0 of shard-00000" in line
-
-
-def test_a_label_that_was_untrained(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("one", "two"))
-    pack("a.jsonl", "-l", 16, "--no-shuffle", "--strategy", "next-fit")
-    shard = Path("out") / first()
-    forge(shard, changed(shard, "labels", 1, -100))
-    result = Result("out")
-    result.add_to_input("trained_tokens", -1)
-    result.manifest["shards"][0]["trained_tokens"] -= 1
-    result.save()
-    assert_sound()
-    assert problems("--against-inputs") == [
-        f"out: {first()}: labels has -100 at place 1 of row 0 of {first()}, 110 expected when "
-        "encoded again: in segment 0, of 4 tokens of a.jsonl, line 1 (byte 0)"
-    ]

@@ -314,31 +314,3 @@ def test_documents_that_are_others_with_all_that_follows_from_them(column: str) 
 
 
 # What packs from a damaged directory
-
-
-@pytest.mark.usefixtures("tokenized")
-@pytest.mark.parametrize(
-    ("kind", "change", "parts"),
-    [
-        ("index", set_at("length", 0, 3), ["index-", "the sum of length is "]),
-        ("index", set_at("trained_tokens", 0, 3), ["index-", "the sum of trained_tokens is "]),
-        ("documents", set_at("input_ids", 0, [1]), ["documents-", "its document 0 has 1 tokens, "]),
-    ],
-)
-def test_lengths_that_disagree_are_not_packed(
-    kind: str, change: Callable[[dict[str, list[Any]]], None], parts: list[str]
-) -> None:
-    rewrite(kind, change)
-    assert_error(packer("pack", "out", "-l", 64, "-q", "-o", "rows"), 1, *parts)
-    assert not list(Path().glob("rows/*.arrow"))
-
-
-@pytest.mark.usefixtures("tokenized")
-def test_shards_without_their_directory_are_not_packed() -> None:
-    name = f"out/{arrow_file('documents').name}"
-    result = packer("pack", name, "-l", 64, "-q", "-o", "rows")
-    assert_error(result, 2, f"{name}: is a shard of a tokenized directory")
-    Path("out/manifest.json").unlink()
-    result = packer("pack", "out", "-l", 64, "-q", "-o", "rows")
-    assert_error(result, 2, f"{name}: is a shard of a tokenized directory")
-    assert not Path("rows").exists()
