@@ -349,9 +349,8 @@ _COUNTED = ("index", "index0", "revindex", "revindex0", "length")  # of loops
 class _Analysis:
     """Passes over a template until nothing changes.
 
-    values     of variables and of what namespaces hold ("ns.name")
-    constants  texts of variables that are set to texts; `changing`: those set to other things, too
-    outside    variables that words are compared with, and that the template does not set
+    values   of variables and of what namespaces hold ("ns.name")
+    outside  variables that words are compared with, and that the template does not set
     """
 
     def __init__(self, tree: nodes.Template, given: str) -> None:
@@ -359,8 +358,7 @@ class _Analysis:
         self._values = defaultdict[str, _Value](lambda: _NOTHING)
         self._values |= {"messages": _RECORDS, "tools": _RECORDS}
         self._values[given] |= _WORDS
-        self._constants = defaultdict[str, set[str]](set)
-        self._changing, self._outside = set[str](), set[str]()
+        self._outside = set[str]()
         self._macros = {one.name: one for one in tree.find_all(nodes.Macro)}
         self._literals, self._deep = set[str](), False
         before: dict[str, _Value] = {}
@@ -383,8 +381,7 @@ class _Analysis:
     def _step(self, node: nodes.Node) -> None:
         match node:
             case nodes.If():
-                if not _only_refuses(node):
-                    self._of(node.test)
+                self._of(node.test)
                 self._run([*node.body, *node.elif_, *node.else_])
             case nodes.For():
                 self._loop(node)
@@ -420,12 +417,6 @@ class _Analysis:
             for one in value.kwargs:
                 self._values[f"{_name_of(target)}.{one.key}"] |= self._of(one.value)
             return
-        if isinstance(target, nodes.Name):
-            text = _constant(value)
-            if isinstance(text, str):
-                self._constants[target.name].add(text)
-            else:
-                self._changing.add(target.name)
         self._set(target, self._of(value))
 
     def _set(self, target: nodes.Node, value: _Value) -> None:
@@ -461,8 +452,7 @@ class _Analysis:
                     left = operand.expr
                 return _NOTHING
             case nodes.CondExpr():
-                if not _raises(node.expr1) and not _raises(node.expr2):
-                    self._of(node.test)
+                self._of(node.test)
                 return self._of(node.expr1) | self._of(node.expr2)
         value = self._all(node.iter_child_nodes())
         if isinstance(node, nodes.Not):
@@ -506,11 +496,7 @@ class _Analysis:
             return _NOTHING
         self._deep |= words and node.name in _DECIDING
         if words and node.name in _CHOOSING and _constant(*given[:1]) not in STRUCTURE:
-            test = _constant(*given[1:2])
-            if len(given) == 3 and test in _EQUAL:
-                self._look_for(given[2])
-            else:
-                self._deep |= len(given) > 1 and test not in _TESTS
+            self._deep |= len(given) > 1 and _constant(given[1]) not in _TESTS
         if words and node.name == "replace":
             self._look_for(given[0])
         if node.name in (*_CHOOSING, "list", "reverse"):
@@ -557,10 +543,6 @@ class _Analysis:
             if isinstance(one, nodes.Const):
                 if isinstance(one.value, str):
                     self._literals.add(one.value)
-            elif (
-                isinstance(one, nodes.Name) and one.name in self._constants.keys() - self._changing
-            ):
-                self._literals |= self._constants[one.name]
             else:
                 self._deep = True
 
@@ -616,21 +598,6 @@ def _counts_characters(node: nodes.For) -> bool:
         for field in fields
     )
     return counts and name is not None and all(_name_of(field.node) != name for field in fields)
-
-
-def _only_refuses(node: nodes.If) -> bool:
-    """Whether a condition decides whether the conversation is refused, and nothing else."""
-    inner = [child for one in node.body for child in getattr(one, "nodes", [one])]
-    shown = [one for one in inner if not _is_blank(one)]
-    return bool(shown) and all(map(_raises, shown)) and not (node.elif_ or node.else_)
-
-
-def _raises(node: Any) -> bool:
-    return isinstance(node, nodes.Call) and _name_of(node.node) == "raise_exception"
-
-
-def _is_blank(node: Any) -> bool:
-    return isinstance(node, nodes.TemplateData) and not node.data.strip()
 
 
 def _name_of(node: Any) -> str | None:
