@@ -7,6 +7,7 @@ by another counts for the inner one only. MB/s are of input text. Half a minute.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import time
 from collections import defaultdict
@@ -21,7 +22,6 @@ from packer_cli._kernels import filling
 from runs import MAX_LENGTH
 from settings import Settings, from_environment
 
-from packer_cli import threads
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
@@ -127,7 +127,7 @@ def _pin_workers() -> None:
 
 def _measure(settings: Settings, files: list[Path]) -> dict[str, float]:
     _pin_workers()
-    threads.ThreadPoolExecutor = _Inline  # type: ignore[assignment, attr-defined]
+    concurrent.futures.ThreadPoolExecutor = _Inline  # type: ignore[misc, assignment]
     os.sync()
     with inputs.Output(settings) as output:
         clocks = _clocked_pipeline()

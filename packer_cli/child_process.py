@@ -32,35 +32,18 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from packer_cli.errors import DataError, InternalError, PackerError
+from packer_cli.errors import DataError, InternalError, LostChildError, PackerError
 
 _PIPE_BYTES = 1 << 20
 _AHEAD = 4  # results of a generator that wait to be fetched
 _LAST_BREATH = 5.0  # seconds between a child's last answer and its end
 _NOTE_BYTES = 8
-# ("value", v), ("error", exception), ("item", v), ("end", None) or ("not imported", what happened)
+# ("value", v), ("error", exception), ("item", v) or ("end", None)
 _Answer = tuple[str, Any]
 # Our own path: -c alone would import modules that lie in the current directory.
-_BEGINNING = f"""
-import sys
-sys.path[:] = {{path!r}}
-try:
-    import {__name__} as me
-except Exception as error:
-    from multiprocessing.connection import Connection
-    Connection({{answers}}, readable=False).send(("not imported", str(error)))
-else:
-    me.serve{{descriptors}}
-"""
-
-
-class LostChildError(DataError):
-    """The child process ended unexpectedly.
-
-    `code`: -N when signal N ended it; None when it does not answer, and has not ended either.
-    """
-
-    code: int | None = None
+_BEGINNING = (
+    f"import sys; sys.path[:] = {{path!r}}; import {__name__} as me; me.serve{{descriptors}}"
+)
 
 
 class Child:
@@ -134,12 +117,10 @@ class Child:
             answer: _Answer = self._answers.recv()
         except (OSError, EOFError) as error:
             raise self._lost() from error
-        if answer[0] == "not imported":
-            raise _not_imported(answer[1])
         return answer
 
     def _lost(self) -> LostChildError:
-        """Why there is no answer: the child is ending, if it has not ended yet."""
+        """The error for a lost answer: the child is ending, if it has not ended yet."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_BREATH)
         code = self._process.returncode
@@ -159,7 +140,7 @@ def spawn(begin: int, requests: int, answers: int, lifeline: int) -> subprocess.
     then ends the child.
     """
     descriptors = (begin, requests, answers, lifeline)
-    program = _BEGINNING.format(path=sys.path, answers=answers, descriptors=descriptors)
+    program = _BEGINNING.format(path=sys.path, descriptors=descriptors)
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
@@ -266,15 +247,10 @@ def _sendable(error: BaseException) -> Exception:
     """The error, in a form that can be pickled."""
     if isinstance(error, PackerError | MemoryError):
         return error
-    if isinstance(error, ImportError):
-        return _not_imported(str(error))
+    if isinstance(error, ImportError):  # of what this process has: packages were changed meanwhile
+        return DataError(
+            f"packer's helper process cannot import what it needs: {error}",
+            "if packages have changed since the run began, run the same command again; otherwise "
+            "install packer anew",
+        )
     return InternalError(f"{type(error).__name__}: {error}")
-
-
-def _not_imported(why: str) -> DataError:
-    """What this process had imported, its child cannot: packages were changed meanwhile."""
-    return DataError(
-        f"packer's helper process cannot import what it needs: {why}",
-        "if packages have changed since the run began, run the same command again; otherwise "
-        "install packer anew",
-    )

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 # Control characters, line ends other than \n, and what changes the direction of writing or is
 # never seen. A zero-width joiner stays: scripts and emoji need it.
@@ -53,6 +54,15 @@ class DamagedInputError(DataError):
 
 class InputChangedError(DataError):
     """An input changed after the run began: what was packed of it is useless."""
+
+
+class LostChildError(DataError):
+    """A helper process ended unexpectedly.
+
+    `code`: -N when signal N ended it; None when it does not answer, and has not ended either.
+    """
+
+    code: int | None = None
 
 
 class ThresholdMissed(PackerError):
@@ -111,19 +121,18 @@ def one_of(
 def nearest(name: str, names: Iterable[str]) -> str:
     """The name that somebody who wrote `name` meant, or "" where none is near.
 
-    Near are names with about one mistake of typing in four letters at most; where there are none,
+    Near are names with about one mistake of typing in three letters at most; where there are none,
     names that have all words of the other, and those that begin like it.
     Case does not matter, nor whether words are joined by - or _.
     """
-    sought = _plain(name)
-    mistakes = {one: _mistakes(sought, _plain(one)) for one in names}
-    near = [one for one in mistakes if mistakes[one] <= (len(sought) + 1) // 4]
-    near = near or [one for one in mistakes if _is_part(sought, _plain(one))]
-    return min(near, key=mistakes.__getitem__, default="")
+    sought, known = _plain(name), {_plain(one): one for one in names}
+    near = get_close_matches(sought, known, 1, 0.7)
+    near = near or get_close_matches(sought, [one for one in known if _is_part(sought, one)], 1, 0)
+    return known[near[0]] if near else ""
 
 
 def _is_part(one: str, other: str) -> bool:
-    """Whether all words of one name are in the other, or both begin with nearly all of one."""
+    """Tell whether all words of one name are in the other, or both begin with nearly all of one."""
     words, others = set(one.split("-")), set(other.split("-"))
     shorter = min(len(one), len(other))
     most = -(-3 * shorter // 4)
@@ -133,19 +142,6 @@ def _is_part(one: str, other: str) -> bool:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "-").strip("-")
-
-
-def _mistakes(first: str, second: str) -> int:
-    """Letters left out, added, changed, or changed with their neighbour (Damerau 1964)."""
-    before, last = list[int](), list(range(len(second) + 1))
-    for i, one in enumerate(first):
-        row = [i + 1]
-        for j, other in enumerate(second):
-            row.append(min(last[j] + (one != other), last[j + 1] + 1, row[j] + 1))
-            if i and j and (one, first[i - 1]) == (second[j - 1], other):
-                row[-1] = min(row[-1], before[j - 1] + 1)
-        before, last = last, row
-    return last[-1]
 
 
 def named(fields: Iterable[str], most: int = 20) -> str:

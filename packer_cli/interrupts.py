@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM: an exception while the main thread works alone, a flag while others work.
+"""Ctrl-C and SIGTERM: an exception while the main thread works alone, a flag while others work;
+and `run_all`, which has tasks done by threads until then.
 
 An exception out of a signal's handler may come between any two steps of what the main thread does,
 and leave a lock taken for which another thread then waits for ever. Code that waits for threads
-does so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: see `sent_again`.
+does so inside `as_flag`, and looks at the flag. Of a destructor Python drops it: `interruptible`.
 
 A flag waits until threads look at it, and a tokenizer may work on one text for minutes. A process
 that is all ours soon ends without them, by `end_late`: a run may be killed at any moment.
@@ -10,19 +11,26 @@ that is all ours soon ends without them, by `end_late`: a run may be killed at a
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from packer_cli.errors import Interrupted
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS = 0.01  # until a destructor has ended
 Handler = Callable[[int, Any], object]
 _GRACE_SECONDS = 1.5
+_LOOK_SECONDS = 0.2  # between two looks for Ctrl-C
 _may_end_late = False
+# Work that a task leaves to other threads must end, too, before all is done.
+Task = Callable[[], "Iterable[Future[Any]] | None"]
 
 
 def end_late(end: Handler) -> None:
@@ -33,41 +41,34 @@ def end_late(end: Handler) -> None:
 
 
 @contextmanager
-def handled(handle: Handler) -> Iterator[None]:
-    """Handle both signals so; one that is ignored (nohup, `&` in a script) stays ignored."""
-    with ExitStack() as stack:
-        for number in NUMBERS:
-            before = signal.getsignal(number)
-            if before is not signal.SIG_IGN and before is not None:
-                stack.callback(signal.signal, number, before)
-                signal.signal(number, handle)
-        yield
-
-
-@contextmanager
-def sent_again() -> Iterator[None]:
-    """Send an interrupt again that came inside a destructor, where it raises nothing."""
+def interruptible() -> Iterator[None]:
+    """Inside, both signals raise KeyboardInterrupt; one that is ignored (nohup, `&` in a script)
+    stays ignored. One that comes inside a destructor, where it raises nothing, is sent again.
+    """
     before = sys.unraisablehook
 
     def look(dropped: sys.UnraisableHookArgs) -> None:
         if dropped.exc_type is not KeyboardInterrupt:
             before(dropped)
             return
-        seconds = _SECONDS
-        while True:
-            again = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
-            try:
-                again.start()  # on a busy machine it takes longer than `seconds`,
-                return
-            except KeyboardInterrupt:  # and here, too, the interrupt would be dropped
-                seconds *= 2
+        at_end = signal.getsignal(signal.SIGALRM)
 
-    sys.unraisablehook = look
-    try:
+        def again(number: int, frame: object) -> None:
+            signal.signal(signal.SIGALRM, at_end)
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+
+    with ExitStack() as stack:
+        for number in NUMBERS:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN and handler is not None:
+                stack.callback(signal.signal, number, handler)
+                signal.signal(number, signal.default_int_handler)
+        stack.callback(setattr, sys, "unraisablehook", before)
+        sys.unraisablehook = look
         yield
-    finally:
-        sys.unraisablehook = before
 
 
 @contextmanager
@@ -124,8 +125,48 @@ def as_flag() -> Iterator[Callable[[], bool]]:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, both raise KeyboardInterrupt, even one that comes inside a destructor."""
-    with handled(signal.default_int_handler), sent_again():
-        yield
+def run_all(
+    tasks: Iterable[Task],
+    workers: int,
+    stop: threading.Event,
+    end_waits: Callable[[], None] = lambda: None,
+    *,
+    wait_seconds: float | None = None,
+) -> None:
+    """Run the tasks on threads; on the first failure or Ctrl-C set `stop` and raise.
+
+    It waits for the tasks that still run then, at most `wait_seconds`, so they must look at `stop`;
+    `end_waits` is called to end what they may be waiting for.
+    """
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415 slow
+
+    queue = iter(tasks)
+    with as_flag() as interrupted, ExitStack() as stack:
+        pool = ThreadPoolExecutor(workers, "packer")
+        stack.callback(pool.shutdown, wait=wait_seconds is None)
+        running: set[Future[Iterable[Future[Any]] | None]] = set()
+        left: set[Future[Any]] = set()
+        try:
+            while True:
+                while len(running) < workers and (task := next(queue, None)):
+                    running.add(pool.submit(task))
+                if not running and not left:
+                    return
+                waited: list[Future[Any]] = [*running, *left]
+                finished = wait(waited, _LOOK_SECONDS, FIRST_COMPLETED).done
+                if interrupted():
+                    raise Interrupted("interrupted")
+                for future in left & finished:
+                    future.result()
+                left -= finished
+                for task_done in running & finished:
+                    left.update(task_done.result() or ())
+                running -= finished
+        except BaseException as error:
+            stop.set()  # before the pool waits for the tasks still running
+            end_waits()
+            if wait_seconds is not None:
+                wait([*running, *left], wait_seconds)
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted("interrupted") from None
+            raise

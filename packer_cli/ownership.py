@@ -69,7 +69,7 @@ class Folder:
             return None
 
     def is_file(self, name: str) -> bool:
-        """Whether it is a regular file, not a link to one."""
+        """Tell whether it is a regular file, not a link to one."""
         status = self.status(name)
         return status is not None and stat.S_ISREG(status.st_mode)
 
@@ -132,7 +132,7 @@ class Listed(NamedTuple):
 
 
 def unchanged(folder: Folder, name: str, listed: Listed, record: Times | None = None) -> bool:
-    """Whether a file is the one that a record lists: a regular file of that size and digest.
+    """Tell whether a file is the one that a record lists: a regular file of that size and digest.
 
     As git does, it is not read where its times, and those of the `record`, tell.
     """
@@ -149,8 +149,8 @@ def times_of(status: os.stat_result) -> Times:
 
 
 def _tell_times(file: os.stat_result, record: Times | None) -> bool:
-    """Whether nobody has changed a file since packer wrote the record, as the last of all, and then
-    renamed both to their places, which sets the time of change of status only.
+    """Tell whether nobody has changed a file since packer wrote the record, as the last of all, and
+    then renamed both to their places, which sets the time of change of status only.
 
     They do not tell once somebody has touched, copied or moved the record.
     """
@@ -165,7 +165,7 @@ def _tell_times(file: os.stat_result, record: Times | None) -> bool:
 
 
 def find_own(parent: Folder, name: str) -> Path | None:
-    """Where packer's files in its folder of that name are; None when there is none.
+    """Find packer's files in its folder of that name; None when there is none.
 
     Raises UsageError when the folder is somebody else's. An empty one is nobody's.
     """
@@ -291,7 +291,7 @@ def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> 
 
 
 def strangers(inside: Folder, own: re.Pattern[str]) -> list[str]:
-    """What is in packer's folder, but is no regular file with a name of packer's.
+    """Names in packer's folder of what is no regular file with a name of packer's.
 
     A name that is gone by now is another rank's: `unit-00000.json.part` before its rename.
     """

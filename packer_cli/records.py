@@ -29,7 +29,7 @@ IGNORED = -100  # the label of a token that is not trained on
 
 
 def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
-    """Where the numbers cannot be token ids."""
+    """Mark the numbers that cannot be token ids."""
     wrong: npt.NDArray[np.bool_] = (ids < 0) | (ids > HIGHEST_ID)
     return wrong
 
@@ -74,16 +74,16 @@ class InputFile:
     shape: str | None = None
 
     def has_changed(self, now: InputFile) -> bool:
-        """Whether it counts as another file `now`, whatever its content."""
+        """Tell whether it counts as another file `now`, whatever its content."""
         return (self.size, self.mtime_ns) != (now.size, now.mtime_ns)
 
     def looks_like(self, now: InputFile) -> bool:
-        """Whether nothing shows a difference to what it is `now`."""
+        """Tell whether nothing shows a difference to what it is `now`."""
         rest = (self.ctime_ns, self.device, self.inode) == (now.ctime_ns, now.device, now.inode)
         return rest and not self.has_changed(now)
 
     def is_surely(self, now: InputFile) -> bool:
-        """Whether it is surely the same `now`; where False, the contents decide."""
+        """Tell whether it is surely the same `now`; where False, the contents decide."""
         return not self.racy and self.looks_like(now)
 
 
@@ -115,7 +115,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Documents:
-    """How many documents a file has, and how many bytes their tokens take, at four a token."""
+    """Numbers of a file: its documents, and the bytes of their tokens, at four a token."""
 
     count: int
     bytes: int
@@ -123,7 +123,7 @@ class Documents:
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """What one worker packs into one shard: the unit of parallelism, resume and reuse."""
+    """Slices that one worker packs into one shard: the unit of parallelism, resume and reuse."""
 
     index: int
     slices: tuple[Slice, ...]
@@ -164,7 +164,7 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Spans:
-    """What is trained on: spans of bytes of the UTF-8 texts of n documents, in order.
+    """Spans of bytes that are trained on, of the UTF-8 texts of n documents, in order.
 
     offsets     int64[n+1]: document i has the spans offsets[i]..offsets[i+1]
     begin, end  int64[spans]
@@ -176,7 +176,7 @@ class Spans:
 
 
 class LeftOut(NamedTuple):
-    """What a chat template does not show of a record, of one kind.
+    """Something of one kind in a record that a chat template does not show.
 
     record  its index in the batch
     what    one of UNSHOWN

@@ -58,7 +58,7 @@ class Stat(NamedTuple):
 
 
 def is_url(path: str) -> bool:
-    """Whether it is a URL for fsspec: `protocol://...`, without a folder before."""
+    """Tell whether it is a URL for fsspec: `protocol://...`, without a folder before."""
     head, separator, _ = path.partition("://")
     return bool(separator) and "/" not in head
 
@@ -82,7 +82,7 @@ def identity(path: str) -> str:
 
 
 def place(output: str) -> Path | str:
-    """Where results go: a local path, also of a `file://` URL, or a URL of a store."""
+    """The place of results: a local path, also of a `file://` URL, or a URL of a store."""
     if is_url(output) and output.partition("://")[0] not in _LOCAL:
         return output
     return Path(_store(output)[1] if is_url(output) else output)
@@ -110,7 +110,7 @@ def refuse_other_than_utf8(option: str, path: str) -> None:
 
 
 def kind(path: str) -> Literal["file", "folder"] | None:
-    """What a path is now; "file" is anything but a folder. Raises PackerError for URLs."""
+    """The kind of a path now; "file" is anything but a folder. Raises PackerError for URLs."""
     if not is_url(path):
         if os.path.isdir(path):
             return "folder"
@@ -158,12 +158,16 @@ def listing(folder: str) -> list[tuple[str, bool]]:
     if not is_url(folder):
         return [(name, os.path.isdir(os.path.join(folder, name))) for name in os.listdir(folder)]
     with _asking(folder):
-        store, own = _store(folder)
-        return [
-            (base_name(info["name"]), info["type"] == "directory")
-            for info in store.ls(own, detail=True)
-            if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
-        ]
+        return [(name, info["type"] == "directory") for name, info in _entries(folder)]
+
+
+def _entries(url: str) -> list[tuple[str, dict[str, Any]]]:
+    store, own = _store(url)
+    return [
+        (base_name(info["name"]), info)
+        for info in store.ls(own, detail=True)
+        if info["name"].rstrip("/") != own.rstrip("/")  # an object that stands for the folder
+    ]
 
 
 def is_file(path: str) -> bool:
@@ -172,21 +176,19 @@ def is_file(path: str) -> bool:
 
 
 def objects(url: str) -> dict[str, Stat | None]:
-    """What is in a folder at a URL now, by name; None for folders.
+    """List a folder at a URL as it is now, by name; None for folders.
 
     {} when there is none. Raises PackerError.
     """
     with _asking(url):
-        store, own = _store(url)
-        store.invalidate_cache()
+        _store(url)[0].invalidate_cache()
         try:
-            entries = store.ls(own, detail=True)
+            entries = _entries(url)
         except FileNotFoundError:
             return {}
         return {
-            base_name(info["name"]): None if info["type"] == "directory" else _stat(url, info)
-            for info in entries
-            if info["name"].rstrip("/") != own.rstrip("/")
+            name: None if info["type"] == "directory" else _stat(url, info)
+            for name, info in entries
         }
 
 
@@ -196,7 +198,7 @@ def sizes(url: str) -> dict[str, int | None]:
 
 
 def part_bytes(size: int) -> int:
-    """How much of a file of this size `write` holds in memory, twice."""
+    """Bytes of a file of this size that `write` holds in memory, twice."""
     return max(_PART_BYTES, -(-size // _MOST_PARTS // _MIB) * _MIB)
 
 
@@ -252,7 +254,7 @@ def remove_folder(url: str) -> None:
 
 
 def glob(pattern: str) -> list[str]:
-    """What matches and is no folder, sorted, of whatever kind. Raises OSError for a folder that
+    """Paths that match and are no folders, sorted. Raises OSError for a folder that
     cannot be listed, for URLs PackerError.
     """
     if not is_url(pattern):
@@ -295,7 +297,7 @@ def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedRe
 
 
 def open_regular(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
-    """As `open_bytes`; OSError for what is no file, too: reading a pipe may wait for ever."""
+    """Open as `open_bytes`; OSError for what is no file, too: a pipe may wait for ever."""
     if is_url(path):
         return open_bytes(path, ahead)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -405,8 +407,8 @@ def _store(url: str) -> tuple[Any, str]:
 
 
 def _patience(protocols: str | tuple[str, ...]) -> dict[str, Any]:
-    """How long requests wait for a server that says nothing, or little, where its package would
-    wait longer than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
+    """Options for requests to a server that says nothing, or little, where its package would wait
+    longer than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
     """
     from fsspec.config import conf  # noqa: PLC0415 as above
 
@@ -446,19 +448,13 @@ def _asking(url: str, doing: str = "read") -> Iterator[None]:
 def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
     text = getattr(error, "strerror", None) or str(error) or name
-    reason, reading = text.splitlines()[0], doing == "read"
-    if isinstance(error, FileNotFoundError) and reading:
-        reason, tip = "no such file", "check the spelling, and that nothing removes it meanwhile"
-    elif isinstance(error, FileNotFoundError):
-        reason, tip = "no such bucket or folder", "check the spelling; buckets are not made"
+    reason = text.splitlines()[0]
+    tip = (
+        f"check the network, the address and the credentials for {protocol}://, then run the same "
+        "command again"
+    )
+    if isinstance(error, FileNotFoundError):
+        reason = "no such file" if doing == "read" else "no such bucket or folder"
     elif getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
         reason, tip = "it changed", "wait until nothing writes to it, then run again"
-    elif isinstance(error, PermissionError) or "credential" in name.lower():
-        allowed = "list and to read" if reading else "list, to write and to delete"
-        tip = f"check the credentials for {protocol}://, and that they allow to {allowed}"
-    elif "timeout" in name.lower() or "connect" in name.lower():
-        tip = "check the network and the address, then run the same command again"
-    else:
-        otherwise = "copy it to a local path" if reading else "run the same command again"
-        tip = f"check the address, the credentials and the network, or {otherwise}"
     return DataError(f"{url}: cannot {doing}: {reason}", tip)

@@ -30,7 +30,7 @@ _AT_A_TIME = 64
 
 @dataclass
 class Comparison:
-    """How many texts of a source were compared, and those that differ."""
+    """The number of texts of a source that were compared, and those that differ."""
 
     source: str
     texts: int = 0

@@ -14,9 +14,8 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -50,17 +49,16 @@ __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]
 _COLUMNS = ("cu_seqlens", PADDED_BOUNDARIES, "segments")
 _PLACES_AT_ONCE = 1 << 20  # whose rows are looked at together
 _DOCUMENT = re.compile(
-    r"(.+)(?::| byte | row | document )(\d+)(?: turn (\d{1,5}))?", re.ASCII | re.DOTALL
+    r"(.+)(?::| byte | row | document )(\d{1,18})(?: turn (\d{1,5}))?", re.ASCII | re.DOTALL
 )
-_MOST_NAMES = 5
 _LOSSES = {
     "dropped_documents": "dropped as longer than a row",
     "untrained_documents": "without a token to train on",
     "empty_documents": "without tokens",
     "rejected_records": "rejected",
+    "held_out_documents": "held out",
+    "duplicate_documents": "equal to others",
 }
-_LEFT_OUT = {"held_out_documents": "held out", "duplicate_documents": "equal to others"}
-_NONE = int(np.iinfo(np.int64).max)
 SAVE_STATE = "save it so: json.dump(sampler.state_dict(), file)"
 
 
@@ -82,7 +80,7 @@ class TracedRow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a row was: its place in the order, the rank and the micro-batch that took it, counted
+    """A row's place in the order, the rank and the micro-batch that took it, counted
     from 0; None where the loader dropped it.
     """
 
@@ -149,7 +147,7 @@ def trace(
 
 
 def find(paths: Paths, document: str, *, epochs: int = 1, **run: Any) -> list[Found]:
-    """Where the pieces of a document are in a training run, in the order in which it takes them.
+    """Find the pieces of a document in a training run, in the order in which it takes them.
 
     document  "FILE:POSITION": the input, or an end of its path that no other has, and the position
               as `packer show` gives it
@@ -170,8 +168,8 @@ class Run:
 
     paths, tokens   the results, as `PackedDataset` takes them
     state           a sampler's `state_dict()`; what it knows need not be given
-    resumed         whether the run is one that goes on from the state, whose steps count from
-                    there; else it is the one that saved it
+    resumed         the run is one that goes on from the state, whose steps count from there; else
+                    it is the one that saved it
     given           fields of a `Loop`
 
     Raises UsageError for options that are missing or do not fit, DataError for results that cannot
@@ -196,8 +194,9 @@ class Run:
         self.said += [
             f"{one.path}: was packed without the column segments: which documents are in rows is "
             "unknown"
-            for one in self.parts if "segments" not in one.stored_columns
-        ]  # fmt: skip
+            for one in self.parts
+            if "segments" not in one.stored_columns
+        ]
         self.origins = [
             Origins(one.facts, one.directories if isinstance(one, View) else None)
             for one in self.parts
@@ -249,7 +248,7 @@ class Run:
         )  # fmt: skip
 
     def notes(self) -> Iterator[str]:
-        """What cannot be told of the rows read so far, each once."""
+        """Notes of what cannot be told of the rows read so far, each once."""
         for notes in (self.said, *(one.notes for one in self.origins)):
             yield from notes
             notes.clear()
@@ -284,13 +283,13 @@ class TracedStep:
 
     @property
     def taken(self) -> tuple[int, int]:
-        """How many of its rows were taken when the state was saved, and how many it has."""
+        """Its rows that were taken when the state was saved, and all of its rows, counted."""
         places, state = self.run.steps.places(self.step), self.run.state
         return int((places < state.samples).sum()) if state else len(places), len(places)
 
     @property
     def doubt(self) -> str:
-        """What is not certain of its rows, or ""."""
+        """A sentence on what is not certain of its rows, or ""."""
         state = self.run.state
         first_known = state.dealt[0][0] if state and state.dealt else 0
         if not state or not first_known or self.step.end > state.samples:
@@ -323,7 +322,7 @@ class TracedStep:
 
 
 class Steps:
-    """Which places of the order make a step, as a loop counts steps.
+    """The places of the order that make each step, as a loop counts steps.
 
     Epochs and steps are those of `Grid`; here steps have numbers. The loop over `rows` rows began,
     or was resumed, at the place `begin`. The last step of an epoch may have fewer batches, and its
@@ -414,7 +413,8 @@ class Steps:
         return np.minimum((of_rank + up) // size, max(most - done * loop.micro_batches, 0))
 
 
-class _Candidate(NamedTuple):
+@dataclass(frozen=True)
+class _Input:
     """An input that a name may mean: `number` in the result `part`.
 
     turns   as --turns of the run that read it
@@ -464,10 +464,10 @@ class Search:
                     "are found",
                     "pack again with that column; packer trace --step names rows",
                 )
-        candidates, position, turn = _named(run, text)
-        self.document = place_in(candidates[0].path, candidates[0].unit, position, turn)
+        inputs, position, turn = _named(run, text)
+        self.document = place_in(inputs[0].path, inputs[0].unit, position, turn)
         self._pieces: dict[int, list[int]] = {}  # of each row, by the numbers of its segments
-        for one in candidates:
+        for one in inputs:
             sought, first = one.positions(position, turn), int(run.firsts[one.part])
             for segments in _segments_of(run.parts[one.part], one.number):
                 rows, its, _ = segments[:, np.isin(segments[2], sought)].tolist()
@@ -475,10 +475,10 @@ class Search:
                     self._pieces.setdefault(first + row, []).append(segment)
         self.rows: Int64 = np.array(sorted(self._pieces), np.int64)
         if not len(self.rows):
-            raise _absent(run, self.document, candidates, position)
+            raise _absent(run, self.document, inputs, position)
 
     def places(self, epochs: int = 1) -> Iterator[Found]:
-        """Where those rows are in the next epochs, in the order in which the run takes them.
+        """Yield where those rows are in the next epochs, in the order in which the run takes them.
 
         Raises DataError for rows that cannot be read.
         """
@@ -496,7 +496,7 @@ class Search:
                 yield Found(step, Place(place, rank, batch, row), pieces)
 
 
-def _named(run: Run, text: str) -> tuple[list[_Candidate], int, int | None]:
+def _named(run: Run, text: str) -> tuple[list[_Input], int, int | None]:
     """(inputs of one path, position, turn) that a text names, as `packer trace` and `packer show`
     print them; several results may have read it, and turn None is all of a record's.
 
@@ -504,12 +504,12 @@ def _named(run: Run, text: str) -> tuple[list[_Candidate], int, int | None]:
     or several of which end so.
     """
     match = _DOCUMENT.fullmatch(text)
-    if not match or int(match[2]) >= (1 << 63) // (MOST_TURNS if match[3] else 1):
+    if not match or (match[3] and int(match[2]) >= (1 << 63) // MOST_TURNS):
         raise UsageError(
             f"--find: {text!r} is not FILE:POSITION",
             "for example data.jsonl:65, as packer trace and packer show name documents",
         )
-    file, every = match[1], list(_candidates(run))
+    file, every = match[1], list(_inputs(run))
     paths = list(dict.fromkeys(one.path for one in every))
     file = "-" if file == "stdin" and file not in paths else file
     chosen = [path for path in paths if path == file] or [
@@ -517,46 +517,32 @@ def _named(run: Run, text: str) -> tuple[list[_Candidate], int, int | None]:
         for path in paths
         if path.endswith(f"/{file.removeprefix('./')}") or file.endswith(f"/{path}")
     ]
-    if len(chosen) > 1:
-        raise UsageError(
-            f"--find: {file!r} may be {_listed(chosen)}", "give more of the path: it may be any end"
-        )
     if not chosen:
-        names = {os.path.basename(path): path for path in paths} | {path: path for path in paths}
-        near = dict.fromkeys(
-            names[one]
-            for part in (file, os.path.basename(file))
-            for one in get_close_matches(part, names, _MOST_NAMES)
-        )
-        tip = (
-            f"did you mean {_listed(near)}?" if near else "packer stats DIR --by input lists inputs"
-        )
+        tip = "packer stats DIR --by input lists inputs"
         raise UsageError(f"--find: no input is {file!r} or ends with it", tip)
+    if len(chosen) > 1:
+        some = " or ".join(chosen[:5]) + (f" or {len(chosen) - 5} more" if chosen[5:] else "")
+        raise UsageError(f"--find: {file!r} may be {some}", "give more of the path")
     its = [one for one in every if one.path == chosen[0]]
     return its, int(match[2]), None if match[3] is None else int(match[3])
 
 
-def _candidates(run: Run) -> Iterator[_Candidate]:
+def _inputs(run: Run) -> Iterator[_Input]:
+    """Inputs of the run's results; of tokenized ones the directory, and its own inputs."""
     for part, packed in enumerate(run.parts):
         config = packed.facts.config
         for number, one in packed.facts.inputs_now.items():
             if one.format != TOKENIZED:
                 unit = unit_of(one, config.input_format)
-                yield _Candidate(one.path, unit, part, number, config.turns)
+                yield _Input(one.path, unit, part, number, config.turns)
                 continue
-            yield _Candidate(os.path.dirname(one.path), "document", part, number)
+            yield _Input(os.path.dirname(one.path), "document", part, number)
             directory = run.origins[part].tokenized(number)
-            for file, first in enumerate(directory.facts.inputs if directory else ()):
-                assert directory is not None  # noqa: S101 for mypy
-                its, within = directory.facts.config, (directory, file)
-                unit = unit_of(first, its.input_format)
-                yield _Candidate(first.path, unit, part, number, its.turns, within)
-
-
-def _listed(paths: Iterable[str]) -> str:
-    names = list(paths)
-    rest = len(names) - _MOST_NAMES
-    return " or ".join([*names[:_MOST_NAMES], *([f"{rest} more"] if rest > 0 else [])])
+            if directory is not None:
+                its = directory.facts.config
+                for file, first in enumerate(directory.facts.inputs):
+                    unit = unit_of(first, its.input_format)
+                    yield _Input(first.path, unit, part, number, its.turns, (directory, file))
 
 
 def _segments_of(packed: PackedDirectory, number: int) -> Iterator[Int64]:
@@ -579,17 +565,20 @@ def _segments_of(packed: PackedDirectory, number: int) -> Iterator[Int64]:
                 at += stored.num_rows
 
 
-def _absent(run: Run, document: str, candidates: list[_Candidate], position: int) -> DataError:
+# Documents that are in no row
+
+
+def _absent(run: Run, document: str, inputs: list[_Input], position: int) -> DataError:
     """The error for a document that is in no row: why, as far as results tell, and the documents
     next to the position, as it may be in the middle of one.
     """
-    why = next((why for one in candidates for why in _reasons(run, one, position)), "")
-    counted = [text for one in candidates for text in _losses(run, one)]
+    why = next((why for one in inputs for why in _reasons(run, one, position)), "")
+    counted = [text for one in inputs for text in _losses(run, one)]
     if not why and counted:
         why = f"left out of its input or source: {', '.join(counted)}"
     why = why or "every document of this input is in rows, and none begins there"
     tip = "packer stats DIR --by input counts what is in rows, and what is not"
-    for one in candidates:
+    for one in inputs:
         if near := _nearest(run, one, position):
             places = " and ".join(f"{one.unit} {place}" for place in near)
             tip = f"the nearest documents{'' if one.within else ' in rows'} begin at {places}"
@@ -598,13 +587,12 @@ def _absent(run: Run, document: str, candidates: list[_Candidate], position: int
     return DataError(f"{document}: is in no row of {names}: {why}", tip)
 
 
-def _reasons(run: Run, one: _Candidate, position: int) -> Iterator[str]:
-    """Why a document is in no row, where a result or its tokenized directory tells."""
+def _reasons(run: Run, one: _Input, position: int) -> Iterator[str]:
+    """Reasons why a document is in no row, where a result or its tokenized directory tells."""
     packed, documents = run.parts[one.part], one.positions(position)
     try:  # the run that read the input may have rejected the record
         with open((one.within[0] if one.within else packed).path / REJECTED, "rb") as lines:
-            for line in lines:
-                record = json.loads(line)
+            for record in map(json.loads, lines):
                 if record["file"] == one.path and record["position"] in (position, None):
                     yield f"it was rejected: {record['reason']}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -629,24 +617,22 @@ def _reasons(run: Run, one: _Candidate, position: int) -> Iterator[str]:
             yield f"it has {longest:,} tokens, and documents longer than a row were dropped"
 
 
-def _losses(run: Run, one: _Candidate) -> Iterator[str]:
-    """What was left out of the input, and of its source."""
+def _losses(run: Run, one: _Input) -> Iterator[str]:
+    """Counts of what was left out of the input, and of its source."""
     facts = run.parts[one.part].facts
     sources = [its for its in facts.sources if its.inputs[0] <= one.number < its.inputs[1]]
-    figures: list[tuple[Any, dict[str, str]]] = [(facts.inputs[one.number], _LOSSES)]
-    if one.within is not None:
-        figures.append((one.within[0].facts.inputs[one.within[1]], _LOSSES))
-    for counted, names in [*figures, *((its, _LEFT_OUT) for its in sources)]:
-        for name, words in names.items():
-            number = getattr(counted, name)
-            if isinstance(number, int) and number:  # earlier packers did not count all
+    first = [one.within[0].facts.inputs[one.within[1]]] if one.within else []
+    for counted in (facts.inputs[one.number], *first, *sources):
+        for name, words in _LOSSES.items():
+            number = getattr(counted, name, None)
+            if isinstance(number, int) and number:  # not all are counted everywhere
                 yield f"{words} ({number:,})"
     for its in sources:
         if its.epochs < 1:
             yield f"not taken, as {its.name} has {its.epochs:.2f} epochs"
 
 
-def _nearest(run: Run, one: _Candidate, position: int) -> list[int]:
+def _nearest(run: Run, one: _Input, position: int) -> list[int]:
     """The positions of documents next to one, below and above it. Of an input that a result has
     read itself, of those in rows; of a tokenized directory's, where none is at the position.
     """
@@ -654,18 +640,15 @@ def _nearest(run: Run, one: _Candidate, position: int) -> list[int]:
         stored = [one.within[0].documents_of(one.within[1])[1]]
     else:
         stored = [its[2] for its in _segments_of(run.parts[one.part], one.number)]
-    below, above = -1, _NONE
-    for some in stored:
-        its = record_position(some, one.turns)
-        if one.within is not None and position in its:
-            return []
-        below = max(below, int(its[its < position].max(initial=-1)))
-        above = min(above, int(its[its > position].min(initial=_NONE)))
-    return [place for place in (below, above) if 0 <= place < _NONE]
+    known = record_position(np.unique(np.concatenate([np.empty(0, np.int64), *stored])), one.turns)
+    if one.within is not None and position in known:
+        return []
+    below, above = known[known < position], known[known > position]
+    return [*below[-1:].tolist(), *above[:1].tolist()]
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the sampler's `state_dict()` says of the run that saved it; the last four are there
+    """A sampler's `state_dict()`: what it says of the run that saved it; the last four are there
     where it balances.
 
     samples  the rows that all ranks had taken

@@ -1,13 +1,19 @@
-"""Running `packer show`."""
+"""Running `packer show`, and packer on a terminal."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support import packer
+from support import packer, packer_script
 
 IN_ORDER = ["--no-shuffle", "--strategy", "next-fit"]
 TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16"]
@@ -15,7 +21,7 @@ TEXTS = ["first", "second\n", "third\n\nline", "a longer one than 16"]
 
 def show(*arguments: object) -> str:
     result = packer("show", "out", *arguments)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     return str(result.stdout)
 
 
@@ -41,3 +47,27 @@ def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
     manifest = json.loads(path.read_bytes())
     change(manifest)
     path.write_text(json.dumps(manifest))
+
+
+def on_terminal(*arguments: object, **environment: str) -> str:
+    """What packer sends to a terminal of 80 columns."""
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    without = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    base = {name: value for name, value in os.environ.items() if name not in without}
+    with subprocess.Popen(
+        [packer_script(), *map(str, arguments)],
+        stdout=child,
+        env=base | {"TERM": "xterm-256color"} | environment,
+    ) as process:
+        os.close(child)
+        sent = b""
+        while True:
+            try:
+                data = os.read(terminal, 1 << 16)
+            except OSError:  # how Linux says that the other side is gone
+                break
+            sent += data
+        os.close(terminal)
+        assert process.wait(timeout=300) == 0
+    return sent.decode().replace("\r\n", "\n")

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from packer_cli.chat.messages import RefusedError
-from packer_cli.child_process import Child, LostChildError, note
-from packer_cli.errors import DamagedInputError, Interrupted, UsageError
+from packer_cli.child_process import Child, note
+from packer_cli.errors import DamagedInputError, Interrupted, LostChildError, UsageError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.records import InputFile, Records, Slice
 

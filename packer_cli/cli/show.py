@@ -83,7 +83,7 @@ def _reader(
     directory: Path, manifest: Result, tokens: tuple[str, ...]
 ) -> tuple[str, int, bool, Callable[[int], Shown]]:
     """(row or document, how many, whether it is known what is trained on, what reads one)."""
-    from packer_cli.reports.show import DocumentReader, read_row
+    from packer_cli.reports.show import document_reader, read_row
     from packer_cli.result.manifest import Manifest
     from packer_cli.result.opening import View, opened
     from packer_cli.result.origins import Origins
@@ -91,7 +91,7 @@ def _reader(
 
     if not isinstance(manifest, Manifest):
         tokenized = open_tokenized(directory)
-        return "document", len(tokenized), True, DocumentReader(tokenized).read
+        return "document", len(tokenized), True, document_reader(tokenized)
     packed = opened(directory, manifest, tokens)
     origins = Origins(manifest, packed.directories if isinstance(packed, View) else None)
 

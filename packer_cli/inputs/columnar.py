@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import pyarrow.ipc
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.formats import FIRST, Reader, Sample
-from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, token_records
+from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Int64, LookedAt, Records, Slice
@@ -27,7 +26,6 @@ from packer_cli.result.shard_writer import kind_in
 
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
-BATCH_BYTES = 4 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _SKIP = "mend the row, or use --on-error skip"
 
@@ -146,7 +144,8 @@ class ColumnarReader(Reader):
             for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
                 column.validate(full=True)  # kernels write where its offsets say
             sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
-            for start, stop in _cuts(sizes, longest, most_rows(shape)):
+            each = np.array(list(sizes.values()))
+            for start, stop in parts_of(each.sum(0), each.max(0), longest, most_rows(shape)):
                 overlong = next((name for name in sizes if sizes[name][start] > longest), None)
                 if overlong is None:
                     made = _records_of(batch.slice(start, stop - start), shape, row)
@@ -160,17 +159,6 @@ class ColumnarReader(Reader):
 
 def most_rows(shape: Shape) -> int:
     return _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
-
-
-def _cuts(sizes: dict[str, Int64], longest: int, most_rows: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of parts of few rows and bytes; a row with a cell above `longest` is alone."""
-    columns = list(sizes.values())
-    rows = len(columns[0])
-    filled = np.cumsum(np.sum(columns, axis=0)) // BATCH_BYTES
-    alone = np.flatnonzero(np.max(columns, axis=0) > longest)
-    full = np.flatnonzero(np.diff(filled)) + 1
-    edges = np.concatenate([np.arange(0, rows, most_rows), full, alone, alone + 1, [rows]])
-    return pairwise(np.unique(edges).tolist())
 
 
 def _sizes(column: Any) -> Int64:

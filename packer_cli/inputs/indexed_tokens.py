@@ -36,7 +36,7 @@ from packer_cli._kernels import inputs as kernels
 from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, refusals
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import faultless, token_records
+from packer_cli.inputs.token_columns import faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companions
 from packer_cli.options.shapes import Shape
@@ -51,7 +51,6 @@ from packer_cli.records import (
     UInt8,
 )
 
-_BATCH_BYTES = 4 << 20
 _BYTES_PER_TOKEN = 4
 _SKIP = "mend the document, or use --on-error skip"
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
@@ -109,7 +108,8 @@ class IndexedReader(DocumentReader):
             open_source(file, begin * size) as source,
             _opened(index.loss, begin) if index.loss else nullcontext() as loss,
         ):
-            for first, last in _batches(offsets, size, longest):
+            sizes = np.diff(offsets) * size
+            for first, last in parts_of(sizes, sizes, longest, max(len(sizes), 1)):
                 tokens = int(offsets[last] - offsets[first])
                 position = part.start + first
                 if tokens * size > longest:
@@ -142,15 +142,6 @@ def _opened(path: str, begin: int = 0) -> Iterator[IO[bytes]]:
     with refusals(path), storage.open_bytes(path, BLOCK_BYTES) as opened:
         opened.seek(begin)
         yield opened
-
-
-def _batches(offsets: Int64, size: int, longest: int) -> Iterator[tuple[int, int]]:
-    """(first, last) of documents together; one longer than `longest` bytes is alone."""
-    count = len(offsets) - 1
-    filled = (offsets[1:] - offsets[0]) * size // _BATCH_BYTES
-    alone = np.flatnonzero(np.diff(offsets) * size > longest)
-    full = np.flatnonzero(np.diff(filled)) + 1
-    return pairwise(np.unique(np.concatenate([[0], full, alone, alone + 1, [count]])).tolist())
 
 
 def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:

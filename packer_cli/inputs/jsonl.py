@@ -96,7 +96,7 @@ class JsonlReader(LineReader):
                     raise self.refused(file, bad[0])
                 for position, piece in filled:
                     try:
-                        names = list(_names_decoder(_without_constants(piece, ())))
+                        names = _names_in(piece)
                     except _DECODE_ERRORS:
                         if skip and not self.is_open(piece):
                             continue
@@ -397,6 +397,12 @@ def _all_of(found: Block, index: int) -> dict[str, Any] | None:
     return None
 
 
+def _names_in(piece: bytes) -> list[str]:
+    with suppress(*_DECODE_ERRORS):
+        return list(_names_decoder(piece))
+    return list(_names_decoder(_without_constants(piece, ())))
+
+
 _NO_NUMBER = object()
 
 
@@ -410,7 +416,7 @@ def _without_constants(record: bytes, columns: Collection[str]) -> bytes:
         parsed = json.loads(record, parse_constant=lambda constant: _NO_NUMBER)
         if any(_holds_constant(value_at(parsed, column)) for column in columns):
             return record
-        return json.dumps(parsed, default=lambda constant: 0).encode()
+        return json.dumps(parsed, default=lambda constant: 0, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return record
 

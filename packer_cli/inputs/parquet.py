@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.errors import DataError
 from packer_cli.inputs.columnar import (
-    BATCH_BYTES,
     ColumnarReader,
     by_columns,
     columns_to_read,
@@ -29,6 +28,7 @@ from packer_cli.inputs.columnar import (
     reading,
 )
 from packer_cli.inputs.formats import FIRST
+from packer_cli.inputs.token_columns import BATCH_BYTES
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import Group, InputFile, Int64, Records, Slice

@@ -1,9 +1,11 @@
-"""Records that are token ids already: whether they can be packed, and the arrays they become."""
+"""Records that are lists of tokens or columns: which are read together, whether token ids can be
+packed, and the arrays they become.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from packer_cli.records import (
     wrong_ids,
 )
 
+BATCH_BYTES = 4 << 20
 # A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
 _BEYOND = 1 << 62
 NAMES = ("input_ids", "labels", "attention_mask")
@@ -59,6 +62,18 @@ def faultless(
     kept_offsets = np.empty_like(offsets)
     kernels.keep_real(mask, offsets, made, trained, kept_offsets)
     return made[:real].copy(), kept_offsets, None if trained is None else trained[:real].copy()
+
+
+def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of records that are read together, at `most` so many of few bytes; one whose
+    largest value is beyond `longest` bytes is alone. sizes, largest int64[n], in bytes.
+    """
+    full = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
+    alone = np.flatnonzero(largest > longest)
+    edges = np.concatenate(
+        [np.arange(0, len(sizes), most), full, alone, alone + 1, np.array([len(sizes)])]
+    )
+    return pairwise(np.unique(edges).tolist())
 
 
 def token_records(rows: Sequence[Row], positions: Int64, tip: str, consumed: int) -> Records:

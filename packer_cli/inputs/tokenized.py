@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
+from packer_cli.inputs.token_columns import parts_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -44,7 +44,7 @@ from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_
 
 Float64 = npt.NDArray[np.float64]
 
-_BATCH_TOKENS, _BATCH_DOCUMENTS = 1 << 20, 1 << 16
+_BATCH_DOCUMENTS = 1 << 16
 _BYTES_PER_TOKEN = 4
 _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
@@ -127,8 +127,7 @@ class TokenizedInputs:
         """
         self._files = {file.index: file for file in files}
         self._directories = {file.index: opened(file) for file in files}
-        self._seed = seed
-        self._orders: dict[int, Int64] = {}
+        self._seed, self._is_mixed = seed, seed is not None or pools is not None
         self._pools = dict(zip(self._files, pools or (), strict=False))
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
         self.tokens = _Tokens(self._directories, highest)
@@ -144,40 +143,39 @@ class TokenizedInputs:
         number = np.concatenate([numbers for _, numbers in parts])
         lengths = np.concatenate([self._directories[one].lengths[numbers]
                                   for one, numbers in parts])  # fmt: skip
-        if (self._seed is not None or self._pools) and len(parts) > 1:
-            # every stretch has all parts in their shares
-            places = [self._places(part, len(own))
-                      for part, (_, own) in zip(unit.slices, parts, strict=True)]  # fmt: skip
-            order = np.argsort(np.concatenate(places), kind="stable")
+        if self._is_mixed and len(parts) > 1:  # every stretch has all parts in their shares
+            order = np.argsort(np.concatenate([*map(self._places, unit.slices)]), kind="stable")
             file, number, lengths = file[order], number[order], lengths[order]
-        filled = np.flatnonzero(np.diff(np.cumsum(lengths, dtype=np.int64) // _BATCH_TOKENS)) + 1
-        edges = [*filled, *range(0, len(lengths), _BATCH_DOCUMENTS), len(lengths)]
-        for begin, end in pairwise(np.unique(edges).tolist()):
+        sizes = lengths.astype(np.int64) * _BYTES_PER_TOKEN
+        for begin, end in parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
+
+    def _pool(self, index: int) -> Pool:
+        """What is taken of a file; without a choice it is everything, in the seeded order."""
+        with self._ordering:
+            if index not in self._pools:
+                # equal documents of two directories do not come at the same place in both
+                seed = ((self._seed or 0) + index * _OF_INPUT) % (1 << 64)
+                order = self._directories[index].order(seed)
+                self._pools[index] = Pool(order, np.ones(len(order), np.int32))
+        return self._pools[index]
 
     def _numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""
-        if part.file in self._pools and part.stop is not None:
-            pool = self._pools[part.file].numbers
-            return pool[np.arange(part.start, part.stop) % len(pool)]
-        directory = self._directories[part.file]
-        if self._seed is None:
-            return np.arange(part.start, len(directory) if part.stop is None else part.stop)
-        with self._ordering:
-            if part.file not in self._orders:
-                # equal documents of two directories do not come at the same place in both
-                seed = (self._seed + part.file * _OF_INPUT) % (1 << 64)
-                self._orders[part.file] = directory.order(seed)
-        return self._orders[part.file][part.start : part.stop]
+        stop = len(self._directories[part.file]) if part.stop is None else part.stop
+        numbers = np.arange(part.start, stop)
+        if not self._is_mixed:
+            return numbers
+        pool = self._pool(part.file)
+        return pool.numbers[numbers % len(pool)]
 
-    def _places(self, part: Slice, count: int) -> Float64:
+    def _places(self, part: Slice) -> Float64:
         """The place in the unit where each document of a slice belongs, 0 to 1: evenly by what they
-        count for, or by their number where they are not chosen by amounts.
+        count for.
         """
-        if part.file not in self._pools:
-            return (np.arange(count) + 0.5) / count
-        amounts = self._pools[part.file].amounts
-        amounts = amounts[np.arange(part.start, part.start + count) % len(amounts)]
+        pool = self._pool(part.file)
+        stop = len(pool) if part.stop is None else part.stop
+        amounts = pool.amounts[np.arange(part.start, stop) % len(pool)]
         before = np.cumsum(amounts, dtype=np.int64)
         places: Float64 = (before - amounts / 2) / before[-1]
         return places
@@ -229,8 +227,9 @@ def is_tokenized(files: Sequence[InputFile]) -> bool:
             f"{as_named(tokenized[0].path)} is tokenized, {others[0].path} is not",
             "tokenize the others, too: packer tokenize",
         )
-    first, *rest = (opened(file).facts.tokenizer for file in tokenized)
-    for file, other in zip(tokenized[1:], rest, strict=True):
+    first = opened(tokenized[0]).facts.tokenizer
+    for file in tokenized[1:]:
+        other = opened(file).facts.tokenizer
         if _same(first) != _same(other):
             raise UsageError(
                 f"{as_named(tokenized[0].path)} was tokenized with {_named(first)}, "
@@ -265,22 +264,3 @@ def shape_of(files: Sequence[InputFile]) -> Shape:
         of_text=not all(one.is_supervised for one in kinds),
         of_pairs=kinds[0].has_pairs,
     )
-
-
-def shuffled_units(files: Sequence[InputFile], parts: int) -> list[WorkUnit]:
-    """At most `parts` work units, each with the same share of every directory's documents."""
-    counts = [len(opened(file)) for file in files]
-    weights = [_BYTES_PER_TOKEN * opened(file).facts.tokens for file in files]
-    parts = max(1, min(parts, max(counts)))
-    units = []
-    for part in range(parts):
-        edges = [(count * part // parts, count * (part + 1) // parts) for count in counts]
-        slices = tuple(
-            Slice(file.index, start, stop, weight * (stop - start) // count)
-            for file, count, weight, (start, stop) in zip(
-                files, counts, weights, edges, strict=True
-            )
-            if start < stop
-        )
-        units.append(WorkUnit(part, slices))
-    return units

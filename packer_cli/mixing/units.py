@@ -16,8 +16,8 @@ from functools import lru_cache
 from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.tokenized import opened, shuffled_units
-from packer_cli.mixing.choice import Choice, choose
+from packer_cli.inputs.tokenized import opened
+from packer_cli.mixing.choice import Choice, Stretches, choose
 from packer_cli.options.documents import GIB, MIB, DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -62,34 +62,45 @@ def _units_of_stages(
     files: Sequence[InputFile], config: DocumentConfig, choice: Choice
 ) -> list[tuple[int, list[WorkUnit]]]:
     """(number of the first unit, units) of every stage."""
-    each = [_BYTES_PER_TOKEN * opened(file).facts.tokens / max(len(opened(file)), 1)
-            for file in files]  # fmt: skip
-    total = sum(
-        each[place] * (stop - start)
-        for stage in choice.stages for place, (start, stop) in stage.items()
-    )  # fmt: skip
-    unit_bytes = unit_bytes_of(config, int(total))
+    total = sum(_weight_of(files, stage) for stage in choice.stages)
+    unit_bytes, first = unit_bytes_of(config, int(total)), 0
     stages: list[tuple[int, list[WorkUnit]]] = []
-    first = 0
     for stage in choice.stages:
-        weight = sum(each[place] * (stop - start) for place, (start, stop) in stage.items())
         epochs = max((stop - start) / len(choice.pools[place])
                      for place, (start, stop) in stage.items())  # fmt: skip
-        parts = max(1, math.ceil(weight / unit_bytes), math.ceil(epochs))
-        units: list[WorkUnit] = []
-        for part in range(parts):
-            slices = []
-            for place, (start, stop) in stage.items():
-                low = start + (stop - start) * part // parts
-                high = start + (stop - start) * (part + 1) // parts
-                if low < high:
-                    size = max(1, int(each[place] * (high - low)))
-                    slices.append(Slice(files[place].index, low, high, size))
-            if slices:
-                units.append(WorkUnit(first + len(units), tuple(slices)))
-        stages.append((first, units))
-        first += len(units)
+        parts = max(1, math.ceil(_weight_of(files, stage) / unit_bytes), math.ceil(epochs))
+        stages.append((first, _even_units(files, stage, parts, first)))
+        first += len(stages[-1][1])
     return stages
+
+
+def _weight_of(files: Sequence[InputFile], stretches: Stretches) -> float:
+    """Bytes of the tokens of stretches of directories, by their places among the files."""
+    return sum(_bytes_each(files[place]) * (stop - start)
+               for place, (start, stop) in stretches.items())  # fmt: skip
+
+
+def _bytes_each(file: InputFile) -> float:
+    """Bytes of a document's tokens, on average."""
+    return _BYTES_PER_TOKEN * opened(file).facts.tokens / max(len(opened(file)), 1)
+
+
+def _even_units(
+    files: Sequence[InputFile], stretches: Stretches, parts: int, first: int = 0
+) -> list[WorkUnit]:
+    """Up to so many units, from number `first` on, each with the same share of every stretch."""
+    units = list[WorkUnit]()
+    for part in range(parts):
+        slices = []
+        for place, (start, stop) in stretches.items():
+            low = start + (stop - start) * part // parts
+            high = start + (stop - start) * (part + 1) // parts
+            if low < high:
+                size = max(1, int(_bytes_each(files[place]) * (high - low)))
+                slices.append(Slice(files[place].index, low, high, size))
+        if slices:
+            units.append(WorkUnit(first + len(units), tuple(slices)))
+    return units
 
 
 def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0) -> list[WorkUnit]:
@@ -103,7 +114,9 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     total = sum(weights.values())
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
     if config.documents_shuffled and files[0].format == TOKENIZED:
-        return shuffled_units(files, count)
+        every = {place: (0, len(opened(file))) for place, file in enumerate(files)}
+        most = max(stop for _, stop in every.values())
+        return _even_units(files, every, max(1, min(count, most)))
     target = max(1, -(-total // count))
     units: list[WorkUnit] = []
     current: list[Slice] = []

@@ -137,7 +137,7 @@ class FittedPieces(Pieces):
             loss = Loss(0, 0, 0, documents, tokens, tokens)
         self.__dict__.update(
             length=length, loss=loss, _lengths=own, _cut=(max_length, most),
-            _at_end=truncate_side == "left", _first=first,
+            _at_end=truncate_side == "left" and overlong == "truncate", _first=first,
         )  # fmt: skip
 
     @cached_property

@@ -19,7 +19,7 @@ from msgspec import field, structs
 
 from packer_cli.errors import DataError, Interrupted
 from packer_cli.inputs.tokenized import hold
-from packer_cli.interrupts import as_flag
+from packer_cli.interrupts import as_flag, run_all
 from packer_cli.mixing.units import unit_bytes_of
 from packer_cli.options.options import OF_SEGMENTS, PackConfig
 from packer_cli.options.run_options import EncodingOptions
@@ -47,7 +47,6 @@ from packer_cli.run.unit import (
     documents_schema_of,
     pack_unit,
 )
-from packer_cli.threads import run_all
 
 _END = 8  # bytes of a shard after its last batch
 _BATCH_TOKENS = 1 << 20

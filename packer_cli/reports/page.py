@@ -74,7 +74,7 @@ def save(name: str, content: bytes) -> None:
 
 
 def _path(name: str) -> Path:
-    """With the file that a link leads to, rather than the link, to be replaced."""
+    """The path of the page; of a link, that of the file it leads to, which is replaced."""
     return Path(os.path.realpath(name)) if os.path.islink(name) else Path(name)
 
 

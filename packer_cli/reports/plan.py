@@ -60,7 +60,7 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
 
 
 def _facts(plan: Plan) -> Iterator[Fact]:
-    """What was read."""
+    """Facts about what was read."""
     number, taken = len(plan.files), sum(file.size for file in plan.files)
     if is_tokenized(plan.files):  # what is trained on is each directory's own
         yield Fact("made from", directories(number))
@@ -161,13 +161,13 @@ def _total(name: str) -> Callable[[Outcome], str]:
 
 
 def _name(one: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """What tells an outcome from the others."""
+    """A name that tells an outcome from the others."""
     several = len({other.config.strategy for other in outcomes}) > 1
     return f"{count(one.config.max_length)}{', ' + one.config.strategy if several else ''}"
 
 
 def _sources(plan: Plan) -> Iterator[Section]:
-    """What rows have of sources, once for lengths where it is the same."""
+    """Tables of what rows have of sources, once for lengths where it is the same."""
     groups, tables = by_sources(plan.outcomes), list[Part]()
     counted = plan.config.mixture.counted if plan.config.mixture else "tokens"
     for outcomes, sources in groups:
@@ -248,7 +248,7 @@ def _figures_of_sources(one: Outcome) -> dict[str, Any]:
 
 
 def _attention(one: Outcome) -> dict[str, Any]:
-    """How uneven the rows' attention costs are, before balancing and after."""
+    """The unevenness of the rows' attention costs, before balancing and after."""
     counts = one.planned
     if one.config.balance == "none" or not one.rows:
         return {}

@@ -12,7 +12,7 @@ from packer_cli.result.wording import count, percent
 
 
 class Fact(NamedTuple):
-    """How something was, in words. `is_doubtful`: it may be an oversight."""
+    """Something that was so, in words. `is_doubtful`: it may be an oversight."""
 
     what: str
     how: str
@@ -56,7 +56,7 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many rows or documents there are in each bucket.
+    """Counts of rows or documents in buckets.
 
     what  buckets are of, and `of`: what is counted, as titles of columns
     """
@@ -93,7 +93,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What a command has to tell.
+    """Everything that a command has to tell.
 
     facts       what it is about was made of
     about       lines below the title
@@ -114,7 +114,7 @@ class Report:
 
 
 class SourceLine(NamedTuple):
-    """What rows have of a source: counts by the titles of columns, and shares of all."""
+    """A source's part of the rows: counts by the titles of columns, and shares of all."""
 
     name: str
     counts: dict[str, int]

@@ -8,10 +8,10 @@ data is hostile: no control character of it reaches the terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -135,53 +135,43 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
 
 
-class DocumentReader:
-    """Reads documents of a tokenized directory by their numbers."""
+def document_reader(tokenized: TokenizedDirectory) -> Callable[[int], Shown]:
+    """A function that reads documents by their numbers. It raises DataError for a damaged shard."""
+    tokens = Tokens({0: tokenized})
+    return lambda index: _read_document(tokenized, tokens, index)
 
-    def __init__(self, tokenized: TokenizedDirectory) -> None:
-        self._tokenized = tokenized
-        self._tokens = Tokens({0: tokenized})
 
-    def read(self, index: int) -> Shown:
-        """A document. Raises DataError when its shard is damaged."""
-        tokenized = self._tokenized
-        number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
-        shard = tokenized.shards[number]
-        file, position = tokenized.place(index)
-        facts = tokenized.facts
-        if not 0 <= file < len(facts.inputs):
-            raise DataError(
-                f"{tokenized.path / shard.file}: document {index} is of input {file}, the manifest "
-                f"has {len(facts.inputs)}",
-                AGAIN,
-            )
-        length = tokenized.lengths[index : index + 1]
-        first = np.zeros(1, np.int32)
-        piece = first, np.array([index]), first, length
-        trained = self._tokens.gather_trained(*piece)
-        flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
-        flags[:1] = False  # nothing predicts it
-        origin = input_origin(facts.inputs[file], facts.config, position)
-        ids = self._tokens.gather(*piece).view(np.int32)
-        whole = Segment(0, origin, ids, flags)
-        sides = self._sides(index, whole) if tokenized.has_pairs else ()
-        in_shard = index - int(tokenized.firsts[number])
-        return Shown("document", index, shard.file, in_shard, [whole], sides)
-
-    def _sides(self, index: int, whole: Segment) -> list[Segment]:
-        edge, sides = int(self._tokenized.chosen[index]), []
+def _read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> Shown:
+    number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
+    shard, facts = tokenized.shards[number], tokenized.facts
+    file, position = tokenized.place(index)
+    if not 0 <= file < len(facts.inputs):
+        raise DataError(
+            f"{tokenized.path / shard.file}: document {index} is of input {file}, the manifest "
+            f"has {len(facts.inputs)}",
+            AGAIN,
+        )
+    length, first = tokenized.lengths[index : index + 1], np.zeros(1, np.int32)
+    piece = first, np.array([index]), first, length
+    trained = tokens.gather_trained(*piece)
+    flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
+    flags[:1] = False  # nothing predicts it
+    origin = input_origin(facts.inputs[file], facts.config, position)
+    whole, sides = Segment(0, origin, tokens.gather(*piece).view(np.int32), flags), []
+    if tokenized.has_pairs:
+        edge = int(tokenized.chosen[index])
         parts = [one for one in (slice(0, edge), slice(edge, None)) if len(whole.ids[one])]
         for one in parts:
-            name = side_name(int(one.start < edge), paired=len(parts) == 2)
-            flags = None if whole.trained is None else whole.trained[one]
-            sides.append(replace(whole, ids=whole.ids[one], trained=flags, side=name))
-        return sides
+            side = side_name(int(one.start < edge), paired=len(parts) == 2)
+            sides.append(replace(whole, ids=whole.ids[one], trained=flags[one], side=side))
+    in_shard = index - int(tokenized.firsts[number])
+    return Shown("document", index, shard.file, in_shard, [whole], sides)
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Tokens next to each other that are all trained or all not, all special or all not."""
 
+    begin: int
     ids: list[int]
     text: str
     trained: bool | None
@@ -207,31 +197,37 @@ def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) ->
         elif decoder is not None:
             text = decoder.decode(tokens, int(ids[begin - 1]) if begin else None)
         trained = None if flags is None else bool(flags[begin])
-        spans.append(_Span(tokens, text, trained, bool(special[begin])))
+        spans.append(_Span(begin, tokens, text, trained, bool(special[begin])))
     return spans
 
 
+def _trained_in(segments: Sequence[Segment]) -> int | None:
+    """Count their trained tokens; None where that is not known."""
+    flags = [one.trained for one in segments if one.trained is not None]
+    return sum(int(np.count_nonzero(its)) for its in flags) if flags else None
+
+
 def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> dict[str, Any]:
-    """For programs: these segments of a row, or a document; without a decoder, ids, not text."""
+    """An object of these segments of a row, or a document; without a decoder, ids, not text."""
     what = shown.what
     place = {what: shown.index, "shard": shown.shard, f"shard_{what}": shown.in_shard}
     if what == "row":
-        content = [_segment_as_json(segment, decoder) for segment in segments]
-        return place | {"segments": content, "padding": shown.padding}
-    (whole,) = shown.segments
+        contents = [
+            {"segment": one.index}
+            | ({} if one.pair is None else {"pair": one.pair, "side": one.side})
+            | _content(one, decoder)
+            for one in segments
+        ]
+        return place | {"segments": contents, "padding": shown.padding}
+    (document,) = (_content(one, decoder) for one in shown.segments)
     sides = [{"side": one.side} | _content(one, decoder) for one in shown.sides]
-    for one in (document := _content(whole, decoder), *sides):
-        del one["start"]
+    for content in (document, *sides):
+        del content["start"]
     return place | document | ({"sides": sides} if sides else {})
 
 
-def _segment_as_json(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
-    of_pair = {} if segment.pair is None else {"pair": segment.pair, "side": segment.side}
-    return {"segment": segment.index} | of_pair | _content(segment, decoder)
-
-
 def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
-    """Where a segment came from, and what it holds."""
+    """A segment's origin, and what it holds."""
     spans: list[dict[str, Any]] = []
     for trained, group in groupby(_spans(segment, decoder), key=lambda span: span.trained):
         run = list(group)
@@ -257,8 +253,7 @@ class Printer:
     """
 
     def __init__(self, rows: int, decoder: Decoder | None, *, labels: bool) -> None:
-        self._rows = rows
-        self._decoder = decoder
+        self._rows, self._decoder = rows, decoder
         self._console = Console(highlight=False)
         self._coloured = bool(self._console.color_system) and not self._console.no_color
         self._ascii = is_plain()
@@ -279,47 +274,41 @@ class Printer:
         self._add(f"{shown.what} {shown.index} of {self._rows:,}", "bold")
         place = f"{visible(short_name(shown.shard))} {shown.what} {shown.in_shard}"
         self._add(f": {about}; {place}\n")
-        for segment in segments if of_row else shown.sides or every:
-            if of_row or segment.side:
-                self._heading(segment, of_row=of_row)
-            self._segment(_spans(segment, self._decoder))
+        rule = "--" if self._ascii else "──"
+        for one in segments if of_row else shown.sides or every:
+            if of_row or one.side:
+                name = f"segment {one.index}" if of_row else one.side
+                pair = "" if one.pair is None else f", pair {one.pair} {one.side}"
+                self._add(f"{rule} {name}", "bold cyan")
+                self._add(f"{pair}: {_about(one) if of_row else _counts([one])}\n", "cyan")
+            self._print_tokens(_spans(one, self._decoder))
         if shown.padding and segments is every:
             self._add(f"... {plural(shown.padding, 'padding token')}\n", "dim")
         self._console.print(Segments(self._pieces), soft_wrap=True, end="")
         self._pieces = [Piece("\n")]  # between rows
 
-    def _heading(self, segment: Segment, *, of_row: bool) -> None:
-        name = f"segment {segment.index}" if of_row else segment.side
-        self._add(f"{'--' if self._ascii else '──'} {name}", "bold cyan")
-        if segment.pair is not None:
-            self._add(f", pair {segment.pair} {segment.side}", "cyan")
-        self._add(f": {_about(segment) if of_row else _counts([segment])}\n", "cyan")
-
-    def _segment(self, spans: list[_Span]) -> None:
-        place, text = 0, ""
+    def _print_tokens(self, spans: list[_Span]) -> None:
+        brackets, text = "" if self._coloured else self._open[0] + self._close[0], ""
         for trained, run in groupby(spans, key=lambda span: span.trained):
             style = "" if trained is None else "green" if trained else "dim"
-            bracketed = bool(trained) and not self._coloured
-            for number, span in enumerate(run):
-                if self._decoder is None and place:
-                    self._add(_gap(place))
-                if bracketed and number == 0:
-                    self._add(self._open)
-                text = self._text(span, place)
+            before, after = ("", "")
+            if trained and not self._coloured:
+                before, after = self._open, self._close
+            for span in run:
+                if self._decoder is None:
+                    self._add(_gap(span.begin) + before)
+                    text = str(span.ids[0]) + "".join(
+                        f"{_gap(span.begin + i)}{one}" for i, one in enumerate(span.ids[1:], 1)
+                    )
+                else:
+                    self._add(before)
+                    text = visible(span.text, brackets)
                 self._add(text, f"{style} reverse" if span.special else style, data=True)
-                place += len(span.ids)
-            if bracketed:
-                text = self._close
-                self._add(text)
+                before = ""
+            self._add(after)
+            text = after or text
         if not text.endswith("\n"):
             self._add("\n")
-
-    def _text(self, span: _Span, place: int) -> str:
-        if self._decoder is not None:
-            return visible(span.text, "" if self._coloured else self._open[0] + self._close[0])
-        return "".join(
-            (_gap(place + i) if i else "") + str(token) for i, token in enumerate(span.ids)
-        )
 
     def _add(self, text: str, style: str = "", *, data: bool = False) -> None:
         """Add text line by line, since pagers end a style there; line ends in `data` are shown."""
@@ -333,13 +322,8 @@ class Printer:
 
 
 def _gap(place: int) -> str:
-    return " " if place % _IDS_PER_LINE else "\n"
-
-
-def _trained_in(segments: Sequence[Segment]) -> int | None:
-    """How many of their tokens are trained; None where that is not known."""
-    flags = [one.trained for one in segments if one.trained is not None]
-    return sum(int(np.count_nonzero(its)) for its in flags) if flags else None
+    """Stands before the id of a token."""
+    return " " if place % _IDS_PER_LINE else "\n" if place else ""
 
 
 def _counts(segments: Sequence[Segment]) -> str:

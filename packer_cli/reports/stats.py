@@ -89,7 +89,7 @@ def stats_report(
     is_detailed: bool = True,
     is_recounted: bool = False,
 ) -> Report:
-    """What was packed or tokenized, and how well.
+    """Report what was packed or tokenized, and how well.
 
     by           shard, input or source: what to list, too
     steps        what steps of training would cost
@@ -180,7 +180,7 @@ def _figures_of_documents(manifest: Result) -> dict[str, Any]:
 
 
 def headline(manifest: Manifest) -> Iterator[Figure]:
-    """What was packed, and how well; what was lost, and may be wrong."""
+    """Figures of what was packed, and how well; of what was lost, and may be wrong."""
     f = figures(manifest)
     disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
     name, over = "document", f["rows"] - f["lower_bound_rows"]
@@ -231,7 +231,7 @@ def _tokens(f: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
-    """What is out of the ordinary, and may be wrong."""
+    """Figures that are out of the ordinary, and may be wrong."""
     for title, number, meaning in (
         ("untrained", f.get("untrained_documents"), f"of the dropped {f.get('name')}s, without a "
          "token to train on"),
@@ -260,7 +260,7 @@ def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _of_documents(manifest: Result) -> Iterator[Figure]:
-    """What was tokenized."""
+    """Figures of what was tokenized."""
     f = _figures_of_documents(manifest)
     disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
     mean = f"{f['tokens_per_document']:,.1f} tokens each"
@@ -315,7 +315,7 @@ def _inputs(inputs: list[Input], most: int) -> Table:
 
 
 def _lost(manifest: Result, inputs: list[Input]) -> list[Table]:
-    """What inputs have lost on the way to rows; [] for nothing."""
+    """A table of what inputs have lost on the way to rows; [] for nothing."""
     names = [name for name in manifest.counted_by_input if name in _LOSSES]
     lines = [(one.path, {name: getattr(one, name) for name in names}) for one in inputs]
     return _nonzero("", "input", [(path, its) for path, its in lines if any(its.values())])
@@ -381,7 +381,7 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
 
 
 def _shares(manifest: Manifest, counted: str) -> Table:
-    """What is packed of every source, and its share."""
+    """A table of what is packed of every source, and its share."""
     counts = by_source(manifest)
     names = [name for name in _ALWAYS if all(name in one for one in counts)]
     lines = [
@@ -407,7 +407,7 @@ def _missed(manifest: Manifest, counted: str) -> Table:
 
 
 def _records(manifest: Manifest) -> Table:
-    """What is out of the ordinary about the records of sources."""
+    """A table of what is out of the ordinary about the records of sources."""
     nothing, rows = dict.fromkeys(DOCUMENT_TOTALS, 0), []
     for one in manifest.source_records:
         rows += [[one.name, its.figure, its.title] for its in _unusual(nothing | one.totals)]
@@ -420,7 +420,7 @@ def _records(manifest: Manifest) -> Table:
 
 
 def _origin(manifest: Result) -> dict[str, Any]:
-    """What a result was made of, for programs. `chat_template`: None where none rendered."""
+    """Inputs, tokenizer, template (None where none rendered) and options, for programs."""
     inputs = manifest.inputs_now.values()
     return {
         "inputs": {"count": len(inputs), "bytes": sum(one.size for one in inputs)},
@@ -431,7 +431,7 @@ def _origin(manifest: Result) -> dict[str, Any]:
 
 
 def _facts(manifest: Result) -> list[Fact]:
-    """What a result was made of, for people."""
+    """Inputs, tokenizer, template and options, for people."""
     inputs, template = manifest.inputs_now.values(), _template(manifest)
     tokenizer = list(_tokenizer(manifest.tokenizer, template is not None))
     if isinstance(manifest, Manifest) and manifest.is_from_tokenized:

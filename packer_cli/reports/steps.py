@@ -34,38 +34,29 @@ class TooFewRowsError(DataError):
     """A result has fewer rows than a step takes."""
 
 
-class Waiting(NamedTuple):
-    """In one order of rows. A step takes as long as its costliest rank.
-
-    max_over_mean  the mean over steps of what the costliest rank has, divided by the mean rank's
-    time           of all steps, where 1 is that of steps in which no rank waits
-    """
-
-    max_over_mean: float
-    time: float
-
-
 class Prediction(NamedTuple):
-    """`steps`: whole ones in an epoch, of which `counted` were looked at."""
+    """`steps`: whole ones in an epoch, of which `counted` were looked at.
+
+    orders  of each order of rows (max_over_mean, time). A step takes as long as its costliest rank:
+            max_over_mean is the mean over steps of what that has, divided by the mean rank's, and
+            time that of all steps, where 1 is that of steps in which no rank waits
+    """
 
     sizes: StepSizes
     hidden_size: int
     steps: int
     counted: int
-    orders: dict[Balance | None, Waiting]
+    orders: dict[Balance | None, tuple[float, float]]
 
-    def saved(self, balance: Balance | None) -> float:
+    def saved(self, balance: Balance) -> float:
         """The share of the time in random order that this one saves."""
-        return 1 - self.orders[balance].time / self.orders[None].time
+        return 1 - self.orders[balance][1] / self.orders[None][1]
 
     def as_json(self) -> dict[str, Any]:
-        orders = {
-            balance or "random": {
-                "max_over_mean": waiting.max_over_mean,
-                **({"time_saved": self.saved(balance)} if balance else {}),
-            }
-            for balance, waiting in self.orders.items()
-        }
+        orders: dict[str, Any] = {"random": {"max_over_mean": self.orders[None][0]}}
+        for one, (ratio, _) in self.orders.items():
+            if one:
+                orders[one] = {"max_over_mean": ratio, "time_saved": self.saved(one)}
         sizes = {
             "ranks": self.sizes.world_size,
             "micro_batches": self.sizes.micro_batches,
@@ -82,18 +73,18 @@ class Prediction(NamedTuple):
             f"a step waits for its costliest rank: {str(self.sizes).replace(' x ', ' × ')}, hidden "
             f"size {self.hidden_size:,} ({plural(self.steps, 'step')}{some})"
         )
-        rows = []
-        for balance, waiting in self.orders.items():
-            # which may be less than nothing by a hair
-            saved = percent(round(self.saved(balance), 4) + 0.0) if balance else ""
-            rows.append([_MEANING[balance], f"{waiting.max_over_mean:.3f}", saved])
+        # a saved share may be less than nothing by a hair
+        rows = [
+            [_MEANING[one], f"{ratio:.3f}", percent(round(self.saved(one), 4) + 0.0) if one else ""]
+            for one, (ratio, _) in self.orders.items()
+        ]
         return Table(title, ["rows", "costliest / mean rank", "time saved"], rows)
 
 
 def predict(
     directory: Path | str, manifest: Manifest, sizes: StepSizes, hidden_size: int
 ) -> Prediction:
-    """What steps of a packed directory or a view would cost; a URL's side file is read.
+    """Predict what steps of a packed directory or a view cost; a URL's side file is read.
 
     Raises TooFewRowsError for fewer rows than a step takes, and DataError where squared lengths
     cannot be had.
@@ -132,7 +123,7 @@ def _stretches(steps: int, rows: int) -> Iterator[range]:
         yield range(begin, begin + _STRETCH)
 
 
-def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> Waiting:
+def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> tuple[float, float]:
     sizes = schedule.sizes
     ranks: list[Float64] = []  # [steps, ranks]
     for steps in stretches:
@@ -140,4 +131,4 @@ def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> 
         ranks.append(costs[rows].reshape(len(steps), -1, sizes.world_size).sum(1))
     of_ranks = np.concatenate(ranks)
     costliest, mean = of_ranks.max(1), of_ranks.mean(1)
-    return Waiting(float((costliest / mean).mean()), float(costliest.sum() / mean.sum()))
+    return float((costliest / mean).mean()), float(costliest.sum() / mean.sum())

@@ -32,7 +32,7 @@ def print_report(report: Report) -> None:
 
 
 def is_plain() -> bool:
-    """Whether stdout can show no more than ASCII."""
+    """Tell whether stdout can show no more than ASCII."""
     return not (sys.stdout.encoding or "").lower().startswith("utf")
 
 
@@ -41,14 +41,13 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from (Line(line) for line in report.about)
     facts = [(one.what, _plain(one_line(one.how))) for one in report.facts]
     styles = ["yellow" if one.is_doubtful else "" for one in report.facts]
-    yield from _grid(facts, ("dim", ""), "<<", width, styles)
+    yield from _grid(facts, ("dim", ""), "<<", styles, least=_TITLE, width=width)
     figures = [one for one in report.figures if not one.is_loss or one.figure != "0"]
     if figures:
         yield Line()
-    yield from _grid(
-        _once(figures), ("dim", "bold", ""), "<><", width,
-        ["yellow" if one.is_loss else "" for one in figures],
-    )  # fmt: skip
+    losses = ["yellow" if one.is_loss else "" for one in figures]
+    looks = ("dim", "bold", "")
+    yield from _grid(_once(figures), looks, "<><", losses, least=_TITLE, width=width)
     for warning in report.warnings:
         yield Line()
         yield Line(f"warning: {one_line(warning)}", "yellow")
@@ -79,7 +78,7 @@ def _part(part: Part, width: int) -> Iterator[Line]:
         shown = [bucket for bucket in part.buckets if bucket.number]
         highest = max((bucket.number for bucket in shown), default=1)
         rows = [(one.label, count(one.number), _bar(one.number / highest)) for one in shown]
-        yield from _grid(rows, ("", "", "cyan"), ">><", _PIPED, least=0)
+        yield from _grid(rows, ("", "", "cyan"), ">><")
     else:
         yield from _table(part, width)
 
@@ -101,42 +100,37 @@ def _table(table: Table, width: int) -> Iterator[Line]:
             for title, cells in zip(head, widths, strict=True)
         ]
     high = max(map(len, titles))
-    top = [[*[""] * (high - len(its)), *its] for its in titles]
-    lines = [[*line] for line in (*zip(*top, strict=True), *rows)]
-    if table.names_first:
-        wide = max(len(line[-1]) for line in lines)
-        lines = [[*line[:-1], line[-1].rjust(wide)] for line in lines]
-    styles = ["dim"] * high + [""] * len(rows)
-    yield from _grid(lines, [""] * len(head), "".join(sides), _PIPED, styles, least=0)
+    top = zip(*([*[""] * (high - len(its)), *its] for its in titles), strict=True)
+    yield from _grid([*top, *rows], [""] * len(head), sides, ["dim"] * high)
 
 
 def _grid(
     rows: Sequence[Sequence[str]],
-    columns: Sequence[str],
-    sides: str,
-    width: int,
+    looks: Sequence[str],
+    sides: Sequence[str],
     styles: Sequence[str] = (),
-    least: int = _TITLE,
+    *,
+    least: int = 0,
+    width: int = _PIPED,
 ) -> Iterator[Line]:
     """Lines of cells, the last of which is wrapped into what is left of the width.
 
-    columns, styles  of columns and of rows; `sides`: where the cells of a column stand, < or >
-    least            characters of the first column
+    looks, styles  of columns and of rows; `sides`: where the cells of a column stand, < or >
+    least          characters of the first column
     """
-    widths = [
-        max(0 if i else least, *(len(row[i]) for row in rows)) for i in range(len(columns) - 1)
-    ] if rows else []  # fmt: skip
-    left = max(width - sum(widths) - len(_GAP) * len(widths), _TITLE)
-    for number, (*cells, last) in enumerate(rows):
-        style = styles[number] if styles else ""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[:1] = [max(least, one) for one in widths[:1]]
+    left = max(width - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1), _TITLE)
+    for (*cells, last), style in zip(rows, [*styles, *[""] * len(rows)], strict=False):
         lines = [last] if len(last) <= left else wrap(
             last, left, replace_whitespace=False, break_on_hyphens=False
         )  # fmt: skip
         for place, text in enumerate(lines or [""]):
             line = Line()
-            for cell, wide, side, own in zip(cells, widths, sides, columns, strict=False):
-                line.append(f"{'' if place else cell:{side}{wide}}{_GAP}", f"{own} {style}".strip())
-            yield line.append(text, f"{columns[-1]} {style}".strip())
+            shown = [*("" if place else cell for cell in cells), text]
+            for cell, wide, side, look in zip(shown, widths, sides, looks, strict=True):
+                line.append(f"{cell:{side}{wide}}{_GAP}", f"{look} {style}".strip())
+            yield line
 
 
 def _bar(share: float) -> str:

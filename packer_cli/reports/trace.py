@@ -14,7 +14,7 @@ from packer_cli.trace import Found, Run, Search, TracedStep
 
 
 def step_report(traced: TracedStep, rank: int | None = None) -> Report:
-    """What was in a step, or in one of its ranks."""
+    """Report what was in a step, or in one of its ranks."""
     run, step, loop = traced.run, traced.step, traced.run.loop
     found, size = list(traced.found(rank)), step.end - step.begin
     places = f"places {step.begin:,} to {step.end - 1:,}" if size > 1 else f"place {step.begin:,}"
@@ -45,7 +45,7 @@ def step_report(traced: TracedStep, rank: int | None = None) -> Report:
 
 
 def found_report(search: Search, epochs: int) -> Report:
-    """Where a document was."""
+    """Report where a document was."""
     found, text = list(search.places(epochs)), ""
     if dropped := sum(one.step is None for one in found):
         text = f"- in no step: batches that the loader dropped ({dropped})"
@@ -57,7 +57,7 @@ def found_report(search: Search, epochs: int) -> Report:
 
 
 def as_rows(found: Iterable[Found]) -> Iterator[dict[str, Any]]:
-    """What was found, for programs: an object for each row."""
+    """Objects for programs, one for each row that was found."""
     for one in found:
         place, step = one.place, one.step
         yield {

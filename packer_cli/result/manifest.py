@@ -47,8 +47,8 @@ from packer_cli.result.layout import (
     AtLeastOne,
     Count,
     Shard,
+    built,
 )
-from packer_cli.threads import built
 
 if TYPE_CHECKING:
     from typing_extensions import Self

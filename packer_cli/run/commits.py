@@ -31,11 +31,10 @@ from packer_cli.errors import DataError, from_os_error
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, digest, is_shard_of, kind_of
+from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, is_shard_of, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
 from packer_cli.run.identity import RUN, IsSame, Run, sealed, unsealed
 from packer_cli.storage import open_regular
-from packer_cli.threads import built
 
 UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256

@@ -95,7 +95,10 @@ def finalize(
     _check(every, run, claim)
     for file in run.files:
         if file.index not in every.digests:
-            every.digests[file.index] = commits.read_input(work, file.index) or (0, "")
+            found = commits.read_input(work, file.index)
+            if found is None:  # no unit reads it: a split's side may have nothing of a source
+                found = digest(file.path) if file.format else (0, "")
+            every.digests[file.index] = found
     hashes = _side_files(every, run, claim, reused)
     manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
     # not part of the result's content: only --update on this machine reads it

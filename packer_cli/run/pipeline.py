@@ -40,7 +40,7 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.interrupts import as_flag
+from packer_cli.interrupts import Task, as_flag, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -68,7 +68,6 @@ from packer_cli.run.update import (
     refuse_to_forget,
 )
 from packer_cli.run.upload import check_options, publish
-from packer_cli.threads import Task, run_all
 from packer_cli.tokenization.locate import choose
 
 _WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash

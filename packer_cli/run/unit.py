@@ -22,9 +22,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from packer_cli.child_process import LostChildError
 from packer_cli.durable import sync
-from packer_cli.errors import DamagedInputError, DataError, Interrupted
+from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for

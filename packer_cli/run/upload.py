@@ -32,6 +32,7 @@ from msgspec.structs import replace
 from packer_cli import storage
 from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
+from packer_cli.interrupts import Task, run_all
 from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import LOCK, Listed, in_the_way
 from packer_cli.progress import Progress
@@ -42,6 +43,7 @@ from packer_cli.result.layout import (
     MANIFEST,
     SIDE_FILES,
     WORK,
+    built,
     digest,
     is_named_by_content,
 )
@@ -50,7 +52,6 @@ from packer_cli.run import destination as output
 from packer_cli.run.destination import STAGED, UPLOADED, Claim, Earlier
 from packer_cli.run.identity import Run
 from packer_cli.run.update import refuse_other_result
-from packer_cli.threads import Task, built, run_all
 
 _BEGUN = {f"{STAGED}.part"}
 _MARKER = f"{WORK}/publishing.json"

@@ -125,7 +125,9 @@ def _tokenizer_json(source: str, path: Path) -> Path:
     return path
 
 
-class _AddedToken(msgspec.Struct):
+class AddedToken(msgspec.Struct):
+    """An entry of `added_tokens`."""
+
     content: str
     id: int = 0
     special: bool = False
@@ -135,24 +137,33 @@ class _AddedToken(msgspec.Struct):
     rstrip: bool = False
 
 
-class _Model(msgspec.Struct):
+class Model(msgspec.Struct):
+    """The fields that matter. `merges`, megabytes of them, are not decoded."""
+
     vocab: dict[str, int] | list[Any] | None = None  # a list in unigram models
+    type: str = "BPE"  # old files do not name the type of BPE models, which alone have merges
+    merges: msgspec.Raw = msgspec.Raw()
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    byte_fallback: bool | None = False
+    ignore_merges: bool | None = False
     unk_token: str | None = None
     unk_id: int | None = None  # in unigram models
 
 
-class _TokenizerJson(msgspec.Struct):
-    """The fields that are needed here: the merges, megabytes of them, are skipped."""
+class TokenizerJson(msgspec.Struct):
+    """A tokenizer.json, as far as it is read here."""
 
-    model: _Model
-    added_tokens: list[_AddedToken] | None = None
+    model: Model
+    added_tokens: list[AddedToken] | None = None
     normalizer: Any = None
+    pre_tokenizer: Any = None
 
 
 def _added_tokens(content: bytes, path: Path) -> tuple[SpecialToken, ...]:
     """The added tokens of a tokenizer.json. UsageError for what is none, or has too high ids."""
     try:
-        document = msgspec.json.decode(content, type=_TokenizerJson)
+        document = msgspec.json.decode(content, type=TokenizerJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"tokenizer {path}: not a tokenizer.json: {error}", _TIP) from error
     if (highest := _highest(document)) > _HIGHEST_ID:
@@ -173,10 +184,10 @@ def _added_tokens(content: bytes, path: Path) -> tuple[SpecialToken, ...]:
 
 def highest_id(content: bytes) -> int:
     """The highest id that a located tokenizer.json can give."""
-    return _highest(msgspec.json.decode(content, type=_TokenizerJson))
+    return _highest(msgspec.json.decode(content, type=TokenizerJson))
 
 
-def _highest(document: _TokenizerJson) -> int:
+def _highest(document: TokenizerJson) -> int:
     vocabulary = document.model.vocab or []
     ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
     return max([*ids, *(token.id for token in document.added_tokens or [])], default=0)

@@ -15,13 +15,10 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
-import msgspec
-
 from packer_cli._kernels.texts import may_hold
 from packer_cli.errors import UsageError
 
 _MARK = "\ufdd0"  # a noncharacter, for a program's own use
-_encode = msgspec.json.Encoder().encode
 Span = tuple[int, int]
 SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
@@ -68,13 +65,7 @@ class Specials:
 
     def may_be_in(self, value: Any) -> bool:
         """True where a record's fields may have any; False is certain, and known soon."""
-        if not self.tokens or not may_hold(value, self._common):
-            return False
-        try:
-            data = _encode(value)
-        except Exception:  # of a value, or a text, that JSON has not
-            return True
-        return self._encoded.search(data) is not None
+        return bool(self.tokens) and may_hold(value, self._common)
 
     def beside(self, cut: int, text: str) -> int:
         """The place of a cut in a text, before the special token that it would cut in two."""
@@ -125,12 +116,6 @@ class Specials:
     @cached_property
     def _contents(self) -> re.Pattern[str]:
         return re.compile("|".join(re.escape(token.content) for token in self._longest_first))
-
-    @cached_property
-    def _encoded(self) -> re.Pattern[bytes]:
-        """Finds any of them inside JSON."""
-        # what a text holds, its JSON holds, between the quotes
-        return re.compile(b"|".join(re.escape(_encode(t.content)[1:-1]) for t in self.tokens))
 
     @cached_property
     def _common(self) -> str:

@@ -23,6 +23,7 @@ from packer_cli.errors import InternalError
 from packer_cli.inputs.token_columns import offsets_of
 from packer_cli.records import Int64, Spans, UInt8, UInt32
 from packer_cli.tokenization.engines import ReferenceEngine, engines_differ_on
+from packer_cli.tokenization.locate import TokenizerJson
 
 _SPACE = "▁"  # SentencePiece's, U+2581
 _UNKNOWN, _OF_MODEL, _ADDED = range(3)  # the kinds of `texts.mark_trained`, and its spacings:
@@ -50,32 +51,12 @@ PLAIN_BYTES = TokenBytes(
 _UNKNOWN_BYTES = TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
 
-class _Model(msgspec.Struct):
-    """The fields that matter here. `merges` take most of the time, and are not decoded."""
-
-    vocab: dict[str, int] | list[Any] | None = None
-    type: str = "BPE"  # old files do not name the type of BPE models, which alone have merges
-    merges: msgspec.Raw = msgspec.Raw()
-    continuing_subword_prefix: str | None = None
-    end_of_word_suffix: str | None = None
-    byte_fallback: bool | None = False
-    ignore_merges: bool | None = False
-    unk_token: str | None = None
-
-
-class _Document(msgspec.Struct):
-    model: _Model
-    normalizer: Any = None
-    pre_tokenizer: Any = None
-    added_tokens: list[dict[str, Any]] | None = None
-
-
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is written like a byte
 
 
 def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     """The pieces of byte-level and SentencePiece-style BPE."""
-    document = msgspec.json.decode(tokenizer_json, type=_Document)
+    document = msgspec.json.decode(tokenizer_json, type=TokenizerJson)
     model, vocabulary = document.model, document.model.vocab
     is_bpe = model.type == "BPE" and len(memoryview(model.merges)) > 0
     affixes = model.continuing_subword_prefix or model.end_of_word_suffix
@@ -92,14 +73,14 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     added = document.added_tokens or []
     others = dict[int, bytes | None]()
     for token in added:
-        content: bytes | None = token["content"].encode("utf-8", "surrogatepass")
+        content: bytes | None = token.content.encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
-        is_either = byte_level and pieces.get(token["id"], content) != content
-        is_byte = fallback and _BYTE.fullmatch(token["content"])
-        is_prepended = token.get("normalized") and spacing == _PREPENDED
-        if is_either or is_byte or is_prepended or token.get("lstrip") or token.get("rstrip"):
+        is_either = byte_level and pieces.get(token.id, content) != content
+        is_byte = fallback and _BYTE.fullmatch(token.content)
+        is_prepended = token.normalized and spacing == _PREPENDED
+        if is_either or is_byte or is_prepended or token.lstrip or token.rstrip:
             content = None
-        others[token["id"]] = content
+        others[token.id] = content
     if model.unk_token in vocabulary:
         others[vocabulary[model.unk_token]] = None
     for number, piece in others.items():
@@ -112,7 +93,7 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     kinds = np.zeros(max(ids, default=-1) + 1, np.uint8)
     sizes = np.zeros(len(kinds), np.int64)
     kinds[ids] = _OF_MODEL
-    kinds[[token["id"] for token in added if token["id"] in pieces]] = _ADDED
+    kinds[[token.id for token in added if token.id in pieces]] = _ADDED
     sizes[ids] = [*map(len, own)]
     flat = np.frombuffer(b"".join(own), np.uint8)
     return TokenBytes(flat, offsets_of(sizes), kinds, spaces, spacing)
@@ -143,7 +124,7 @@ def _utf8(vocabulary: dict[str, int], *, fallback: bool) -> dict[int, bytes]:
     return pieces
 
 
-def _spaces(document: _Document, *, byte_level: bool) -> tuple[bool | None, int]:
+def _spaces(document: TokenizerJson, *, byte_level: bool) -> tuple[bool | None, int]:
     """`spaces` and `spacing`; None where a text changes in other ways, too."""
     unknown = None, _NEVER
     spaces, spacing = False, _NEVER

@@ -100,7 +100,7 @@ class Tokenizer:
         self._files, self._reference = files, reference
         self._making = threading.Lock()  # of the pieces, by one thread alone
         specials = files.specials if files else ()
-        self._special_runs = _runs([token.id for token in specials if not token.unknown])
+        self._special_ids = np.unique([token.id for token in specials if not token.unknown])
         self._unknown = [token for token in specials if token.unknown]
         self._frame(framing)
 
@@ -149,12 +149,13 @@ class Tokenizer:
         if not len(ids):
             return 0
         lowest, highest = int(ids.min()), int(ids.max())  # most batches have none, and end here
-        known = sum(
-            int(np.count_nonzero(ids - begin < size))
-            for begin, size in self._special_runs
-            if begin <= highest and begin + size > lowest
-        )
-        return known + sum(
+        special = self._special_ids
+        special = special[(special >= lowest) & (special <= highest)]
+        number = 0
+        if len(special):
+            near = ids[(ids >= special[0]) & (ids <= special[-1])]
+            number = int(np.isin(near, special).sum())
+        return number + sum(
             text.count(token.content)
             for token in self._unknown
             if lowest <= token.id <= highest and (ids == token.id).any()
@@ -226,17 +227,6 @@ def _framed(tokens: Tokens, prefix: UInt32, suffix: UInt32, *, train_suffix: boo
         ids, offsets, prefix, suffix, out, out_offsets, trained, out_trained, train_suffix
     )
     return out[:used], out_offsets, None if out_trained is None else out_trained[:used]
-
-
-def _runs(ids: list[int]) -> list[tuple[np.uint32, int]]:
-    """The ids as (first, how many) of each run of them: most tokenizers have one or two."""
-    runs: list[list[int]] = []
-    for token in sorted(set(ids)):
-        if runs and token == sum(runs[-1]):
-            runs[-1][1] += 1
-        else:
-            runs.append([token, 1])
-    return [(np.uint32(begin), size) for begin, size in runs]
 
 
 def bytes_tokenizer(framing: Framing) -> Tokenizer:

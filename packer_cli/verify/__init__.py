@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from packer_cli.errors import DataError
+from packer_cli.interrupts import run_all
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.progress import Progress
 from packer_cli.records import Notify
@@ -32,7 +33,6 @@ from packer_cli.result.opening import Paths, opened
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.destination import is_replacing
 from packer_cli.run.identity import refuse_other_packer
-from packer_cli.threads import run_all
 from packer_cli.verify.files import (
     Findings,
     Problem,

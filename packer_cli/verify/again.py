@@ -34,6 +34,7 @@ from packer_cli.inputs.discovery import input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.inputs.tokenized import shape_of as shape_of_tokenized
+from packer_cli.interrupts import run_all
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -50,6 +51,7 @@ from packer_cli.result.layout import (
     TOOL_TEMPLATE,
     UNITS,
     Shard,
+    built,
     kind_of,
     unnamed_shard,
 )
@@ -69,7 +71,6 @@ from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import tables_of
 from packer_cli.run.source import Source, framing_of, source_again, tokenized_again
 from packer_cli.run.unit import Job, pack_unit, without_damaged
-from packer_cli.threads import built, run_all
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.tokenizer import TokenizerInfo, bytes_tokenizer, load_tokenizer
 from packer_cli.verify.files import (

@@ -64,7 +64,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --columns input_ids,,labels | --columns: 'input_ids,,labels' is not a list of names like a,b
 --train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
---engine Rya                | --engine: 'Rya' is not one of local, ray | did you mean ray?
+--engine Raay               | --engine: 'Raay' is not one of local, ray | did you mean ray?
 --tokenizer-backend gpu     | --tokenizer-backend: 'gpu' is not one of auto,
 --label-shift post          | --label-shift: 'post' is not one of none, pre
 --balance tokens            | --balance: 'tokens' is not one of none, attention

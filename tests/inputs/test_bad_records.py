@@ -21,7 +21,6 @@ from support import (
     packer,
     packer_process,
     packer_script,
-    recover_documents,
     recover_texts,
 )
 
@@ -230,12 +229,6 @@ def test_what_is_said(
     assert not Path("out").exists()
 
 
-def test_a_field_name_that_json_would_escape() -> None:
-    Path("a.jsonl").write_text(json.dumps({'a"b': "x"}))
-    result = packer("pack", "a.jsonl", *OPTIONS, "--text-field", 'a"b')
-    assert_error(result, 2, """'a"b' cannot be read from JSON""")
-
-
 def test_an_endless_stream_of_bad_lines_is_not_waited_out() -> None:
     command = [packer_script(), "pack", "-", *map(str, OPTIONS), *SKIP]
     with (
@@ -248,13 +241,6 @@ def test_an_endless_stream_of_bad_lines_is_not_waited_out() -> None:
             run.kill()
             endless.kill()
     assert stderr.startswith(b"error: -: no records in 1 input file that can be read\n")
-
-
-def test_several_files_without_records() -> None:
-    for name in ("a", "b"):
-        Path(f"{name}.jsonl").touch()
-    result = packer("pack", "a.jsonl", "b.jsonl", *OPTIONS)
-    assert_error(result, 1, "a.jsonl to b.jsonl: no records in 2 input files")
 
 
 def test_an_error_of_the_real_script_is_two_lines_and_debug_adds_a_traceback() -> None:
@@ -274,30 +260,6 @@ def test_an_error_of_the_real_script_is_two_lines_and_debug_adds_a_traceback() -
 
 
 # --- arrays, from everywhere
-
-
-ARRAYS = {
-    "chats": [{"messages": [{"role": "user", "content": "hi"},
-                            {"role": "assistant", "content": "[,]"}]}],
-    "prompts": [{"prompt": "a", "completion": "b"}, {"prompt": "c}", "completion": "d"}],
-    "tokens": [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4]}],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_every_shape_is_packed_as_from_lines(name: str) -> None:
-    records = ARRAYS[name]
-    Path("a.json").write_text(json.dumps(records, indent=1))
-    Path("a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    Path("t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    options = ("--chat-template", "t.jinja", "--train-on", "all") if name == "chats" else ()
-    rows = []
-    for file in ("a.json", "a.jsonl"):
-        manifest = pack(file, "-l", 16, "--overwrite", *options)
-        tokens = [[one.tolist() for one in recover_documents("out", column).values()]
-                  for column in ("input_ids", "labels")]  # fmt: skip
-        rows.append((manifest["tokens"], manifest["trained_tokens"], tokens))
-    assert rows[0] == rows[1]
 
 
 def test_arrays_by_stdin_url_and_option_and_their_updates(folder: Path) -> None:

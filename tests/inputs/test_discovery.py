@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
-from hypothesis import given
-from hypothesis import strategies as st
 from support import (
     COMPRESSORS,
     assert_error,
@@ -30,11 +27,9 @@ from support import (
 )
 
 from packer_cli.inputs import byte_streams
-from packer_cli.mixing.units import plan_units
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import ID
-from packer_cli.records import InputFile
 from packer_cli.run.pipeline import pack as run
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -325,31 +320,6 @@ def test_stdin_of_two_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> No
             run(["-"], Path(name), PackConfig(16), RunOptions(progress=False), "bytes")
         told = check_directory(name)["inputs"][0]
         assert (told["size"], told["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-
-
-@given(
-    sizes=st.lists(st.tuples(st.integers(0, 500), st.booleans()), min_size=1, max_size=8),
-    unit_bytes=st.integers(1, 300),
-)
-def test_units_cover_every_file_once_and_in_order(
-    sizes: list[tuple[int, bool]], unit_bytes: int
-) -> None:
-    files = [
-        InputFile(i, f"{i}.jsonl", "jsonl", "gzip" if compressed else None, size, 0)
-        for i, (size, compressed) in enumerate(sizes)
-    ]
-    units = plan_units(files, PackConfig(max_length=8, unit_bytes=unit_bytes))
-    assert [unit.index for unit in units] == list(range(len(units)))
-    edges: dict[int, list[Any]] = {}
-    for part in (part for unit in units for part in unit.slices):
-        edges.setdefault(part.file, []).append((part.start, part.stop))
-    assert list(edges) == [file.index for file in files]
-    for file in files:
-        parts = edges[file.index]
-        assert parts[0][0] == 0
-        assert parts[-1][1] in (None, file.size)
-        assert all(a[1] == b[0] for a, b in pairwise(parts))
-        assert not file.compression or parts == [(0, None)]
 
 
 # --- files that are one document each: prose, sources and the like, with --sample-by document

@@ -169,17 +169,6 @@ def test_slices_are_documents(form: str, unit_bytes: object) -> None:
         assert result.exit_code == 0, result.stderr
 
 
-@pytest.mark.parametrize("to", ["megatron", "nanotron"])
-def test_what_is_exported_is_read_again(to: str) -> None:
-    datatrove("a", kind="<u4")
-    pack("a.ds", "-l", 6)
-    result = packer("export", "out", "--to", to, "-o", "exported")
-    assert result.exit_code == 0, result.stderr
-    shutil.rmtree("out")
-    pack("exported", "-l", 6)
-    assert list(documents_packed().values()) == list(expected().values())
-
-
 BAD_IDS = [
     (megatron, "a.bin", "i4", -3, "input_ids[1] is -3, not between 0 and 2147483647"),
     (megatron, "a.bin", "i8", 1 << 40, f"input_ids[1] is {1 << 40}, not between 0 and"),
@@ -221,14 +210,9 @@ def cut(path: str, size: int) -> None:
     os.truncate(path, os.stat(path).st_size - size)
 
 
-def append(path: str, data: bytes) -> None:
-    Path(path).write_bytes(Path(path).read_bytes() + data)
-
-
 # header 34 bytes, then 5 lengths of 4, begins of 8 from 54, boundaries of 8 from 94, to 142
 DAMAGED_MEGATRON = [
     (lambda: edit("a.idx", 0, b"NOTIDX"), "a.idx: begins with b'NOTIDXX\\x00\\x00'"),
-    (lambda: Path("a.idx").write_bytes(b"MMI"), "has 3 bytes of a header, expected"),
     (lambda: Path("a.idx").write_bytes(b""), "begins with b''"),
     (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2 and tokens of type code 4, expected"),
     (
@@ -239,9 +223,7 @@ DAMAGED_MEGATRON = [
         lambda: edit("a.idx", 17, b"\5"),
         "a.idx, sequence 1: begins at byte 12, expected the end of the one before",
     ),
-    (lambda: edit("a.idx", 18, b"\xff" * 8), "a.idx: 142 bytes, expected "),
     (lambda: cut("a.idx", 1), "a.idx: 141 bytes, expected 142 for 5 sequences and 6 boundaries"),
-    (lambda: append("a.idx", b"12"), "a.idx: 144 bytes, expected 142"),
     (lambda: edit("a.idx", 34, b"\xff" * 4), "a.idx, sequence 0: tokens: -1, expected 0 or more"),
     (lambda: edit("a.idx", 86, b"\xff" * 7), "a.idx, sequence 4: begins at byte 72057594037927935"),
     (lambda: edit("a.idx", 94, b"\1"), "a.idx, boundary 0: is at sequence 1, expected 0 first"),
@@ -249,7 +231,6 @@ DAMAGED_MEGATRON = [
     (lambda: edit("a.idx", 110, b"\0"), "a.idx, boundary 2: is at sequence 0, expected"),
     (lambda: edit("a.idx", 134, b"\4"), "a.idx, boundary 5: is at sequence 4, expected"),
     (lambda: cut("a.bin", 1), "a.bin: 39 bytes, expected 40 by a.idx"),
-    (lambda: append("a.bin", bytes(8)), "a.bin: 48 bytes, expected 40 by a.idx"),
     (lambda: os.remove("a.idx"), "a.bin: expected a.idx beside it, there is none"),
 ]
 

@@ -38,8 +38,3 @@ def test_an_order_of_some_is_that_of_all(keys: list[int]) -> None:
     assert sorted(found) == list(range(len(keys)))
     firsts = [place for place, key in enumerate(keys) if key not in keys[:place]]
     assert [p for p in found if p in firsts] == sorted(firsts, key=lambda place: keys[place])
-
-
-def test_many_keys_are_sorted_as_numpy_sorts_them() -> None:
-    keys = np.random.default_rng(0).integers(0, 1 << 64, 100_000, dtype=np.uint64)
-    assert np.array_equal(spread_order(keys), np.argsort(keys, kind="stable"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chats import assistant, chat, pack_chat, user, write
-from support import assert_error, jsonl, pack, packer
+from support import jsonl, pack, packer
 
 from packer_cli.result.manifest import OF_INPUTS
 
@@ -106,21 +106,3 @@ def test_stats_show_the_inputs_that_lost_something(folder: Path) -> None:
     assert max(map(len, lines[first:])) <= 80
     by_input = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)["by_input"]
     assert [one["dropped_tokens"] for one in by_input] == [121, 0, 31]
-
-
-def test_an_update_counts_what_it_packs_and_keeps_what_it_keeps(folder: Path) -> None:
-    write_texts(folder)
-    options = ["-l", 16, "--overlong", "drop", "--unit-bytes", 1]
-    pack("a.jsonl", "b.jsonl", *options)
-    pack("a.jsonl", "b.jsonl", "c.jsonl", *options, "--update")
-    assert [one.get("dropped_tokens") for one in losses(read_manifest())] == [121, None, 31]
-
-
-def test_a_loss_that_is_no_count_is_damage(folder: Path) -> None:
-    write_texts(folder)
-    pack("a.jsonl", "-l", 16, "--overlong", "drop")
-    data = Path("out/manifest.json").read_bytes()
-    Path("out/manifest.json").write_bytes(
-        data.replace(b'"dropped_tokens":121', b'"dropped_tokens":-1')
-    )
-    assert_error(packer("stats", "out"), 1, "damaged", "dropped_tokens")

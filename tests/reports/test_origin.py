@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
-import struct
-import subprocess
-import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_tokenizers
 from chats import TAGS, assistant, chat, user, write
-from support import jsonl, packer, packer_script
+from showing import on_terminal
+from support import jsonl, packer
 
 pytestmark = pytest.mark.usefixtures("folder")
 CONFIG = {"eos_token": tiny_tokenizers.EOS, "bos_token": tiny_tokenizers.BOS}
@@ -116,14 +111,6 @@ def test_chats_with_their_template() -> None:
     assert lines["options"].endswith(" --no-train-reasoning --no-train-tool-calls")
 
 
-def test_a_template_that_rendered_nothing_is_not_named() -> None:
-    Path("a.jsonl").write_bytes(jsonl("one"))
-    folder = tokenizer()
-    (folder / "chat_template.jinja").write_text(TAGS)
-    assert "template" not in origin("a.jsonl", "-l", 32, "-t", folder)
-    assert as_json()["chat_template"] is None
-
-
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
@@ -153,15 +140,6 @@ def test_alpaca_prompts() -> None:
     assert lines["records"] == "alpaca, prompts as alpaca; trained on: completion"
 
 
-def test_inputs_that_were_dropped_are_not_counted() -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        Path(name).write_bytes(jsonl(name))
-    arguments = ["-l", 32, "-t", "bytes", "-q", "-o", "out"]
-    assert packer("pack", "a.jsonl", "b.jsonl", *arguments).exit_code == 0
-    assert packer("pack", "b.jsonl", *arguments, "--update", "--prune").exit_code == 0
-    assert as_json()["inputs"] == {"count": 1, "bytes": Path("b.jsonl").stat().st_size}
-
-
 def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
     deep = Path("a" * 60, "b" * 60)
     deep.mkdir(parents=True)
@@ -173,26 +151,10 @@ def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
     done = packer("pack", deep / "c.jsonl", "-l", 32, "-q", "-t", folder, "-o", "out", *options)
     assert done.exit_code == 0
     for by in ("input", "shard"):
-        shown = on_a_terminal("stats", "out", "--by", by)
+        shown = on_terminal("stats", "out", "--by", by, NO_COLOR="1", TERM="dumb")
         lines = [line for line in shown.splitlines() if not line.endswith("c.jsonl")]
         assert max(map(len, lines)) <= 80  # but for a long name, which stays whole
         whole = "".join(shown.split())
         name = "shard-00000-000" if by == "shard" else str(deep / "c.jsonl")
         for part in (str(folder), "--position-ids", "--max-loss0.5", name):
             assert part in whole
-
-
-def on_a_terminal(*arguments: str) -> str:
-    """What `packer` shows on one of 80 columns, without colours."""
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = os.environ | {"NO_COLOR": "1", "TERM": "dumb"}
-    environment.pop("COLUMNS", None)
-    process = subprocess.run(
-        [packer_script(), *arguments], stdout=child, env=environment, timeout=300, check=False
-    )
-    os.close(child)
-    shown = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
-    assert process.returncode == 0
-    return shown.replace("\r\n", "\n")

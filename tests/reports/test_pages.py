@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
 from support import assert_error, jsonl, pack, packer, packer_process
 
+from packer_cli.reports.page import page
+from packer_cli.reports.report import Report, Section, SourceLine, table_of_sources
+
 pytestmark = pytest.mark.usefixtures("folder")
+
 TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9, "g" * 40, ""]
 
 
@@ -93,16 +98,6 @@ def test_bars_are_as_long_as_buckets_are_full_and_max_length_is_marked() -> None
     assert (marked[0], marked[3]) == ("16-31", "▴ max_length 16")
 
 
-def test_one_row_of_one_document() -> None:
-    Path("a.jsonl").write_bytes(jsonl("a"))
-    pack("a.jsonl", "-l", "1M")
-    page = written()
-    assert page.boxes["rows"] == ("1", page.boxes["rows"][1])
-    assert page.boxes["truncated"] == ("0", "documents, 0 tokens cut off")
-    assert page.table("tokens")[0] == ["2-3", "1", "100.00%", ""]
-    assert "max_length 1,048,576" in page.text
-
-
 HOSTILE = [
     "<script>alert(1)<",
     "\"onload='x.jsonl",
@@ -156,19 +151,6 @@ def test_of_many_inputs_the_largest_are_listed() -> None:
     assert [line[2] for line in listed] == [f"{10**12 + i:,}" for i in range(9_900, 10_000)]
     tokens = sum(10**12 + i for i in range(9_900))
     assert rest[:3] == ["9,900 other inputs", f"{9_900 * int(listed[0][1]):,}", f"{tokens:,}"]
-
-
-def test_figures_of_any_size() -> None:
-    Path("a.jsonl").write_bytes(jsonl(*TEXTS))
-    pack("a.jsonl", "-l", 16)
-    path = Path("out/manifest.json")
-    manifest = json.loads(path.read_bytes())
-    manifest["tokens"] = 10**15
-    manifest["histograms"]["document_length"] = [10**9] * 31 + [1]
-    path.write_text(json.dumps(manifest))
-    page = written()
-    assert page.boxes["tokens"][0] == "1,000,000,000,000,000"
-    assert ["2,147,483,648-4,294,967,295", "1", "0.00%"] in figures_of(page, "tokens")
 
 
 def test_an_incomplete_result_says_so() -> None:
@@ -269,9 +251,50 @@ def test_what_the_file_system_refuses() -> None:
     assert_error(packer("stats", "out", "--html", loop), 1, "Too many levels of symbolic links")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_to() -> None:
-    packed()
-    Path("locked").mkdir(0o500)
-    result = packer("stats", "out", "--html", "locked/page.html")
-    assert_error(result, 1, "locked/page.html.part: cannot write: Permission denied")
+# Sources of recipes
+
+
+def test_the_page_of_a_result_has_its_sources() -> None:
+    write_sources()
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1, dedup="exact"))
+    packed_page = packer("stats", "out/train", "--html", "-")
+    drawn = Page(packed_page.stdout_bytes)
+    assert "Sources, in shares of tokens" in drawn.text
+    (shares, left_out) = [table for table in drawn.tables if table[0][0] == "source"]
+    assert [line[0] for line in shares[1:]] == ["web", "code", "chat"]
+    columns = ["source", "documents", "tokens", "trained", "epochs", "asked", "reached"]
+    assert shares[0] == [*columns, "asked, and below it reached"]
+    parts = [float(cell[:-1]) for line in shares[1:] for cell in line[5:7]]
+    widths = [float(width[:-1]) for width in drawn.widths[: len(parts)]]
+    assert widths == pytest.approx([100 * part / max(parts) for part in parts], abs=0.1)
+    assert left_out[0] == ["source", "held out", "duplicates"]
+    assert "Documents left out" in drawn.text
+
+
+def test_the_page_of_a_plan_has_sources_for_each_length() -> None:
+    write_sources()
+    toml = "".join(
+        f'[[source]]\nname = "{name}"\ninputs = ["{inputs}"]\nweight = {weight}\n'
+        for name, inputs, weight in (("web", "web", 0.6), ("code", "code.jsonl", 0.4))
+    )
+    Path("mix.toml").write_text(f'max_length = 64\ntokenizer = "bytes"\n{toml}')
+    assert packer("pack", "mix.toml", "-q", "-o", "mix-packed-64").exit_code == 0
+    result = packer("plan", "mix.toml", "-l", "64,128", "-q", "--html", "page.html")
+    assert result.exit_code == 0, result.stderr
+    content = Path("page.html").read_bytes()
+    assert_stands_alone(content)
+    drawn = Page(content)
+    for length in (64, 128):
+        assert f"Sources at max_length {length}, in shares of tokens" in drawn.text
+    tables = [table for table in drawn.tables if table[0][0] == "source"]
+    assert [[line[0] for line in table[1:]] for table in tables] == [["web", "code"]] * 2
+
+
+def test_names_are_escaped_and_many_sources_stay_a_small_page() -> None:
+    lines = [SourceLine(f"<b>{i}</b>" + "x" * 200, {}, 1.0, 1 / 300, 1 / 300) for i in range(300)]
+    content = page(Report("title", sections=[Section("", [table_of_sources("", lines)])]))
+    assert_stands_alone(content)
+    drawn = Page(content)
+    assert "b" not in drawn.tags
+    assert len(drawn.table("source")) == 300
+    assert len(content) < 300_000

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ import pytest
 from altered import unaltered
 from pages import Page, assert_stands_alone
 from planning import assert_planned, planned
-from support import assert_error, contents, jsonl, packer, packer_process, packer_script, wait_for
+from showing import on_terminal
+from support import assert_error, contents, jsonl, packer, packer_process
 
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
@@ -422,64 +421,13 @@ def test_a_plan_of_tokens_leaves_what_is_trained_on_to_the_directory(folder: Pat
 
 def test_a_table_fits_a_terminal_of_80_columns(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(lines(*range(1, 300, 3)))
-    command = [packer_script(), "plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",
+    command = ["plan", "a.jsonl", "-l", "128,128k", "-q", "-t", "bytes",
                "--strategy", "best-fit-decreasing,best-fit", "--batch-tokens", "1M",
                "--unit-bytes", "1k", "--sample", "50%"]  # fmt: skip
-    shown = _on_a_terminal(command)
+    shown = on_terminal(*command, TERM="dumb", PYTHONUTF8="1")
     assert "above" in shown
     assert "…" not in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
-
-
-def _on_a_terminal(command: list[str]) -> str:
-    import pty
-
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"COLUMNS": "80", "TERM": "dumb", "PYTHONUTF8": "1"}
-    with subprocess.Popen(command, stdout=theirs, env=environment) as run:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                data = os.read(ours, 1 << 16)
-            except OSError:  # the other end is closed
-                break
-            shown += data
-        assert run.wait(60) == 0
-    os.close(ours)
-    return shown.decode().replace("\r", "")
-
-
-def test_ctrl_c_ends_it(folder: Path) -> None:
-    command = [packer_script(), "plan", "-", "-l", "64", "-t", "bytes"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as run:
-        assert run.stdin is not None
-        assert run.stderr is not None
-        run.stdin.write(lines(*[60] * 50_000))
-        run.stdin.flush()
-        handlers = Path(f"/proc/{run.pid}/task")
-        assert wait_for(lambda: len(list(handlers.iterdir())) > 2)
-        run.send_signal(signal.SIGINT)
-        stderr = run.stderr.read().decode()
-        assert run.wait(60) == 130, stderr
-    assert "stopped: interrupted" in stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message", "tip"),
-    [
-        (["--seq-len", "4k"], "No such option: --seq-len", "did you mean --max-length"),
-        (["--packing", "bfd"], "No such option: --packing", "did you mean --strategy"),
-        ([], "Missing option '--max-length' / '-l'.", "add --max-length N[,N]. Tokens in"),
-        (["-l", "16", "--output", "x"], "No such option: --output", ""),
-    ],
-)
-def test_options_are_suggested(options: list[str], message: str, tip: str) -> None:
-    result = packer("plan", DOCUMENTS, *options)
-    assert_error(result, 2, message)
-    assert tip in result.stderr
 
 
 def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> None:
@@ -518,8 +466,3 @@ def test_a_page_with_the_same_figures(folder: Path) -> None:
     assert "No document is cut, truncated or dropped." in none.stdout
     Path("mine.txt").write_text("not a page")
     assert_error(packer("plan", DOCUMENTS, *options, "--html", "mine.txt"), 2, "mine.txt")
-
-
-@pytest.mark.usefixtures("large")
-def test_a_page_says_that_its_figures_are_estimates() -> None:
-    assert "±" in packer("plan", *SAMPLED, "-q", "--sample", "40%", "--html", "-").stdout

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import CHATML, assistant, chat, chat_tokenizer, user
 from mixed import write_sources
 from planning import planned
 from support import assert_error, contents, packer
@@ -97,26 +96,6 @@ def test_both_sides_of_a_split() -> None:
     assert lines.index("mix.toml: train") < lines.index("mix.toml: validation")
 
 
-def test_a_changed_mixture_is_planned_before_it_is_packed() -> None:
-    _pack()
-    Path("mix.toml").write_text(RECIPE.replace("0.6", "0.2"))
-    (outcome,) = planned("mix.toml")["outcomes"]
-    _pack("--overwrite")
-    _assert_same(outcome, _stats("mix-packed-512"))
-
-
-def test_the_table_has_a_line_for_each_source() -> None:
-    _pack()
-    result = packer("plan", "mix.toml", "-q")
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    start = lines.index("sources, in shares of tokens")
-    assert lines[start + 1] == "documents tokens trained epochs asked reached source"
-    web = lines[start + 2].split()
-    assert web == ["4,000", "331,780", "327,780", "1.00", "56.67%", "56.67%", "web"]
-    assert [line.split()[-1] for line in lines[start + 2 : start + 5]] == ["web", "code", "chat"]
-    assert max(map(len, result.stdout.splitlines())) <= 80
-
-
 @pytest.mark.parametrize("more", ["", SPLIT, 'dedup = "exact"\n'], ids=["", "split", "dedup"])
 def test_a_recipe_that_was_never_tokenized_is_planned_without_writing(more: str) -> None:
     at_top = more if more.startswith("dedup") else ""
@@ -171,17 +150,6 @@ def test_sources_of_which_one_is_tokenized_and_one_is_not(
     _assert_same(outcome, _stats("mix-packed-512"))
 
 
-def test_conversations_that_were_never_tokenized(folder: Path) -> None:
-    chat_tokenizer(folder / "tok", CHATML)
-    turns = [chat(user("Hi?" * n), assistant("Yes. " * n)) for n in range(1, 200)]
-    Path("talk.jsonl").write_text("".join(json.dumps(one) + "\n" for one in turns))
-    text = RECIPE.replace('tokenizer = "bytes"', 'tokenizer = "./tok"\non_error = "skip"')
-    Path("mix.toml").write_text(text.replace("code.jsonl", "talk.jsonl"))
-    (plan,) = planned("mix.toml")["outcomes"]
-    _pack()
-    _assert_same(plan, _stats("mix-packed-512"))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -201,11 +169,6 @@ def test_sources_that_changed_since_they_were_tokenized(change: Any, message: st
 def test_the_directory_of_tokens_is_for_recipes() -> None:
     result = packer("plan", "web", "-l", 64, "--tokenized", "kept", "-q")
     assert_error(result, 2, "--tokenized", "recipes with sources")
-
-
-def test_without_a_length_anywhere() -> None:
-    Path("mix.toml").write_text(RECIPE.replace("max_length = 512", ""))
-    assert_error(packer("plan", "mix.toml", "-q"), 2, "Missing option '--max-length'")
 
 
 def test_a_recipe_without_sources_is_planned_as_its_inputs_are() -> None:

@@ -83,20 +83,6 @@ def test_it_is_what_the_steps_cost(out: Path, sizes: tuple[int, int, int]) -> No
         assert found["random"]["max_over_mean"] == 1
 
 
-def test_sizes_of_one_are_the_default(out: Path) -> None:
-    sizes = ("--ranks", 8, "--hidden-size", HIDDEN)
-    ones = ("--micro-batches", 1, "--batch-size", 1)
-    assert predicted("out", *sizes) == predicted("out", *sizes, *ones)
-
-
-def test_rows_of_the_same_cost_wait_for_nobody(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl(*["x" * (L - 1)] * 200))
-    assert packer("pack", "a.jsonl", "-l", L, "-t", "bytes", "-q", "-o", "out").exit_code == 0
-    found = predicted()
-    assert found["random"] == {"max_over_mean": 1}
-    assert found["step"] == found["order"] == {"max_over_mean": 1, "time_saved": 0}
-
-
 def test_the_table_says_what_the_numbers_are(out: Path) -> None:
     found = predicted()
     result = packer("stats", "out", *SIZES)
@@ -131,14 +117,6 @@ def test_of_many_steps_some_are_counted(out: Path, monkeypatch: pytest.MonkeyPat
         expected = pytest.approx(all_of_them[name]["max_over_mean"], abs=0.05)
         assert some[name]["max_over_mean"] == expected
     assert "steps, 128 of them counted)" in packer("stats", "out", *sizes).stdout
-
-
-def test_a_page_has_it(out: Path) -> None:
-    found = predicted()
-    assert packer("stats", "out", *SIZES, "--html", "page.html").exit_code == 0
-    page = Path("page.html").read_text()
-    assert f"{found['random']['max_over_mean']:.3f}" in page
-    assert f"{found['step']['time_saved']:.2%}" in page
 
 
 def test_a_url(out: Path) -> None:

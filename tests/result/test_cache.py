@@ -252,7 +252,7 @@ class TestFaults:
             return found
 
         monkeypatch.setattr(Bucket, "disturb", staticmethod(disturb))
-        said = self.fault(url, "check the network and the address")
+        said = self.fault(url, "check the network")
         assert said == f"{url}/{shard.name}: cannot read: connection reset (tried 3 times)"
 
     def test_another_result_meanwhile(

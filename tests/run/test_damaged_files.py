@@ -59,17 +59,11 @@ def test_a_damaged_file_ends_a_run_or_is_left_out(whole: list[str], name: str) -
     fails = packer("pack", "a.jsonl", name, "-l", 64, "-t", "bytes", "-q", "-o", "fails")
     assert_error(fails, 1, f"{name}: ")
     assert "or leave the file out, with --on-error skip" in fails.stderr
-    # also as the first of all files
-    for command in ([*whole, name], [name, *whole]):
-        done = packer("pack", *command, "-l", 64, *OPTIONS, "-o", "out", "--overwrite")
-        assert done.exit_code == 0, done.stderr
-        warning = f"packer: warning: out: leaves out 1 input that cannot be decoded: {name}; "
-        assert done.stderr.startswith(warning)
-        assert sorted(recover_texts("out")) == sorted(TEXTS)
-        check(name)
-
-
-def check(name: str) -> None:
+    done = packer("pack", name, *whole, "-l", 64, *OPTIONS, "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    warning = f"packer: warning: out: leaves out 1 input that cannot be decoded: {name}; "
+    assert done.stderr.startswith(warning)
+    assert sorted(recover_texts("out")) == sorted(TEXTS)
     lines = [json.loads(line) for line in Path("out/rejected.jsonl").read_bytes().splitlines()]
     (line,) = (line for line in lines if line["position"] is None)
     assert line["file"] == name
@@ -77,9 +71,8 @@ def check(name: str) -> None:
     stats = json.loads(packer("stats", "out", "--json").stdout)
     assert (stats["rejected_records"], stats["rejected_files"]) == (2, 1)
     assert "damaged" in packer("stats", "out").stdout
-    for sample in ("1000", "all"):
-        verified = packer("verify", "out", "-q", "--against-inputs", "--sample", sample)
-        assert verified.exit_code == 0, verified.stdout
+    verified = packer("verify", "out", "-q", "--against-inputs", "--sample", "all")
+    assert verified.exit_code == 0, verified.stdout
 
 
 def test_the_bytes_depend_on_nothing_else(
@@ -128,6 +121,9 @@ def test_a_file_that_is_left_out_counts_as_a_bad_record(whole: list[str]) -> Non
     ]  # fmt: skip
     assert_error(packer(*command, 1), 1, "2 records are bad so far; --max-errors is 1")
     assert packer(*command, 2).exit_code == 0
+    planned = json.loads(packer("plan", *command[1:-3], "--json").stdout)
+    rows = json.loads(packer("stats", "out", "--json").stdout)["rows"]
+    assert planned["outcomes"][0]["rows"] == rows
     Path("b.jsonl.gz").write_bytes(COMPRESSORS["gz"](jsonl("b")))
     assert packer(*command, 2, "--update").exit_code == 0
     assert sorted(recover_texts("out")) == sorted([*TEXTS, "b"])
@@ -138,13 +134,3 @@ def test_a_damaged_file_that_several_units_read_ends_the_run(whole: list[str]) -
     Path("b.parquet").write_bytes(spoilt(table("parquet"), 0.4))
     command = ["pack", "b.parquet", *whole, "-l", 64, *OPTIONS, "-o", "out", "--unit-bytes", 1000]
     assert_error(packer(*command), 1, "b.parquet: ", "only files that one work unit reads")
-
-
-def test_what_is_planned_is_packed(whole: list[str]) -> None:
-    Path("b.jsonl.gz").write_bytes(COMPRESSORS["gz"](jsonl("b"))[:-9])
-    command = [*whole, "b.jsonl.gz", "-l", 64, *OPTIONS]
-    planned = packer("plan", *command, "--json")
-    assert planned.exit_code == 0, planned.stderr
-    assert packer("pack", *command, "-o", "out").exit_code == 0
-    rows = json.loads(packer("stats", "out", "--json").stdout)["rows"]
-    assert f'"rows": {rows}' in planned.stdout

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,32 +40,109 @@ def peak_of(*arguments: object, before: str = "", code: int = 0) -> int:
     return int(done.stdout.splitlines()[-1]) >> 10
 
 
-@pytest.mark.parametrize("overlong", ["truncate", heavy("drop")])
-def test_what_is_truncated_or_dropped_is_not_kept(folder: Path, overlong: str) -> None:
-    short, long = jsonl("short"), jsonl("x" * 10_000)
-    for name, count in (("few.jsonl", 1000), ("many.jsonl", 6000)):
-        (folder / name).write_bytes((short + long) * count)
-    options = ["-l", 64, "--overlong", overlong, "--unit-bytes", "1G"]
-    few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
-    assert many < few + 60  # 200 MB of tokens more are left out
+Write = Callable[[str, int], object]  # so many of something, to a file or folder of that name
 
 
-def test_units_leave_nothing_behind(folder: Path) -> None:
-    options = ["-l", 1 << 18, "--unit-bytes", 100, "--columns", "input_ids,cu_seqlens"]
-    for name, count in (("few.jsonl", 5), ("many.jsonl", 85)):
-        (folder / name).write_bytes(jsonl(*["x" * 100] * count))
-    few, many = (peak_mib(name, *options) for name in ("few.jsonl", "many.jsonl"))
-    assert many < few + 60  # a number for each of 2**18 lengths would be 160 MB
+def lines(*texts: str) -> Write:
+    return lambda name, count: Path(name).write_bytes(jsonl(*texts) * count)
 
 
-@pytest.mark.parametrize("rows", [200, heavy(600)])  # 180 MB of text, 540 MB
-def test_a_cell_of_a_dictionary_that_is_in_all_rows(folder: Path, rows: int) -> None:
-    for count in (20, rows):
-        pq.write_table(pa.table({"text": ["x" * 900_000] * count}), folder / f"{count}.parquet")
-    assert (folder / f"{rows}.parquet").stat().st_size < 200_000
-    options = ["-l", 64, "--overlong", "truncate"]
-    few, many = (peak_mib(f"{count}.parquet", *options) for count in (20, rows))
-    assert many < few + 100
+def cells(name: str, count: int) -> None:
+    """A cell of a dictionary that is in all rows: 900 kB each, in a file of 200 kB."""
+    pq.write_table(pa.table({"text": ["x" * 900_000] * count}), name)
+    assert Path(name).stat().st_size < 200_000
+
+
+def unpacked_fields(name: str, count: int) -> None:
+    """Nested values take ten times their size as objects."""
+    Path(name).write_text(json.dumps({"text": "a", "n": [1] * count}) + "\n")
+
+
+def long_rows(name: str, rows: int) -> None:
+    table = pa.table({"text": [f"{i}{'x' * 200_000}" for i in range(rows)]})
+    if name.endswith("parquet"):
+        pq.write_table(table, name, write_batch_size=8, use_dictionary=False)
+    else:
+        with pa.ipc.new_file(name, table.schema) as writer:
+            writer.write_table(table, max_chunksize=8)
+
+
+def one_document(before: str, character: str, after: str) -> Write:
+    """Its bytes, its text and its tokens are not held any longer than they are needed."""
+    return lambda name, count: Path(name).write_text(
+        f"{before}{character}{'x' * count}{after}", encoding="utf-8"
+    )
+
+
+def array(name: str, count: int) -> None:
+    record = json.dumps({"text": "x" * 10_000}).encode()
+    Path(name).write_bytes(b"[" + b",\n".join([record] * count) + b"]")
+
+
+def documents(name: str, count: int) -> None:
+    Path(name).mkdir()
+    for number in range(count):
+        (Path(name) / f"{number}.py").write_bytes(b"x" * 40_000)
+
+
+class Input(NamedTuple):
+    """What is written few and many times, and how many MiB the many may take more than the few."""
+
+    write: Write
+    ending: str
+    few: int
+    many: int
+    most: float
+    options: str = ""
+
+
+SHORT = "-l 64 --overlong truncate"
+LARGE = "-l 4096 --max-line-bytes 1G"
+MIB = 1 << 20
+INPUTS = {
+    # 200 MB of tokens more are left out
+    "truncated": Input(lines("short", "x" * 10_000), ".jsonl", 1000, 6000, 60,
+                       f"{SHORT} --unit-bytes 1G"),
+    "dropped": Input(lines("short", "x" * 10_000), ".jsonl", 1000, 6000, 60,
+                     "-l 64 --overlong drop --unit-bytes 1G"),
+    # a number for each of 2**18 lengths would be 160 MB
+    "units": Input(lines("x" * 100), ".jsonl", 5, 85, 60,
+                   f"-l {1 << 18} --unit-bytes 100 --columns input_ids,cu_seqlens"),
+    "cells": Input(cells, ".parquet", 20, 200, 100, SHORT),
+    "more cells": Input(cells, ".parquet", 20, 600, 100, SHORT),
+    # of the 45 MB of the line
+    "unpacked fields": Input(unpacked_fields, ".jsonl", 10, 15_000_000, 4 * 45, "-l 64"),
+    # 120 MB of text, four times as much as tokens
+    "long rows": Input(long_rows, ".parquet", 40, 600, 60, f"{SHORT} --unit-bytes 1G"),
+    "long batches": Input(long_rows, ".arrow", 40, 600, 60, f"{SHORT} --unit-bytes 1G"),
+    # the tokens, before and after EOS is put behind them
+    "a document": Input(one_document('{"text": "', "x", '"}'), ".jsonl", 1, 40 * MIB, 40 * 9.5,
+                        LARGE),
+    # a text of 4 bytes a character, its UTF-8, the tokens
+    "a wide document": Input(one_document('{"text": "', "🧙", '"}'), ".jsonl", 1, 40 * MIB, 40 * 11,
+                             LARGE),
+    "a wide text": Input(one_document("", "🧙", ""), ".txt", 1, 40 * MIB, 40 * 11, LARGE),
+    # and a buffer of Python's csv, as wide as the text
+    "a wide cell": Input(one_document("text\n", "🧙", ""), ".csv", 1, 40 * MIB, 40 * 16, LARGE),
+    # one unit, or several that are found first; tokens and rows of 60,000 records are kept
+    "an array": Input(array, ".json", 1000, 6000, 80, f"{SHORT} --unit-bytes 1G"),
+    "an array in units": Input(array, ".json", 1000, 6000, 80, f"{SHORT} --unit-bytes 16M"),
+    "a long array": Input(array, ".json", 1000, 60_000, 80, f"{SHORT} --unit-bytes 1G"),
+    "a long array in units": Input(array, ".json", 1000, 60_000, 80, f"{SHORT} --unit-bytes 16M"),
+    "files": Input(documents, "", 50, 1500, 40, f"{SHORT} --sample-by document"),
+}  # fmt: skip
+HEAVY = ("dropped", "more cells", "long batches", "a wide document", "a wide text", "a wide cell",
+         "an array in units", "a long array", "a long array in units")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [heavy(one) if one in HEAVY else one for one in INPUTS])
+def test_much_takes_as_little_as_few(name: str) -> None:
+    given = INPUTS[name]
+    peaks = list[int]()
+    for count in (given.few, given.many):
+        given.write(f"{count}{given.ending}", count)
+        peaks.append(peak_mib(f"{count}{given.ending}", *given.options.split()))
+    assert peaks[1] < peaks[0] + given.most
 
 
 @pytest.mark.parametrize(
@@ -75,9 +153,7 @@ def test_a_cell_of_a_dictionary_that_is_in_all_rows(folder: Path, rows: int) -> 
         heavy({"data_page_version": "2.0"}, 300_000_000),
     ],
 )
-def test_a_cell_too_long_for_memory_is_never_decompressed(
-    folder: Path, how: dict[str, Any], size: int
-) -> None:
+def test_a_cell_too_long_for_memory_is_never_decompressed(how: dict[str, Any], size: int) -> None:
     """Told by its page's header: 300 MB take a few kilobytes in the file."""
     how = {"use_dictionary": False, "compression": "zstd"} | how
     small, huge = pa.table({"text": ["a", "b"]}), pa.table({"text": ["x" * size]})
@@ -95,62 +171,17 @@ def test_a_cell_too_long_for_memory_is_never_decompressed(
         assert peak_mib(name, *options, code=1) < few + 60
 
 
-def test_fields_that_are_not_packed_take_no_memory(folder: Path) -> None:
-    """Nested values take ten times their size as objects."""
-    for name, count in (("few.jsonl", 10), ("many.jsonl", 15_000_000)):
-        (folder / name).write_text(json.dumps({"text": "a", "n": [1] * count}) + "\n")
-    few, many = (peak_mib(name, "-l", 64) for name in ("few.jsonl", "many.jsonl"))
-    assert many < few + 4 * 45  # of the 45 MB of the line
-
-
-@pytest.mark.parametrize("ending", ["parquet", heavy("arrow")])
-def test_long_rows_of_columns_are_not_read_by_the_thousand(folder: Path, ending: str) -> None:
-    text = "x" * 200_000
-    for name, rows in (("few", 40), ("many", 600)):
-        table = pa.table({"text": [f"{i}{text}" for i in range(rows)]})
-        if ending == "parquet":
-            pq.write_table(table, f"{name}.parquet", write_batch_size=8, use_dictionary=False)
-        else:
-            with pa.ipc.new_file(f"{name}.arrow", table.schema) as writer:
-                writer.write_table(table, max_chunksize=8)
-    options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", "1G"]
-    few, many = (peak_mib(f"{name}.{ending}", *options) for name in ("few", "many"))
-    assert many < few + 60  # 120 MB of text, four times as much as tokens
-
-
-@pytest.mark.parametrize(
-    ("name", "character", "most"),
-    [
-        ("a.jsonl", "x", 9.5),  # the tokens, before and after EOS is put behind them
-        heavy("a.jsonl", "🧙", 11),  # a text of 4 bytes a character, its UTF-8, the tokens
-        heavy("a.txt", "🧙", 11),
-        heavy("a.csv", "🧙", 16),  # and a buffer of Python's csv, as wide as the text
-    ],
-)
-def test_one_very_large_document(folder: Path, name: str, character: str, most: float) -> None:
-    """Its bytes, its text and its tokens are not held any longer than they are needed."""
-    around = {"a.jsonl": ('{"text": "', '"}'), "a.txt": ("", ""), "a.csv": ("text\n", "")}
-    before, after = around[name]
-    (folder / "few.jsonl").write_bytes(jsonl("a"))
-    (folder / name).write_text(f"{before}{character}{'x' * (40 << 20)}{after}", encoding="utf-8")
-    few, one = (
-        peak_mib(file, "-l", 4096, "--max-line-bytes", "1G") for file in ("few.jsonl", name)
-    )
-    assert one < few + 40 * most
-
-
 def write_many(name: str, documents: int) -> None:
     """A megabyte for every thousand documents."""
     with open(name, "wb") as file:
         for first in range(0, documents, 1000):
-            file.write(
-                jsonl(*(f"{n} " * (1000 // (len(str(n)) + 1)) for n in range(first, first + 1000)))
-            )
+            numbers = range(first, first + 1000)
+            file.write(jsonl(*(f"{n} " * (1000 // (len(str(n)) + 1)) for n in numbers)))
 
 
 @pytest.mark.parametrize("orders", [("--shuffle",), heavy(("--shuffle", "--no-shuffle"))])
 def test_tokenized_directories_take_no_more_memory_the_larger_they_are(
-    folder: Path, orders: tuple[str, ...]
+    orders: tuple[str, ...],
 ) -> None:
     """Neither to write nor to pack, though packing takes documents from anywhere."""
     peaks: dict[tuple[str, ...], int] = {}
@@ -166,24 +197,3 @@ def test_tokenized_directories_take_no_more_memory_the_larger_they_are(
             peaks[order, name] = peak_of(*command, before=before)
     for what in ("tokenize", *orders):
         assert peaks[what, "many"] < peaks[what, "few"] + 60, peaks  # of 140 MB of tokens more
-
-
-@pytest.mark.parametrize("records", [6000, heavy(60_000)])  # 60 MB, 600 MB
-@pytest.mark.parametrize("unit_bytes", ["1G", "16M"])  # one unit, or several that are found first
-def test_an_array_of_json_is_not_held(folder: Path, records: int, unit_bytes: str) -> None:
-    record = json.dumps({"text": "x" * 10_000}).encode()
-    for name, count in (("few.json", 1000), ("many.json", records)):
-        (folder / name).write_bytes(b"[" + b",\n".join([record] * count) + b"]")
-    options = ["-l", 64, "--overlong", "truncate", "--unit-bytes", unit_bytes]
-    few, many = (peak_mib(name, *options) for name in ("few.json", "many.json"))
-    assert many < few + 80  # of 600 MB; the tokens and rows of 60,000 records are kept, about 40
-
-
-def test_thousands_of_documents_are_not_held(folder: Path) -> None:
-    for name, count in (("few", 50), ("many", 1500)):
-        (folder / name).mkdir()
-        for number in range(count):
-            (folder / name / f"{number}.py").write_bytes(b"x" * 40_000)
-    options = ["-l", 64, "--overlong", "truncate", "--sample-by", "document"]
-    few, many = (peak_mib(name, *options) for name in ("few", "many"))
-    assert many < few + 40  # 60 MB of text

@@ -25,6 +25,7 @@ from support import (
     contents,
     jsonl,
     packer,
+    packer_process,
     random_texts,
     shard_of,
     work_folder,
@@ -311,5 +312,7 @@ def test_the_bytes_do_not_depend_on_workers(inputs: Path, kind: str) -> None:
     for workers in (1, 2, 8):
         command = [*kind.split()[:1], *named, *length, "--unit-bytes", "20k", "-o", f"by{workers}"]
         assert packer(*command, "--workers", workers).exit_code == 0
+    if kind == "pack":  # nor on the process
+        assert packer_process(*command, "--overwrite").returncode == 0
     assert contents("by1") == contents("by2") == contents("by8")
     assert len(json.loads(Path("by1/manifest.json").read_bytes())["units"]) >= UNITS

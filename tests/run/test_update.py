@@ -26,8 +26,6 @@ from support import (
     shard_of,
 )
 
-from packer_cli.inputs.jsonl import JsonlReader
-from packer_cli.records import InputFile
 from packer_cli.result.layout import INPUT_TIMES
 
 OPTIONS = ["-l", 64, "-t", "bytes", "--unit-bytes", "5k", "-o", "out"]
@@ -421,31 +419,6 @@ def test_units_are_those_of_the_same_command_from_scratch(folder: Path) -> None:
     lines = [Path(one, "rejected.jsonl").read_text().splitlines() for one in ("out", "fresh")]
     assert sorted(lines[0]) == sorted(one.replace("c.jsonl", "moved.jsonl") for one in lines[1])
     assert len(lines[0]) == 6
-
-
-@pytest.mark.parametrize("renamed", [False, True])
-def test_only_what_is_new_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool
-) -> None:
-    """The earlier result says what the records of the other inputs are."""
-    name, field = ("body", ["--text-field", "body"]) if renamed else ("text", [])
-    for letter in "abc":
-        lines = (json.dumps({name: text}) + "\n" for text in TEXTS[letter])
-        Path(path_of(letter)).write_text("".join(lines))
-    assert packer("pack", "a.jsonl", "b.jsonl", *field, *OPTIONS).exit_code == 0
-    times = json.loads(Path("out", INPUT_TIMES).read_bytes())
-    Path("out", INPUT_TIMES).write_text(json.dumps(times | {"racy": []}))  # they are old by now
-    read, fields = list[str](), JsonlReader.fields
-
-    def noted(reader: JsonlReader, file: InputFile, config: Any) -> list[str] | None:
-        read.append(file.path)
-        return fields(reader, file, config)
-
-    monkeypatch.setattr(JsonlReader, "fields", noted)
-    files = ("a.jsonl", "b.jsonl", "c.jsonl")
-    assert packer("pack", *files, *field, *OPTIONS, "--update").exit_code == 0
-    assert read == ["c.jsonl"]
-    assert SAME in run(*files, *field, "--update")
 
 
 def test_what_was_written_just_before_is_compared_by_contents(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
@@ -159,52 +157,29 @@ def test_warnings(folder: Path, name: str) -> None:
         assert part in line
 
 
-def test_raw_prompts_where_there_is_a_chat_template(folder: Path) -> None:
+def test_how_prompts_become_text_is_said(folder: Path) -> None:
+    """And warned of where the tokenizer has a chat template, unless it is asked for."""
     write(PAIRS)
     save_merging("merging", TAGS)
-    [line] = warned("-t", "merging")
-    assert line == (
+    assert warned("-t", "merging") == [
         "prompts and answers of records of shape prompt-completion are joined as they are, though "
         "the tokenizer has a chat template; --prompt-template chat uses it"
-    )
-    quiet = ("pack", "data.jsonl", "-l", 1024, "-t", "merging", "-q", "--overwrite", "-o", "out")
-    asked = packer(*quiet, "--prompt-template", "none")
-    assert (asked.exit_code, asked.stderr) == (0, "")  # who asks for it knows
-    chats = packer(*quiet, "--prompt-template", "chat")
-    assert (chats.exit_code, chats.stderr) == (0, "")
-
-
-def test_how_prompts_become_text_is_said(folder: Path) -> None:
-    Path("t.jinja").write_text(TAGS)
-    for options, words in (
-        ((), "prompts as they are"),
-        (("--prompt-template", "alpaca"), "prompts as alpaca"),
-        (("--prompt-template", "chat", *TEMPLATE), "prompts as chat"),
-    ):
-        write(PAIRS)
-        result = packer("pack", "data.jsonl", "-l", 1024, "-t", "bytes", "-o", "out",
-                        "--overwrite", *options)  # fmt: skip
-        assert f"packer: {words}; see --prompt-template" in result.stderr.splitlines()
-        assert f"prompt-completion, {words}; trained on: " in packer("stats", "out").stdout
+    ]
+    command = ("pack", "data.jsonl", "-l", 1024, "-t", "merging", "--overwrite", "-o", "out")
+    for name, words in (("none", "as they are"), ("alpaca", "as alpaca"), ("chat", "as chat")):
+        quiet = packer(*command, "-q", "--prompt-template", name)
+        assert (quiet.exit_code, quiet.stderr) == (0, "")  # who asks for it knows
+        result = packer(*command, "--prompt-template", name)
+        assert f"packer: prompts {words}; see --prompt-template" in result.stderr.splitlines()
+        assert f"prompt-completion, prompts {words}; trained on: " in packer("stats", "out").stdout
         assert packer("stats", "out", "--html", "page.html").exit_code == 0
-        assert words in Path("page.html").read_text()
-
-
-def _write_csv(rows: list[dict[str, str]]) -> None:
-    with open("data.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+        assert f"prompts {words}" in Path("page.html").read_text()
 
 
 FORMATS: dict[str, Callable[[list[dict[str, str]]], object]] = {
     "jsonl": lambda rows: write(rows, "data.jsonl"),
     "json": lambda rows: Path("data.json").write_text(json.dumps(rows)),
     "parquet": lambda rows: pq.write_table(pa.Table.from_pylist(rows), "data.parquet"),
-    "arrow": lambda rows: pa.feather.write_feather(
-        pa.Table.from_pylist(rows), "data.arrow", compression="uncompressed"
-    ),
-    "csv": _write_csv,
 }
 
 
@@ -214,9 +189,8 @@ def test_a_sample_of_records_is_looked_at(folder: Path, suffix: str) -> None:
     FORMATS[suffix]([{**PAIRS[0], "notes": f"{i} {LONG}"} for i in range(200)])
     options = ("-l", 1024, "-t", "bytes", "-o", "out", "-q")
     result = packer("pack", f"data.{suffix}", *options)
-    number = 64 if suffix in ("parquet", "arrow") else 67
     assert "nothing uses the text in notes (59.4" in result.stderr
-    assert f", of {number} records looked at; " in result.stderr
+    assert f", of {64 if suffix == 'parquet' else 67} records looked at; " in result.stderr
     result = packer("verify", "out", "--against-inputs", "--sample", "all")
     assert result.exit_code == 0, result.stderr
 

@@ -17,10 +17,10 @@ from support import (
     assert_error,
     check_directory,
     contents,
+    heavy,
     jsonl,
     pack,
     packer,
-    packer_process,
     recover_documents,
     recover_texts,
     shard_of,
@@ -56,14 +56,6 @@ def data(folder: Path) -> Path:
 INPUTS = ("a.jsonl", "b.jsonl", "-l", 64, "-t", "bytes", "-q", "--unit-bytes", 2000)
 
 
-def test_the_same_command_gives_the_same_bytes(data: Path) -> None:
-    for output in ("one", "two"):
-        assert packer("pack", *INPUTS, "-o", output).exit_code == 0
-    assert packer_process("pack", *INPUTS, "-o", "three", cwd=data).returncode == 0
-    assert contents("one") == contents("two") == contents("three")
-    assert len(check_directory("one")["shards"]) > 3
-
-
 def test_the_seed_changes_the_order_and_nothing_else(data: Path) -> None:
     """And with --no-shuffle nothing."""
     for options, different in (([], 3), (["--strategy", "online-best-fit", "--no-shuffle"], 1)):
@@ -76,19 +68,7 @@ def test_the_seed_changes_the_order_and_nothing_else(data: Path) -> None:
         assert (len(shards), len(rows)) == (different, 1)
 
 
-@pytest.mark.parametrize("strategy", NAMES)
-def test_every_strategy_keeps_every_document(data: Path, strategy: str) -> None:
-    manifest = pack(*INPUTS[:4], "--strategy", strategy, "--unit-bytes", 4000)
-    assert recover_texts("out") == TEXTS
-    assert manifest["config"]["strategy"] == strategy
-    assert manifest["tokens"] == sum(LENGTHS)
-    assert manifest["empty_documents"] == 1
-    if strategy == "wrap":  # no padding but at the end of a unit
-        units = len(manifest["units"])
-        assert manifest["padding_tokens"] < 64 * units
-
-
-@pytest.mark.parametrize("alias", ["bfd", "FFD", "next_fit", ALIASES["wrap"][0]])
+@pytest.mark.parametrize("alias", ["FFD", "next_fit"])
 def test_aliases_are_the_same_strategy(data: Path, alias: str) -> None:
     name = next(name for name in NAMES if alias.lower().replace("_", "-") in (name, *ALIASES[name]))
     for output, strategy in (("one", alias), ("two", name)):
@@ -117,11 +97,15 @@ def test_strategies_that_keep_the_input_order(data: Path, strategy: str) -> None
     [(overlong, n) for overlong in ("split", "truncate") for n in (1, 2, 7, 64, 4096)]
     + [("drop", n) for n in (7, 64, 4096)],
 )
-def test_no_token_is_lost_without_a_count(data: Path, overlong: str, max_length: int) -> None:
-    manifest = pack("a.jsonl", "b.jsonl", "-l", max_length, "--overlong", overlong)
+@pytest.mark.parametrize("eos", [[BYTES_EOS], heavy([])])
+def test_no_token_is_lost_without_a_count(
+    data: Path, overlong: str, max_length: int, eos: list[int]
+) -> None:
+    options = ["--overlong", overlong, "--eos" if eos else "--no-eos"]
+    manifest = pack("a.jsonl", "b.jsonl", "-l", max_length, *options)
     lost = manifest["truncated_tokens"] + manifest["dropped_tokens"]
-    assert manifest["tokens"] + lost == sum(LENGTHS)
-    encoded = [[*text.encode(), BYTES_EOS] for text in TEXTS]
+    encoded = [[*text.encode(), *eos] for text in TEXTS]
+    assert manifest["tokens"] + lost == sum(map(len, encoded))
     expected = {
         "split": encoded,
         "truncate": [tokens[:max_length] for tokens in encoded],
@@ -130,7 +114,7 @@ def test_no_token_is_lost_without_a_count(data: Path, overlong: str, max_length:
     assert [tokens.tolist() for tokens in recover_documents("out").values()] == expected
     assert manifest["documents"] == len(expected)
     assert manifest["documents"] + manifest["dropped_documents"] == len(TEXTS)
-    longer = sum(length > max_length for length in LENGTHS)
+    longer = sum(len(tokens) > max_length for tokens in encoded)
     counted = {"split": 0, "truncate": longer, "drop": longer}[overlong]
     assert manifest["truncated_documents"] + manifest["dropped_documents"] == counted
 
@@ -150,26 +134,17 @@ def test_what_overlong_refuses(data: Path) -> None:
     assert recover_texts("out") == TEXTS
 
 
-@pytest.mark.parametrize("strategy", ["best-fit", "wrap"])
 def test_a_document_whose_pieces_cannot_be_numbered(
-    data: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+    data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2**31 tokens, made small for the test: the start of a piece is an int32."""
     monkeypatch.setattr("packer_cli.run.unit.MAX_DOCUMENT_TOKENS", 100)
     (data / "long.jsonl").write_bytes(jsonl("x" * 99, "y" * 100))
-    options = ["long.jsonl", "-l", 64, "-t", "bytes", "-q", "--strategy", strategy]
+    options = ["long.jsonl", "-l", 64, "-t", "bytes", "-q"]
     message = "long.jsonl, line 2 (byte 112): the document has 101 tokens, the most is 100"
     assert_error(packer("pack", *options), 1, message)
-    if strategy != "wrap":
-        pack(*options[:3], "--overlong", "truncate")
-
-
-@pytest.mark.parametrize("eos", ["--eos", "--no-eos"])
-def test_eos_is_optional(data: Path, eos: str) -> None:
-    manifest = pack("a.jsonl", "b.jsonl", "-l", 64, eos)
-    assert manifest["tokens"] == sum(LENGTHS) - len(TEXTS) * (eos == "--no-eos")
-    documents = [tokens.tolist() for tokens in recover_documents("out").values()]
-    assert documents == [[*text.encode(), *([BYTES_EOS] * (eos == "--eos"))] for text in TEXTS]
+    assert_error(packer("pack", *options, "--strategy", "wrap"), 1, message)
+    pack(*options[:3], "--overlong", "truncate")
 
 
 def test_position_ids(data: Path) -> None:
@@ -237,6 +212,7 @@ def test_small_windows_carry_over_and_lose_nothing(
     monkeypatch.setattr(byte_streams, "BLOCK_BYTES", 256)  # a few records a batch
     manifest = by_windows(TEXTS, strategy, window=300, max_length=64, seed=3)
     assert recover_texts("windows") == TEXTS
+    assert manifest["config"]["strategy"] == strategy
     one_window = by_windows(TEXTS, strategy, window=1 << 20, max_length=64, seed=3)
     assert manifest["tokens"] == one_window["tokens"]
     if strategy == "wrap":  # the open row is carried: only a unit's last row is not full
@@ -265,7 +241,7 @@ def test_labels_are_carried_over_with_their_tokens(folder: Path, strategy: str) 
     assert {place: labels.tolist() for place, labels in labels_of.items()} == expected
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     lengths=st.lists(st.integers(0, 90), min_size=1, max_size=40).filter(any),
     strategy=st.sampled_from(NAMES),

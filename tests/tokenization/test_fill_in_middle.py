@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tiny_tokenizers as tiny
 from support import assert_error, check_directory, packer, recover_documents
-from test_real_data import SHARED
 from tokenizers import Tokenizer
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -226,16 +225,3 @@ def test_a_text_that_has_the_tokens_itself_stays_as_it_is(
     assert "".join(parts_of(other, path) or []) == texts[2]
     assert manifest["fim_documents"] == 1
     assert manifest["special_tokens_in_text"] == (4 if special else 0)
-
-
-@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"needs the real data in {SHARED}")
-def test_code_with_the_tokens_of_qwen3(folder: Path) -> None:
-    source = SHARED / "data" / "code_python.jsonl.zst"
-    path = SHARED / "tokenizers" / "qwen3"
-    options = ["-l", 4096, "-t", path, "--fim-rate", 0.5, "--overlong", "drop"]
-    manifest = pack(source, *options)
-    cut = [parts_of(ids, path) for ids in documents().values()]
-    rearranged = [parts for parts in cut if parts is not None]
-    lost = manifest["dropped_documents"]
-    assert manifest["fim_documents"] - lost <= len(rearranged) <= manifest["fim_documents"]
-    assert 0.4 < manifest["fim_documents"] / (manifest["documents"] + lost) < 0.6

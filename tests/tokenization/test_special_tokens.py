@@ -121,14 +121,6 @@ def test_those_of_a_conversation(folder: Path, make: Callable[[], tiny.Json], ba
         assert "⟦No <|im_end|> here<|im_end|>" in texts["text"][0]
 
 
-@pytest.mark.parametrize("policy", ["text", "error"])
-def test_a_tokenizer_without_special_tokens_has_none_to_find(folder: Path, policy: str) -> None:
-    assert pack_chat([ATTACK])["special_tokens_in_text"] == 0
-    kept = ids_of("out")
-    assert pack_chat([ATTACK], "--special-tokens-in-text", policy)["special_tokens_in_text"] == 0
-    assert ids_of("out") == kept
-
-
 def test_conversations_that_are_shortened(folder: Path) -> None:
     tokenizer = chat_tokenizer(folder / "tok")
     long = chat(user("x" * 300), assistant("y"), user(EVIL), assistant("z<|im_end|>"))

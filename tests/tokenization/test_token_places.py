@@ -198,15 +198,6 @@ def test_ordinary_texts_need_no_reference(name: str) -> None:
     assert exact.asked == 0
 
 
-def test_offsets_do_not_depend_on_what_the_post_processor_trims() -> None:
-    plain = ReferenceEngine(json.dumps(tiny.byte_level()).encode())
-    trimmed = ReferenceEngine(json.dumps(trimming()).encode())
-    texts = ["  a  the\n\n ", " ", "the quick"]
-    for a, b in zip(plain.places(texts), trimmed.places(texts), strict=True):
-        assert a.tolist() == b.tolist()
-    assert not len(token_bytes(b'{"model": {"type": "Unigram", "vocab": []}}').kinds)
-
-
 GEMMA_TURNS = (
     "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"

@@ -15,7 +15,6 @@ import tiny_tokenizers as tiny
 from support import assert_error, check_directory, jsonl, packer, packer_process
 from tiny_tokenizers import EOS
 
-from packer_cli.errors import DataError
 from packer_cli.tokenization.locate import locate
 
 PACK = ["pack", "data.jsonl", "-l", "16", "-o", "out", "--tokenizer-backend", "tokenizers"]
@@ -90,17 +89,6 @@ def test_what_is_no_tokenizer_is_a_usage_error(
     assert_error(result, 2, f"tokenizer {source}")
     assert re.search(part, result.stderr)
     assert not Path("out").exists()
-
-
-def test_an_unreadable_tokenizer_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny.save(Path("tok"), tiny.byte_level())
-
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read whatever the mode
-    with pytest.raises(DataError, match=r"^tok/tokenizer.json: cannot read: Permission denied"):
-        locate("tok")
 
 
 @pytest.mark.parametrize(

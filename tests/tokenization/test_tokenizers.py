@@ -83,26 +83,39 @@ def test_ids_may_lie_above_the_vocabulary_size(load: Load, engine: str) -> None:
 
 
 TOKEN = {"__type": "AddedToken", "content": BOS, "lstrip": False}
-
-
-@pytest.mark.parametrize(
-    "companions",
-    [
-        {"tokenizer_config": {"eos_token": EOS, "bos_token": BOS}},
+ADDED = 400
+# id: (files beside tokenizer.json and how documents are framed, ids of BOS, EOS and padding)
+NAMED: dict[str, tuple[dict[str, Any], tuple[int | None, int | None, int]]] = {
+    "strings": (
+        {"tokenizer_config": {"eos_token": EOS, "bos_token": BOS}}, (BOS_ID, EOS_ID, EOS_ID)),
+    "objects": (
         {"tokenizer_config": {"eos_token": TOKEN | {"content": EOS}, "bos_token": TOKEN}},
+        (BOS_ID, EOS_ID, EOS_ID)),
+    "special_tokens_map": (
         {"special_tokens_map": {"eos_token": EOS, "bos_token": {"content": BOS}}},
-        {
-            "tokenizer_config": {"eos_token": EOS, "bos_token": None},
-            "special_tokens_map": {"eos_token": "x", "bos_token": BOS},
-        },
-    ],
-    ids=["strings", "objects", "special_tokens_map", "config before map"],
-)
-def test_special_tokens_come_from_either_file_as_strings_or_objects(
-    load: Load, companions: dict[str, tiny.Json]
-) -> None:
-    info = load(tiny.byte_level(), **companions).info
-    assert (info.bos_token_id, info.eos_token_id, info.pad_token_id) == (BOS_ID, EOS_ID, EOS_ID)
+        (BOS_ID, EOS_ID, EOS_ID)),
+    "config before map": (
+        {"tokenizer_config": {"eos_token": EOS, "bos_token": None},
+         "special_tokens_map": {"eos_token": "x", "bos_token": BOS}}, (BOS_ID, EOS_ID, EOS_ID)),
+    "padding": ({"tokenizer_config": {"eos_token": EOS, "pad_token": BOS}}, (None, EOS_ID, BOS_ID)),
+    "no such BOS": (
+        {"tokenizer_config": {"eos_token": EOS, "bos_token": "<none>"}}, (None, EOS_ID, EOS_ID)),
+    "no such padding": (
+        {"tokenizer_config": {"eos_token": EOS, "pad_token": "<none>"}}, (None, EOS_ID, EOS_ID)),
+    "two candidates for EOS": ({"eos": False}, (None, None, 0)),
+    "by option": (
+        {"tokenizer_config": EOS_CONFIG, "eos_token": "<|endoftext|>"}, (None, ADDED, ADDED)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_which_tokens_are_bos_eos_and_padding(load: Load, case: str) -> None:
+    rest, expected = NAMED[case]
+    document = tiny.with_added_token(tiny.byte_level(), "<|endoftext|>", ADDED)
+    tokenizer = load(document, **rest)
+    info = tokenizer.info
+    assert (info.bos_token_id, info.eos_token_id, info.pad_token_id) == expected
+    assert documents(tokenizer, "a")[0][1:] == [expected[1]] * (expected[1] is not None)
 
 
 X, Y = 2, 3  # of tiny.letters
@@ -146,23 +159,6 @@ def test_a_post_processor_that_rewrites_the_text_is_refused(load: Load) -> None:
         load(document)
 
 
-def test_the_pad_token_is_the_configured_one(load: Load) -> None:
-    config = {"eos_token": EOS, "pad_token": BOS}
-    assert load(tiny.byte_level(), tokenizer_config=config).info.pad_token_id == BOS_ID
-
-
-@pytest.mark.parametrize("missing", ["bos_token", "pad_token"])
-def test_a_configured_token_that_does_not_exist_is_left_alone(load: Load, missing: str) -> None:
-    info = load(tiny.byte_level(), tokenizer_config={"eos_token": EOS, missing: "<none>"}).info
-    assert (info.bos_token_id, info.pad_token_id) == (None, EOS_ID)
-
-
-def test_without_any_eos_padding_is_id_zero(load: Load) -> None:
-    document = tiny.with_added_token(tiny.byte_level(), "<|endoftext|>", 400)  # two candidates
-    info = load(document, eos=False).info
-    assert (info.eos_token_id, info.pad_token_id) == (None, 0)
-
-
 @pytest.mark.parametrize(
     ("config", "arguments", "part"),
     [
@@ -190,13 +186,6 @@ def test_an_unusable_eos_is_an_error_that_names_the_option(
         assert [ids.tolist() for ids in recover_documents("data-packed-8").values()] == [
             [document["model"]["vocab"]["a"]]
         ]
-
-
-def test_eos_token_overrides_the_configuration(load: Load) -> None:
-    document = tiny.with_added_token(tiny.byte_level(), "<|other|>", 400)
-    tokenizer = load(document, tokenizer_config=EOS_CONFIG, eos_token="<|other|>")  # noqa: S106
-    assert tokenizer.info.eos_token_id == 400
-    assert documents(tokenizer, "a")[0][-1] == 400
 
 
 def test_padding_is_masked_by_position_not_by_id(folder: Path) -> None:
