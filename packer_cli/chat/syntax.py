@@ -351,6 +351,7 @@ class _Analysis:
 
     values   of variables and of what namespaces hold ("ns.name")
     outside  variables that words are compared with, and that the template does not set
+    constants  texts of those that it sets to nothing else
     """
 
     def __init__(self, tree: nodes.Template, given: str) -> None:
@@ -358,7 +359,7 @@ class _Analysis:
         self._values = defaultdict[str, _Value](lambda: _NOTHING)
         self._values |= {"messages": _RECORDS, "tools": _RECORDS}
         self._values[given] |= _WORDS
-        self._outside = set[str]()
+        self._outside, self._constants = set[str](), _constants_in(tree)
         self._macros = {one.name: one for one in tree.find_all(nodes.Macro)}
         self._literals, self._deep = set[str](), False
         before: dict[str, _Value] = {}
@@ -543,6 +544,8 @@ class _Analysis:
             if isinstance(one, nodes.Const):
                 if isinstance(one.value, str):
                     self._literals.add(one.value)
+            elif isinstance(one, nodes.Name) and one.name in self._constants:
+                self._literals |= self._constants[one.name]
             else:
                 self._deep = True
 
@@ -598,6 +601,16 @@ def _counts_characters(node: nodes.For) -> bool:
         for field in fields
     )
     return counts and name is not None and all(_name_of(field.node) != name for field in fields)
+
+
+def _constants_in(tree: nodes.Template) -> dict[str, set[str]]:
+    """The texts of variables that are only ever set to texts."""
+    values = defaultdict[str, set[Any]](set)
+    for one in tree.find_all(nodes.Assign):
+        if isinstance(one.target, nodes.Name):
+            text = _constant(one.node)
+            values[one.target.name].add(text if isinstance(text, str) else None)
+    return {name: texts for name, texts in values.items() if None not in texts}
 
 
 def _name_of(node: Any) -> str | None:
