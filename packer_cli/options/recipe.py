@@ -302,8 +302,8 @@ def _read(path: str) -> _File:
         for name in (*of_sources, *tables):
             what = f"{path}: {name}: is for recipes with sources, and there is none"
             raise UsageError(what, _SOURCE)
-        _check_inputs(path, path, top)
-        return _File(path, with_text_field(top))
+        _refuse_none(path, top)
+        return _File(path, top)
     if "inputs" in top:
         raise UsageError(f"{path}: inputs: are those of sources, where there are any", _SOURCE)
     sources = []
@@ -314,9 +314,9 @@ def _read(path: str) -> _File:
                 f"{place}: name: {own['name']!r} cannot be the name of a directory",
                 "tokens of a source are kept under its name: use letters, digits and dashes",
             )
-        _check_inputs(path, place, own, every="input_format" in top)
-        sources.append(with_text_field(own))
-    return _File(path, with_text_field(top), sources, _mixture(path, top, sources, tables))
+        _refuse_none(place, own)
+        sources.append(own)
+    return _File(path, top, sources, _mixture(path, top, sources, tables))
 
 
 def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> Mixture:
@@ -392,7 +392,14 @@ def _values(path: str, place: str, table: Mapping[str, Any], owners: tuple[Owner
     for name, key in keys.items():
         if key.is_required and key.field not in values:
             raise UsageError(f"{place}: has no {name}", f"{name}: {key.option.help}")
-    return values
+    return with_text_field(values)
+
+
+def _refuse_none(place: str, values: Values) -> None:
+    inputs = values.get("inputs", ())
+    if not inputs or "" in inputs:
+        what = "an input is empty" if inputs else "has no inputs"
+        raise UsageError(f"{place}: {what}", 'name files: inputs = ["web/*.parquet"]')
 
 
 def _meant(name: str, owners: tuple[Owner, ...]) -> str:
@@ -413,26 +420,6 @@ def _meant(name: str, owners: tuple[Owner, ...]) -> str:
     }
     near = nearest(name, names)
     return f"did you mean {names[near]}?" if near else f"keys here are {', '.join(names)}"
-
-
-def _check_inputs(path: str, place: str, values: Values, *, every: bool = False) -> None:
-    """UsageError for none, and where the recipe is among them. `every`: whether all files of
-    folders are inputs, not only those that are by their names.
-    """
-    inputs: tuple[str, ...] = values.get("inputs", ())
-    if not inputs or "" in inputs:
-        what = "an input is empty" if inputs else "has no inputs"
-        raise UsageError(f"{place}: {what}", 'name files: inputs = ["web/*.parquet"]')
-    recipe, every = os.path.realpath(path), every or "input_format" in values
-    for name in inputs:
-        matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-        if every and os.path.isdir(name):
-            matches = [recipe] * Path(recipe).is_relative_to(os.path.realpath(name))
-        if recipe in map(os.path.realpath, matches):
-            raise UsageError(
-                f"{place}: inputs: {name!r} names the recipe itself",
-                "name the data only, or keep the recipe elsewhere",
-            )
 
 
 def _resolved(folder: str, field: str, value: Any) -> Any:
@@ -460,10 +447,7 @@ def _path(folder: str, name: str) -> str:
 def _input(folder: str, name: str) -> str:
     if name.startswith(_LIST):
         return _LIST + _path(folder, name[1:])
-    path = _path(folder, name)
-    if path != name and glob.has_magic(folder) and not os.path.exists(path):
-        return os.path.join(glob.escape(folder), name)  # only the name is a pattern
-    return path
+    return _path(glob.escape(folder) if glob.has_magic(name) else folder, name)
 
 
 def _parsed(path: str) -> Values:

@@ -281,9 +281,6 @@ WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there
 WEB weight = 1¶[[stage]]¶tokens = 5¶weights = {wob = 1} | @: stage 1: there is no source 'wob' | s
 WEB [[stage]]¶name = 'a' | @, stage 'a': has no tokens | tokens: How much
 WEB epochs = 1¶[[stage]]¶tokens = 5 | @: source 'web': has epochs or tokens, and there are stages
-inputs = 'mix.toml' | @: inputs: 'mix.toml' names the recipe itself | data only
-inputs = '*' | @: inputs: '*' names the recipe itself | data only
-[[source]]¶name = 'all'¶inputs = './'¶input_format = 'text' | @, source 'all': inputs: './' names
 """
 
 
