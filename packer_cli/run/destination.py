@@ -158,7 +158,8 @@ def claimed(
                     raise in_the_way(inside.path, foreign)
                 if rank is not None:
                     _hold_rank(stack, inside, rank, output, no_lock)
-                with _alone(inside, no_lock):  # ranks begin at the same time
+                # ranks begin at the same time
+                with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=no_lock):
                     ended = _ended(folder, inside)
                 if ended is None:  # now that nobody else can change it
                     _refuse_foreign(folder)
@@ -198,12 +199,6 @@ def _hold_rank(
                 ) from None
 
 
-@contextmanager
-def _alone(inside: Folder, no_lock: bool) -> Iterator[None]:
-    with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=no_lock):
-        yield
-
-
 def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: bool) -> bool:
     """Make the work folder that of `run`, with the units that it has already; False when its
     result is in place. Raises UsageError for units or a result that may not be thrown away, and
@@ -211,7 +206,8 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
 
     `side_files`: those of `run`, by name. `may_replace`: what another run has packed.
     """
-    with _alone(claim.inside, claim.no_lock):
+    inside = claim.inside
+    with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=claim.no_lock):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
             if not differences(claim.ended, run, as_packed_in(claim.output)):
                 return False
@@ -220,7 +216,7 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
         names = {*SIDE_FILES, MANIFEST, INCOMPLETE}
         _refuse_in_the_way(claim.folder, names, earlier_result(claim.folder))
         if not _continues(claim, run, may_replace):
-            forget(claim)
+            forget(inside)
             for name, content in side_files.items():
                 write_file(claim.work / name, content)
         put_file(claim.work / RUN, run.to_bytes())  # its limits may be others
@@ -373,14 +369,10 @@ def _refuse_foreign(folder: Folder) -> None:
         )
 
 
-def forget(claim: Claim) -> None:
-    """Discard what a run has packed, which nobody is to continue."""
-    _empty(claim.inside)
-
-
-def _empty(inside: Folder) -> None:
-    """Remove all but locks, and what tells of an upload. Without its record it is no run any more,
-    but that of one whose result is being put in place goes last.
+def forget(inside: Folder) -> None:
+    """Discard what a run has packed, which nobody is to continue: all but locks, and what tells of
+    an upload. Without its record it is no run any more, but that of one whose result is being put
+    in place goes last.
     """
     for name in sorted(inside.names(), key=lambda name: (name == REPLACING, name != RUN)):
         kept = name.endswith(LOCK) or name in (STAGED, UPLOADED)
@@ -475,7 +467,7 @@ def _put_in_place(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier
         gone = {*earlier.files, MANIFEST, INCOMPLETE} - {*new.files, INPUT_TIMES, target}
         _remove(folder, gone, earlier)
         folder.sync()
-    _empty(inside)
+    forget(inside)
 
 
 def _target(result: Earlier) -> str:
@@ -503,7 +495,7 @@ def _remove(folder: Folder, names: Iterable[str], earlier: Earlier) -> None:
 
 def discard(claim: Claim) -> None:
     """Remove a result, finished or not, and nothing that others made."""
-    forget(claim)
+    forget(claim.inside)
     if earlier := earlier_result(claim.folder):
         _remove(claim.folder, [*earlier.files, INPUT_TIMES], earlier)
         _remove(claim.folder, [MANIFEST, INCOMPLETE], earlier)  # last: it says whose the others are

@@ -200,7 +200,7 @@ def _check(every: _Units, run: Run, claim: Claim) -> None:
         if at is not None:
             place += f", {reader_for(file.format).describe(file, at)}"
         problem += f"; the first rejected, {place}: {first['reason']}"
-    output.forget(claim)  # no other run would find more
+    output.forget(claim.inside)  # no other run would find more
     raise DataError(problem, tip)
 
 

@@ -125,35 +125,26 @@ class Run:
         """The run with its inputs cut into work units."""
         return replace(self, units=tuple(work_units(self.files, self.config)))
 
-    def as_json(self) -> dict[str, Any]:
-        """The run as `run_of` takes it; msgspec encodes the values."""
+    def to_bytes(self) -> bytes:
+        """The content of its record."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         del own["chosen"]
-        return own | {"tokenizer": self.chosen.name, "side_files": self.side_files}
-
-    def to_bytes(self) -> bytes:
-        return sealed(msgspec.json.encode(self.as_json()))
+        own |= {"tokenizer": self.chosen.name, "side_files": self.side_files}
+        return sealed(msgspec.json.encode(own))
 
 
 def load_run(path: Path) -> Run | None:
     """The run that `to_bytes` wrote; None when there is none that this packer can read."""
     try:
-        return run_of(msgspec.json.decode(unsealed(path.read_bytes())))
+        content = msgspec.json.decode(unsealed(path.read_bytes()))
+        kinds: dict[str, Any] = {
+            "config": PackConfig if "max_length" in content["config"] else DocumentConfig,
+            "shape": Shape, "files": tuple[InputFile, ...], "units": tuple[WorkUnit, ...],
+            "packer_version": str, "tokenizer": str | None, "side_files": dict[str, str],
+        }  # fmt: skip
+        own = {name: msgspec.convert(content[name], kind) for name, kind in kinds.items()}
     except (OSError, LookupError, ValueError, TypeError, RecursionError, UsageError):
         return None
-
-
-def run_of(content: dict[str, Any]) -> Run:
-    """The run that these JSON values describe. Raises LookupError, ValueError, TypeError or
-    UsageError when they describe none.
-    """
-    kind = PackConfig if "max_length" in content["config"] else DocumentConfig
-    kinds: dict[str, Any] = {
-        "config": kind, "shape": Shape, "files": tuple[InputFile, ...],
-        "units": tuple[WorkUnit, ...], "packer_version": str, "tokenizer": str | None,
-        "side_files": dict[str, str],
-    }  # fmt: skip
-    own = {name: msgspec.convert(content[name], one) for name, one in kinds.items()}
     return Run(chosen=Chosen(own.pop("tokenizer"), known=own.pop("side_files")), **own)
 
 

@@ -195,7 +195,7 @@ class _Packing:
                     how = "already finished" if rank else "up to date"
                     self.notify(f"{destination}: {how}")
                     if not rank:
-                        output.forget(claim)
+                        output.forget(claim.inside)
                         write_lost(destination, earlier.inputs, run.files)
                     return earlier
                 if rank:

@@ -33,6 +33,7 @@ from packer_cli import storage
 from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.interrupts import Task, run_all
+from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import LOCK, Listed, in_the_way
 from packer_cli.progress import Progress
@@ -64,19 +65,15 @@ _WAIT_SECONDS = 1.2  # for threads to undo what they have begun to write
 
 def check_options(url: str, options: RunOptions) -> None:
     """Raise UsageError for options that do not work with a URL."""
-    if not url.partition("://")[2].strip("/"):
-        raise UsageError(f"--output: {url}: names no folder", "for example s3://bucket/folder")
-    if options.update:
-        option = "--add" if options.add else "--update"
-        raise UsageError(
-            f"{option}: {url}: a URL, and only local results can be updated",
-            "update a local copy and upload that, or pack everything again with --overwrite",
-        )
-    if options.as_rank is not None:
-        raise UsageError(
-            f"--rank: {url}: a URL, and ranks only share local directories",
-            "give the ranks a directory that all of them see, then upload it, manifest.json last",
-        )
+    refuse((
+        (not url.partition("://")[2].strip("/"), f"--output: {url}: names no folder",
+         "for example s3://bucket/folder"),
+        (options.update, f"{'--add' if options.add else '--update'}: {url}: a URL, and only local "
+         "results can be updated",
+         "update a local copy and upload that, or pack everything again with --overwrite"),
+        (options.as_rank, f"--rank: {url}: a URL, and ranks only share local directories",
+         "give the ranks a directory that all of them see, then upload it, manifest.json last"),
+    ))  # fmt: skip
 
 
 def publish(

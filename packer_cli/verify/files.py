@@ -364,23 +364,23 @@ def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> li
     """
     longest = facts.config.max_length if isinstance(facts, Manifest) else 0
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
-    records, wrong = list(read_units(directory / UNITS)), list[str]()
-    for record in records:
+    units, shards, rejected, wrong = list[Any](), list[Any](), 0, list[str]()
+    for record in read_units(directory / UNITS):
         counts = counts_of(record)
         if len(counts.piece_length) > longest + 1:
             raise ValueError("pieces that are longer than a row")
         wrong += [f"unit {record.unit}: {text}" for text in _wrong_record(record, facts)]
         total.add(counts)
-    numbers = [one.unit for one in records]
+        units.append((record.unit, [part[:3] for part in record.slices]))
+        shards += record.shards
+        rejected += record.rejected
+    numbers = [number for number, _ in units]
     size = os.path.getsize(directory / REJECTED) if REJECTED in facts.side_files else 0
-    rejected = sum(one.rejected for one in records)
     are_others = {
-        f"its {len(records)} units are not the {len(facts.units)} in the manifest":
-            [(one.unit, [part[:3] for part in one.slices]) for one in records]
-            != [(one.unit, one.slices) for one in facts.units],
+        f"its {len(units)} units are not the {len(facts.units)} in the manifest":
+            units != [(one.unit, one.slices) for one in facts.units],
         "its units are not in order": sorted({*numbers}) != numbers,
-        "its shards are not those in the manifest":
-            [shard for one in records for shard in one.shards] != facts.shards,
+        "its shards are not those in the manifest": shards != facts.shards,
         f"encoded_tokens is {total.encoded_tokens} in all units, other than their sums":
             not total.conserved(),
         f"{rejected} bytes of rejected records in all units, {REJECTED} has {size}":

@@ -160,6 +160,24 @@ verify out --sample 0       | --sample: '0' is neither a positive number nor all
 tokenize a.jsonl --seed 3   | No such option: --seed | it is an option of packer pack, packer plan,
 tokenize a.jsonl -l 512     | No such option: -l | it is an option of packer pack, packer plan
 tokenize a.jsonl --view     | No such option: --view | it is an option of packer pack, packer plan
+plan a.jsonl -l 0           | --max-length: 0 is not between 1 and
+plan a.jsonl -l 16,0        | --max-length: 0 is not between 1 and
+plan a.jsonl -l 16,-8       | --max-length: -8 is not between 1 and
+plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 4096 or 4k
+plan a.jsonl -l ,           | Missing option '--max-length'
+plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list of names
+plan a.jsonl -l 16 --strategy wrap,,best-fit | --strategy: 'wrap,,best-fit' is not
+plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
+plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong: drop has no
+plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
+plan a.jsonl -l 16 --sample 101% | --sample: 1.01 is not between 0 and 1
+plan a.jsonl -l 16 --sample -5% | --sample: -0.05 is not between 0 and 1
+plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
+plan a.jsonl -l 16,64 --batch-tokens 32 | --batch-tokens: 32 is less than a row of 64
+plan a.jsonl -l 16 --hidden-size 0 | --hidden-size: 0 is not positive
+plan a.jsonl -l 16 -t ''    | --tokenizer: is empty
+plan a.jsonl --seq-len 4k   | No such option: --seq-len | did you mean --max-length
+plan a.jsonl --packing bfd  | No such option: --packing | did you mean --strategy
 plan a.jsonl -l 8 -o x      | No such option: -o | it is an option of packer pack, packer tokenize,
 verify tokens --html x      | No such option: --html | it is an option of packer plan, packer stats
 statz                       | No such command 'statz' | did you mean stats?
@@ -209,8 +227,8 @@ def test_it_is_refused_in_two_lines(data: Path, line: str) -> None:
         given = {"-l": ["-l", "16"], "-t": ["-t", "bytes"], "-o": ["-o", "out"]}
         rest = [one for name, more in given.items() if name not in arguments for one in more]
         arguments = ["pack", "a.jsonl", *rest, *arguments]
-    elif arguments[0] == "pack" and arguments[1].endswith(".jsonl"):
-        arguments += ["-t", "bytes", "-q"]
+    elif arguments[0] in ("pack", "plan") and arguments[1].endswith(".jsonl"):
+        arguments += ["-q", *([] if "-t" in arguments else ["-t", "bytes"])]
     result = packer(*arguments)
     assert_error(result, 2, error)
     assert result.stderr.splitlines()[1].startswith(f"tip: {tip}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer_cli.packing.fitting import cut_stream, fit, loss_of
-from packer_cli.records import Pieces
+from packer_cli.options.options import PackConfig
+from packer_cli.packing.fitting import cut_stream, fit, loss_of, pieces_of
+from packer_cli.records import Pieces, TokenBatch
 
 relaxed = settings(max_examples=100, deadline=None)
 documents = st.lists(st.integers(0, 40), max_size=30)
@@ -55,6 +58,13 @@ def test_truncating_on_the_left_keeps_the_end_of_every_document(
     assert loss_of(pieces, offsets) == loss_of(fit(offsets, max_length, "truncate"), offsets)
 
 
+@relaxed
+@given(documents, st.integers(1, 20), st.sampled_from(["split", "drop"]))
+def test_only_truncating_has_a_side(lengths: list[int], max_length: int, policy: str) -> None:
+    pieces = fit(offsets_of(lengths), max_length, policy, "left")
+    assert as_tuples(pieces) == expected_pieces(lengths, max_length, policy)
+
+
 @pytest.mark.parametrize(
     ("policy", "kept"),
     [("truncate", [(0, 0, 9), (1, 0, 10), (2, 0, 3)]), ("drop", [(0, 0, 9), (2, 0, 3)])],
@@ -95,3 +105,28 @@ def test_a_stream_goes_on_in_the_next_batch(
     rest = as_tuples(cut_stream(offsets_of(second), max_length, sum(first)))
     batches += [(document + len(first), start, length) for document, start, length in rest]
     assert batches == whole
+
+
+@relaxed
+@given(documents, st.integers(1, 20), st.sampled_from(["best-fit", "wrap"]), st.data())
+def test_documents_that_nothing_is_trained_on_are_left_out(
+    lengths: list[int], max_length: int, strategy: str, data: st.DataObject
+) -> None:
+    """The first token of a piece is never trained on; those of a stream are cut afterwards."""
+    total, offsets = sum(lengths), offsets_of(lengths)
+    flags = data.draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=total, max_size=total))
+    file, position = np.zeros(len(lengths), np.int32), np.arange(len(lengths))
+    batch = TokenBatch(
+        np.arange(total, dtype=np.uint32), offsets, np.array(flags, np.uint8), file, position
+    )
+    pieces, untrained = pieces_of(batch, PackConfig(max_length, strategy), 0)
+    every = max(total, 1) if strategy == "wrap" else max_length
+    trained = [
+        sum(sum(flags[a:b][i + 1 : i + every]) for i in range(0, b - a, every))
+        for a, b in pairwise(offsets.tolist())
+    ]
+    left_out = [i for i, n in enumerate(lengths) if n and not trained[i]]
+    assert untrained.documents.tolist() == left_out
+    assert untrained.tokens.tolist() == [lengths[i] for i in left_out]
+    kept = [at for i, a in enumerate(offsets[:-1]) if trained[i] for at in range(a, a + lengths[i])]
+    assert tokens(pieces) == kept

@@ -312,36 +312,6 @@ def test_a_sample_leaves_out_a_damaged_file_as_packing_does(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["-l", "0"], "--max-length: 0 is not between 1 and"),
-        (["-l", "16,0"], "--max-length: 0 is not between 1 and"),
-        (["-l", "16,-8"], "--max-length: -8 is not between 1 and"),
-        (["-l", "16,many"], "--max-length: 'many' is not a whole number like 4096 or 4k"),
-        (["-l", ","], "Missing option '--max-length'"),
-        (["-l", "16,,32"], "--max-length: '16,,32' is not a list of names"),
-        (
-            ["-l", "16", "--strategy", "wrap,,best-fit"],
-            "--strategy: 'wrap,,best-fit' is not",
-        ),
-        (["-l", "16", "--strategy", "best-fit,best"], "--strategy: "),
-        (["-l", "16", "--strategy", "wrap", "--overlong", "drop"], "--overlong: drop has no"),
-        (["-l", "16", "--sample", "0"], "--sample: 0 reads nothing to plan from"),
-        (["-l", "16", "--sample", "101%"], "--sample: 1.01 is not between 0 and 1"),
-        (["-l", "16", "--sample", "-5%"], "--sample: -0.05 is not between 0 and 1"),
-        (["-l", "16", "--sample", "some"], "--sample: 'some' is not a share"),
-        (["-l", "16,64", "--batch-tokens", "32"], "--batch-tokens: 32 is less than a row of 64"),
-        (["-l", "16", "--hidden-size", "0"], "--hidden-size: 0 is not positive"),
-        (["-l", "16", "-t", ""], "--tokenizer: is empty"),
-    ],
-)
-def test_what_cannot_be_planned(folder: Path, options: list[str], message: str) -> None:
-    (folder / "a.jsonl").write_bytes(lines(3, 16))
-    options = options if "-t" in options else [*options, "-t", "bytes"]
-    assert_error(packer("plan", "a.jsonl", *options, "-q"), 2, message)
-
-
-@pytest.mark.parametrize(
     ("content", "options", "message"),
     [
         (b"no JSON\n", [], "a.jsonl, line 1 (byte 0): not valid JSON"),
