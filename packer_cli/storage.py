@@ -307,16 +307,19 @@ def open_regular(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.Buffered
     raise OSError("not a regular file")
 
 
-def ranges(url: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+def ranges(url: str, spans: Sequence[tuple[int, int]], size: int) -> list[bytes]:
     """The bytes begin .. end of an object for each span, one request each, at the same time where
     the store's package can. Raises PackerError, also for an object that ends before.
+
+    `size`: how many bytes it should have; the span up to there comes with one more if it has more.
     """
     with _asking(url):
         store, name = _store(url)
-        begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
+        begins = [begin for begin, _ in spans]
+        ends = [end + (end == size) for _, end in spans]
         parts: list[bytes] = store.cat_ranges([name] * len(spans), begins, ends, on_error="raise")
-        for (begin, end), part in zip(spans, parts, strict=True):
-            if len(part) != end - begin:
+        for (begin, end), most, part in zip(spans, ends, parts, strict=True):
+            if not end <= begin + len(part) <= most:
                 raise OSError(
                     errno.EIO, f"bytes {begin} to {end} were asked for, {len(part)} bytes came"
                 )

@@ -394,17 +394,23 @@ def _patiently(ask: Callable[[], _T]) -> _T:
 
 
 def _fetched(wanted: Wanted) -> Iterator[bytes]:
-    """The content of an object, in parts. Raises DataError, after the last for another digest."""
-    size, sha = wanted.size or 0, hashlib.sha256()
+    """The content of an object, in parts. Raises DataError, after the last for another digest, to
+    which a byte after the end adds.
+    """
+    size, sha, found = wanted.size or 0, hashlib.sha256(), 0
     spans = list(pairwise([*range(0, size, RANGE_BYTES), size]))
     for first in range(0, len(spans), _AT_ONCE):
         some = spans[first : first + _AT_ONCE]
-        for block in _patiently(partial(storage.ranges, wanted.url, some)):
+        for block in _patiently(partial(storage.ranges, wanted.url, some, size)):
             sha.update(block)
+            found += len(block)
             yield block
     if sha.hexdigest() != wanted.sha256:
+        problem = f"its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}"
+        if found > size:
+            problem = f"has more bytes than the {size} that the manifest says"
         raise DataError(
-            f"{wanted.url}: its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}",
+            f"{wanted.url}: {problem}",
             "remove the object and upload it again; if the result was replaced, open it again",
         )
 

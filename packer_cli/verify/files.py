@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
@@ -38,6 +39,7 @@ from packer_cli.result.layout import (
     TOKENIZER,
     UNITS,
     WORK,
+    Count,
     digest,
     kind_of,
     saved_dataset,
@@ -352,6 +354,30 @@ def check_contents(
     for name, data in saved_dataset(files, identity).items():
         if facts.side_files.get(name) != hashlib.sha256(data).hexdigest():
             findings.add(name, "is not the one that `datasets` opens the manifest's shards with")
+    if REJECTED in facts.side_files:
+        findings.add(REJECTED, *_wrong_rejected(directory, facts))
+
+
+class _Rejected(msgspec.Struct):
+    file: str
+    position: Count | None  # None: the whole file
+
+
+def _wrong_rejected(directory: Path, facts: Result) -> Iterator[str]:
+    """Lines that are no rejected records, and inputs with another number of them."""
+    decode, found, listed = msgspec.json.Decoder(_Rejected).decode, Counter[str](), Counter[str]()
+    with open(directory / REJECTED, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                found[decode(line).file] += 1
+            except (ValueError, RecursionError) as error:
+                yield f"line {number} is not a rejected record: {error}"
+                return
+    for one in facts.inputs:
+        listed[one.path] += one.rejected_records
+    for path in sorted(found | listed):
+        if found[path] != listed[path]:
+            yield f"has {found[path]} records of {path}, the manifest says {listed[path]}"
 
 
 # The records of units

@@ -191,13 +191,18 @@ def cut(path: Path) -> None:
     os.truncate(path, 9)
 
 
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
 # (accident to shard 3, whether while it is fetched, what is said, the tip)
 FAULTS: dict[str, tuple[Callable[[Path], object], bool, str, str]] = {
     "other content": (flip_last, False, ": its sha256 is ", "remove the object and upload it"),
-    "shorter": (cut, False, ": cannot read: bytes 0 to 2000 were asked for", "copy it to a local"),
-    "not there": (Path.unlink, False, ": cannot read: no such file", "nothing removes it meanw"),
-    "cut short": (cut, True, ": cannot read: bytes 0 to 2000 were asked for", "copy it to a local"),
-    "gone": (Path.unlink, True, ": cannot read: no such file", "nothing removes it meanwhile"),
+    "longer": (lengthen, False, ": has more bytes than the ", "remove the object and upload it"),
+    "shorter": (cut, False, ": cannot read: bytes 0 to 2000 were asked for", "check the network"),
+    "not there": (Path.unlink, False, ": cannot read: no such file", "check the network"),
+    "cut short": (cut, True, ": cannot read: bytes 0 to 2000 were asked for", "check the network"),
+    "gone": (Path.unlink, True, ": cannot read: no such file", "check the network"),
 }  # fmt: skip
 
 

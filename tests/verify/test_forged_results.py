@@ -86,12 +86,16 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "padding_tokens": ("mixed", lambda r: r.manifest.update(padding_tokens=1)),
     "utilization": ("mixed", lambda r: r.manifest.update(utilization=1.0)),
     "lower_bound_rows": ("mixed", lambda r: r.manifest.update(lower_bound_rows=1)),
+    "a histogram": ("mixed", lambda r: r.manifest["histograms"]["row_fill"].reverse()),
     "the cost before balancing": ("chat", add_cost("before")),
     "the cost after balancing": ("chat", add_cost("after")),
     "empty documents of an input": ("mixed", lambda r: r.add_to_input("empty_documents", 1)),
     "rejected records of an input": ("mixed", lambda r: r.add_to_input("rejected_records", 1)),
+    "empty documents moved": ("mixed", move_between_inputs("empty_documents")),
     "documents moved": ("mixed", move_between_inputs("documents")),
     "truncated tokens of two units": ("mixed", in_counts("truncated_tokens")),
+    "dropped documents of two units": ("mixed", in_counts("dropped_documents")),
+    "trained turns of two units": ("chat", in_counts("trained_turns")),
     "trained tokens of two units": ("mixed", in_counts("trained_tokens")),
     "vocab_size": ("mixed", set_tokenizer("vocab_size", 12345)),
     "eos_token_id": ("mixed", set_tokenizer("eos_token_id", 2)),
@@ -138,6 +142,15 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "a question with a label": ("chat", train_more),
     "state.json lists one shard": (
         "mixed", edit_side_file("state.json", lambda s: s.update(_data_files=s["_data_files"][:1])),
+    ),
+    "state.json lists a shard twice": (
+        "mixed", edit_side_file("state.json", lambda s: s.update(_data_files=s["_data_files"] * 2)),
+    ),
+    "the fingerprint of state.json": (
+        "mixed", edit_side_file("state.json", lambda s: s.update(_fingerprint="0" * 16)),
+    ),
+    "a split in state.json": (
+        "mixed", edit_side_file("state.json", lambda s: s.update(_split="test")),
     ),
     "features in dataset_info.json": (
         "mixed", edit_side_file("dataset_info.json", lambda s: s.update(features={"a": 1})),
@@ -191,7 +204,7 @@ EXPOSED_BY = {
     "an answer without a label": "labels has -100 at place ",
     "a token": "input_ids has 9 at place 0 of row 0 of shard-00000-000-",
     "rejected.jsonl has another reason": "are not those rejected when packed again",
-    "rejected.jsonl has another file": "are not those rejected when packed again",
+    "rejected.jsonl has another file": "rejected.jsonl: has ",
     "rejected.jsonl is cut": "are not those rejected when packed again",
     "the last row groups are gone": "read twice, what begins at row group 4",
     "units.jsonl is no JSON": "has a line that is not the record of a unit",
@@ -240,6 +253,36 @@ def test_every_total_is_counted_again(name: str, copied: Callable[[str], Result]
     assert [one for one in TOTALS if f": {one} is " not in told] == [
         one for one in TOTALS if one in of_shards
     ]
+
+
+# What cannot be told from the inputs, and does no harm: the rows and all figures are as they were.
+HARMLESS: dict[str, tuple[str, Change]] = {
+    "unit_bytes: how inputs are cut into units, which is there to be seen": (
+        "mixed", set_config("unit_bytes", 12345)),
+    "shard_bytes: how a unit's rows are cut into shards, the same rows in the same order": (
+        "mixed", set_config("shard_bytes", 12345678)),
+    "force_split: permits what was not done": ("mixed", set_config("force_split", True)),
+    "chat_template: where it came from; the template itself is in the result": (
+        "chat", set_config("chat_template", "another.jinja")),
+    "the tokenizer's source: where it came from; the tokenizer is in the result": (
+        "mixed", set_tokenizer("source", "elsewhere")),
+    "max_errors: the limit of the last run only, --update keeps what earlier ones skipped": (
+        "mixed", set_config("max_errors", 1)),
+    "the weights of slices: for progress only": (
+        "mixed", in_record(lambda one: one["slices"][0].__setitem__(3, 1))),
+    "when inputs were changed: no digest covers it; --update --checksum does without": (
+        "mixed", lambda r: (r.path / "input_times.json").write_text("{}")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_change_that_harms_nobody(name: str, copied: Callable[[str], Result]) -> None:
+    which, change = HARMLESS[name]
+    result = copied(which)
+    change(result)
+    result.save()
+    checked = packer(*ALL, "-q")
+    assert checked.exit_code == 0, checked.stdout
 
 
 def test_every_option_is_among_the_changes() -> None:
