@@ -264,7 +264,7 @@ def test_each_kind_of_problem_has_its_tip(copied: Callable[[str], Result]) -> No
 def test_options_that_cannot_be(packed: Path) -> None:
     for options, error in (
         (("out", "--sample", "0"), "--sample: '0' is neither a positive number nor all"),
-        (("out", "--sample", "some"), "--sample: 'some' is not a whole number"),
+        (("out", "--sample", "some"), "--sample: 'some' is neither a positive number nor all"),
         (("out", "--seed", "-1"), "--seed: -1 is negative"),
         (("elsewhere",), "elsewhere: no such directory"),
     ):
