@@ -233,6 +233,13 @@ def jsonl(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
+def move_elsewhere(*paths: str) -> None:
+    """To another machine, by the looks of it: inodes, devices and times of status are others."""
+    Path("elsewhere").mkdir()
+    subprocess.run(["cp", "-a", *paths, "elsewhere"], check=True)
+    os.chdir("elsewhere")
+
+
 def random_texts(documents: int, longest: int = 200, seed: int = 0, begin: str = "") -> list[str]:
     """Texts of fewer letters than `longest`."""
     random_ = random.Random(seed)

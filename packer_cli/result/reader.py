@@ -485,10 +485,8 @@ def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         return parsed_squares(content, path, packed.facts, compared=compared)
-    except FileNotFoundError:
-        raise packed.replaced() or DataError(f"{path}: {MISSING}", PACK_AGAIN) from None
     except OSError as error:
-        raise from_os_error(error, path, "read") from error
+        raise packed.replaced() or from_os_error(error, path, "read") from error
     except DataError as error:
         raise packed.replaced() or error from None
 

@@ -48,6 +48,7 @@ class Kind(NamedTuple):
     finished_is_refused: bool = False  # by the same command again
 
 
+ACTS = ("kill", "cut_power", "lose_blocks")  # of faults.py
 AT_URL = "disk://HERE/out --staging staging"
 PACK, TOKENIZE = ("pack {} -l 64 -t bytes", "tokenize {} -t bytes")
 A, B, AB, BC = "in/a.jsonl", "in/b.jsonl", "in/a.jsonl in/b.jsonl", "in/b.jsonl in/c.jsonl"
@@ -156,7 +157,7 @@ def assert_no_leftovers() -> None:
 def steps_tried(steps: int) -> list[int]:
     """Most are of the second half, in which results change places."""
     half, each = steps // 2, max(1, steps // KILLS)
-    return [*range(1, half, 2 * each), *range(steps, half, -each)]
+    return [*range(1, half, 2 * each), *reversed(range(steps, half, -each))]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -184,7 +185,7 @@ def test_killed_at_every_step(inputs: Path, name: str) -> None:
     tried = steps_tried(steps)
     for number, step in enumerate(tried):
         put_back(inputs / "start")
-        act = ("cut_power", "kill", "lose_blocks", "kill")[number % 4]
+        act = ACTS[(number + len(name)) % len(ACTS)]
         killed = faulty(f"at_step({step}, {act})", *command, "-q", stdin=Path(A).read_bytes())
         assert killed.returncode == -signal.SIGKILL, (step, killed.stderr)
         if number % 3 == 2:  # a copy: inodes and times tell nothing any more
@@ -200,6 +201,7 @@ def test_killed_at_every_step(inputs: Path, name: str) -> None:
         if told := re.search(r"out: continuing: (\d+) of \d+ units", again.stderr):
             assert int(told[1]) >= packed, step
         assert there() == whole, (step, act)
+        assert not [*Path().rglob(".packer")], (step, act)
     assert readable >= (len(tried) // 2 if kind.earlier else 1)
     assert unfinished
 

@@ -24,6 +24,7 @@ from support import (
     check_directory,
     contents,
     jsonl,
+    move_elsewhere,
     packer,
     packer_process,
     random_texts,
@@ -104,20 +105,13 @@ def copy_over(name: str) -> None:
     Path("copy").rename(name)
 
 
-def move_all() -> None:
-    """To another machine, by the looks of it: inodes, devices and times of status are others."""
-    Path("elsewhere").mkdir()
-    subprocess.run(["cp", "-a", "a.jsonl", "b.jsonl", "out", "elsewhere"], check=True)
-    os.chdir("elsewhere")
-
-
 # what is done between the runs, options of the second, and how many units it does not pack again
 GOES_ON: dict[str, tuple[Change, tuple[str, ...], int]] = {
     "nothing": (lambda: None, (), PACKED),
     "an update": (lambda: None, ("--update",), PACKED),
     "what may be lost shows in no shard": (lambda: None, ("--max-loss", "0.5"), PACKED),
     "an input is copied": (lambda: copy_over("a.jsonl"), (), PACKED),
-    "all is copied": (move_all, (), PACKED),
+    "all is copied": (lambda: move_elsewhere("a.jsonl", "b.jsonl", "out"), (), PACKED),
     "damaged units": (damage_units, (), PACKED - 4),
     "another record": (
         rewrite(RECORD, lambda data: data.replace(b'"documents":', b'"documents":1', 1)), (),
