@@ -125,7 +125,7 @@ def trace(
     state   a sampler's `state_dict()`. With `step`, steps count from there, as in a run that was
             resumed from it. Without, the step is the one that it was saved in or after.
     tokens  of views: where their tokenized directories are now
-    loop    fields of `config.loop.Loop`: world_size, batch_size, micro_batches, seed, ...
+    loop    fields of `options.run_options.Loop`: world_size, batch_size, micro_batches, seed, ...
 
     Raises UsageError for options that are missing or do not fit, and DataError for results that
     cannot be read, a state of others, and fewer rows than ranks.

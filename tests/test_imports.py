@@ -50,12 +50,13 @@ LIGHT = {
     "from packer_cli import *": (FOREIGN, "packer_cli"),
     "packer pack --help": (HEAVY, "typer"),
     "packer pack {0}/a.jsonl -l 8 -t bytes -o {0}/out": (FOREIGN, "pyarrow"),
+    f"packer stats {Path(__file__).parent}/of_0_2/packed": (FOREIGN | {"pyarrow"}, "msgspec"),
 }
 
 
 @pytest.mark.parametrize("code", LIGHT)
 def test_imports_stay_light(tmp_path: Path, code: str) -> None:
-    """--help answers at once, and a local run needs no fsspec."""
+    """--help answers at once, stats need no Arrow, and a local run needs no fsspec."""
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     forbidden, needed = LIGHT[code]
     is_command = code.startswith("packer ")

@@ -1,6 +1,7 @@
 """Supervised records: from messages or prompts to text, and what of it is trained on.
 
 messages.py       conversations of every dialect as OpenAI-style messages
+exchanges.py      fields of any shape -> a conversation, or texts; sides of a preference
 templates.py      which chat template
 chat_template.py  messages -> text, and where every turn begins and ends in it
 sandbox.py        what templates run in
@@ -10,8 +11,6 @@ turns.py          the characters that the assistant wrote, end of turn included
 parts.py          which of them are not trained on
 renderer.py       messages -> Document(text, spans)
 documents.py      record -> Document: all of it together
-shorten.py        conversations that are too long
-encoder.py        records -> tokens and trained flags
-pairs.py          records of preference: sides, and their tokens as pairs
+encoder.py        records -> tokens and trained flags; shortens conversations, joins pairs
 processes.py      rendering in processes beside the run, with limits
 """

@@ -20,7 +20,7 @@ from packer_cli.chat.sandbox import (
     marks_generation,
     refusing_to_compile,
 )
-from packer_cli.chat.syntax import TwoLooks, looks_of, mentions_in
+from packer_cli.chat.syntax import TwoLooks, is_constant_prompt, looks_of, mentions_in
 from packer_cli.errors import UsageError, cut
 
 _NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
@@ -107,6 +107,7 @@ class ChatTemplate:
             **self._template.globals, **special_tokens, "documents": None, **(arguments or {})
         }  # fmt: skip
         self.marks_generation = marks_generation(tree)
+        self.prompt_is_constant = is_constant_prompt(tree)
         self._tree = tree
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:

@@ -1,43 +1,58 @@
-"""Texts with spans to tokens and trained flags, with the counts of what they hold."""
+"""Texts with spans to tokens and trained flags, with the counts of what they hold.
+
+Conversations that are too long lose their oldest turns here, if the user wants that; and the sides
+of a pair become one document: its chosen side, and after that its rejected one. `TokenBatch.chosen`
+says where the second begins.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packer_cli.chat.messages import UndecidableError
-from packer_cli.chat.pairs import joined_sides
+from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError
+from packer_cli.errors import DataError
+from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.records import MOST_TURNS, InputFile, Records, TokenBatch, record_position
+from packer_cli.packing.fitting import Loss, trained_between
+from packer_cli.records import (
+    MOST_TURNS,
+    BadRecord,
+    InputFile,
+    Int64,
+    Records,
+    TokenBatch,
+    UInt8,
+    UInt32,
+    record_position,
+)
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.encoding import Encoded, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from packer_cli.chat.renderer import Conversation, Document
+    from packer_cli.chat.renderer import Document
+
+_Tokens = tuple[UInt32, UInt8 | None]
+_Render = Callable[[Conversation], "Document"]  # raises RefusedError
 
 
 class SupervisedEncoder:
     """An `encoding.Encode`. Safe to share between threads."""
 
     def __init__(
-        self,
-        render: Callable[[Conversation], Document],
-        config: DocumentConfig,
-        tokenizer: Tokenizer,
-        *,
-        glued: bool = False,
+        self, render: _Render, config: DocumentConfig, tokenizer: Tokenizer, *, glued: bool = False
     ) -> None:
         """`render` as in Composer, for conversations that are to be shortened. `glued`: answers
         follow their prompts without a chat template.
         """
+        self._render, self._config, self._tokenizer = render, config, tokenizer
         self._glued = glued
-        self._render = render
-        self._config = config
-        self._tokenizer = tokenizer
 
     def __call__(self, records: Records, file: InputFile) -> Encoded:
         batch, special, crossing = token_batch(records, file, self._tokenizer)
@@ -62,10 +77,6 @@ class SupervisedEncoder:
             counts.masked_documents = len(np.unique(record[list(numbers)]))
             counts.masked_tokens = sum(self._lengths(texts))
         if records.conversations is not None and isinstance(self._config, PackConfig):
-            # jinja2 is slow to import
-            from packer_cli.chat.documents import placed  # noqa: PLC0415
-            from packer_cli.chat.shorten import shorten  # noqa: PLC0415
-
             talks = records.conversations
             try:
                 batch, loss = shorten(batch, talks, self._render, self._tokenizer, self._config)
@@ -78,13 +89,19 @@ class SupervisedEncoder:
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
         if records.sides is None:
             return Encoded(batch, records.bad, counts)
-        batch, bad = joined_sides(batch, records.sides, records.bad)
+        batch, bad = _joined_sides(batch, records.sides, records.bad)
         return Encoded(batch, bad, counts)
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
         """How many tokens they have, each encoded by itself."""
         offsets = self._tokenizer.encode_bare(list(texts), None, None)[1]
         return np.diff(offsets).tolist()  # type: ignore[no-any-return]
+
+
+def placed(error: UndecidableError, file: InputFile) -> DataError:
+    """An error that names the place of its record."""
+    place = reader_for(file.format).describe(file, error.position)
+    return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
 
 def _doubled(batch: TokenBatch, bos: int | None) -> int:
@@ -107,3 +124,170 @@ def repeated_tokens(batch: TokenBatch) -> int:
         differs = batch.ids[before : before + size] != batch.ids[begin : begin + size]
         repeated += int(np.argmax(differs)) if differs.any() else size
     return repeated
+
+
+# -- Conversations that are too long: the oldest turns are left out until the rest fits
+
+
+def shorten(
+    batch: TokenBatch, conversations: list[Conversation | None], render: _Render,
+    tokenizer: Tokenizer, config: PackConfig,
+) -> tuple[TokenBatch, Loss]:  # fmt: skip
+    """The batch with conversations of more than a row's tokens shortened, and what they lost.
+
+    A turn is a message of the user with all that follows up to the next one; system messages
+    at the beginning stay. A conversation whose last turn alone is too long stays as it is.
+    Raises UndecidableError, with its position, unless bad records are skipped.
+    """
+    overlong = np.flatnonzero(np.diff(batch.offsets) > config.max_length).tolist()
+    searches = {i: _Search(talk) for i in overlong if (talk := conversations[i]) is not None}
+    fitted: dict[int, _Tokens] = {}
+    while searches:
+        tried: dict[int, Document] = {}
+        for i, search in searches.items():
+            try:
+                document = search.next(render)
+            except UndecidableError as error:
+                if config.on_error == "fail":
+                    error.position = int(batch.position[i])
+                    raise
+                document = None  # it stays too long, and is counted as such
+            if document is not None:
+                tried[i] = document
+        searches = {i: searches[i] for i in tried}
+        for i, tokens in _encoded(tried, tokenizer).items():
+            fits = len(tokens[0]) <= config.max_length
+            if fits:
+                fitted[i] = tokens
+            searches[i].tell(fits)
+    return _replaced(batch, fitted) if fitted else (batch, Loss())
+
+
+class _Search:
+    """For the fewest oldest turns to leave out of a conversation, in few renderings.
+
+    The steps double, and are halved again: one turn too many is one rendering, and thousands
+    are a few dozen, since each has the length of what is left.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        messages = conversation.messages
+        begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+        users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
+        self._conversation, self._begin, self._users = conversation, begin, users
+        self._low, self._high, self._step = 0, len(users), 1  # the answer is in low..high
+        self._asked = self._tried = 0
+
+    def next(self, render: _Render) -> Document | None:
+        """The next document to try; None when the search is over."""
+        messages = self._conversation.messages
+        while self._low < self._high:
+            middle = (self._low + self._high) // 2
+            self._asked = min(self._low + self._step - 1, middle)
+            for number in range(self._asked, self._high):
+                self._tried = number
+                kept = messages[: self._begin] + messages[self._users[number] :]
+                try:
+                    return render(replace(self._conversation, messages=kept))
+                except RefusedError:  # the template may insist on leaving out more
+                    continue
+            self._high = self._asked
+        return None
+
+    def tell(self, fits: bool) -> None:
+        """Say whether the last document was short enough."""
+        if fits:
+            self._high = self._asked
+        else:
+            self._low = self._tried + 1
+            self._step *= 2
+
+
+def _encoded(documents: dict[int, Document], tokenizer: Tokenizer) -> dict[int, _Tokens]:
+    from packer_cli.chat.documents import byte_spans, controls_of  # noqa: PLC0415 jinja2 is slow
+
+    if not documents:
+        return {}
+    own = list(documents.values())
+    texts = [document.text for document in own]
+    ids, offsets, trained = tokenizer.encode(texts, byte_spans(own), controls_of(own))
+    parts = [slice(a, b) for a, b in pairwise(offsets)]
+    return {
+        i: (ids[part], None if trained is None else trained[part])
+        for i, part in zip(documents, parts, strict=True)
+    }
+
+
+def _replaced(batch: TokenBatch, fitted: dict[int, _Tokens]) -> tuple[TokenBatch, Loss]:
+    """The batch with other tokens of some documents, and what it lost by that."""
+    ids, trained = list[UInt32](), list[UInt8]()
+    for i, (begin, end) in enumerate(pairwise(batch.offsets.tolist())):
+        own = batch.ids[begin:end]
+        flags = None if batch.trained is None else batch.trained[begin:end]
+        own, flags = fitted.get(i, (own, flags))
+        ids.append(own)
+        trained.append(np.ones(len(own), np.uint8) if flags is None else flags)
+    lengths = [len(own) for own in ids]
+    flat = np.concatenate(trained)
+    left = replace(
+        batch,
+        ids=np.concatenate(ids),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        trained=None if batch.trained is None else flat,
+    )
+    before = len(batch.ids) if batch.trained is None else int(batch.trained.sum())
+    return left, Loss(len(fitted), len(batch.ids) - len(left.ids), before - int(flat.sum()))
+
+
+# -- Pairs
+
+
+def _joined_sides(
+    batch: TokenBatch, sides: UInt8, bad: list[BadRecord]
+) -> tuple[TokenBatch, list[BadRecord]]:
+    """One document for each record that is not among the `bad`, and all that are bad.
+
+    batch  a document for each side, those of a record one after the other
+    sides  uint8[n], 1 for a chosen or desirable answer
+    """
+    bad = [*bad, *_without_answer(batch, {one.position for one in bad})]
+    bad.sort(key=lambda record: record.position)
+    kept = np.flatnonzero(~np.isin(batch.position, [one.position for one in bad]))
+    batch = _only(batch, kept)
+    sides, lengths = sides[kept], np.diff(batch.offsets)
+    first = np.flatnonzero(np.diff(batch.position, prepend=-1))
+    chosen = np.where(sides[first] == 1, lengths[first], 0).astype(np.int32)
+    offsets = np.append(batch.offsets[:-1][first], batch.offsets[-1])
+    own: dict[str, Any] = {"file": batch.file[first], "position": batch.position[first]}
+    return replace(batch, offsets=offsets, chosen=chosen, **own), bad
+
+
+def _without_answer(batch: TokenBatch, known: set[int]) -> list[BadRecord]:
+    """Records of which a side has no token to train on. OUT batch: nor is its first one any more,
+    which nothing predicts.
+    """
+    if batch.trained is None:
+        return []
+    begins, ends = batch.offsets[:-1], batch.offsets[1:]
+    batch.trained[begins[begins < ends]] = 0
+    nothing = trained_between(batch.trained, begins, ends) == 0
+    positions = dict.fromkeys(batch.position[nothing].tolist())
+    reason = "one of its answers has no token that something comes before, expected a longer one"
+    tip = "mend the record, or use --on-error skip"
+    return [BadRecord(one, reason, tip) for one in positions if one not in known]
+
+
+def _only(batch: TokenBatch, kept: Int64) -> TokenBatch:
+    """The documents of these indices."""
+    lengths = np.diff(batch.offsets)
+    if len(kept) == len(lengths):
+        return batch
+    tokens = np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)
+    return replace(
+        batch,
+        ids=batch.ids[tokens],
+        offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
+        trained=None if batch.trained is None else batch.trained[tokens],
+        file=batch.file[kept],
+        position=batch.position[kept],
+    )

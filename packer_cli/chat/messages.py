@@ -74,6 +74,20 @@ _RENAMED = {"role": "from"}
 _HIDDEN = {"role": ("role", "from"), "content": ("content", "value")}
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """A record as messages. `arguments`: its own ones for the chat template.
+
+    `turn`: where only its last message is trained on, as the answer to the prompt of all before:
+    the number of that answer among those of the record.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    arguments: dict[str, Any] | None = None
+    turn: int | None = None
+
+
 class RefusedError(ValueError):
     """The template cannot render these messages: they are a bad record."""
 

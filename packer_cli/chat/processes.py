@@ -28,7 +28,8 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.records import InputFile, Records, Slice
 
 if TYPE_CHECKING:
-    from packer_cli.chat.renderer import Conversation, Document
+    from packer_cli.chat.messages import Conversation
+    from packer_cli.chat.renderer import Document
 
 _MAKE = "packer_cli.chat.processes:LimitedComposer"
 _TIME_IS_UP = signal.SIGPROF

@@ -13,6 +13,7 @@ from packer_cli.chat.messages import (
     ASSISTANT,
     DETAIL,
     KNOWN_KEYS,
+    Conversation,
     RefusedError,
     UndecidableError,
     any_flags,
@@ -40,20 +41,6 @@ from packer_cli.options.shapes import ARGUMENTS
 _MOST_KEPT = 256  # renderers, by arguments of records
 _MOST_SHOWN = 40  # characters
 _PARTS_PROBE = "\ue000part\ue001"
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A record as messages. `arguments`: its own ones for the chat template.
-
-    `turn`: where only its last message is trained on, as the answer to the prompt of all before:
-    the number of that answer among those of the record.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None
-    arguments: dict[str, Any] | None = None
-    turn: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +114,8 @@ class Renderer:
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
         noted, tools = conversation.messages, conversation.tools
-        messages = list(map(without_notes, noted)) if any_flags(noted) else noted
+        flagged = any_flags(noted)
+        messages = list(map(without_notes, noted)) if flagged else noted
         try:
             rendering = self._template.render(messages, tools)
         except RefusedError:
@@ -145,8 +133,10 @@ class Renderer:
         all_own = own = speakers(noted)
         if conversation.turn is not None or self._config.train_on == "last-assistant":
             own = own[-1:]
-        asked = {number for number in own if not is_context(noted[number])}
-        trained = {number for number in asked if is_trained(noted[number])}
+        asked = trained = set(own)
+        if flagged:
+            asked = {number for number in own if not is_context(noted[number])}
+            trained = {number for number in asked if is_trained(noted[number])}
         if len(trained) < len(own) and self._assistant.rearranges(rendering, messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
@@ -159,10 +149,13 @@ class Renderer:
             [span for one in said if one.number < 0 or one.number in some for span in one.spans]
             for some in (asked.difference(empty), trained.difference(empty))
         )
-        counted = trained if conversation.turn is not None else {
-            n for n in all_own if is_trained(noted[n]) and not is_context(noted[n])
-        }  # fmt: skip
-        document = replace(document, spans=spans, empty_turns=len(counted.intersection(empty)))
+        empty_turns = [
+            n
+            for n in empty
+            if n in trained
+            or (conversation.turn is None and is_trained(noted[n]) and not is_context(noted[n]))
+        ]
+        document = replace(document, spans=spans, empty_turns=len(empty_turns))
         begin = next((start for start, stop in spans if start < stop), 0)
         document = self._trimmed(document, spans_asked, rendering, messages, trained)
         if conversation.turn is None:

@@ -282,6 +282,27 @@ def mentions_in(tree: nodes.Template) -> frozenset[str]:
     return frozenset(names.union(texts))
 
 
+def is_constant_prompt(tree: nodes.Template) -> bool:
+    """Whether the prompt for an answer is the same text whatever the conversation is: an `if` at
+    the end of the template asks for it alone, and writes what no loop or message changes.
+    """
+    name = PASSED[-1]
+    names = list(tree.find_all(nodes.Name))
+    rest = [one for one in tree.body if not isinstance(one, nodes.ExprStmt)]
+    last = rest[-1] if rest else None
+    if not isinstance(last, nodes.If) or last.elif_ or last.else_ or _name_of(last.test) != name:
+        return False
+    own = {"messages", "tools", *(one.name for one in names if one.ctx != "load")}
+    within = [part for one in last.body for part in (one, *one.find_all(nodes.Node))]
+    return sum(one.name == name for one in names) == 1 and all(
+        isinstance(part, _CONSTANT) and _name_of(part) not in own for part in within
+    )
+
+
+_CONSTANT = (nodes.If, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Test,
+             nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand)  # fmt: skip
+
+
 class _Value(IntFlag):
     """What a value may be.
 
@@ -328,9 +349,9 @@ _COUNTED = ("index", "index0", "revindex", "revindex0", "length")  # of loops
 class _Analysis:
     """Passes over a template until nothing changes.
 
-    values     of variables and of what namespaces hold ("ns.name")
-    constants  texts of variables that are set to texts; `changing`: those set to other things, too
-    outside    variables that words are compared with, and that the template does not set
+    values   of variables and of what namespaces hold ("ns.name")
+    outside  variables that words are compared with, and that the template does not set
+    constants  texts of those that it sets to nothing else
     """
 
     def __init__(self, tree: nodes.Template, given: str) -> None:
@@ -338,8 +359,7 @@ class _Analysis:
         self._values = defaultdict[str, _Value](lambda: _NOTHING)
         self._values |= {"messages": _RECORDS, "tools": _RECORDS}
         self._values[given] |= _WORDS
-        self._constants = defaultdict[str, set[str]](set)
-        self._changing, self._outside = set[str](), set[str]()
+        self._outside, self._constants = set[str](), _constants_in(tree)
         self._macros = {one.name: one for one in tree.find_all(nodes.Macro)}
         self._literals, self._deep = set[str](), False
         before: dict[str, _Value] = {}
@@ -362,8 +382,7 @@ class _Analysis:
     def _step(self, node: nodes.Node) -> None:
         match node:
             case nodes.If():
-                if not _only_refuses(node):
-                    self._of(node.test)
+                self._of(node.test)
                 self._run([*node.body, *node.elif_, *node.else_])
             case nodes.For():
                 self._loop(node)
@@ -399,12 +418,6 @@ class _Analysis:
             for one in value.kwargs:
                 self._values[f"{_name_of(target)}.{one.key}"] |= self._of(one.value)
             return
-        if isinstance(target, nodes.Name):
-            text = _constant(value)
-            if isinstance(text, str):
-                self._constants[target.name].add(text)
-            else:
-                self._changing.add(target.name)
         self._set(target, self._of(value))
 
     def _set(self, target: nodes.Node, value: _Value) -> None:
@@ -440,8 +453,7 @@ class _Analysis:
                     left = operand.expr
                 return _NOTHING
             case nodes.CondExpr():
-                if not _raises(node.expr1) and not _raises(node.expr2):
-                    self._of(node.test)
+                self._of(node.test)
                 return self._of(node.expr1) | self._of(node.expr2)
         value = self._all(node.iter_child_nodes())
         if isinstance(node, nodes.Not):
@@ -485,11 +497,7 @@ class _Analysis:
             return _NOTHING
         self._deep |= words and node.name in _DECIDING
         if words and node.name in _CHOOSING and _constant(*given[:1]) not in STRUCTURE:
-            test = _constant(*given[1:2])
-            if len(given) == 3 and test in _EQUAL:
-                self._look_for(given[2])
-            else:
-                self._deep |= len(given) > 1 and test not in _TESTS
+            self._deep |= len(given) > 1 and _constant(given[1]) not in _TESTS
         if words and node.name == "replace":
             self._look_for(given[0])
         if node.name in (*_CHOOSING, "list", "reverse"):
@@ -536,9 +544,7 @@ class _Analysis:
             if isinstance(one, nodes.Const):
                 if isinstance(one.value, str):
                     self._literals.add(one.value)
-            elif (
-                isinstance(one, nodes.Name) and one.name in self._constants.keys() - self._changing
-            ):
+            elif isinstance(one, nodes.Name) and one.name in self._constants:
                 self._literals |= self._constants[one.name]
             else:
                 self._deep = True
@@ -597,19 +603,14 @@ def _counts_characters(node: nodes.For) -> bool:
     return counts and name is not None and all(_name_of(field.node) != name for field in fields)
 
 
-def _only_refuses(node: nodes.If) -> bool:
-    """Whether a condition decides whether the conversation is refused, and nothing else."""
-    inner = [child for one in node.body for child in getattr(one, "nodes", [one])]
-    shown = [one for one in inner if not _is_blank(one)]
-    return bool(shown) and all(map(_raises, shown)) and not (node.elif_ or node.else_)
-
-
-def _raises(node: Any) -> bool:
-    return isinstance(node, nodes.Call) and _name_of(node.node) == "raise_exception"
-
-
-def _is_blank(node: Any) -> bool:
-    return isinstance(node, nodes.TemplateData) and not node.data.strip()
+def _constants_in(tree: nodes.Template) -> dict[str, set[str]]:
+    """The texts of variables that are only ever set to texts."""
+    values = defaultdict[str, set[Any]](set)
+    for one in tree.find_all(nodes.Assign):
+        if isinstance(one.target, nodes.Name):
+            text = _constant(one.node)
+            values[one.target.name].add(text if isinstance(text, str) else None)
+    return {name: texts for name, texts in values.items() if None not in texts}
 
 
 def _name_of(node: Any) -> str | None:

@@ -390,6 +390,7 @@ class _Learner:
         self._template = structures.template
         self._prompt, self._prompts = structures.prompt, structures.prompts
         self._probe, self._rendering, self._text = probe, rendering, rendering.text
+        self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
         self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
 
     def all_edges(self) -> dict[int, _Edges | str]:
@@ -411,8 +412,11 @@ class _Learner:
                     default=turn.stop)  # fmt: skip
         last = max((p + len(m) for m in own if (p := text.rfind(m, turn.start, turn.stop)) >= 0),
                    default=-1)  # fmt: skip
-        start = self._start(number, turn, first)
         core = self._prompt.strip()
+        if core and self._template.prompt_is_constant and text.startswith(self._prompt, turn.start):
+            start: int | None = turn.start + len(self._prompt)
+        else:
+            start = self._start(number, turn, first)
         if start is None:
             start = self._after_prompt(turn, first)
         elif core and self._prompts and text.startswith(core, turn.start):
@@ -530,13 +534,12 @@ class _Learner:
     def _check(self, number: int, turn: Turn, spans: list[Span]) -> None:
         """All words of the message that the text has are in the spans, and no others."""
         inside = " ".join(self._text[start:stop] for start, stop in spans)
-        shown = self._probe.shown_in(inside)
-        for other, marks in enumerate(self._probe.marks):
-            if other != number and not shown.isdisjoint(marks):
-                role = self._probe.messages[other].get("role")
-                raise _DisagreementError(
-                    f"its turn holds words of another message, of role {role}: {inside!r}"
-                )
+        shown = self._probe.shown_in(inside).difference(self._probe.marks[number])
+        if others := [self._owners[mark] for mark in shown if mark in self._owners]:
+            role = self._probe.messages[min(others)].get("role")
+            raise _DisagreementError(
+                f"its turn holds words of another message, of role {role}: {inside!r}"
+            )
         whole = self._text[turn.start : turn.stop]
         if any(mark in whole and mark not in inside for mark in self._probe.marks[number]):
             raise _DisagreementError(f"its turn {whole!r} has words of its own outside {inside!r}")

@@ -58,7 +58,6 @@ def stats(
     from packer_cli.reports.stats import stats_report
     from packer_cli.result.manifest import load_any, splits_of
     from packer_cli.storage import base_name, is_url, local
-    from packer_cli.verify import recount
 
     html = options.html
     directory = name if is_url(name) else Path(name)
@@ -83,6 +82,8 @@ def stats(
             f"name one: {' or '.join(map(str, places))}",
         )
     if options.deep:
+        from packer_cli.verify import recount  # which needs Arrow
+
         for place, _ in results:
             recount(Path(place), options.tokens)
     steps = _steps(results, options)

@@ -272,22 +272,14 @@ class ArrowReader(ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        with (
-            reading(file),
-            storage.open_bytes(file.path) as stored,
-            _open_arrow(file, stored) as (schema, _),
-        ):
+        with _open_arrow(file) as (schema, _):
             names: list[str] = schema.names
             return names
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with (
-            reading(file),
-            storage.open_bytes(file.path) as stored,
-            _open_arrow(file, stored) as (schema, read_columns),
-        ):
+        with _open_arrow(file) as (schema, read_columns):
             batches = read_columns(columns_to_read(file, schema, shape))
             yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
             texts = [one.name for one in schema if schema.names.count(one.name) == 1
@@ -298,10 +290,14 @@ class ArrowReader(ColumnarReader):
 
 @contextmanager
 def _open_arrow(
-    file: InputFile, stored: Any
+    file: InputFile,
 ) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
     """The schema, and a function from names of columns to record batches of them."""
-    with pa.PythonFile(stored, mode="r") as source:
+    with (
+        reading(file),
+        storage.open_bytes(file.path) as stored,
+        pa.PythonFile(stored, mode="r") as source,
+    ):
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
         if not is_file and (

@@ -158,20 +158,26 @@ def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:
     return data
 
 
-def _numbers(path: str, opened: IO[bytes], kind: str, count: int) -> npt.NDArray[Any]:
-    """The next `count` numbers of an index."""
-    return np.frombuffer(_exactly(path, opened, count * np.dtype(kind).itemsize), kind)
+def _numbers(opened: IO[bytes], kind: str, count: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The next `count` numbers of an index, some at a time, each with the number of the first."""
+    size, at = np.dtype(kind).itemsize, 0
+    while at < count:
+        some = np.frombuffer(opened.read(min((count - at) * size, BLOCK_BYTES)), kind)
+        if not len(some):
+            raise OSError("the file was cut short while it was read")
+        yield at, some
+        at += len(some)
 
 
 def _refuse_first(
-    where: str, wrong: npt.NDArray[np.bool_], values: npt.NDArray[Any], problem: str
+    where: str, at: int, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str
 ) -> None:
-    """DataError for the first wrong value, if there is one. `where`: before its number; `problem`:
-    with {value} where it goes.
+    """DataError for the first wrong value, if there is one. `where`: before its number, which
+    begins at `at`; `problem`: with {} where the value goes.
     """
     if wrong.any():
-        at = int(np.argmax(wrong))
-        raise DataError(f"{where} {at}: {problem.format(value=values[at])}", _DAMAGED)
+        first = int(np.argmax(wrong))
+        raise DataError(f"{where} {at + first}: {problem.format(values[first])}", _DAMAGED)
 
 
 def _check_flags(path: str, flags: UInt8, offsets: Int64, first: int) -> None:
@@ -225,27 +231,34 @@ class MegatronReader(IndexedReader):
         with _opened(path) as opened:
             size = storage.stat(path).size
             kind, sequences, boundaries = _read_header(path, opened.read(_HEADER.size), size)
-            lengths = _numbers(path, opened, "<i4", sequences)
-            _refuse_first(f"{path}, sequence", lengths < 0, lengths,
-                          "tokens: {value}, expected 0 or more")  # fmt: skip
-            ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
-            begins = _numbers(path, opened, "<i8", sequences)
-            _refuse_first(f"{path}, sequence", begins != ends[:-1] * kind.itemsize, begins,
-                          "begins at byte {value}, expected the end of the one before")  # fmt: skip
-            edges = _numbers(path, opened, "<i8", boundaries)
-            wrong = (edges < np.append(0, edges[:-1])) | (edges > sequences)
-            wrong[:1] |= edges[:1] != 0
-            wrong[-1:] |= edges[-1:] != sequences
-            _refuse_first(f"{path}, boundary", wrong, edges,
-                          "is at sequence {value}, expected 0 first, and no less than before up to "
-                          f"{sequences}, the last")  # fmt: skip
+            ends = np.zeros(sequences + 1, np.int64)  # in tokens
+            where, problem = f"{path}, sequence", "tokens: {}, expected 0 or more"
+            for at, lengths in _numbers(opened, "<i4", sequences):
+                _refuse_first(where, at, lengths, lengths < 0, problem)
+                stop = at + 1 + len(lengths)
+                ends[at + 1 : stop] = ends[at] + np.cumsum(lengths, dtype=np.int64)
+            problem = "begins at byte {}, expected the end of the one before"
+            for at, begins in _numbers(opened, "<i8", sequences):
+                expected = ends[at : at + len(begins)] * kind.itemsize
+                _refuse_first(where, at, begins, begins != expected, problem)
+            offsets, before = np.zeros(max(boundaries, 1), np.int64), 0
+            problem = (
+                "is at sequence {}, expected 0 first, and no less than before up to "
+                f"{sequences}, the last"
+            )
+            for at, edges in _numbers(opened, "<i8", boundaries):
+                wrong = (edges < np.append(before, edges[:-1])) | (edges > sequences)
+                wrong[:1] |= at == 0 and edges[0] != 0
+                wrong[-1:] |= at + len(edges) == boundaries and edges[-1] != sequences
+                _refuse_first(f"{path}, boundary", at, edges, wrong, problem)
+                offsets[at : at + len(edges)], before = ends[edges], int(edges[-1])
             if not boundaries or np.frombuffer(opened.read(), np.int8).any():
                 what = "modes other than 0, which are no text" if boundaries else "no boundaries"
                 raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
-        if (expected := int(ends[-1]) * kind.itemsize) != file.size:
-            what = f"{file.path}: {file.size} bytes, expected {expected} by {path}"
+        if (whole := int(ends[-1]) * kind.itemsize) != file.size:
+            what = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
             raise DataError(what, _COPY_AGAIN)
-        return TokenIndex(kind, ends[edges])
+        return TokenIndex(kind, offsets)
 
 
 def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int, int]:
@@ -291,20 +304,22 @@ class DatatroveReader(IndexedReader):
             if size % _END_BYTES:
                 what = f"{path}: {size} bytes, expected a multiple of {_END_BYTES}"
                 raise DataError(what, _DAMAGED)
-            ends = _numbers(path, opened, "<u8", size // _END_BYTES)
-        offsets = np.append(np.uint64(0), ends)
-        _refuse_first(f"{path}, document", (ends >> 62 > 0) | (ends < offsets[:-1]), ends,
-                      "ends at token {value}, before it begins or far beyond any file")  # fmt: skip
+            offsets = np.zeros(size // _END_BYTES + 1, np.int64)
+            problem = "ends at token {}, before it begins or far beyond any file"
+            for at, ends in _numbers(opened, "<u8", size // _END_BYTES):
+                wrong = (ends >> 62 > 0) | (ends < np.append(offsets[at].astype("<u8"), ends[:-1]))
+                _refuse_first(f"{path}, document", at, ends, wrong, problem)
+                offsets[at + 1 : at + 1 + len(ends)] = ends
         tokens = int(offsets[-1])
         kind = np.dtype(f"<u{_token_size(file, path, metadata, tokens)}")
         if not storage.is_file(loss):
-            return TokenIndex(kind, offsets.astype(np.int64))
+            return TokenIndex(kind, offsets)
         if (found := storage.stat(loss).size) != tokens:
             raise DataError(
                 f"{loss}: {found} bytes, expected {tokens}, one for each token of {file.path}",
                 f"{_COPY_AGAIN}; or remove it, to train on everything",
             )
-        return TokenIndex(kind, offsets.astype(np.int64), loss)
+        return TokenIndex(kind, offsets, loss)
 
 
 def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:

@@ -22,7 +22,7 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
     """UsageError for an option that was given and means nothing for records of this shape, or of
     any of several.
     """
-    shapes = _members(shape)
+    shapes = shape.each
     for name, one in options_of(type(config)).items():
         value, need = getattr(config, name), one.needs
         if need and value != one.default and not any(need.is_met(own, config) for own in shapes):
@@ -35,7 +35,7 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
 
 def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Config:
     """Options with the default in place of each of `names` that such records have no use for."""
-    shapes, options = _members(shape), options_of(type(config))
+    shapes, options = shape.each, options_of(type(config))
     idle = {
         name
         for name in options.keys() & {*names}
@@ -51,7 +51,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
 
     Raises UsageError when the options do not go with the shape, or with any of several.
     """
-    members = _members(shape)
+    members = shape.each
     refuse_pairs_among(members)
     refuse(_choices(config, members))
     if isinstance(config, PackConfig):  # pair and side are there exactly for preference
@@ -127,10 +127,6 @@ def refuse_labels_among_pairs(has_labels: Iterable[bool]) -> None:
             "sides of each, those of labels estimate with other prompts' answers",
             _APART,
         )
-
-
-def _members(shape: Shape) -> list[Shape]:
-    return list(shape.members.values()) or [shape]
 
 
 def _kinds(shapes: Sequence[Shape]) -> str:

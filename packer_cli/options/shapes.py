@@ -110,6 +110,11 @@ class Shape:
         """What it is but for the names of fields, on which no option depends: see `shape_named`."""
         return self.kind + (_OF_MESSAGES if self.of_messages else "")
 
+    @property
+    def each(self) -> list[Shape]:
+        """The shapes of files, or this one alone."""
+        return list(self.members.values()) or [self]
+
     def described(self) -> str:
         """For people: "prompt-completion (prompt=question, completion=answer)"."""
         other = [f"{own}={name}" for own, name in self.columns.items() if own != name]
@@ -123,7 +128,7 @@ class Shape:
 
 def kinds_of(shape: Shape) -> str:
     """For people: "messages", or "messages, alpaca" where there are several."""
-    return ", ".join(dict.fromkeys(one.kind for one in shape.members.values() or [shape]))
+    return ", ".join(dict.fromkeys(one.kind for one in shape.each))
 
 
 def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
@@ -132,7 +137,7 @@ def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
     """
     return {
         one.name: given if given in one.prompt_templates else one.prompt_templates[0]
-        for one in shape.members.values() or [shape]
+        for one in shape.each
         if one.is_supervised and not one.is_chat
     }
 

@@ -11,7 +11,6 @@ import packer_cli
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.shape_rules import trained_on
 from packer_cli.options.shapes import kinds_of
-from packer_cli.packing.figures import cost_spread
 from packer_cli.plan.run import Outcome, Plan, by_sources
 from packer_cli.reports.report import (
     Fact,
@@ -25,7 +24,8 @@ from packer_cli.reports.report import (
     row_fill,
     table_of_sources,
 )
-from packer_cli.result.manifest import TOTALS, sources_as_json
+from packer_cli.reports.stats import figures_of_rows
+from packer_cli.result.manifest import sources_as_json
 from packer_cli.result.wording import count, directories, percent, plural, size
 
 _BOUND = "The lower bound is a number of rows below which no packer can go."
@@ -204,15 +204,12 @@ def _content(plan: Plan, batch_tokens: int | None, hidden_size: int) -> dict[str
 
 
 def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[str, Any]:
-    """`rows_over_bound`: rows divided by the lower bound."""
-    names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
-    config, errors = one.config, one.standard_errors
-    return {name: one.totals[name] for name in names} | {
-        "max_length": config.max_length,
-        "strategy": config.strategy,
-        "overlong": config.overlong,
-        "rows_over_bound": one.rows / max(one.lower_bound_rows, 1),
-        "unpacked_ratio": one.totals["unpacked_rows"] / max(one.rows, 1),
+    counts, costs = one.planned, dict[str, tuple[int, ...]]()
+    if one.config.balance != "none" and one.rows:
+        sides = {"before": counts.attention_before, "after": counts.attention_after}
+        costs = {side: astuple(cost) for side, cost in sides.items()}
+    return figures_of_rows(one.totals, one.config, costs) | {
+        "overlong": one.config.overlong,
         "shards": one.planned.shards,
         "bytes": one.planned.bytes,
         "cut_documents": one.planned.cut_documents,
@@ -224,11 +221,10 @@ def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> dict[s
         "units": one.units[1],
         "share_read": one.share,
         "standard_errors": {
-            name: None if math.isnan(error) else error for name, error in errors.items()
+            name: None if math.isnan(error) else error
+            for name, error in one.standard_errors.items()
         },
         "histograms": one.totals["histograms"],
-        **({"mixedness": one.mixedness} if one.mixedness else {}),
-        **_attention(one),
         **_figures_of_sources(one),
     }
 
@@ -245,12 +241,3 @@ def _figures_of_sources(one: Outcome) -> dict[str, Any]:
         ],
         "missed_shares": [vars(share) for share in one.shares if share.is_missed],
     }
-
-
-def _attention(one: Outcome) -> dict[str, Any]:
-    """The unevenness of the rows' attention costs, before balancing and after."""
-    counts = one.planned
-    if one.config.balance == "none" or not one.rows:
-        return {}
-    sides = {"before": counts.attention_before, "after": counts.attention_after}
-    return {"attention_cost": {side: cost_spread(*astuple(cost)) for side, cost in sides.items()}}

@@ -5,7 +5,7 @@ made of and with, since nothing in the figures shows a forgotten option.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,7 @@ from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     TOKENIZED,
     TOTALS,
+    Config,
     Input,
     Manifest,
     Result,
@@ -146,28 +147,42 @@ def _content(
 
 
 def figures(manifest: Manifest) -> dict[str, Any]:
-    """The manifest's totals and what follows from them.
+    """The manifest's totals and what follows from them."""
+    totals = asdict(manifest) | {"histograms": asdict(manifest.histograms)}
+    costs, sides = manifest.attention_cost, {}
+    if costs is not UNSET:
+        sides = {
+            side: (one.rows, one.sum, one.sum_of_squares, one.max)
+            for side, one in (("before", costs.before), ("after", costs.after))
+        }
+    return figures_of_rows(totals, manifest.config, sides) | {
+        "shards": len(manifest.shards),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+    }
+
+
+def figures_of_rows(
+    totals: Mapping[str, Any],
+    config: Config | PackConfig,
+    costs: Mapping[str, tuple[int, ...]],
+) -> dict[str, Any]:
+    """Totals of rows, as in a manifest, and what follows from them, for programs.
+
+    costs  of attention before balancing and after: of what `cost_spread` takes; none: not counted
 
     `rows_over_bound`: rows divided by the lower bound.
     """
     names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
-    mixed = mixedness(asdict(manifest), asdict(manifest.histograms))
-    costs = manifest.attention_cost
-    return {name: getattr(manifest, name) for name in names} | {
-        "max_length": manifest.config.max_length,
-        "strategy": manifest.config.strategy,
-        "rows_over_bound": manifest.rows / manifest.lower_bound_rows,
-        "unpacked_ratio": manifest.unpacked_rows / manifest.rows,
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.bytes for shard in manifest.shards),
+    mixed = mixedness(totals, totals["histograms"])
+    spreads = {side: cost_spread(*cost) for side, cost in costs.items()}
+    return {name: totals[name] for name in names} | {
+        "max_length": config.max_length,
+        "strategy": config.strategy,
+        "rows_over_bound": totals["rows"] / max(totals["lower_bound_rows"], 1),
+        "unpacked_ratio": totals["unpacked_rows"] / max(totals["rows"], 1),
         **({"mixedness": mixed} if mixed else {}),
-        **({} if costs is UNSET else {
-            "attention_cost": {
-                side: cost_spread(one.rows, one.sum, one.sum_of_squares, one.max)
-                for side, one in (("before", costs.before), ("after", costs.after))
-            }
-        }),
-    }  # fmt: skip
+        **({"attention_cost": spreads} if spreads else {}),
+    }
 
 
 def _figures_of_documents(manifest: Result) -> dict[str, Any]:

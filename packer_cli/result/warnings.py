@@ -7,7 +7,7 @@ say the same.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from packer_cli.errors import named
@@ -101,7 +101,7 @@ def _longer(manifest: Manifest) -> list[str]:
     """What would keep documents that are longer than a row."""
     ways = []
     is_given = manifest.config.overlong == "truncate-turns"
-    if not is_given and any(one.is_chat for one in _shapes(manifest)):
+    if not is_given and any(one.is_chat for one in shape_of(manifest).each):
         ways.append("--overlong truncate-turns keeps their last turns")
     left = 0
     for exponent in reversed(range(len(manifest.dropped_length))):
@@ -166,7 +166,7 @@ def _place_for(name: str, manifest: Result) -> str:
     """The option that makes something of a field; of an answer, or of more than text, none surely
     does.
     """
-    own = {_own_of_more(one) for one in _shapes(manifest)}
+    own = {_own_of_more(one) for one in shape_of(manifest).each}
     is_text = not name.endswith((INSIDE, OTHERS))
     if len(own) > 1 or not is_text or any(word in name.lower() for word in _ANSWERS):
         return "see --field"
@@ -195,7 +195,7 @@ def _unshown(manifest: Result) -> Iterator[Warned]:
         f"{unshown(figures)}"
     )
     way_out = "use a --chat-template that shows all of it"
-    of_conversations = any(one.is_chat for one in _shapes(manifest))
+    of_conversations = any(one.is_chat for one in shape_of(manifest).each)
     if manifest.unshown_reasoning and of_conversations and manifest.config.turns == "all":
         way_out = (
             "use --turns each where only earlier turns lose their reasoning, or a --chat-template "
@@ -228,11 +228,6 @@ def _edges(manifest: Result) -> Iterator[Warned]:
         yield Warned(
             "edges", text, f"--prompt-template {chat}{'' if is_alpaca else ' or alpaca'} parts them"
         )
-
-
-def _shapes(manifest: Result) -> Iterable[Shape]:
-    shape = shape_of(manifest)
-    return shape.members.values() or [shape]
 
 
 def _prompts(manifest: Result) -> dict[str, str]:

@@ -69,8 +69,9 @@ from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
     from packer_cli.chat.documents import Composer
+    from packer_cli.chat.messages import Conversation
     from packer_cli.chat.processes import ComposingProcesses
-    from packer_cli.chat.renderer import Conversation, Document
+    from packer_cli.chat.renderer import Document
     from packer_cli.chat.templates import TemplateChoice
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -296,7 +297,7 @@ def _read_here(
     part: Slice,
 ) -> Iterator[Records]:
     """Rendered in other processes, but read in this one, which has the stdin."""
-    from packer_cli.chat.documents import placed  # noqa: PLC0415 jinja2 is slow
+    from packer_cli.chat.encoder import placed  # noqa: PLC0415
     from packer_cli.chat.messages import UndecidableError  # noqa: PLC0415
 
     for records in read_plainly(shape, config, file, part):

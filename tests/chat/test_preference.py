@@ -162,7 +162,7 @@ def test_templates_and_fields_by_name(folder: Path) -> None:
 
 WRONG = {
     "a pair with one side": ({"prompt": "2+2=", "chosen": "4"}, "no field 'rejected'"),
-    "null": (PAIR | {"rejected": None}, "field 'rejected' is null, expected an answer"),
+    "null": (PAIR | {"rejected": None}, "field 'rejected' is null, expected text, or a list"),
     "equal sides": (PAIR | {"rejected": "4"}, "'chosen' and 'rejected' are equal"),
     "an empty answer": (PAIR | {"chosen": " \n"}, "field 'chosen' is an empty answer"),
     "text beside messages": (PAIR | {"rejected": [BAD]},

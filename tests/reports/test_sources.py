@@ -68,7 +68,7 @@ def test_json_has_shares_and_what_the_manifest_says() -> None:
 
 def test_by_source_lists_an_epoch_and_what_is_asked_of_it() -> None:
     pack_mixed(recipe_of(IN_SHARES))
-    lines = _lines("out", "--by", "sources")
+    lines = _lines("out", "--by", "source")
     start = lines.index("one epoch of each source, and tokens asked of it and taken")
     assert lines[start + 1] == "documents tokens asked taken source"
     assert lines[start + 2] == "4,000 331,780 331,780 331,780 web"

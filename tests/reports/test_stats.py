@@ -245,19 +245,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
                         "out/manifest.json: format version 99, this packer reads 1"),
     "of another type": (edited(lambda manifest: manifest.update(rows="many")),
                         "out/manifest.json: damaged: Expected `int`, got `str` - at `$.rows`"),
-    "without rows": (edited(lambda manifest: manifest.update(lower_bound_rows=0)),
-                     "damaged: Expected `int` >= 1 - at `$.lower_bound_rows`"),
-    "of a shard": (edited(lambda manifest: manifest["shards"][0].pop("bytes")),
-                   "missing required field `bytes` - at `$.shards[0]`"),
-    "of options": (edited(lambda manifest: manifest["config"].pop("max_length")),
-                   "missing required field `max_length` - at `$.config`"),
-    "without histograms": (edited(lambda manifest: manifest.update(histograms={})),
-                           "missing required field `document_length` - at `$.histograms`"),
-    "of inputs": (edited(lambda manifest: manifest["inputs"].__setitem__(0, [])),
-                  "at `$.inputs[0]`"),
     "not JSON": (written(b"{"), "out/manifest.json: not valid JSON"),
-    "another manifest": (written(b"[1]"),
-                         "out/manifest.json: format version None, this packer reads 1"),
 }  # fmt: skip
 
 
