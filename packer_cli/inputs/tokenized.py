@@ -64,6 +64,11 @@ class Pool:
         return len(self.numbers)
 
 
+def order_seed(seed: int, index: int) -> int:
+    """The seed of an input's order: equal documents of two are not at the same place in both."""
+    return (seed + index * _OF_INPUT) % (1 << 64)
+
+
 _held: dict[InputFile, TokenizedDirectory] = {}
 
 
@@ -154,9 +159,7 @@ class TokenizedInputs:
         """What is taken of a file; without a choice it is everything, in the seeded order."""
         with self._ordering:
             if index not in self._pools:
-                # equal documents of two directories do not come at the same place in both
-                seed = ((self._seed or 0) + index * _OF_INPUT) % (1 << 64)
-                order = self._directories[index].order(seed)
+                order = self._directories[index].order(order_seed(self._seed or 0, index))
                 self._pools[index] = Pool(order, np.ones(len(order), np.int32))
         return self._pools[index]
 

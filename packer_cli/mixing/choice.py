@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels.documents import order_keys
 from packer_cli.errors import InternalError, ThresholdMissed, UsageError
-from packer_cli.inputs.tokenized import Pool
+from packer_cli.inputs.tokenized import Pool, order_seed
 from packer_cli.options.options import TRAIN, Amount, Mixture, PackConfig
 from packer_cli.packing.fitting import rooms
 from packer_cli.records import Int32, Int64, UInt64
@@ -30,7 +30,6 @@ Stretches = dict[int, tuple[int, int]]
 
 _CLOSE = 0.001  # shares of the whole that are farther off are told
 _ROUNDING = 1e-9
-_OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two directories
 _OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
 
 
@@ -163,7 +162,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
         sides = [one & ~same for one, same in zip(sides, duplicates, strict=True)]
     del hashes  # 16 bytes a document
     pools = [
-        _pool(one, np.flatnonzero(side), counted, (config.seed + place * _OF_INPUT) % (1 << 64))
+        _pool(one, np.flatnonzero(side), counted, order_seed(config.seed, place))
         for place, (one, side, counted) in enumerate(zip(directories, sides, amounts, strict=True))
     ]
     sources = [

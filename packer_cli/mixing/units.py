@@ -23,7 +23,6 @@ from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.manifest import TOKENIZED
 
-_COMPRESSION_RATIO = 4  # about; only the sizes of work units depend on it
 _BYTES_PER_TOKEN = 4
 
 
@@ -34,10 +33,7 @@ def work_units(
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
-    units: list[WorkUnit] = []
-    for _, some in _units_of_stages(files, config, choice):
-        units += some
-    return units
+    return [unit for _, units in _units_of_stages(files, config, choice) for unit in units]
 
 
 def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | None:

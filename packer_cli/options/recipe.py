@@ -347,6 +347,8 @@ def _validation(path: str, table: Any, names: list[str]) -> ValidationKeys:
     place = f"{path}, validation"
     if not isinstance(table, Mapping):
         raise UsageError(f"{place}: is no table", "a table begins with [validation]")
+    if table.get("sources") == []:
+        raise UsageError(f"{place}: sources: names none", "leave it out to hold out of all")
     held = _made(ValidationKeys, _values(path, place, table, VALIDATION), {}, place)
     if unknown := [name for name in held.sources if name not in names]:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""What packing would give, for several lengths of rows at once, with nothing written."""
+"""Plans of what packing would give, for several lengths of rows at once, with nothing written."""

@@ -49,7 +49,7 @@ _PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit o
 
 @dataclass(frozen=True)
 class Plan:
-    """What would come out of the inputs.
+    """A plan: what would come out of the inputs.
 
     config     of the outcomes, which differ in max_length and strategy
     tokenizer  as it was named; None where none is needed
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """What rows have of a source. `facts`: as in a manifest."""
+    """A source, and what rows have of it. `facts`: as in a manifest."""
 
     facts: Source
     documents: int
@@ -81,7 +81,7 @@ class PlannedSource:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What would come out of one configuration.
+    """The outcome of one configuration.
 
     totals           as in a manifest: rows, utilization, lower_bound_rows and so on
     planned          of all units
@@ -154,8 +154,8 @@ def plan(
     *,
     show_progress: bool = False,
 ) -> Plan:
-    """What `packer pack` would make of `inputs` with each of `configs`, which differ in max_length
-    and strategy only. Nothing is written anywhere.
+    """Plan what `packer pack` would make of `inputs` with each of `configs`, which differ in
+    max_length and strategy only. Nothing is written anywhere.
 
     `sample`: about the share of the inputs to read, more than 0; the figures are then estimates.
     The other parameters, and what is raised, are those of `pipeline.pack`.

@@ -120,7 +120,7 @@ def sampled(
 
 
 def begun_in_the_middle(file: InputFile) -> bool:
-    """Whether records are read from the middle of a file without what comes before them."""
+    """True if records are read from the middle of a file without what comes before them."""
     cut_by = format_named(file.format).cut_by
     return not file.compression and cut_by in ("byte", "row group", "document")
 

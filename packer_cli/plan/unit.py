@@ -54,7 +54,7 @@ _Made = TypeVar("_Made")
 
 
 class Planned(Counts):
-    """What would be written with one configuration; those of units add up.
+    """Figures of what would be written with one configuration; those of units add up.
 
     shards, bytes  files, and their sizes
     attention      the sum of the squared segment lengths
@@ -111,7 +111,7 @@ def made_of(
     stop: threading.Event,
     progress: Progress,
 ) -> list[_Made]:
-    """What is made of units, in their order. Nothing is written."""
+    """Give what is made of units, in their order. Nothing is written."""
     made, units = dict[int, _Made](), [unit for unit, _ in tasks]
     job = Job.of(run, units, NOWHERE, options, notify, stop, progress)
     with closing(job.source), as_flag():

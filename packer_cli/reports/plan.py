@@ -106,7 +106,7 @@ def _table(columns: _Columns, outcomes: Sequence[Outcome]) -> Table:
 def _utilization(outcomes: Sequence[Outcome]) -> Table:
     table = _table({"utilization": lambda one: percent(one.utilization)}, outcomes)
     bars = [[1 - one.utilization] for one in outcomes]
-    return Table("", table.head, table.rows, table.text, drawn="padding, the rest", bars=bars)
+    return Table("", table.head, table.rows, table.text, drawn="padding", bars=bars)
 
 
 def _with_error(one: Outcome, name: str, figure: str, form: str) -> str:

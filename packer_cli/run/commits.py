@@ -235,7 +235,7 @@ def _is_same(
     *,
     checksum: bool = False,
 ) -> bool:
-    """Whether an input is what it was. `then`: as it was, if that is known. `packed`: the digest of
+    """True if an input is what it was. `then`: as it was, if that is known. `packed`: the digest of
     what was packed, which decides where size and times do not tell, with `checksum` whatever they
     say. Raises DataError.
     """

@@ -176,7 +176,7 @@ def claimed(
 
 
 def _place(error: OSError, output: Path) -> Path:
-    """What an error is about: a name in the output, or what is in the way of the output itself."""
+    """The path that an error is about: in the output, or in the way of the output itself."""
     path = Path(os.fsdecode(error.filename)) if error.filename else output
     return path if output.is_relative_to(path) else output / path
 
@@ -226,7 +226,7 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
 
 
 def _continues(claim: Claim, run: Run, may_replace: bool) -> bool:
-    """Whether the units in the work folder are those of `run`."""
+    """True if the units in the work folder are those of `run`."""
     output, work = claim.output, claim.work
     if not run.resumable or not (is_begun(work) or (claim.shared and (work / RUN).exists())):
         if any(not name.endswith((LOCK, STAGED, UPLOADED)) for name in claim.inside.names()):
@@ -318,18 +318,18 @@ def work_of(output: Path) -> Path | None:
 
 
 def is_begun(work: Path) -> bool:
-    """Whether there are packed units that a run can continue from."""
+    """True if there are packed units that a run can continue from."""
     return (work / RUN).is_file() and any(work.glob(UNIT_RECORDS))
 
 
 def is_replacing(output: Path) -> bool:
-    """Whether a run was interrupted while putting its result in place."""
+    """True if a run was interrupted while putting its result in place."""
     work = work_of(output)
     return work is not None and (work / REPLACING).is_file()
 
 
 def holds_result(output: Path) -> bool:
-    """Whether there is a finished result, even one that is marked incomplete."""
+    """True if there is a finished result, even one that is marked incomplete."""
     return is_manifest(output / MANIFEST) or is_manifest(output / INCOMPLETE)
 
 
@@ -412,7 +412,7 @@ def listed(manifest: Result) -> dict[str, Listed]:
 
 
 def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
-    """Whether a file belongs to the earlier result and is unchanged. People edit side files, and
+    """True if a file belongs to the earlier result and is unchanged. People edit side files, and
     these are read soon, so their times do not count.
     """
     if earlier is None:
@@ -426,7 +426,7 @@ def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
 
 
 def is_input_times(content: bytes) -> bool:
-    """Whether it holds only what packer writes there, in this version or an earlier one."""
+    """True if it holds only what packer writes there, in this version or an earlier one."""
     try:
         document = msgspec.json.decode(content, type=dict[str, list[Any]])
     except (ValueError, RecursionError):
@@ -476,8 +476,8 @@ def _target(result: Earlier) -> str:
 
 
 def _coming(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier | None) -> list[str]:
-    """What of the result is still in the work folder: its shards, the side files, which name these,
-    and the manifest. UsageError for what is in their way.
+    """The part of the result that is still in the work folder: its shards, the side files, which
+    name these, and the manifest. UsageError for what is in their way.
     """
     names = [*sorted({*new.files, INPUT_TIMES}, key=SIDE_FILES.__contains__), MANIFEST]
     coming = [name for name in names if inside.status(name) is not None]

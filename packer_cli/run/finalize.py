@@ -104,7 +104,13 @@ def finalize(
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
-    _refuse_incomplete(manifest, claim)
+    earlier = earlier_result(claim.folder)
+    if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
+        raise ThresholdMissed(
+            f"{claim.output}: {manifest.incomplete}",
+            "the earlier result stays; everything is packed, and with a larger --max-loss the run "
+            "finishes at once",
+        )
     put(claim)
     return manifest
 
@@ -154,16 +160,6 @@ def _side_files(
         joined.append(SQUARED_LENGTHS)
     first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
     return first | run.side_files | last
-
-
-def _refuse_incomplete(manifest: Result, claim: Claim) -> None:
-    earlier = earlier_result(claim.folder)
-    if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
-        raise ThresholdMissed(
-            f"{claim.output}: {manifest.incomplete}",
-            "the earlier result stays; everything is packed, and with a larger --max-loss the run "
-            "finishes at once",
-        )
 
 
 def _records(run: Run, work: Path, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
@@ -333,7 +329,7 @@ def manifest_of(
 def tables_of(
     files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
 ) -> dict[str, list[Any]]:
-    """What a manifest says of the sources and stages of a recipe, by the names of its lists; {}
+    """The sources and stages of a recipe for its manifest, by the names of its lists; {}
     without a recipe.
     """
     choice = choice_of(files, config)
@@ -368,7 +364,7 @@ def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> Sour
 
 
 def sources_of(choice: Choice) -> list[Source]:
-    """What a manifest says of the sources."""
+    """The sources for a manifest."""
     return [
         Source(
             one.amount.name, (one.places.start, one.places.stop), one.documents, one.available,
@@ -379,12 +375,12 @@ def sources_of(choice: Choice) -> list[Source]:
 
 
 def totals_of_documents(counts: Counts) -> dict[str, Any]:
-    """What a manifest says of all documents of a tokenized directory."""
+    """Totals of all documents of a tokenized directory, for its manifest."""
     return _totals(counts, DOCUMENT_TOTALS, DocumentHistograms)
 
 
 def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
-    """What a manifest says of all rows."""
+    """Totals of all rows, for a manifest."""
     slots = counts.rows * config.max_length
     lost = counts.truncated_tokens, counts.dropped_tokens
     totals = {"rows": counts.rows, **_totals(counts, TOTALS, Histograms)}

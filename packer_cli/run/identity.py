@@ -1,4 +1,4 @@
-"""What a run is: its inputs, options, tokenizer and units. Equal runs write equal bytes.
+"""The identity of a run: its inputs, options, tokenizer and units. Equal runs write equal bytes.
 
     Run -> .packer/run.json, before any unit is packed
 
@@ -108,17 +108,17 @@ class Run:
 
     @property
     def is_to_tokenize(self) -> bool:
-        """Whether it writes documents rather than rows."""
+        """True if it writes documents rather than rows."""
         return not isinstance(self.config, PackConfig)
 
     @property
     def is_tokenized(self) -> bool:
-        """Whether its inputs are tokenized directories."""
+        """True if its inputs are tokenized directories."""
         return any(file.format == TOKENIZED for file in self.files)
 
     @property
     def resumable(self) -> bool:
-        """Whether its inputs can be read a second time."""
+        """True if its inputs can be read a second time."""
         return all(file.path != STDIN for file in self.files)
 
     def cut(self) -> Run:
@@ -245,7 +245,7 @@ def _shown(value: object) -> str:
 
 
 def may_exist(path: str) -> bool:
-    """Whether an input exists; for URLs, which would take a request, this is assumed."""
+    """True if an input exists; for URLs, which would take a request, this is assumed."""
     return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
 
 

@@ -126,7 +126,7 @@ def _pack_all(
 
 
 class _Told(NamedTuple):
-    """What a worker needs to know about a run. `directory`: from which its inputs are named."""
+    """All that a worker needs to know about a run. `directory`: from which its inputs are named."""
 
     run: Run
     folder: Path

@@ -1,4 +1,4 @@
-"""What makes tokens of a run's slices: chosen first, then loaded.
+"""From a run's slices to tokens: what makes them is chosen first, then loaded.
 
     choose_encoding(shape, config, ...) -> Chosen      the tokenizer and the template, not loaded
     prepare(run, units, ...)            -> Source      loaded, with the reader
@@ -83,8 +83,8 @@ _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 def choose_encoding(
     shape: Shape, config: DocumentConfig, tokenizer: str | None, notify: Notify, warn: Notify
 ) -> Chosen:
-    """What `tokenizer` and the options name. `notify` hears what was chosen, `warn` what was most
-    likely not meant. Raises UsageError.
+    """The choice that `tokenizer` and the options name. `notify` hears what was chosen, `warn` what
+    was most likely not meant. Raises UsageError.
     """
     chosen, origin = choose(tokenizer)
     if shape.kind == "tokens" and origin == "default":
@@ -141,8 +141,8 @@ def _choose_template(
 def choose_tokenized(
     files: Sequence[InputFile], config: DocumentConfig, tokenizer: str | None, notify: Notify
 ) -> tuple[Shape, Chosen]:
-    """What the records of tokenized directories are, and the tokenizer that has made the tokens.
-    UsageError for options that come too late.
+    """The shape of the records of tokenized directories, and the tokenizer that has made the
+    tokens. UsageError for options that come too late.
     """
     if not isinstance(config, PackConfig):
         raise UsageError(f"{as_named(files[0].path)}: is tokenized already", "pack it: packer pack")
@@ -158,7 +158,7 @@ def choose_tokenized(
 
 
 def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
-    """What a tokenized directory keeps of its tokenizer. DataError where that is another by now."""
+    """A file that a tokenized directory keeps of its tokenizer. DataError where it has changed."""
     try:
         data = (folder / name).read_bytes()
     except OSError as error:
@@ -264,7 +264,7 @@ def prepare(
 
 
 def _plain_reads(own: _Own) -> dict[str | None, Read]:
-    """What gives records as they are stored."""
+    """Readers of records as they are stored."""
     return {name: partial(read_plainly, *one) for name, one in own.items()}
 
 
@@ -359,7 +359,7 @@ def _source(
     renders: dict[str | None, _Render],
     processes: ComposingProcesses | None,
 ) -> Source:
-    """What reads and encodes the files of each shape. `renders`: as `Composer.render`, of those
+    """Reads and encodes the files of each shape. `renders`: as `Composer.render`, of those
     shapes that are supervised. UsageError where the tokenizer lacks what goes around documents.
     """
     tokenizers = {name: tokenizer.framed(framing_of(one)) for name, (_, one) in own.items()}
@@ -437,12 +437,12 @@ def _composers(
 
 
 def uses_template(shape: Shape, config: DocumentConfig) -> bool:
-    """Whether a chat template makes the texts; `config` as `for_shape` gives it."""
+    """True if a chat template makes the texts; `config` as `for_shape` gives it."""
     return shape.is_chat or config.prompt_template == "chat"
 
 
 def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
-    """What is done with names of special tokens in texts."""
+    """The policy for names of special tokens in texts."""
     return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
@@ -466,12 +466,12 @@ def _loaded(
 
 
 def framing_of(config: DocumentConfig) -> Framing:
-    """What goes around every document; `config` as `for_shape` gives it."""
+    """The tokens that go around every document; `config` as `for_shape` gives it."""
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
 
 
 def _agreed(values: Sequence[Any], name: str) -> Any:
-    """What all have by this name; None where they differ."""
+    """The value that all have by this name; None where they differ."""
     first, *others = (getattr(one, name) for one in values)
     return first if all(other == first for other in others) else None
 

@@ -86,7 +86,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Job:
-    """What all units of a run share. Safe to share between threads.
+    """All that the units of a run share. Safe to share between threads.
 
     source     gives their documents; to be closed at the end
     folder     where a unit's files are written; NOWHERE: only figures are kept
@@ -130,7 +130,7 @@ class Job:
 
     @property
     def pad_token_id(self) -> int:
-        """What rows are padded with: 0 for ids that came without a tokenizer."""
+        """The id that rows are padded with: 0 for ids that came without a tokenizer."""
         return self.source.info.pad_token_id if self.source.info else 0
 
     @property
@@ -156,7 +156,7 @@ class Job:
         return replace(result, digests=before | result.digests)
 
     def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
-        """What `make` makes of a unit. A process that is lost on the way is replaced, and the
+        """Give what `make` makes of a unit. A process that is lost on the way is replaced, and the
         unit read again, before the run fails.
         """
         lost = 0
@@ -288,8 +288,8 @@ class _LeftOutError(Exception):
 
 
 def without_damaged(unit: WorkUnit, job: Job, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
-    """What `make` makes of a unit; where bad records are skipped, without inputs that cannot be
-    decoded. It is made anew then, so that nothing depends on how much could be read of them.
+    """Give what `make` makes of a unit; where bad records are skipped, without inputs that cannot
+    be decoded. It is made anew then, so that nothing depends on how much could be read of them.
     """
     while True:
         try:

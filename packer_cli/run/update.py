@@ -83,7 +83,7 @@ _Unnamed = dict[int, Input]  # inputs of the earlier result that are not named, 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update consists of.
+    """An update: what stays of a result, and what it is to be.
 
     run      what the result is to be; files that are gone have no format
     reused   records of the units that stay, by their index
@@ -301,7 +301,7 @@ class _Comparison:
         kept: _Unnamed,
         records: list[UnitRecord],
     ) -> list[str]:
-        """What becomes of inputs, for the user."""
+        """Lines on what becomes of inputs, for the user."""
         moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
@@ -492,7 +492,7 @@ def refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
 def known_shapes(
     directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
 ) -> KnownShapes:
-    """What an earlier result says of the shapes of inputs that have not changed, and of those that
+    """Shapes that an earlier result tells: of inputs that have not changed, and of those that
     an update keeps without their being named. Raises DataError as `load_any`, for an update.
     """
     if options.overwrite or not holds_result(directory):

@@ -186,7 +186,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _is_staging(path: Path) -> bool:
-    """Whether it is empty, but for what a run killed at its beginning left, or has our record."""
+    """True if it is empty, but for what a run killed at its beginning left, or has our record."""
     names = {*os.listdir(path)}
     work = output.work_of(path) if WORK in names else None
     inside = {*os.listdir(work)} if work else set[str]()
@@ -210,7 +210,7 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class _There(NamedTuple):
-    """What is at the URL. `result`: a finished one; `problem`: why it cannot be used."""
+    """The objects at the URL. `result`: a finished one; `problem`: why it cannot be used."""
 
     objects: dict[str, storage.Stat | None]
     result: Earlier | None
@@ -389,13 +389,13 @@ class _Upload:
         return Listed(found.size, sha256) if sha256 in digests else None
 
     def _begins(self, name: str, size: int) -> bool:
-        """Whether an object of this size holds the beginning of a side file."""
+        """True if an object of this size holds the beginning of a side file."""
         with open(self.folder / name, "rb") as file:
             begin = hashlib.sha256(file.read(size)).hexdigest()
         return digest(storage.join(self.url, name)) == (size, begin)
 
     def _is_uploaded(self, name: str, objects: dict[str, storage.Stat | None]) -> bool:
-        """Whether this upload has put what is there under a name."""
+        """True if this upload has put what is there under a name."""
         found, file = objects.get(name), self.files[name]
         is_whole = found is not None and found.size == file.size
         return is_whole and self.uploaded.get(name) == (file.sha256, found and found.version)

@@ -197,29 +197,28 @@ WRONG_LABELS = {
 }
 
 
-def _refused_and_skipped(good: Json, wrong: Json, text: str, **how: Any) -> None:
+MESSAGES = {"prompt": [user("Hi")], "chosen": [GOOD], "rejected": [BAD]}
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong", "text", "how"),
+    [
+        pytest.param(good, *case, how, id=name)
+        for good, cases, how in (
+            (PAIR, WRONG, {"template": None}),
+            (MESSAGES, WRONG_MESSAGES, {}),
+            ({"messages": [ASK, GOOD], "label": True}, WRONG_LABELS, {}),
+        )
+        for name, case in cases.items()
+    ],
+)
+def test_what_is_wrong(folder: Path, good: Json, wrong: Json, text: str, how: Json) -> None:
     """A record after a good one ends the run with one line; or is counted, the good one packed."""
     refused([good, wrong], 1, "data.jsonl, line 2", text, options=SHAPE, **how)
     manifest = pack_chat([good, wrong], *SHAPE, "--on-error", "skip", **how)
     assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
     (line,) = Path("out/rejected.jsonl").read_text().splitlines()
     assert text in json.loads(line)["reason"]
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_pairs_of_text(folder: Path, name: str) -> None:
-    _refused_and_skipped(PAIR, *WRONG[name], template=None)
-
-
-@pytest.mark.parametrize("name", WRONG_MESSAGES)
-def test_what_is_wrong_with_pairs_of_messages(folder: Path, name: str) -> None:
-    good = {"prompt": [user("Hi")], "chosen": [GOOD], "rejected": [BAD]}
-    _refused_and_skipped(good, *WRONG_MESSAGES[name])
-
-
-@pytest.mark.parametrize("name", WRONG_LABELS)
-def test_what_is_wrong_with_labels(folder: Path, name: str) -> None:
-    _refused_and_skipped({"messages": [ASK, GOOD], "label": True}, *WRONG_LABELS[name])
 
 
 @pytest.mark.parametrize(
@@ -435,11 +434,8 @@ def test_tokenized_pairs_give_the_same_rows(folder: Path) -> None:
         checked = packer("verify", name, "--against-inputs", "--sample", "all")
         assert checked.exit_code == 0, checked.stderr
     assert columns_of("packed") == columns_of("view")
-    texts = dict(
-        zip(
-            _texts_in_rows("packed"), chain.from_iterable(columns_of("packed")["side"]), strict=True
-        )
-    )
+    sides = chain.from_iterable(columns_of("packed")["side"])
+    texts = dict(zip(_texts_in_rows("packed"), sides, strict=True))
     assert texts == dict(chain.from_iterable(expected_sides(records)))
     assert packer("verify", "tokens", "--against-inputs").exit_code == 0
     exported = packer("export", "view", "--to", "packed", "-o", "exported", "-q")

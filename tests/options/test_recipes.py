@@ -278,6 +278,7 @@ WEB [validation]¶share = 1 | @, validation: share: 1.0 is not between
 WEB [validation]¶documents = 0 | @, validation: documents: 0 is not pos
 WEB [validation]¶share = 0.1¶documents = 2 | @, validation: needs one of share and documents
 WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there is no source 'wob'
+WEB [validation]¶share = 0.1¶sources = [] | @, validation: sources: names none | leave it out
 WEB weight = 1¶[[stage]]¶tokens = 5¶weights = {wob = 1} | @: stage 1: there is no source 'wob' | s
 WEB [[stage]]¶name = 'a' | @, stage 'a': has no tokens | tokens: How much
 WEB epochs = 1¶[[stage]]¶tokens = 5 | @: source 'web': has epochs or tokens, and there are stages

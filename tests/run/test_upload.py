@@ -218,7 +218,8 @@ def test_an_upload_that_fails_halfway_goes_on() -> None:
     result = pack()
     assert_error(result, 1, f"{OUT}/shard-00002-000-", ".arrow: cannot write: Access Denied")
     tip = result.stderr.splitlines()[1]
-    assert "write and to delete; 2 of " in tip
+    assert "check the network, the address and the credentials" in tip
+    assert "; 2 of " in tip
     assert tip.endswith("files are uploaded; run the same command again to continue")
     assert "manifest.json" not in there()
     assert MARKER in there()
