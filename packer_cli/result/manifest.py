@@ -580,6 +580,13 @@ def _read(path: str) -> Manifest | TokenizedManifest:
 
 
 def _no_result(name: str) -> PackerError:
+    try:
+        if not storage.is_url(name):
+            os.stat(storage.join(name, MANIFEST))
+    except PermissionError as error:
+        return from_os_error(error, name, "read")
+    except OSError:
+        pass  # what is missing is told below
     if storage.kind(name) != "folder":
         what = "not a directory" if storage.kind(name) else "no such directory"
         return NoSuchDirectoryError(f"{name}: {what}", _WHAT_TO_GIVE)

@@ -152,6 +152,7 @@ def test_what_may_not_be_read_or_written(as_nobody: Path) -> None:
         result = packer(*command, "-l", 16, "-q")
         assert_error(result, 1, f"error: {message}")
     assert result.stderr.endswith("ls -ld locked\n")  # what is there
+    assert_error(packer("stats", "locked/tok"), 1, "locked/tok: cannot read: Permission denied")
 
 
 def test_a_file_that_fails_while_it_is_read() -> None:
