@@ -236,6 +236,10 @@ class AssistantSpans:
         `spans`: by its probe, None where the turn is not as that tells; `holds_others`: whether
         there are turns of others within it.
         """
+        if spans is not None and self._template.prompt_is_constant:  # a long talk takes no longer
+            asks = self._structures.prompt
+            start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
+            return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(asks))
         before = messages[:number]
         try:
             prompt = self._template.render(before, tools, add_generation_prompt=True).text
@@ -244,13 +248,10 @@ class AssistantSpans:
                 plain = self._template.render(before, tools).text
                 asks = prompt[common_prefix(plain, prompt) :]
                 start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
-            has_prompt = bool(text[turn.start : start].strip())
-            if spans is not None and has_prompt:
-                (begin, end), *others = spans
-                begin = start if start == len(prompt) else max(begin, start)
-                return [(begin, max(start, end)), *others]
-            if spans is not None or holds_others or not has_prompt:
-                return spans
+            if spans is not None:
+                return _from_prompt(spans, text, turn, start, exact=start == len(prompt))
+            if holds_others or not text[turn.start : start].strip():
+                return None
             after = self._template.render(messages[: number + 1], tools).text
         except RefusedError:
             return spans
@@ -272,6 +273,16 @@ class AssistantSpans:
         if len(before) >= len(after):
             raise undecidable(f"message {number} leaves no trace")
         return Said(number, len(before), [(len(before), len(after))])
+
+
+def _from_prompt(
+    spans: list[Span], text: str, turn: Turn, start: int, *, exact: bool
+) -> list[Span]:
+    """The spans of a turn whose prompt ends at `start`; `exact`: as far as it goes."""
+    if not text[turn.start : start].strip():
+        return spans
+    (begin, end), *others = spans
+    return [(start if exact else max(begin, start), max(start, end)), *others]
 
 
 def speakers(messages: Iterable[_Message]) -> list[int]:
