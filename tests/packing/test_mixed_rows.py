@@ -109,8 +109,8 @@ def test_stats_its_page_and_plan_say_how_mixed_rows_are(folder: Path) -> None:
     assert line.endswith("% one input")
     assert packer("stats", "out", "--html", "page.html").exit_code == 0
     page = Page(Path("page.html").read_bytes())
-    assert page.table("within 5% of its median length")
-    assert page.table("from one input")
+    assert page.table("segments within 5% of its median length")
+    assert page.table("segments from one input")
     ways = "best-fit,best-fit-decreasing"
     result = packer("plan", *_inputs(), "-l", 512, "-t", "bytes", "-q", "--strategy", ways)
     mixed, exact = (line.split() for line in result.stdout.split("\n\n")[1].splitlines()[1:])
