@@ -103,8 +103,8 @@ def test_a_chart_alone_says_which_rows_it_counts() -> None:
     pack("a.jsonl", "-l", 16)
     written()
     content = Path("page.html").read_text()
-    assert "<h3>rows of one length, among those with four segments or more</h3>" in content
-    assert "<h3>row fill" not in content  # as the section's title says it
+    assert "<h3>Rows of one length, among those with four segments or more</h3>" in content
+    assert "<h3>Row fill" not in content  # as the section's title says it
 
 
 HOSTILE = [
