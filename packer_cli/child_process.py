@@ -38,12 +38,20 @@ _PIPE_BYTES = 1 << 20
 _AHEAD = 4  # results of a generator that wait to be fetched
 _LAST_BREATH = 5.0  # seconds between a child's last answer and its end
 _NOTE_BYTES = 8
-# ("value", v), ("error", exception), ("item", v) or ("end", None)
+# ("value", v), ("error", exception), ("item", v), ("end", None) or ("not imported", what happened)
 _Answer = tuple[str, Any]
 # Our own path: -c alone would import modules that lie in the current directory.
-_BEGINNING = (
-    f"import sys; sys.path[:] = {{path!r}}; import {__name__} as me; me.serve{{descriptors}}"
-)
+_BEGINNING = f"""
+import sys
+sys.path[:] = {{path!r}}
+try:
+    import {__name__} as me
+except Exception as error:
+    from multiprocessing.connection import Connection
+    Connection({{answers}}, readable=False).send(("not imported", str(error)))
+else:
+    me.serve{{descriptors}}
+"""
 
 
 class Child:
@@ -117,6 +125,8 @@ class Child:
             answer: _Answer = self._answers.recv()
         except (OSError, EOFError) as error:
             raise self._lost() from error
+        if answer[0] == "not imported":
+            raise _not_imported(answer[1])
         return answer
 
     def _lost(self) -> LostChildError:
@@ -140,7 +150,7 @@ def spawn(begin: int, requests: int, answers: int, lifeline: int) -> subprocess.
     then ends the child.
     """
     descriptors = (begin, requests, answers, lifeline)
-    program = _BEGINNING.format(path=sys.path, descriptors=descriptors)
+    program = _BEGINNING.format(path=sys.path, answers=answers, descriptors=descriptors)
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
@@ -247,10 +257,15 @@ def _sendable(error: BaseException) -> Exception:
     """The error, in a form that can be pickled."""
     if isinstance(error, PackerError | MemoryError):
         return error
-    if isinstance(error, ImportError):  # of what this process has: packages were changed meanwhile
-        return DataError(
-            f"packer's helper process cannot import what it needs: {error}",
-            "if packages have changed since the run began, run the same command again; otherwise "
-            "install packer anew",
-        )
+    if isinstance(error, ImportError):
+        return _not_imported(str(error))
     return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _not_imported(why: str) -> DataError:
+    """The error for what a run has imported, and its child cannot: packages were changed."""
+    return DataError(
+        f"packer's helper process cannot import what it needs: {why}",
+        "if packages have changed since the run began, run the same command again; otherwise "
+        "install packer anew",
+    )

@@ -65,6 +65,8 @@ RANGE_BYTES, _AT_ONCE = 8 << 20, 4  # so that 32 MiB are held in memory
 TRIES = 3  # each of which the store's package may repeat by itself, as s3fs does
 _FIRST_WAIT, _WAIT_SECONDS = 0.5, 0.05  # for a store; for another process that fetches
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
+_UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
+_WITHOUT_LISTINGS = ("http", "https")
 _TRIES_TO_MAP = 100
 _LOOK_SECONDS = 1.0  # between two looks at what is still in the cache
 # Of what is fetched, less than one part in so many is read: nearly every batch waits for shards.
@@ -92,8 +94,8 @@ os.register_at_fork(after_in_child=_forget_locks)
 def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDirectory:
     """Open a result at a URL. `digest`: go on with the one that was opened, as its `digest` says.
 
-    Raises DataError when it is unfinished, of another format version, cannot be read, or is another
-    one than `digest` says; UsageError for a view, a cache that is somebody
+    Raises DataError when it is unfinished, of another format version, lacks a shard, cannot be
+    read, or is another one than `digest` says; UsageError for a view, a cache that is somebody
     else's, or too small.
     """
     if digest is not None:
@@ -409,10 +411,7 @@ def _fetched(wanted: Wanted) -> Iterator[bytes]:
         problem = f"its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}"
         if found > size:
             problem = f"has more bytes than the {size} that the manifest says"
-        raise DataError(
-            f"{wanted.url}: {problem}",
-            "remove the object and upload it again; if the result was replaced, open it again",
-        )
+        raise DataError(f"{wanted.url}: {problem}", _UPLOAD_AGAIN)
 
 
 class CachedDirectory(PackedDirectory):
@@ -528,7 +527,9 @@ class CachedDirectory(PackedDirectory):
         )
 
     def keep(self) -> None:
-        """Keep the manifest. Raises UsageError for a cache or a disk that is too small."""
+        """Keep the manifest. Raises UsageError for a cache or a disk that is too small, DataError
+        for a shard that is not at the URL, or has another size, where servers list what they have.
+        """
         cache, shards = self.cache, self.facts.shards
         content = msgspec.json.encode(self.manifest)
         largest = max(shard.bytes for shard in shards)
@@ -538,9 +539,24 @@ class CachedDirectory(PackedDirectory):
                 f"{largest:,} bytes, and its manifest",
                 "give more: all of a shard is fetched at once",
             )
-        missing = (one for one in shards if not cache.holds(self.wanted(one), sealed=False))
+        missing = [one for one in shards if not cache.holds(self.wanted(one), sealed=False)]
         cache.check_space(sum(shard.bytes for shard in missing), self._bytes)
+        if missing and self.url.partition("://")[0] not in _WITHOUT_LISTINGS:
+            self._check_sizes(missing)
         cache.local(Wanted("", len(content), self.digest, _MANIFEST), content)
+
+    def _check_sizes(self, shards: Sequence[Shard]) -> None:
+        """Raise DataError for a shard that the folder's listing lacks, or has with another size."""
+        sizes = _patiently(lambda: storage.sizes(self.url))
+        for shard in shards:
+            found = sizes.get(shard.file)
+            if found == shard.bytes:
+                continue
+            problem, tip = "is missing", "upload the result again"
+            if found is not None:
+                problem = f"has {found} bytes, the manifest says {shard.bytes}"
+                tip = _UPLOAD_AGAIN
+            raise self.replaced() or DataError(f"{self.place_of(shard.file)}: {problem}", tip)
 
 
 class Foresight:

@@ -50,8 +50,11 @@ from packer_cli.result.layout import (
     INCOMPLETE,
     INPUT_TIMES,
     MANIFEST,
+    REJECTED,
     SHARD_NAME,
     SIDE_FILES,
+    SQUARED_LENGTHS,
+    TOKENIZER_FILES,
     WORK,
     is_result_file,
 )
@@ -213,8 +216,7 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
                 return False
             if not may_replace:
                 raise finished(claim.output)
-        names = {*SIDE_FILES, MANIFEST, INCOMPLETE}
-        _refuse_in_the_way(claim.folder, names, earlier_result(claim.folder))
+        _refuse_in_the_way(claim.folder, _names_of(run), earlier_result(claim.folder))
         if not _continues(claim, run, may_replace):
             forget(inside)
             for name, content in side_files.items():
@@ -258,6 +260,16 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
         return []
     is_skipped = any(one.rejected for one in units_in(work))
     return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
+
+
+def _names_of(run: Run) -> set[str]:
+    """Names that the result of a run may have beside shards, for a look before all the work."""
+    names = {*SIDE_FILES, MANIFEST, INCOMPLETE} - ({*TOKENIZER_FILES} - run.side_files.keys())
+    if run.config.on_error != "skip":
+        names -= {REJECTED}
+    if run.is_to_tokenize or run.row_config.max_loss is None:
+        names -= {INCOMPLETE}
+    return names - {SQUARED_LENGTHS} if run.is_to_tokenize else names
 
 
 def _refuse_in_the_way(

@@ -89,7 +89,7 @@ def finalize(
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
     every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)), {**digests})
     with written(work / UNITS) as lines:
-        for record in _records(run, work, reused):
+        for record in _records(run, claim, reused):
             every.add(record, run)
             lines.write(commits.as_line(record))
     _check(every, run, claim)
@@ -162,14 +162,30 @@ def _side_files(
     return first | run.side_files | last
 
 
-def _records(run: Run, work: Path, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
+def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index) or commits.read_unit(work, unit)
+        record = reused.get(unit.index)
+        if record is not None:
+            _refuse_lost(claim, record.shards)
+        else:
+            record = commits.read_unit(claim.work, unit)
         if record is None:
             raise InternalError(
-                f"unit {unit.index} was packed, but its files in {work} are not right"
+                f"unit {unit.index} was packed, but its files in {claim.work} are not right"
             )
         yield record
+
+
+def _refuse_lost(claim: Claim, kept: Iterable[Shard]) -> None:
+    """DataError for a shard of the earlier result that was there when the update began."""
+    for shard in kept:
+        status = claim.folder.status(shard.file)
+        if status is None or status.st_size != shard.bytes:
+            raise DataError(
+                f"{claim.output / shard.file}: is missing or cut short since the update began",
+                "restore it, or remove what is left of it; then run the same command again, which "
+                "packs its documents again",
+            )
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:

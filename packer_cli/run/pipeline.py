@@ -449,14 +449,17 @@ class _NotPackedError(DataError):
     """Units of other ranks are missing."""
 
 
+class _FinishedError(UsageError):
+    """A finished result, and no run that is to take its place."""
+
+
 def finalize_if_last(destination: Path, notify: Notify, *, no_lock: bool = False) -> Result | None:
     """The manifest, if no other rank is working and all units are packed."""
-    work = output.work_of(destination)
-    if work is None or load_run(work / RUN) is None:  # another rank was the last
-        return load_as_is(destination)
     try:
         return finalize_now(destination, no_lock=no_lock)
-    except _NotPackedError as error:
+    except (_FinishedError, _NotPackedError) as error:
+        if output.holds_result(destination):  # another rank was the last, perhaps just now
+            return load_as_is(destination)
         notify(error.message)
     except InUseError:
         notify(f"{destination}: other ranks are at work; the last one finishes")
@@ -468,7 +471,7 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
         load_as_is(destination)  # raises, if anything is wrong
-        raise UsageError(f"{destination}: is already finished", "see packer stats")
+        raise _FinishedError(f"{destination}: is already finished", "see packer stats")
     # before it is locked, or a rank that begins now would find it locked
     _refuse_missing(destination, load_run(work / RUN), work)
     with output.claimed(destination, [], notify=lambda message: None, no_lock=no_lock) as claim:
@@ -490,6 +493,11 @@ def _refuse_missing(destination: Path, run: Run | None, work: Path) -> None:
         missing = f"the digests of {len(inputs)} inputs"
         if run and units:
             missing = f"{len(units)} of {len(run.units)} units"
+        if output.holds_result(destination):  # ranks replace none, and an update keeps its units
+            raise _NotPackedError(
+                f"{destination}: the run that is to replace its result has not finished",
+                "run the same command again, which continues it",
+            )
         raise _NotPackedError(
             f"{destination}: {missing} are not packed",
             "run the failed ranks again; the last one finishes",

@@ -28,7 +28,7 @@ from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.documents import MIB, DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
@@ -247,8 +247,10 @@ def prepare(
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
     file, texts = ahead[0][0], iter(tuple[str]())
     first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
-    if file.shape not in rendered or (first.stop is not None and run.resumable):
-        texts = _first_texts(file, first, reads[file.shape])
+    # what is rendered for this is rendered once more by its unit, and may take seconds
+    can_look = first.stop is not None and run.resumable and _is_soon_read(units)
+    if file.shape not in rendered or can_look:
+        texts = _first_texts(own[file.shape][0], file, first, reads[file.shape])
         if files is not None and options.tokenizer_backend != "tokenizers":
             ahead[0] = file, first  # which the child reads that reads the slice afterwards
     try:
@@ -307,11 +309,20 @@ def _read_here(
             raise placed(error, file) from error
 
 
-def _first_texts(file: InputFile, part: Slice, read: Read) -> Iterator[str]:
+def _is_soon_read(units: Sequence[WorkUnit]) -> bool:
+    """Whether the units hold so little that rendering a record twice costs next to nothing."""
+    return sum(part.weight for unit in units for part in unit.slices) < MIB
+
+
+def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
     """Some texts from the beginning of the input, to check the fast engine."""
+    if shape.kind == "tokens":
+        return
     with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
         for records in read(file, part):
             yield from records.texts or []
+            if part.stop is None:  # the rest is the whole input
+                return
 
 
 def source_again(

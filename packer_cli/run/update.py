@@ -320,10 +320,12 @@ class _Comparison:
 def _described(unnamed: _Unnamed) -> str:
     """How many documents and inputs, and the first of these with why they are among them."""
     documents = sum(one.documents for one in unnamed.values())
-    shown = [f"{one.path} ({'not named' if may_exist(one.path) else 'no longer exists'})"
-             for one in unnamed.values()]  # fmt: skip
+    paths = [one.path for one in unnamed.values()]
+    # of those alone that are shown: to look at each of a million inputs takes long
+    shown = [f"{path} ({'not named' if may_exist(path) else 'no longer exists'})"
+             for path in paths[:_MOST_NAMED]]  # fmt: skip
     of = f"{plural(documents, 'document')} of {plural(len(unnamed), 'input')}"
-    return f"{of}: {named(shown, _MOST_NAMED)}"
+    return f"{of}: {named([*shown, *paths[_MOST_NAMED:]], _MOST_NAMED)}"
 
 
 def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:

@@ -191,6 +191,10 @@ def cut(path: Path) -> None:
     os.truncate(path, 9)
 
 
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
 def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
@@ -198,9 +202,11 @@ def lengthen(path: Path) -> None:
 # (accident to shard 3, whether while it is fetched, what is said, the tip)
 FAULTS: dict[str, tuple[Callable[[Path], object], bool, str, str]] = {
     "other content": (flip_last, False, ": its sha256 is ", "remove the object and upload it"),
-    "longer": (lengthen, False, ": has more bytes than the ", "remove the object and upload it"),
-    "shorter": (cut, False, ": cannot read: bytes 0 to 2000 were asked for", "check the network"),
-    "not there": (Path.unlink, False, ": cannot read: no such file", "check the network"),
+    "longer": (lengthen, False, " bytes, the manifest says ", "remove the object and upload it"),
+    "shorter": (cut, False, ": has 9 bytes, the manifest says ", "remove the object and upload"),
+    "empty": (empty, False, ": has 0 bytes, the manifest says ", "remove the object and upload"),
+    "not there": (Path.unlink, False, ": is missing", "upload the result again"),
+    "grows": (lengthen, True, ": has more bytes than the ", "remove the object and upload it"),
     "cut short": (cut, True, ": cannot read: bytes 0 to 2000 were asked for", "check the network"),
     "gone": (Path.unlink, True, ": cannot read: no such file", "check the network"),
 }  # fmt: skip

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from altered import faulty, unaltered
@@ -85,6 +87,29 @@ def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(destination, "find_own", looked)
     succeeds(*rank(0, 1))
+    assert contents("out") == contents("whole")
+
+
+# what the last rank is about to do, for the so-manieth time, when another finishes
+MOMENTS = {
+    "packer_cli.run.pipeline.finalize_now": 0,
+    "packer_cli.run.commits.left_to_do": 1,
+    "packer_cli.run.destination.claimed": 1,
+}
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_a_rank_that_ends_as_another_finishes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, calls = pkgutil.resolve_name(name), count()
+
+    def called(*given: Any, **how: Any) -> Any:
+        if next(calls) == MOMENTS[name]:
+            assert unaltered("finalize", "out").returncode == 0
+        return call(*given, **how)
+
+    succeeds(*rank(0, 2))
+    monkeypatch.setattr(name, called)
+    assert "out: done in " in succeeds(*rank(1, 2))
     assert contents("out") == contents("whole")
 
 

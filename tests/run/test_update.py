@@ -384,6 +384,30 @@ def test_what_comes_of_updates(result: Path, name: str) -> None:
         assert packed() == sorted(documents)
 
 
+@pytest.mark.parametrize("change", ["path.unlink()", "os.truncate(path, 1000)"])
+def test_a_shard_that_is_kept_but_goes_meanwhile(result: Path, change: str) -> None:
+    command, before = ("a.jsonl", "b.jsonl", "c.jsonl", "--update"), contents("out")
+    fault = f"lambda: [{change} for path in Path('out').glob('shard-00001-*')]"
+    done = faulty(f"when_named('unit-', 1, {fault})", "pack", *command, *OPTIONS, "-q")
+    assert done.returncode == 1
+    lost = next(name for name in before if name.startswith("shard-00001-"))
+    assert f"error: out/{lost}: is missing or cut short since the update" in done.stderr
+    assert contents("out")["manifest.json"] == before["manifest.json"]
+    Path("out", lost).unlink(missing_ok=True)
+    assert "out: continuing: " in run(*command, again=True)
+    assert packed() == sorted([*TEXTS["a"], *TEXTS["b"], *TEXTS["c"]])
+
+
+def test_finalize_leaves_an_interrupted_update_to_its_command(result: Path) -> None:
+    interrupt("c.jsonl", "--add")()
+    before = contents("out")
+    done = packer("finalize", "out")
+    assert_error(done, 1, "out: the run that is to replace its result has not finished")
+    assert "run the same command again" in done.stderr
+    assert contents("out") == before
+    assert "out: continuing: " in run("c.jsonl", "--add")
+
+
 @pytest.mark.parametrize("how", ["--update", "--add"])
 def test_inputs_that_have_moved_keep_their_units(result: Path, how: str) -> None:
     before = {name: how for name, how in inodes().items() if name.startswith("shard")}
