@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 
-from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
+from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
@@ -282,31 +282,32 @@ class ArrowReader(ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        with _open_arrow(file) as (schema, _):
+        with _open_arrow(file) as (schema, _, _):
             names: list[str] = schema.names
             return names
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with _open_arrow(file) as (schema, read_columns):
+        with _open_arrow(file) as (schema, read_columns, hashed):
             batches = read_columns(columns_to_read(file, schema, shape))
             yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
             texts = [one.name for one in schema if schema.names.count(one.name) == 1
                      and holds_text(one.type)]  # fmt: skip
             first = next(read_columns(texts), None)
-            yield replace(Records.end(), looked_at=looked_at(first, shape, config))
+            end = Records.end(hashed.stretches())
+            yield replace(end, looked_at=looked_at(first, shape, config))
 
 
 @contextmanager
 def _open_arrow(
     file: InputFile,
-) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
-    """The schema, and a function from names of columns to record batches of them."""
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]], HashedFile]]:
+    """The schema, a function from names of columns to record batches of them, and the file."""
     with (
         reading(file),
-        storage.open_bytes(file.path) as stored,
-        pa.PythonFile(stored, mode="r") as source,
+        HashedFile(file.path) as hashed,
+        pa.PythonFile(hashed, mode="r") as source,
     ):
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
@@ -341,7 +342,7 @@ def _open_arrow(
                     batches = iter(reader)
                 yield from (by_columns(_checked(batch), names) for batch in batches)
 
-        yield schema, read_columns
+        yield schema, read_columns, hashed
 
 
 def _checked(batch: Any) -> Any:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError
+from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.columnar import (
     OVERLONG,
     ColumnarReader,
@@ -73,9 +74,9 @@ class ParquetReader(ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with reading(file), storage.open_bytes(file.path) as stored:
+        with reading(file), HashedFile(file.path) as hashed:
             metadata, first_rows = _footer(file)
-            with _opened(stored, metadata) as parquet:
+            with _opened(hashed, metadata) as parquet:
                 names = columns_to_read(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
                 consumed = file.size / max(metadata.num_rows, 1)
@@ -92,7 +93,8 @@ class ParquetReader(ColumnarReader):
                     own = (by_columns(batch, names) for batch in batches)
                     yield from self.records(own, first_row, shape, consumed, config.max_line_bytes)
                 first = None if part.start or stop == 0 else _first_rows(file, metadata)
-                yield replace(Records.end(), looked_at=looked_at(first, shape, config))
+                end = Records.end(hashed.stretches())
+                yield replace(end, looked_at=looked_at(first, shape, config))
 
     def describe(self, file: InputFile, position: int) -> str:
         with reading(file):
