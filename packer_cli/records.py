@@ -130,6 +130,15 @@ class WorkUnit:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Bytes of a file as stored, as they were when they were read: `size` of them from `offset`."""
+
+    offset: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class BadRecord:
     """A record that could not be read. `position` as in TokenBatch."""
 
@@ -222,7 +231,7 @@ class Records:
     bad        records that could not be read; they are not among the n
     looked_at  what some of them hold beside what is used
     consumed   bytes of the file (as stored on disk) read so far, for progress
-    digest     (size, sha256) of the file, after its last record, where it was hashed as it was read
+    stretches  what was read of the file, at the end of a slice
     """
 
     positions: Int64
@@ -242,12 +251,12 @@ class Records:
     bad: list[BadRecord] = field(default_factory=list)
     looked_at: LookedAt = field(default_factory=LookedAt)
     consumed: int = 0
-    digest: tuple[int, str] | None = None
+    stretches: list[Stretch] = field(default_factory=list)
 
     @classmethod
-    def end(cls, digest: tuple[int, str] | None = None, consumed: int = 0) -> Records:
+    def end(cls, stretches: list[Stretch], consumed: int = 0) -> Records:
         """No records: what follows the last ones of a slice."""
-        return cls(np.empty(0, np.int64), texts=[], consumed=consumed, digest=digest)
+        return cls(np.empty(0, np.int64), texts=[], consumed=consumed, stretches=stretches)
 
     def take(self, wanted: Int64) -> Records:
         """The records of the given indices, ascending, without the bad ones."""

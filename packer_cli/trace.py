@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, nearest
 from packer_cli.options.option import options_of, refuse_missing
 from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
 from packer_cli.options.run_options import Loop
@@ -51,6 +51,7 @@ _PLACES_AT_ONCE = 1 << 20  # whose rows are looked at together
 _DOCUMENT = re.compile(
     r"(.+)(?::| byte | row | document )(\d{1,18})(?: turn (\d{1,5}))?", re.ASCII | re.DOTALL
 )
+_NONE = np.iinfo(np.int64).max  # a position that no document has
 _LOSSES = {
     "dropped_documents": "dropped as longer than a row",
     "untrained_documents": "without a token to train on",
@@ -518,7 +519,9 @@ def _named(run: Run, text: str) -> tuple[list[_Input], int, int | None]:
         if path.endswith(f"/{file.removeprefix('./')}") or file.endswith(f"/{path}")
     ]
     if not chosen:
-        tip = "packer stats DIR --by input lists inputs"
+        names = {os.path.basename(path): path for path in paths} | {path: path for path in paths}
+        near = nearest(file, names) or nearest(os.path.basename(file), names)
+        tip = f"did you mean {names[near]}?" if near else "packer stats DIR --by input lists inputs"
         raise UsageError(f"--find: no input is {file!r} or ends with it", tip)
     if len(chosen) > 1:
         some = " or ".join(chosen[:5]) + (f" or {len(chosen) - 5} more" if chosen[5:] else "")
@@ -640,11 +643,14 @@ def _nearest(run: Run, one: _Input, position: int) -> list[int]:
         stored = [one.within[0].documents_of(one.within[1])[1]]
     else:
         stored = [its[2] for its in _segments_of(run.parts[one.part], one.number)]
-    known = record_position(np.unique(np.concatenate([np.empty(0, np.int64), *stored])), one.turns)
-    if one.within is not None and position in known:
-        return []
-    below, above = known[known < position], known[known > position]
-    return [*below[-1:].tolist(), *above[:1].tolist()]
+    below, above = -1, _NONE
+    for some in stored:  # of each batch of rows in turn, as all of an input's would fill memory
+        its = record_position(some, one.turns)
+        if one.within is not None and position in its:
+            return []
+        below = max(below, int(its[its < position].max(initial=-1)))
+        above = min(above, int(its[its > position].min(initial=_NONE)))
+    return [place for place in (below, above) if 0 <= place < _NONE]
 
 
 class State(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ class StatsOptions(Page, Sizes, TokensOf, Reporting):
         "Also a line for each",
         metavar="WHAT",
         choices=("shard", "input", "source"),
+        meant={"input": ("file",)},
     )
     deep: bool = option(False, "Recount from the shards; exit 1 on any difference.")
 

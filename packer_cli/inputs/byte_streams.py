@@ -21,7 +21,7 @@ import numpy as np
 
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
-from packer_cli.records import BadRecord, InputFile, Int64, Records
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Stretch
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
@@ -57,14 +57,17 @@ class Source:
         return new
 
     def end(self) -> Records:
-        """The end of a slice: no records, but the digest of what was read as a whole."""
-        return Records.end(self._raw.digest(), self.consumed())
+        """The end of a slice: no records, but the stretches that were read of the file."""
+        stretches = self._raw.stretches() if isinstance(self._raw, HashedFile) else []
+        return Records.end(stretches, self.consumed())
 
 
 class HashedFile(io.RawIOBase):
-    """A file that is hashed as it is read from one end to the other."""
+    """A file whose bytes are hashed as they are read, so that digests are of what is packed."""
 
-    def __init__(self, path: str, ahead: int, size: int) -> None:
+    def __init__(
+        self, path: str, ahead: int = storage.AHEAD_BYTES, size: int | None = None
+    ) -> None:
         """`size`: that it had when it was found. Room for a block is only made where there may be
         one: for a small file that takes longer than to read it. Raises OSError, for URLs
         PackerError.
@@ -72,7 +75,8 @@ class HashedFile(io.RawIOBase):
         self._raw = storage.open_bytes(path, ahead)
         self._size = size
         self._position = 0
-        self._hashed, self._sha = 0, hashlib.sha256()
+        self._runs = dict[int, tuple[int, Any]]()  # where one ends -> its begin and digest
+        self._ended = list[Stretch]()
 
     def readable(self) -> bool:
         return True
@@ -88,16 +92,22 @@ class HashedFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1, /) -> bytes:
-        data = self._raw.read(min(size, max(self._size - self._position, 0) + OVERRUN_BYTES))
-        if self._position == self._hashed:
-            self._sha.update(data)
-            self._hashed += len(data)
+        if self._size is not None:
+            size = min(size, max(self._size - self._position, 0) + OVERRUN_BYTES)
+        data = self._raw.read(size)
+        begin, sha = self._runs.pop(self._position, None) or (self._position, hashlib.sha256())
+        sha.update(data)
         self._position += len(data)
+        if self._position in self._runs:  # read once more
+            self._ended = self.stretches()
+            self._runs.clear()
+        self._runs[self._position] = begin, sha
         return data
 
-    def digest(self) -> tuple[int, str] | None:
-        """(size, sha256) of the file, if all of it was read; None otherwise."""
-        return (self._size, self._sha.hexdigest()) if self._hashed == self._size else None
+    def stretches(self) -> list[Stretch]:
+        """All that was read; stretches that were read twice are there twice."""
+        runs = self._runs.items()
+        return self._ended + [Stretch(at, end - at, sha.hexdigest()) for end, (at, sha) in runs]
 
     def close(self) -> None:
         self._raw.close()
@@ -165,6 +175,11 @@ def begin_stdin(stopped: Callable[[], bool]) -> None:
     """Begin a run: reading from stdin ends with Interrupted once `stopped` says so."""
     global _stdin  # noqa: PLW0603 a process has one
     _stdin = _Stdin(stopped)
+
+
+def stdin_digest() -> tuple[int, str]:
+    """(size, sha256) of what the run has read from stdin."""
+    return _stdin.digest()
 
 
 @contextmanager

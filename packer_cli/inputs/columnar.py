@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 
-from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
+from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
@@ -27,6 +27,16 @@ from packer_cli.result.shard_writer import kind_in
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_BYTES = {
+    "string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()
+}  # fmt: skip
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
+OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _SKIP = "mend the row, or use --on-error skip"
 
 
@@ -106,7 +116,7 @@ def by_columns(batch: Any, columns: list[str]) -> Any:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return str(kind) in ("string", "large_string", "string_view")
+    return str(kind) in _BYTES
 
 
 def _is_integer_list(kind: Any) -> bool:
@@ -151,7 +161,7 @@ class ColumnarReader(Reader):
                     made = _records_of(batch.slice(start, stop - start), shape, row)
                 else:
                     reason = f"{overlong} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, "raise --max-line-bytes, or use --on-error skip")]
+                    bad = [BadRecord(row, reason, OVERLONG)]
                     made = Records(np.empty(0, np.int64), bad=bad)
                 row += stop - start
                 yield replace(made, consumed=round((stop - start) * consumed))
@@ -272,31 +282,32 @@ class ArrowReader(ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        with _open_arrow(file) as (schema, _):
+        with _open_arrow(file) as (schema, _, _):
             names: list[str] = schema.names
             return names
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with _open_arrow(file) as (schema, read_columns):
+        with _open_arrow(file) as (schema, read_columns, hashed):
             batches = read_columns(columns_to_read(file, schema, shape))
             yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
             texts = [one.name for one in schema if schema.names.count(one.name) == 1
                      and holds_text(one.type)]  # fmt: skip
             first = next(read_columns(texts), None)
-            yield replace(Records.end(), looked_at=looked_at(first, shape, config))
+            end = Records.end(hashed.stretches())
+            yield replace(end, looked_at=looked_at(first, shape, config))
 
 
 @contextmanager
 def _open_arrow(
     file: InputFile,
-) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
-    """The schema, and a function from names of columns to record batches of them."""
+) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]], HashedFile]]:
+    """The schema, a function from names of columns to record batches of them, and the file."""
     with (
         reading(file),
-        storage.open_bytes(file.path) as stored,
-        pa.PythonFile(stored, mode="r") as source,
+        HashedFile(file.path) as hashed,
+        pa.PythonFile(hashed, mode="r") as source,
     ):
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
         # A stream cut between two messages reads short without an error.
@@ -331,12 +342,36 @@ def _open_arrow(
                     batches = iter(reader)
                 yield from (by_columns(_checked(batch), names) for batch in batches)
 
-        yield schema, read_columns
+        yield schema, read_columns, hashed
 
 
 def _checked(batch: Any) -> Any:
-    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid."""
+    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Which texts
+    are not UTF-8 is told later, of each record.
+    """
     if batch.num_rows < 0:
         raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
-    batch.validate(full=True)
+    batch.validate()
+    for column in batch.columns:
+        column.view(_of_bytes(column.type)).validate(full=True)
     return batch
+
+
+def _of_bytes(kind: Any) -> Any:
+    """The type with bytes in the place of texts, which Arrow does not look at."""
+
+    def own(field: Any) -> Any:
+        return field.with_type(_of_bytes(field.type))
+
+    if pa.types.is_struct(kind):
+        return pa.struct([own(kind.field(i)) for i in range(kind.num_fields)])
+    for is_kind, list_of in _LISTS:
+        if is_kind(kind):
+            return list_of(own(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(own(kind.value_field), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(own(kind.key_field), own(kind.item_field))
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), kind.ordered)
+    return _BYTES.get(str(kind), kind)

@@ -38,8 +38,8 @@ class Reader:
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        """The records of a slice in the file's order, in batches, and the digest of a file that is
-        hashed as it is read.
+        """The records of a slice in the file's order, in batches, and the stretches that were
+        read.
         """
         raise NotImplementedError
 

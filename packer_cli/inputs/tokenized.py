@@ -33,11 +33,12 @@ from packer_cli.records import (
     Int64,
     Records,
     Slice,
+    Stretch,
     TokenBatch,
     UInt32,
     WorkUnit,
 )
-from packer_cli.result.layout import MANIFEST
+from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
@@ -84,7 +85,14 @@ def opened(file: InputFile) -> TokenizedDirectory:
 
 @lru_cache(maxsize=1024)  # a recipe may have hundreds
 def _opened(file: InputFile) -> TokenizedDirectory:
+    _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
+
+
+@lru_cache(maxsize=1024)  # a recipe may have hundreds
+def _manifest_read(file: InputFile) -> Stretch:
+    """The manifest, which names all shards by their content, as it is when it is opened."""
+    return Stretch(0, *digest(file.path))
 
 
 class TokenizedReader(DocumentReader):
@@ -162,6 +170,11 @@ class TokenizedInputs:
                 order = self._directories[index].order(order_seed(self._seed or 0, index))
                 self._pools[index] = Pool(order, np.ones(len(order), np.int32))
         return self._pools[index]
+
+    def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
+        """The parts of its inputs that a unit depends on."""
+        files = {part.file: self._files[part.file] for part in unit.slices}
+        return {index: [_manifest_read(file)] for index, file in files.items() if file not in _held}
 
     def _numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""

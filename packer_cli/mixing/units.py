@@ -24,6 +24,7 @@ from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.manifest import TOKENIZED
 
 _BYTES_PER_TOKEN = 4
+_BytesEach = dict[int, float]  # place among the files -> bytes of a document's tokens, on average
 
 
 def work_units(
@@ -58,31 +59,36 @@ def _units_of_stages(
     files: Sequence[InputFile], config: DocumentConfig, choice: Choice
 ) -> list[tuple[int, list[WorkUnit]]]:
     """(number of the first unit, units) of every stage."""
-    total = sum(_weight_of(files, stage) for stage in choice.stages)
+    each = {place: _bytes_each(files[place]) for stage in choice.stages for place in stage}
+    total = sum(_weight_of(each, stage) for stage in choice.stages)
     unit_bytes, first = unit_bytes_of(config, int(total)), 0
     stages: list[tuple[int, list[WorkUnit]]] = []
     for stage in choice.stages:
         epochs = max((stop - start) / len(choice.pools[place])
                      for place, (start, stop) in stage.items())  # fmt: skip
-        parts = max(1, math.ceil(_weight_of(files, stage) / unit_bytes), math.ceil(epochs))
-        stages.append((first, _even_units(files, stage, parts, first)))
+        parts = max(1, math.ceil(_weight_of(each, stage) / unit_bytes), math.ceil(epochs))
+        stages.append((first, _even_units(files, each, stage, parts, first)))
         first += len(stages[-1][1])
     return stages
 
 
-def _weight_of(files: Sequence[InputFile], stretches: Stretches) -> float:
+def _weight_of(each: _BytesEach, stretches: Stretches) -> float:
     """Bytes of the tokens of stretches of directories, by their places among the files."""
-    return sum(_bytes_each(files[place]) * (stop - start)
-               for place, (start, stop) in stretches.items())  # fmt: skip
+    return sum(each[place] * (stop - start) for place, (start, stop) in stretches.items())
 
 
 def _bytes_each(file: InputFile) -> float:
-    """Bytes of a document's tokens, on average."""
-    return _BYTES_PER_TOKEN * opened(file).facts.tokens / max(len(opened(file)), 1)
+    """Bytes of a document's tokens, on average. Opens directories beyond those that stay open."""
+    directory = opened(file)
+    return _BYTES_PER_TOKEN * directory.facts.tokens / max(len(directory), 1)
 
 
 def _even_units(
-    files: Sequence[InputFile], stretches: Stretches, parts: int, first: int = 0
+    files: Sequence[InputFile],
+    each: _BytesEach,
+    stretches: Stretches,
+    parts: int,
+    first: int = 0,
 ) -> list[WorkUnit]:
     """Up to so many units, from number `first` on, each with the same share of every stretch."""
     units = list[WorkUnit]()
@@ -92,7 +98,7 @@ def _even_units(
             low = start + (stop - start) * part // parts
             high = start + (stop - start) * (part + 1) // parts
             if low < high:
-                size = max(1, int(_bytes_each(files[place]) * (high - low)))
+                size = max(1, int(each[place] * (high - low)))
                 slices.append(Slice(files[place].index, low, high, size))
         if slices:
             units.append(WorkUnit(first + len(units), tuple(slices)))
@@ -112,7 +118,8 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     if config.documents_shuffled and files[0].format == TOKENIZED:
         every = {place: (0, len(opened(file))) for place, file in enumerate(files)}
         most = max(stop for _, stop in every.values())
-        return _even_units(files, every, max(1, min(count, most)))
+        each = {place: _bytes_each(file) for place, file in enumerate(files)}
+        return _even_units(files, each, every, max(1, min(count, most)))
     target = max(1, -(-total // count))
     units: list[WorkUnit] = []
     current: list[Slice] = []

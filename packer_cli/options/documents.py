@@ -106,12 +106,14 @@ class DocumentConfig(Options):
         metavar="FORMAT",
         choices=FILE_FORMATS,
         unset="by file name",
+        meant={"jsonl": ("jsonlines", "ndjson"), "text": ("txt",), "arrow": ("feather",)},
     )
     sample_by: str = option(
         "line",
         "What a document of a plain text file is:",
         INPUT,
         choices=("line", "paragraph", "document"),
+        meant={"document": ("file", "whole")},
     )
     chat_template: str | None = option(
         None,
@@ -151,6 +153,11 @@ class DocumentConfig(Options):
             "completion": "the default for prompts",
             "all": "the default for text",
         },
+        meant={
+            "last-assistant": ("last", "last-turn"),
+            "completion": ("response",),
+            "all": ("full",),
+        },
         elsewhere="--loss-on --train-on-inputs --assistant-only-loss",
     )
     turns: str = option(
@@ -158,6 +165,7 @@ class DocumentConfig(Options):
         "What a conversation becomes:",
         SUPERVISED,
         choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
+        meant={"all": ("one",), "each": ("every",)},
         needs=_CONVERSATIONS,
     )
     train_reasoning: bool | None = option(

@@ -69,6 +69,7 @@ class Option:
     metavar     what stands for the value in --help; "": by the kind of value
     choices     allowed value -> what it means, or "" where the name says it
     aliases     choice -> its other names
+    meant       choice -> names that are none, for which it is suggested
     unset       what None means, where the help does not say
     value       how it is written, one of `KINDS`: by the type of the field
     key         its name in recipes; "": as on the command line
@@ -88,6 +89,7 @@ class Option:
     metavar: str = ""
     choices: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    meant: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unset: str = ""
     value: str = ""
     key: str = ""
@@ -171,7 +173,8 @@ class Option:
         for spelled in (value, value.lower().replace("_", "-")):
             if spelled in choices:
                 return choices[spelled]
-        raise one_of(name, value, self.choices, choices)
+        meant = {other: one for one, others in self.meant.items() for other in others}
+        raise one_of(name, value, self.choices, choices | meant)
 
     def _check_number(self, name: str, value: Any) -> None:
         least, most = self.least, self.most
@@ -179,8 +182,10 @@ class Option:
             return
         figure = f"{value:g}" if isinstance(value, float) else str(value)
         if most is None:
-            raise UsageError(f"{name}: {figure} is {'not positive' if least else 'negative'}")
-        tip = "1% is 0.01" if most == 1 else ""
+            what = "not positive" if least else "negative"
+            raise UsageError(f"{name}: {figure} is {what}", self.help)
+        share = f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
+        tip = share if most == 1 else self.help
         raise UsageError(f"{name}: {figure} is not between {least or 0} and {most}", tip)
 
 
@@ -440,7 +445,7 @@ KINDS = {
     "flag": Kind("true or false", _of_type(bool), {"type": "boolean"}),
     "text": Kind("text in quotes", _of_type(str), _TEXT),
     "texts": Kind("a list of texts", _texts, _LIST),
-    "list": Kind("a list of names like a,b", _list, _LIST, "NAMES"),
+    "list": Kind("a list like a,b", _list, _LIST, "NAMES"),
     "count": _number(_COUNT, _UNITS, _exactly, "N", least=1),
     "whole": _number(_COUNT, _UNITS, _exactly, "N"),
     "tokens": _number(

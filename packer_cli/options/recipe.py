@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from packer_cli.errors import UsageError, from_os_error, nearest
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_of
 from packer_cli.options.option import (
     Count,
     Option,
@@ -140,6 +141,7 @@ def order_of(inputs: list[str], given: Values, kind: type[_Options]) -> Order[_O
         raise UsageError("--max-share-error needs a recipe with sources", "leave it out")
     options = _made(kind, _of(kind, values), given, file.path)
     if not file.mixture:
+        _refuse_itself(file.path, file.path, values["inputs"], config)
         return Order(list(values["inputs"]), config, options, command)
     sources = tuple(_source(file, table, given) for table in file.sources)
     tokenized = file.values.get("tokenized")
@@ -176,8 +178,29 @@ def _of(kind: Any, values: Values) -> Values:
 def _source(file: _File, table: Values, given: Values) -> Source:
     own = _of(DocumentConfig, table)
     values = _of(DocumentConfig, _merged(_merged(file.values, own), given))
-    config = _made(DocumentConfig, values, given, f"{file.path}, source {table['name']!r}")
+    place = f"{file.path}, source {table['name']!r}"
+    config = _made(DocumentConfig, values, given, place)
+    _refuse_itself(file.path, place, table["inputs"], config)
     return Source(table["name"], table["inputs"], config, frozenset(values.keys() - own.keys()))
+
+
+def _refuse_itself(recipe: str, place: str, inputs: Sequence[str], config: DocumentConfig) -> None:
+    """UsageError where a recipe is among its inputs: its text would become documents."""
+    own = os.path.realpath(recipe)
+    in_folders = config.input_format or format_of(recipe, documents=config.whole_files)[0]
+    for name in inputs if recipe else ():
+        if os.path.isdir(name):
+            folder = os.path.realpath(name)
+            is_held = in_folders and os.path.commonpath([folder, own]) == folder
+        else:
+            matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
+            is_held = own in map(os.path.realpath, matches)
+        if is_held:
+            raise UsageError(
+                f"{place}: inputs: {name!r} {'is' if os.path.isfile(name) else 'holds'} the recipe "
+                "itself",
+                "name the data only, or keep the recipe elsewhere",
+            )
 
 
 def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind:
@@ -340,7 +363,10 @@ def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> M
         _made(Stage, _values(path, place, table, STAGE), {}, place)
         for place, table in _several(path, "stage", tables)
     )
-    return _made(Mixture, values, {}, path)
+    try:
+        return Mixture(**values)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", error.tip) from None
 
 
 def _validation(path: str, table: Any, names: list[str]) -> ValidationKeys:
@@ -449,23 +475,30 @@ def _path(folder: str, name: str) -> str:
 def _input(folder: str, name: str) -> str:
     if name.startswith(_LIST):
         return _LIST + _path(folder, name[1:])
-    return _path(glob.escape(folder) if glob.has_magic(name) else folder, name)
+    path = _path(folder, name)
+    if path == name or os.path.exists(path):
+        return path
+    return os.path.join(glob.escape(folder), name)  # only the name is a pattern
 
 
 def _parsed(path: str) -> Values:
+    text = ""
     try:
         file = Path(local(path, "which recipes are not read from"))
         if file.exists() and not file.is_file():
             raise UsageError(f"{path}: not a regular file", "a recipe is a TOML file")
-        content: Values = tomllib.loads(file.read_bytes().decode("utf-8-sig"))
+        text = file.read_bytes().decode("utf-8-sig")
+        content: Values = tomllib.loads(text)
     except FileNotFoundError:
         tip = "check the spelling; relative paths start at the current directory"
         raise UsageError(f"{path}: no such recipe", tip) from None
     except OSError as error:
         raise from_os_error(error, path, "read") from error
     except (ValueError, RecursionError) as error:
+        lines = text.split("\n")
+        place = f"at line {len(lines)}, column {len(lines[-1]) + 1}, the end"
         raise UsageError(
-            f"{path}: {error}",
+            f"{path}: {str(error).replace('at end of document', place)}",
             'a recipe is TOML in UTF-8: name = "text", number = 4096, list = ["a"], [[source]]',
         ) from None
     return content

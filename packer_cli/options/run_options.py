@@ -48,7 +48,7 @@ class EncodingOptions(Options):
         "Processor time to render a record; one that needs more is bad.",
         RUNNING,
         metavar="SECONDS",
-        least=0.001,
+        least=1e-9,
         most=_MOST_SECONDS,
     )
     tokenizer_backend: str = option(

@@ -403,7 +403,16 @@ def _fetched(wanted: Wanted) -> Iterator[bytes]:
     spans = list(pairwise([*range(0, size, RANGE_BYTES), size]))
     for first in range(0, len(spans), _AT_ONCE):
         some = spans[first : first + _AT_ONCE]
-        for block in _patiently(partial(storage.ranges, wanted.url, some, size)):
+        try:
+            blocks = _patiently(partial(storage.ranges, wanted.url, some, size))
+        except DataError as error:
+            now = size
+            with suppress(PackerError):
+                now = storage.stat(wanted.url, again=True).size
+            if now == size:
+                raise
+            raise _resized(wanted, now) from error
+        for block in blocks:
             sha.update(block)
             found += len(block)
             yield block
@@ -412,6 +421,13 @@ def _fetched(wanted: Wanted) -> Iterator[bytes]:
         if found > size:
             problem = f"has more bytes than the {size} that the manifest says"
         raise DataError(f"{wanted.url}: {problem}", _UPLOAD_AGAIN)
+
+
+def _resized(wanted: Wanted, found: int) -> DataError:
+    """The error for an object that has `found` bytes."""
+    return DataError(
+        f"{wanted.url}: has {found} bytes, the manifest says {wanted.size}", _UPLOAD_AGAIN
+    )
 
 
 class CachedDirectory(PackedDirectory):
@@ -549,14 +565,12 @@ class CachedDirectory(PackedDirectory):
         """Raise DataError for a shard that the folder's listing lacks, or has with another size."""
         sizes = _patiently(lambda: storage.sizes(self.url))
         for shard in shards:
-            found = sizes.get(shard.file)
-            if found == shard.bytes:
-                continue
-            problem, tip = "is missing", "upload the result again"
-            if found is not None:
-                problem = f"has {found} bytes, the manifest says {shard.bytes}"
-                tip = _UPLOAD_AGAIN
-            raise self.replaced() or DataError(f"{self.place_of(shard.file)}: {problem}", tip)
+            wanted, found = self.wanted(shard), sizes.get(shard.file)
+            if found is None:
+                missing = DataError(f"{wanted.url}: is missing", "upload the result again")
+                raise self.replaced() or missing
+            if found != wanted.size:
+                raise self.replaced() or _resized(wanted, found)
 
 
 class Foresight:

@@ -6,18 +6,20 @@ Each is sealed: one that is damaged counts as none, and its unit is packed again
 .packer/input-00003.json  the digest of an input that several units read
 units.jsonl               the units' records of a finished result, which `--update` reads
 
-Is an input what it was? Size and times tell, as in git's index; where they do not, its content. An
-input that one unit reads is hashed as it is read, or before; one that several read is hashed beside
-them, and again at their end where size and times do not tell. `input_times.json` of a result says
-how file systems identified its inputs when they were packed:
+Is an input what it was? Size and times tell, as in git's index; where they do not, its content. The
+bytes of an input are hashed as they are read for packing, as stretches. A unit that reads a whole
+file from one end to the other thereby knows its digest, with no second read. Elsewhere the file is
+read once more for its digest, and what was packed is compared with that. `input_times.json` of a
+result says how file systems identified its inputs when they were packed:
 
     {"inputs": [[mtime_ns, ctime_ns, device, inode], ...], "racy": [index, ...]}
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -26,10 +28,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from packer_cli import storage
 from packer_cli.durable import put_file
 from packer_cli.errors import DataError, from_os_error
+from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
-from packer_cli.records import InputFile, Slice, WorkUnit
+from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, is_shard_of, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
@@ -38,6 +42,9 @@ from packer_cli.storage import open_regular
 
 UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
+_BLOCK_BYTES = 1 << 20
+_FETCHED_BYTES = 4 << 20
+_OTHER_BYTES = "what was packed is not what it holds now"
 _Stopped = Callable[[], bool]
 
 
@@ -53,7 +60,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     inputs      [file, size, sha256] of the inputs that this unit alone has read
     reused      the shards belong to the result that is updated, and stay where they are
     rejected_from   where that part begins in the rejected.jsonl of that result
-    stretches   empty: earlier packers wrote parts of inputs there, and bytes of results stay
+    stretches   [file, offset, size, sha256] of what it has read of others; not in units.jsonl
     """
 
     unit: int
@@ -65,7 +72,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     inputs: list[tuple[int, int, str]] = []
     reused: bool = False
     rejected_from: int = 0
-    stretches: list[Any] = []
+    stretches: list[tuple[int, int, int, str]] = []
 
     def is_of(self, unit: WorkUnit) -> bool:
         if (self.unit, self.slices) != (unit.index, slices_of(unit)):
@@ -154,6 +161,15 @@ def digests_in(folder: Path) -> dict[int, Digest]:
     return digests
 
 
+def stretches_in(folder: Path) -> dict[int, list[Stretch]]:
+    """What units have read of inputs that they share with others, by all records in the folder."""
+    stretches = defaultdict[int, list[Stretch]](list)
+    for record in units_in(folder):
+        for index, offset, size, sha256 in record.stretches:
+            stretches[index].append(Stretch(offset, size, sha256))
+    return stretches
+
+
 def counts_of(record: UnitRecord) -> Counts:
     """The counts in a record. Raises DataError when they cannot be counts."""
     try:
@@ -167,7 +183,7 @@ def counts_of(record: UnitRecord) -> Counts:
 
 def as_line(record: UnitRecord) -> bytes:
     """The record as a line of units.jsonl, which must not show what a run has reused."""
-    return msgspec.json.encode(replace(record, reused=False, rejected_from=0)) + b"\n"
+    return msgspec.json.encode(replace(record, reused=False, rejected_from=0, stretches=[])) + b"\n"
 
 
 def read_units(path: Path) -> Iterator[UnitRecord]:
@@ -213,57 +229,126 @@ def as_packed_by(directory: Path, manifest: Result, *, checksum: bool = False) -
     packed = [(one.size, one.sha256) for one in manifest.inputs]
 
     def is_same(then: InputFile, now: InputFile) -> bool:
-        return _is_same(known.get(then.index), now, lambda: packed[then.index], checksum=checksum)
+        has_same = partial(_has_digest, now, packed[then.index])
+        return _is_same(known.get(then.index), now, has_same, checksum=checksum)
 
     return is_same
 
 
 def as_packed_in(folder: Path) -> IsSame:
     """A function as of `as_packed_by`, for inputs of the run in a work folder, or of the result in
-    a directory. An input whose content nobody has recorded counts as the same.
+    a directory. An input of which nothing was packed counts as the same.
     """
     if not (folder / RUN).exists():
         return as_packed_by(folder, load_as_is(folder))
-    digests = cache(partial(digests_in, folder))
-    return lambda then, now: _is_same(then, now, lambda: digests().get(then.index))
+    digests, stretches = cache(partial(digests_in, folder)), cache(partial(stretches_in, folder))
+
+    def has_same(now: InputFile, index: int) -> bool:
+        if index in digests():
+            return _has_digest(now, digests()[index])
+        return _holds(now.path, stretches().get(index, ()))
+
+    return lambda then, now: _is_same(then, now, lambda: has_same(now, then.index))
 
 
 def _is_same(
     then: InputFile | None,
     now: InputFile,
-    packed: Callable[[], Digest | None],
+    has_same_content: Callable[[], bool],
     *,
     checksum: bool = False,
 ) -> bool:
-    """True if an input is what it was. `then`: as it was, if that is known. `packed`: the digest of
-    what was packed, which decides where size and times do not tell, with `checksum` whatever they
-    say. Raises DataError.
+    """True if an input is what it was. `then`: as it was, if that is known. `has_same_content`: is
+    asked where size and times do not tell, with `checksum` whatever they say. Raises DataError.
     """
     if then is None and is_pair(now):  # a digest is of one file: of its index, only times tell
         return False
     is_told = then is not None and (is_pair(now) or not checksum)
     if then is not None and is_told and (then.has_changed(now) or then.is_surely(now)):
         return not then.has_changed(now)
-    found = packed()
-    return found is None or (now.size == found[0] and digest(now.path) == found)
+    return has_same_content()
+
+
+def _has_digest(file: InputFile, packed: Digest) -> bool:
+    return file.size == packed[0] and digest(file.path) == packed
 
 
 def commit_input(file: InputFile, folder: Path, stopped: _Stopped) -> None:
-    """Record the digest of an input that several units read."""
+    """Record the digest of an input that several units read. Raises InputChangedError where it does
+    not hold what those that have a record have packed of it; those to come look themselves.
+    """
     found = digest(file.path, stopped)
+    refuse_other_bytes(file, lambda: stretches_in(folder).get(file.index, ()), stopped)
     if not stopped():
         put_file(_input_path(folder, file.index), sealed(msgspec.json.encode(found)))
 
 
-def confirm_input(
-    file: InputFile, packed: Digest | None, stopped: _Stopped, *, as_read: bool = False
-) -> None:
-    """Raise InputChangedError if an input is not what was packed of it; None: nobody has recorded
-    that. `as_read`: it was hashed as it was read, so that later changes do not matter.
+def digest_as_read(file: InputFile, stretches: Sequence[Stretch], stopped: _Stopped) -> Digest:
+    """The digest of an input that one unit has read; a wrong one once `stopped` says so. Raises
+    InputChangedError.
     """
-    unclear = not check_unchanged(file) or (file.racy and not as_read)
-    if unclear and packed is not None and digest(file.path, stopped) != packed and not stopped():
-        raise changed(file, "what was packed is not what it holds now")
+    if file.path == STDIN:
+        return stdin_digest()
+    if [(one.offset, one.size) for one in stretches] != [(0, file.size)]:
+        read = _digest_holding(file.path, stretches, stopped)
+    else:
+        read = file.size, stretches[0].sha256
+    if read is None or not (check_unchanged(file) or digest(file.path, stopped) == read):
+        raise changed(file, _OTHER_BYTES)
+    return read
+
+
+def refuse_other_bytes(
+    file: InputFile, stretches: Callable[[], Iterable[Stretch]], stopped: _Stopped
+) -> None:
+    """Raise InputChangedError if a file no longer holds what was packed of it. `stretches`: these
+    bytes, which are asked for where its identity cannot tell.
+    """
+    unclear = not check_unchanged(file) or file.racy
+    if unclear and not _holds(file.path, stretches(), stopped):
+        raise changed(file, _OTHER_BYTES)
+
+
+def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) -> Digest | None:
+    """The digest of a file that has these stretches, read once; None if it has others."""
+    whole, position, active = hashlib.sha256(), 0, list[tuple[Stretch, Any]]()
+    left = sorted((one for one in stretches if one.size), key=lambda one: -one.offset)
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            while (data := file.read(_BLOCK_BYTES)) and not stopped():
+                whole.update(data)
+                end = position + len(data)
+                while left and left[-1].offset < end:
+                    active.append((left.pop(), hashlib.sha256()))
+                for one, sha in active:
+                    begin = max(one.offset - position, 0)
+                    sha.update(memoryview(data)[begin : one.offset + one.size - position])
+                    if one.offset + one.size <= end and sha.hexdigest() != one.sha256:
+                        return None
+                active = [(one, sha) for one, sha in active if one.offset + one.size > end]
+                position = end
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return None if (left or active) and not stopped() else (position, whole.hexdigest())
+
+
+def _holds(path: str, stretches: Iterable[Stretch], stopped: _Stopped = lambda: False) -> bool:
+    """Tell whether a file has these stretches; reads no more of it. Raises DataError."""
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            for stretch in stretches:
+                file.seek(stretch.offset)
+                sha, left = hashlib.sha256(), stretch.size
+                while left and (data := file.read(min(left, _BLOCK_BYTES))):
+                    if stopped():
+                        return True
+                    sha.update(data)
+                    left -= len(data)
+                if left or sha.hexdigest() != stretch.sha256:
+                    return False
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    return True
 
 
 class _Identities(msgspec.Struct, omit_defaults=True):

@@ -246,18 +246,15 @@ class _Packing:
         if len(units) < mine:
             done = mine - len(units)
             self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
+        inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
         tasks: list[Task] = [partial(commit_input, file, work, stop.is_set) for file in inputs]
         if not units:
             run_all(tasks, options.workers, stop)
             return
         self._pack_units(run, units, tasks, work)
-        read = {part.file for unit in units for part in unit.slices if not part.is_whole}
-        for index in sorted(read):
-            packed = commits.read_input(work, index)
-            commits.confirm_input(run.files[index], packed, stop.is_set)
 
     def _pack_units(self, run: Run, units: list[WorkUnit], tasks: list[Task], work: Path) -> None:
-        """Pack the units beside other tasks, which begin first."""
+        """Pack the units, then do the other tasks."""
         options, stop = self.options, self.stop
         with ExitStack() as stack:
             progress = stack.enter_context(_progress(run, units, options))
@@ -284,7 +281,7 @@ class _Packing:
                 return []
 
             packing = [partial(pack_and_commit, unit) for unit in units]
-            run_all([*tasks, *packing], options.workers, stop, job.source.stop)
+            run_all([*packing, *tasks], options.workers, stop, job.source.stop)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:

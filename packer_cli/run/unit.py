@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,7 +29,6 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.formats import format_named
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shapes import Shape
@@ -52,12 +52,13 @@ from packer_cli.records import (
     Records,
     Slice,
     Stock,
+    Stretch,
     TokenBatch,
     WorkUnit,
     record_position,
 )
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
-from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_content
+from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
 from packer_cli.result.shard_writer import (
     DocumentWriter,
     LazyFile,
@@ -68,9 +69,9 @@ from packer_cli.result.shard_writer import (
 )
 from packer_cli.run import commits
 from packer_cli.run.commits import (
-    Digest,
     UnitRecord,
-    confirm_input,
+    digest_as_read,
+    refuse_other_bytes,
     rejected_name,
     squared_lengths_name,
 )
@@ -148,12 +149,7 @@ class Job:
 
     def pack(self, unit: WorkUnit) -> UnitResult:
         """Write the unit's shards."""
-        stopped, files = self.stop.is_set, [self.files[part.file] for part in unit.slices]
-        before = {file.index: digest(file.path, stopped)
-                  for file, part in zip(files, unit.slices, strict=True)
-                  if part.is_whole and format_named(file.format).counted_in == "row"}  # fmt: skip
-        result = self.make(unit, pack_unit)
-        return replace(result, digests=before | result.digests)
+        return self.make(unit, pack_unit)
 
     def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
         """Give what `make` makes of a unit. A process that is lost on the way is replaced, and the
@@ -189,13 +185,14 @@ class Job:
             self.stop_if_asked()
         for path in filter(None, (result.squared_lengths, result.rejected)):
             sync(path)
-        inputs = list[tuple[int, int, str]]()
-        for index, is_whole in {part.file: part.is_whole for part in unit.slices}.items():
-            file, found = self.files[index], result.digests.get(index)
-            if is_whole:
-                found = found or digest(file.path, stopped)
-                inputs.append((index, *found))
-            confirm_input(file, found, stopped, as_read=is_whole)
+        alone = {part.file for part in unit.slices if part.is_whole}
+        inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
+        for index, stretches in result.stretches.items():
+            if index in alone:
+                inputs.append((index, *digest_as_read(self.files[index], stretches, stopped)))
+            else:
+                refuse_other_bytes(self.files[index], partial(list, stretches), stopped)
+                shared += [(index, *astuple(stretch)) for stretch in stretches]
         self.source.confirm()
         self.stop_if_asked()  # digests end early then
         record = UnitRecord(
@@ -206,6 +203,7 @@ class Job:
             self.source.info.as_json() if self.source.info else None,
             result.rejected.stat().st_size if result.rejected else 0,
             inputs,
+            stretches=shared,
         )
         commits.write_unit(self.folder, record)
         limit, bad = self.config.max_errors, result.counts.rejected_records
@@ -223,14 +221,14 @@ class UnitResult:
     """A unit that is done: its shards in `Job.folder`, its rejected records' file, and that of its
     rows' squared lengths.
 
-    `digests`: (size, sha256) of inputs that were hashed as it has read them, by index.
+    `stretches`: the parts of inputs that it has read, as far as readers know, by index.
     """
 
     unit: WorkUnit
     shards: list[Shard]
     counts: Counts
     rejected: Path | None
-    digests: dict[int, Digest]
+    stretches: dict[int, list[Stretch]]
     squared_lengths: Path | None = None
 
 
@@ -275,7 +273,7 @@ def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitR
         reading.rejected.abandon()
     maker.counts.add(reading.counts)
     return UnitResult(
-        unit, shards, maker.counts, reading.rejected.path, reading.digests, maker.sums.path
+        unit, shards, maker.counts, reading.rejected.path, reading.stretches, maker.sums.path
     )
 
 
@@ -303,14 +301,14 @@ class _Reading:
 
     counts     of what was read, but for what becomes of it
     rejected   bad records, a line each; where they are errors, the first ends the run
-    digests    as in `UnitResult`
+    stretches  as in `UnitResult`
     """
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         self._unit, self._job = unit, job
         self.counts = Counts()
         self.rejected = job.file(rejected_name(unit.index))
-        self.digests = dict[int, Digest]()
+        self.stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
 
     def documents(self) -> Iterator[TokenBatch]:
         job, tokenized = self._job, self._job.source.tokenized
@@ -319,6 +317,7 @@ class _Reading:
                 job.stop_if_asked()
                 job.progress.read(0, len(batch.position))
                 yield batch
+            self.stretches |= tokenized.stretches(self._unit)
             job.progress.read(sum(part.weight for part in self._unit.slices), 0)
             return
         left_out = set[int]()
@@ -333,8 +332,7 @@ class _Reading:
                 continue
             for records in self._decoded(file, part):
                 job.stop_if_asked()
-                if part.is_whole and records.digest:
-                    self.digests[part.file] = records.digest
+                self.stretches[part.file] += records.stretches
                 batch, bad, more = job.source.encode(records, file)
                 self.counts.add(more)
                 self.counts.add_looked_at(records.looked_at)

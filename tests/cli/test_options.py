@@ -123,6 +123,7 @@ VALUES: dict[str, dict[str, object]] = {
     "-l 16 --unit-bytes 16M --input-format jsonl --shape pretrain --train-on All": {
         "unit_bytes": 16 << 20, "input_format": "jsonl", "shape": "text", "train_on": "all",
     },
+    "-l 16 --max-seconds-per-record 0.0001": {"max_length": 16},
 }  # fmt: skip
 
 

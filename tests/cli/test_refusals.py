@@ -31,7 +31,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --workers 1e999             | --workers: '1e999' is not a whole number
 --workers -1                | --workers: -1 is negative
 --max-loss high             | --max-loss: 'high' is not a share like 0.01 or 1%
---max-loss 2                | --max-loss: 2 is not between 0 and 1 | 1% is 0.01
+--max-loss 2                | --max-loss: 2 is not between 0 and 1 | did you mean 2%?
 --max-loss 150              | --max-loss: 150 is not between 0 and 1 | 1% is 0.01
 --max-loss -1               | --max-loss: -1 is not between 0 and 1 | 1% is 0.01
 --max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%
@@ -61,8 +61,19 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --columns input_ids,tokens  | --columns: 'tokens' is not one of input_ids,
 --columns labels            | --columns: input_ids and cu_seqlens are needed
 --columns input_ids,cu_seqlens,cu_seqlens_padded | 'cu_seqlens_padded' is not one of
---columns input_ids,,labels | --columns: 'input_ids,,labels' is not a list of names like a,b
+--columns input_ids,,labels | --columns: 'input_ids,,labels' is not a list like a,b
 --train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
+--train-on full             | --train-on: 'full' is not one of | did you mean all?
+--train-on response         | --train-on: 'response' is not one of | did you mean completion?
+--train-on last             | --train-on: 'last' is not one of | did you mean last-assistant?
+--train-on last-turn        | --train-on: 'last-turn' is not one of | did you mean last-assistant?
+--sample-by file            | --sample-by: 'file' is not one of | did you mean document?
+--sample-by whole           | --sample-by: 'whole' is not one of | did you mean document?
+--turns one                 | --turns: 'one' is not one of | did you mean all?
+--turns every               | --turns: 'every' is not one of | did you mean each?
+--input-format ndjson       | --input-format: 'ndjson' is not one of | did you mean jsonl?
+--input-format feather      | --input-format: 'feather' is not one of | did you mean arrow?
+stats no --by file          | --by: 'file' is not one of shard, input, source | did you mean input?
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
 --engine Raay               | --engine: 'Raay' is not one of local, ray | did you mean ray?
 --tokenizer-backend gpu     | --tokenizer-backend: 'gpu' is not one of auto,
@@ -165,7 +176,7 @@ plan a.jsonl -l 16,0        | --max-length: 0 is not between 1 and
 plan a.jsonl -l 16,-8       | --max-length: -8 is not between 1 and
 plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 4096 or 4k
 plan a.jsonl -l ,           | Missing option '--max-length'
-plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list of names
+plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list like a,b
 plan a.jsonl -l 16 --strategy wrap,,best-fit | --strategy: 'wrap,,best-fit' is not
 plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
 plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong: drop has no

@@ -165,8 +165,9 @@ def test_paths_begin_at_the_recipe() -> None:
 def test_a_folder_whose_name_is_no_pattern() -> None:
     Path("r[1]/b").mkdir(parents=True)
     Path("r[1]/a.jsonl").touch()
-    order = read('max_length = 16\ninputs = ["a.jsonl", "b", "*.txt"]', "r[1]/mix.toml")
-    assert order.inputs == ["r[1]/a.jsonl", "r[1]/b", "r[[]1]/*.txt"]
+    Path("r[1]/c[2].txt").touch()
+    order = read('max_length = 16\ninputs = ["a.jsonl", "b", "c[2].txt", "*.md"]', "r[1]/mix.toml")
+    assert order.inputs == ["r[1]/a.jsonl", "r[1]/b", "r[1]/c[2].txt", "r[[]1]/*.md"]
 
 
 def test_the_command_line_wins() -> None:
@@ -244,6 +245,7 @@ strategy = 'magic' | @: strategy: 'magic' is not one of best-fit
 columns = ['token'] | @: columns: 'token' is not one of input_ids
 max_length = 8¶max-length = 9 | @: max_length: is there twice | leave one
 max_length = | @: Invalid value (at  | a recipe is TOML
+max_length = 8¶a = ["x", | @: Invalid value (at line 2, column 10, the end) | a recipe is TOML
 inputs = [¶'a',¶'b'x | @: Unclosed array (at line 3, column 4) | a recipe is TOML
 a = 1¶a = 2 | @: Cannot overwrite a value (at  | a recipe is
 max_length = 16 | @: has no inputs | inputs =
@@ -267,6 +269,7 @@ WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive
 WEB tokens = 0 | @, source 'web': tokens: 0 is not positive
 WEB tokens = '2X' | @, source 'web': tokens: '2X' is not a number of
 WEB weight = 1¶epochs = 2 | @, source 'web': has weight and epochs | one
+ODD ODD | @: source 'x--share': 2 sources have this name | of its own
 WEB WEB | @: source 'web': 2 sources have this name | of its own
 tokens = 5¶WEB | @: tokens: says how much there is in all, but | weight
 WEB train_on = 'me' | @, source 'web': train_on: 'me' is not one of
@@ -282,13 +285,27 @@ WEB [validation]¶share = 0.1¶sources = [] | @, validation: sources: names none
 WEB weight = 1¶[[stage]]¶tokens = 5¶weights = {wob = 1} | @: stage 1: there is no source 'wob' | s
 WEB [[stage]]¶name = 'a' | @, stage 'a': has no tokens | tokens: How much
 WEB epochs = 1¶[[stage]]¶tokens = 5 | @: source 'web': has epochs or tokens, and there are stages
+max_length = 8¶inputs = 'mix.toml' | @: inputs: 'mix.toml' is the recipe itself | data only
+max_length = 8¶inputs = '*' | @: inputs: '*' holds the recipe itself | data only
+max_length = 8¶inputs = '*.toml' | @: inputs: '*.toml' holds the recipe itself | data only
+max_length = 8¶inputs = './'¶sample_by = 'document' | @: inputs: './' holds the recipe itself
+max_length = 8¶ALL ¶input_format = 'text' | @, source 'all': inputs: './' holds | data only
+max_length = 8¶input_format = 'text'¶ALL | @, source 'all': inputs: './' holds | data only
 """
+TABLES = {
+    "WEB": WEB,
+    "ALL": '[[source]]\nname = "all"\ninputs = ["./"]',
+    "ODD": '[[source]]\nname = "x--share"\ninputs = "a.jsonl"\n',
+    "¶": "\n",
+}
 
 
 @pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
 def test_a_mistake_is_one_clear_error(line: str) -> None:
     recipe, error, tip = ([part.strip() for part in line.split(" | ")] + [""])[:3]
-    Path("mix.toml").write_text(recipe.replace("WEB", WEB).replace("¶", "\n"))
+    for short, table in TABLES.items():
+        recipe = recipe.replace(short, table)
+    Path("mix.toml").write_text(recipe)
     result = packer("pack", "mix.toml")
     assert_error(result, 2)
     found = result.stderr.splitlines()

@@ -98,6 +98,15 @@ def test_bars_are_as_long_as_buckets_are_full_and_max_length_is_marked() -> None
     assert (marked[0], marked[3]) == ("16-31", "▴ max_length 16")
 
 
+def test_a_chart_alone_says_which_rows_it_counts() -> None:
+    Path("a.jsonl").write_bytes(jsonl(*["a"] * 20))
+    pack("a.jsonl", "-l", 16)
+    written()
+    content = Path("page.html").read_text()
+    assert "<h3>Rows of one length, among those with four segments or more</h3>" in content
+    assert "<h3>Row fill" not in content  # as the section's title says it
+
+
 HOSTILE = [
     "<script>alert(1)<",
     "\"onload='x.jsonl",

@@ -119,6 +119,14 @@ def test_of_many_steps_some_are_counted(out: Path, monkeypatch: pytest.MonkeyPat
     assert "steps, 128 of them counted)" in packer("stats", "out", *sizes).stdout
 
 
+def test_a_page_has_it(out: Path) -> None:
+    found = predicted()
+    assert packer("stats", "out", *SIZES, "--html", "page.html").exit_code == 0
+    page = Path("page.html").read_text()
+    assert f"{found['random']['max_over_mean']:.3f}" in page
+    assert f"{found['step']['time_saved']:.2%}" in page
+
+
 def test_a_url(out: Path) -> None:
     assert predicted(f"file://{out}") == predicted()
 

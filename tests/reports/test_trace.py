@@ -454,9 +454,17 @@ def test_names_that_are_unclear(folder: Path) -> None:
     assert_error(many, 2, "--find: 'x.jsonl' may be a/x.jsonl or b/x.jsonl")
     assert "tip: give more of the path" in many.stderr
     assert len(found_json("b/x.jsonl:0", *ONE_RANK)) == 1
-    unknown = packer("trace", "out", "--find", "y.jsonl:0", *ONE_RANK)
-    assert_error(unknown, 2, "--find: no input is 'y.jsonl' or ends with it")
+    unknown = packer("trace", "out", "--find", "other.txt:0", *ONE_RANK)
+    assert_error(unknown, 2, "--find: no input is 'other.txt' or ends with it")
     assert unknown.stderr.endswith("tip: packer stats DIR --by input lists inputs\n")
+    for name, meant in {
+        "y.jsonl": "b/yy.jsonl",
+        "c/yyy.jsonl": "b/yy.jsonl",
+        "a/x.json": "a/x.jsonl",
+    }.items():
+        near = packer("trace", "out", "--find", f"{name}:0", *ONE_RANK)
+        assert_error(near, 2, f"--find: no input is {name!r}")
+        assert near.stderr.endswith(f"tip: did you mean {meant}?\n")
     part = packer("trace", "out", "--find", "l:0", *ONE_RANK)
     assert_error(part, 2, "--find: no input is 'l'")
     for name in ("x.jsonl", "x.jsonl:", "x.jsonl:-1", ":7", "x.jsonl:²", f"x.jsonl:{2**63}"):

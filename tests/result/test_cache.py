@@ -207,7 +207,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], bool, str, str]] = {
     "empty": (empty, False, ": has 0 bytes, the manifest says ", "remove the object and upload"),
     "not there": (Path.unlink, False, ": is missing", "upload the result again"),
     "grows": (lengthen, True, ": has more bytes than the ", "remove the object and upload it"),
-    "cut short": (cut, True, ": cannot read: bytes 0 to 2000 were asked for", "check the network"),
+    "cut short": (cut, True, ": has 9 bytes, the manifest says ", "remove the object and upload"),
     "gone": (Path.unlink, True, ": cannot read: no such file", "check the network"),
 }  # fmt: skip
 

@@ -46,6 +46,8 @@ def test_they_are_read(name: str) -> None:
     assert (stats["documents"], stats["tokens"], stats["trained_tokens"]) == (10, 1807, 221)
     assert "### Instruction:\nWhere is the " in done("show", name)
     assert "sound" in done("verify", name)
+    assert "mixedness" not in stats  # nothing counted it then
+    assert "mixed" not in done("stats", name, "--deep")
 
 
 @pytest.mark.parametrize("name", ["packed", "view"])

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
 from altered import faulty
@@ -62,6 +64,7 @@ def interrupted(inputs: Path) -> Path:
     """An output in which a run was killed when some of its units were packed."""
     kill(f"'unit-', {PACKED}")
     assert len(list(work_folder().glob("unit-*.json"))) == PACKED
+    assert not list(work_folder().glob("input-*.json"))  # which are hashed after all units
     return inputs / "out"
 
 
@@ -204,27 +207,52 @@ def test_an_input_that_changes_while_it_is_packed(
         assert packer(*verify).exit_code == 0
 
 
-def test_what_is_written_without_a_trace_is_not_certified(inputs: Path) -> None:
+FORGING = """
+import os
+from packer_cli.run import unit
+stat, pack = os.stat, unit.pack_unit
+def forge(name):
+    status = stat(name)
+    data = open(name, "rb").read()
+    open(name, "r+b").write(data.replace(b"aa", b"AA"))
+    os.stat = lambda path, *a, **how: status if str(path) == name else stat(path, *a, **how)
+def packed(*given):
+    if {before}:
+        forge({name!r})
+    result = pack(*given)
+    if not {before}:
+        forge({name!r})
+    return result
+unit.pack_unit = packed
+"""
+
+
+# (input, whether it becomes another before it is read or after that, whether the run ends well)
+@pytest.mark.parametrize(
+    ("name", "before", "ends_well"),
+    [("b.jsonl", False, True), ("b.parquet", True, True), ("b.parquet", False, False)],
+)
+def test_what_is_written_without_a_trace_is_not_certified(
+    inputs: Path, name: str, before: bool, ends_well: bool
+) -> None:
     """Through a mapping, a page that is dirty already is written to, and no time tells.
 
     The digest in the manifest is of the bytes that were packed.
     """
-    before = Path("b.jsonl").read_bytes()
-    forging = """
-import os
-stat = os.stat
-def forge():
-    status = stat("b.jsonl")
-    data = open("b.jsonl", "rb").read()
-    open("b.jsonl", "r+b").write(data.replace(b"b", b"B"))
-    os.stat = lambda path, *a, **how: status if str(path) == "b.jsonl" else stat(path, *a, **how)
-while_reading("b.jsonl", forge)
-"""
-    done = faulty(forging, *arguments("out", "--workers", "1"))
-    assert done.returncode == 0, done.stderr
-    sources = {one["path"]: one for one in check_directory("out")["inputs"]}
-    assert sources["b.jsonl"]["sha256"] == hashlib.sha256(before).hexdigest()
-    assert packer("verify", "out", "-q", "--against-inputs").exit_code == 1
+    texts = pa.table({"text": random_texts(20, 600, 1)})
+    pq.write_table(texts, "b.parquet", compression="none", use_dictionary=False)
+    read = Path(name).read_bytes()
+    command = ["pack", name, *OPTIONS, "-o", "out", "--workers", "1"]
+    done = faulty(FORGING.format(name=name, before=before), *command)
+    assert (done.returncode == 0) == ends_well, done.stderr
+    if not ends_well:
+        assert f"error: {name}: changed while it was read (" in done.stderr
+        return
+    read = Path(name).read_bytes() if before else read
+    (source,) = check_directory("out")["inputs"]
+    assert source["sha256"] == hashlib.sha256(read).hexdigest()
+    verify = ("verify", "out", "-q", "--against-inputs", "--sample", "all")
+    assert packer(*verify).exit_code == int(not before)
 
 
 def test_an_input_that_changes_is_not_to_be_gone_on_with(inputs: Path) -> None:
