@@ -44,12 +44,21 @@ from packer_cli.inputs.byte_streams import (
 from packer_cli.inputs.formats import LineReader, Sample
 from packer_cli.inputs.token_columns import NAMES, token_records
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import ABSENT, Shape, fits_a_shape, may_hold, value_at
+from packer_cli.options.shapes import (
+    ABSENT,
+    Shape,
+    fits_a_shape,
+    may_hold,
+    options_for,
+    value_at,
+    written,
+)
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_MOST_SHOWN = 1 << 10  # bytes of a value that show what it is
 _LINE_END = ord("\n")
 _Decode = Callable[[bytes | memoryview], Any]
 
@@ -127,19 +136,43 @@ class JsonlReader(LineReader):
                     raise self.refused(file, bad[0])
                 for position, piece in filled:
                     try:
-                        names = _names_in(piece)
+                        values = _names_in(piece)
                     except _DECODE_ERRORS:
                         if skip and not self.is_open(piece):
                             continue
                         why = self._explained(file, piece, piece, position, _any_decoder)
                         raise self.refused(file, why) from None
-                    if not skip or fits_a_shape(names, config.shape, config.renamed):
+                    names = list(values)
+                    fits = fits_a_shape(names, config.shape, config.renamed)
+                    if len(filled) == 1 and not (fits or fits_a_shape(names, None, {})):
+                        self._refuse_object_of_records(file, position, values)
+                    if not skip or fits:
                         return names
                     first = first or names
                 reached = int(positions[-1]) if len(positions) else 0
                 if first is not None or (skip and reached > _MOST_SEARCHED):
                     return first
         return None
+
+    def _refuse_object_of_records(
+        self, file: InputFile, position: int, values: dict[str, msgspec.Raw]
+    ) -> None:
+        """Raises DataError for the only line of a file, where that holds the records in a list."""
+        for name, value in values.items() if self.what == "line" else ():
+            beginning = bytes(memoryview(value)[:_MOST_SHOWN])
+            if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
+                options = {"--field": {"messages": name}}
+                if len(value) <= _MOST_LOOKED_AT:
+                    with suppress(*_DECODE_ERRORS):
+                        options = options_for({name: _value_decoder(value)}, "messages") or options
+                bad = BadRecord(
+                    position,
+                    f"one object, with a list of objects in '{name}'; expected a record on each "
+                    "line, or an array of records",
+                    f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
+                    f"is one conversation: {written(options)}",
+                )
+                raise self.refused(file, bad)
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
@@ -432,12 +465,14 @@ def _all_of(found: Block, index: int) -> dict[str, Any] | None:
     return None
 
 
-def _names_in(piece: bytes) -> list[str]:
+def _names_in(piece: bytes) -> dict[str, msgspec.Raw]:
     with suppress(*_DECODE_ERRORS):
-        return list(_names_decoder(piece))
-    return list(_names_decoder(_without_constants(piece, ())))
+        return _names_decoder(piece)
+    return _names_decoder(_without_constants(piece, ()))
 
 
+# a string comes first, so that what it holds stays; JSON has no other words that begin so
+_CONSTANT = re.compile(rb'("[^"\\]*(?:\\.[^"\\]*)*")|-?Infinity|NaN', re.DOTALL)
 _NO_NUMBER = object()
 
 
@@ -451,9 +486,9 @@ def _without_constants(record: bytes, columns: Collection[str]) -> bytes:
         parsed = json.loads(record, parse_constant=lambda constant: _NO_NUMBER)
         if any(_holds_constant(value_at(parsed, column)) for column in columns):
             return record
-        return json.dumps(parsed, default=lambda constant: 0, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return record
+    return _CONSTANT.sub(lambda match: match[1] or b"0".ljust(len(match[0])), record)
 
 
 def _holds_constant(value: Any) -> bool:
@@ -469,9 +504,27 @@ def _mend(what: str) -> str:
     return f"mend the {what}, or use --on-error skip"
 
 
+_OTHER_FORMATS: list[tuple[tuple[bytes, ...], str, str]] = [  # how lines begin, the reason, the tip
+    (
+        (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18"),
+        "compressed data, not JSON",
+        "name the file by its compression, as FILE.jsonl.gz or FILE.jsonl.zst; stdin must not be "
+        "compressed",
+    ),
+    (
+        (BYTE_ORDER_MARK,),
+        "a UTF-8 byte order mark, which only the beginning of a file may have",
+        "remove it: sed -i 's/\\xEF\\xBB\\xBF//' FILE",
+    ),
+]
+
+
 def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
     """The reason for which `decode` refuses a line or record, and a tip."""
     begin, tip = record.strip(), _mend(what)
+    for beginnings, reason, other_tip in _OTHER_FORMATS if what == "line" else ():
+        if record.startswith(beginnings):
+            return reason, other_tip
     if what == "line" and begin[:1] == b"[":
         return "a JSON array, expected one object per line", (
             "if the whole file is one array of records, name it FILE.json or give --input-format "
@@ -481,6 +534,10 @@ def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
         return "an object over several lines, expected one object per line", (
             "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
             "jq -c '.NAME[]' FILE > FILE.jsonl"
+        )
+    if what == "line" and b"\0" in record:
+        return "a NUL byte, which no text has: other data than JSON, or in another encoding", (
+            "convert it, for example from UTF-16: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
         )
 
     def refuse(constant: str) -> None:
