@@ -27,6 +27,16 @@ from packer_cli.result.shard_writer import kind_in
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_BYTES = {
+    "string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()
+}  # fmt: skip
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
+OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _SKIP = "mend the row, or use --on-error skip"
 
 
@@ -106,7 +116,7 @@ def by_columns(batch: Any, columns: list[str]) -> Any:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return str(kind) in ("string", "large_string", "string_view")
+    return str(kind) in _BYTES
 
 
 def _is_integer_list(kind: Any) -> bool:
@@ -151,7 +161,7 @@ class ColumnarReader(Reader):
                     made = _records_of(batch.slice(start, stop - start), shape, row)
                 else:
                     reason = f"{overlong} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, "raise --max-line-bytes, or use --on-error skip")]
+                    bad = [BadRecord(row, reason, OVERLONG)]
                     made = Records(np.empty(0, np.int64), bad=bad)
                 row += stop - start
                 yield replace(made, consumed=round((stop - start) * consumed))
@@ -336,8 +346,32 @@ def _open_arrow(
 
 
 def _checked(batch: Any) -> Any:
-    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid."""
+    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Which texts
+    are not UTF-8 is told later, of each record.
+    """
     if batch.num_rows < 0:
         raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
-    batch.validate(full=True)
+    batch.validate()
+    for column in batch.columns:
+        column.view(_of_bytes(column.type)).validate(full=True)
     return batch
+
+
+def _of_bytes(kind: Any) -> Any:
+    """The type with bytes in the place of texts, which Arrow does not look at."""
+
+    def own(field: Any) -> Any:
+        return field.with_type(_of_bytes(field.type))
+
+    if pa.types.is_struct(kind):
+        return pa.struct([own(kind.field(i)) for i in range(kind.num_fields)])
+    for is_kind, list_of in _LISTS:
+        if is_kind(kind):
+            return list_of(own(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(own(kind.value_field), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(own(kind.key_field), own(kind.item_field))
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), kind.ordered)
+    return _BYTES.get(str(kind), kind)

@@ -8,18 +8,20 @@ compact protocol, of which only the sizes are kept.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.columnar import (
+    OVERLONG,
     ColumnarReader,
     by_columns,
     columns_to_read,
@@ -32,7 +34,7 @@ from packer_cli.inputs.formats import FIRST
 from packer_cli.inputs.token_columns import BATCH_BYTES
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import Group, InputFile, Int64, Records, Slice
+from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice
 
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
@@ -77,14 +79,19 @@ class ParquetReader(ColumnarReader):
             with _opened(hashed, metadata) as parquet:
                 names = columns_to_read(file, parquet.schema_arrow, shape)
                 stop = metadata.num_row_groups if part.stop is None else part.stop
-                groups = list(range(part.start, stop))
-                _refuse_huge_cells(file, metadata, groups, names, config.max_line_bytes)
-                at_once = _rows_at_once(file, metadata, groups, names, most_rows(shape))
-                batches = parquet.iter_batches(at_once, row_groups=groups, columns=names)
-                yield from self.records(
-                    (by_columns(batch, names) for batch in batches), int(first_rows[part.start]),
-                    shape, file.size / max(metadata.num_rows, 1), config.max_line_bytes,
-                )  # fmt: skip
+                consumed = file.size / max(metadata.num_rows, 1)
+                for groups, reason in _readable(
+                    file, metadata, range(part.start, stop), names, config.max_line_bytes
+                ):
+                    first_row = int(first_rows[groups.start])
+                    if reason:
+                        bad = [BadRecord(first_row, reason, OVERLONG)]
+                        yield Records(np.empty(0, np.int64), bad=bad)
+                        continue
+                    at_once = _rows_at_once(file, metadata, groups, names, most_rows(shape))
+                    batches = parquet.iter_batches(at_once, row_groups=list(groups), columns=names)
+                    own = (by_columns(batch, names) for batch in batches)
+                    yield from self.records(own, first_row, shape, consumed, config.max_line_bytes)
                 first = None if part.start or stop == 0 else _first_rows(file, metadata)
                 end = Records.end(hashed.stretches())
                 yield replace(end, looked_at=looked_at(first, shape, config))
@@ -120,7 +127,9 @@ def _opened(source: Any, metadata: Any) -> Iterator[Any]:
 
 
 def _first_rows(file: InputFile, metadata: Any) -> Any:
-    """A batch of the first rows of a Parquet file: all columns of texts whose pages are small."""
+    """A batch of the first rows of a Parquet file: all columns of texts whose pages are small. None
+    where Arrow cannot decode one of them, which may be one that nothing uses.
+    """
     schema, group = metadata.schema.to_arrow_schema(), metadata.row_group(0)
     names = []
     for one in schema:
@@ -130,8 +139,13 @@ def _first_rows(file: InputFile, metadata: Any) -> Any:
         if holds_text(one.type) and all(page and page.size < _DENSE_BYTES for page in first):
             names.append(one.name)
     # not through the file whose bytes are hashed as they are read
-    with storage.open_arrow(file.path) as source, _opened(source, metadata) as parquet:
+    with (
+        storage.open_arrow(file.path) as source,
+        _opened(source, metadata) as parquet,
+        suppress(pa.ArrowInvalid),
+    ):
         return next(parquet.iter_batches(FIRST, row_groups=[0], columns=names), None)
+    return None
 
 
 def _chunks(row_group: Any, names: list[str]) -> list[Any]:
@@ -141,7 +155,7 @@ def _chunks(row_group: Any, names: list[str]) -> list[Any]:
 
 
 def _rows_at_once(
-    file: InputFile, metadata: Any, groups: list[int], names: list[str], most: int
+    file: InputFile, metadata: Any, groups: range, names: list[str], most: int
 ) -> int:
     """The number of rows, at `most`, that may be decoded at once, though a cell that is stored
     once, in a dictionary, may be in all of them.
@@ -161,25 +175,43 @@ def _rows_at_once(
     return max(at_once, 1)
 
 
-def _refuse_huge_cells(
-    file: InputFile, metadata: Any, groups: list[int], names: list[str], longest: int
-) -> None:
-    """DataError for a cell that is far too long to be read, before any memory is taken for it: no
-    reader passes over a part of a row group.
+def _readable(
+    file: InputFile, metadata: Any, groups: range, names: list[str], longest: int
+) -> Iterator[tuple[range, str]]:
+    """Row groups that follow each other; alone, those of one row that is overlong, with a reason.
+
+    Raises DataError for an overlong cell among others: no reader passes over a part of a group.
     """
+    begin = groups.start
     for group in groups:
-        for chunk in _chunks(metadata.row_group(group), names):
-            if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
-                continue
-            for page in _pages(file.path, chunk):
-                if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
-                    name = chunk.path_in_schema.split(".")[0]
-                    what = f"{page.values} cells" if page.values > 1 else "one cell"
-                    raise DataError(
-                        f"{file.path}, row group {group}: {name} is longer than {longest} bytes: "
-                        f"{page.size} bytes in {what}",
-                        "raise --max-line-bytes, or write the file again without that row",
-                    )
+        reason = _overlong(file, metadata.row_group(group), names, longest)
+        if not reason:
+            continue
+        if metadata.row_group(group).num_rows > 1:
+            raise DataError(
+                f"{file.path}, row group {group}: {reason}; the rows "
+                "beside it cannot be read without it",
+                "raise --max-line-bytes, or write the file again without that row",
+            )
+        if begin < group:
+            yield range(begin, group), ""
+        begin = group + 1
+        yield range(group, begin), reason
+    if begin < groups.stop:
+        yield range(begin, groups.stop), ""
+
+
+def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -> str:
+    """The reason why a row group cannot be read in bounded memory, or "", before any is taken."""
+    for chunk in _chunks(row_group, names):
+        if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
+            continue
+        for page in _pages(file.path, chunk):
+            if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
+                name = chunk.path_in_schema.split(".")[0]
+                what = f"{page.values} cells" if page.values > 1 else "one cell"
+                return f"{name} is longer than {longest} bytes: {page.size} bytes in {what}"
+    return ""
 
 
 class _Page(NamedTuple):

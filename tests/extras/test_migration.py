@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import datasets
-import fast_axolotl
 import numpy as np
 import pytest
 import trl
@@ -36,10 +36,10 @@ GIVEN_BY_SEQPACKER = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _without_shims() -> Iterator[None]:
-    """fast_axolotl, once imported, puts modules of its own in axolotl's place."""
-    yield
+@pytest.fixture(scope="module")
+def fast_axolotl() -> Iterator[Any]:
+    """Once imported, it has modules of its own in axolotl's place."""
+    yield import_module("fast_axolotl")
     for name in [name for name in sys.modules if name.split(".")[0] == "axolotl"]:
         del sys.modules[name]
 
@@ -57,7 +57,7 @@ def test_the_page_has_all_jobs() -> None:
 
 
 @pytest.mark.parametrize(("job", "theirs", "ours"), ROWS, ids=[job for job, *_ in ROWS])
-def test_both_columns(job: str, theirs: str, ours: str) -> None:
+def test_both_columns(fast_axolotl: Any, job: str, theirs: str, ours: str) -> None:
     given = value_of(ours)
     if "seqpacker" in theirs:
         assert given == GIVEN_BY_SEQPACKER[job]
@@ -69,7 +69,7 @@ def test_both_columns(job: str, theirs: str, ours: str) -> None:
         assert value_of(theirs, fast_axolotl=fast_axolotl) == given
 
 
-def test_with_an_eos_after_each() -> None:
+def test_with_an_eos_after_each(fast_axolotl: Any) -> None:
     ours = packer_cli.pack_sequences(LENGTHS_1_TO_39, 64, eos_token_id=99)
     theirs = fast_axolotl.pack_sequences(LENGTHS_1_TO_39, 64, 0, 99)
     assert (len(ours.input_ids), len(theirs["input_ids"])) == (13, 19)

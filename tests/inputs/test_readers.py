@@ -432,7 +432,7 @@ def test_fields_by_name(folder: Path, name: str, data: bytes, field: str) -> Non
 # --- columns
 
 
-def test_nulls_and_invalid_utf8_name_row_group_and_row_and_can_be_skipped(folder: Path) -> None:
+def test_nulls_name_row_group_and_row_and_can_be_skipped(folder: Path) -> None:
     column = [None if i % 10 == 5 else f"row {i}" for i in range(50)]
     table = pa.table({"text": column})
     pq.write_table(table, "a.parquet", row_group_size=8)
@@ -450,13 +450,65 @@ def test_nulls_and_invalid_utf8_name_row_group_and_row_and_can_be_skipped(folder
     assert_error(packer("pack", "a.arrow", *QUIET, "--overwrite"), 1, "a.arrow, row 1")
     pack("a.arrow", "-l", 8, "--on-error", "skip", "--overwrite")
     assert recover_texts("out") == ["a", "a"]
+
+
+def spoilt_texts() -> Any:
+    """Three texts, of which the second is not UTF-8."""
     offsets, data = np.array([0, 2, 6, 7], np.int32), b"okcaf\xe9!"
-    column = pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(data))
-    pq.write_table(pa.table({"text": column}), folder / "a.parquet")
-    message = "row group 0, row 1 (row 1 of the file): invalid UTF-8 at byte 3 of the text"
-    assert_error(packer("pack", "a.parquet", *QUIET, "--overwrite"), 1, message)
-    pack("a.parquet", "-l", 8, "--on-error", "skip", "--overwrite")
+    return pa.StringArray.from_buffers(3, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def nested(kind: str, texts: Any) -> Any:
+    """The texts within other values, one in each."""
+    if kind == "dictionary":
+        return pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int8()), texts)
+    if kind == "list view":
+        edges, ones = pa.array([0, 1, 2], pa.int32()), pa.array([1, 1, 1], pa.int32())
+        return pa.ListViewArray.from_arrays(edges, ones, texts)
+    if kind == "list of structs":
+        turns = pa.StructArray.from_arrays([texts], ["content"])
+        return pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), turns)
+    if kind == "struct of a map":
+        pairs = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), ["a", "b", "c"], texts)
+        return pa.StructArray.from_arrays([pairs, pa.array(["a", "b", "c"])], ["pairs", "name"])
+    return texts
+
+
+TEXT_KINDS = ("text", "dictionary")
+OTHER_KINDS = (*TEXT_KINDS, "list view", "list of structs", "struct of a map")
+
+
+@pytest.mark.parametrize(
+    ("kind", "used"),
+    [(kind, True) for kind in TEXT_KINDS] + [(kind, False) for kind in OTHER_KINDS],
+)
+@pytest.mark.parametrize("form", ["parquet", "arrow file", "arrow stream"])
+def test_invalid_utf8_of_a_column_is_a_bad_record_where_the_column_is_used(
+    folder: Path, form: str, kind: str, used: bool
+) -> None:
+    column, name = nested(kind, spoilt_texts()), FORMS[form].name
+    table = pa.table({"text": column} if used else {"text": ["ok", "good", "!"], "more": column})
+    if form == "parquet":
+        pq.write_table(table, name)
+    else:
+        new = pa.ipc.new_file if form == "arrow file" else pa.ipc.new_stream
+        with new(name, table.schema) as writer:
+            writer.write_table(table)
+    if not used:
+        pack(name, "-l", 8)
+        assert recover_texts("out") == ["ok", "good", "!"]
+        return
+    result = packer("pack", name, *QUIET)
+    if (form, kind) == ("parquet", "dictionary"):  # which Arrow decodes as a whole
+        assert_error(result, 1, "a.parquet: not a readable parquet file: Invalid UTF8")
+        return
+    where = "row group 0, row 1 (row 1 of the file)" if form == "parquet" else "row 1"
+    assert_error(result, 1, f"{name}, {where}: invalid UTF-8 at byte 3 of the text")
+    manifest = pack(name, "-l", 8, "--on-error", "skip")
+    assert (manifest["rejected_records"], manifest.get("rejected_files", 0)) == (1, 0)
     assert recover_texts("out") == ["ok", "!"]
+    (line,) = map(json.loads, Path("out/rejected.jsonl").read_text().splitlines())
+    assert (line["file"], line["position"]) == (name, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from altered import altered
-from support import assert_error, heavy, jsonl, packer
+from support import assert_error, heavy, jsonl, packer, recover_texts
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -162,13 +162,24 @@ def test_a_cell_too_long_for_memory_is_never_decompressed(how: dict[str, Any], s
             writer.write_table(table)
     pq.write_table(small, "few.parquet", **how)
     pq.write_table(pa.concat_tables([small, huge]), "beside.parquet", **how)
-    options = ["-l", 64, "--max-line-bytes", "1M", "--on-error", "skip"]
+    options = ["-l", 64, "--max-line-bytes", "1M"]
     few = peak_mib("few.parquet", *options)
-    for name, group in (("a.parquet", 1), ("beside.parquet", 0)):
-        command = ["pack", name, "-t", "bytes", "-q", *options, "-o", "other"]
-        message = f"{name}, row group {group}: text is longer than 1048576 bytes: {size // 100}"
-        assert_error(packer(*command), 1, message)
-        assert peak_mib(name, *options, code=1) < few + 60
+    reason = f"text is longer than 1048576 bytes: {size // 100}"
+    assert peak_mib("a.parquet", *options, "--on-error", "skip") < few + 60
+    assert recover_texts("out") == ["a", "b", "a", "b"]
+    bad = json.loads(Path("out/rejected.jsonl").read_bytes())
+    assert bad["position"] == 2
+    assert reason in bad["reason"]
+    command = ["-t", "bytes", "-q", *options, "-o", "other"]
+    for name, where in (
+        ("a.parquet", "row group 1, row 0 (row 2 of the file)"),
+        ("beside.parquet", "row group 0"),
+    ):
+        assert_error(packer("pack", name, *command), 1, f"{name}, {where}: {reason}")
+    # the rows beside such a cell cannot be read without it
+    skipped = packer("pack", "beside.parquet", *command, "--on-error", "skip")
+    assert_error(skipped, 1, f"beside.parquet, row group 0: {reason}")
+    assert peak_mib("beside.parquet", *options, "--on-error", "skip", code=1) < few + 60
 
 
 def write_many(name: str, documents: int) -> None:
