@@ -14,14 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Stretch
+from packer_cli.records import BadRecord, InputFile, Records, Stretch
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
@@ -286,20 +283,15 @@ class _Streams:
 
 # --- lines
 
-_LINE_END = ord("\n")
 
+class Lines(NamedTuple):
+    """Whole lines: `data` begins at byte `offset` of the uncompressed file.
 
-class Block(NamedTuple):
-    """Records that are found in a stretch of a file, and not decoded yet.
-
-    positions  int64[n], in bytes of the uncompressed file
-    pieces     n stretches of bytes, each of one record; lines have lost their ends
-    bad        those that are not among the n
+    `data` None: one line longer than the limit, skipped.
     """
 
-    positions: Int64
-    pieces: list[bytes | memoryview]
-    bad: list[BadRecord]
+    offset: int
+    data: bytes | None
 
 
 def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
@@ -310,59 +302,50 @@ def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecor
     )
 
 
-def read_lines(source: Source, start: int, stop: int | None, limit: int) -> Iterator[Block]:
-    """The lines that begin in [start, stop), blank ones too; those beyond `limit` bytes are bad.
+def read_lines(
+    source: Source, start: int, stop: int | None, max_line_bytes: int
+) -> Iterator[Lines]:
+    """The lines that begin in [start, stop), in blocks; the file's last may lack its newline.
     DataError for a file in another encoding.
 
     The source must stand at max(start - 1, 0): the byte before the slice tells whether a line
-    begins exactly at `start`. Memory is bounded by a block and the longest line accepted.
+    begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
+    lines up to a block may exceed `max_line_bytes`, which the caller checks line by line.
     """
-    position = begin = max(start - 1, 0)  # of the next bytes, and of the line that has not ended
-    held = bytearray()  # what was read of that, growing without a copy of itself
-    is_foreign, is_last = start > 0, False  # it is another slice's, or overlong and told
+    position = offset = max(start - 1, 0)
+    held = bytearray()  # the beginning of a line, which grows without a copy of itself
+    seeking, is_last = start > 0, False  # the line that goes on is another slice's, or overlong
     while not is_last and (chunk := source.read(next_size(stop, position))):
         if not position and (found := other_encoding(chunk)):
             raise DataError(f"{source.path}: begins with {found[0]}", found[1])
-        ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END)
-        edges = np.append(-1, ends) + 1  # where lines begin, of which the last has not ended
-        places = edges + position
-        places[0], position = begin, position + len(chunk)
-        begin, first, count = int(places[-1]), int(is_foreign), len(ends)
-        if stop is not None:
-            is_last = begin >= stop
-            count = min(int(np.searchsorted(places, stop)), count)
-        is_foreign = is_foreign and not len(ends)
-        # a block is held by nobody but who gets it
-        yield _lines_of(chunk, edges, places, slice(first, count), held, limit)
-        if not (is_foreign or is_last):
-            held += memoryview(chunk)[edges[-1] :]
-        if len(held) > limit:
-            yield Block(np.empty(0, np.int64), [], [too_long(begin, limit)])
+        base, begin, end = position, 0, len(chunk)
+        position += end
+        if seeking:
+            begin = chunk.find(b"\n") + 1
+            seeking = not begin
+            begin = begin or end
+            if stop is not None and base + begin >= stop:
+                return  # no line begins in the slice
+            if begin == end:
+                continue
+        if stop is not None and position >= stop:
+            newline = chunk.find(b"\n", max(begin, stop - 1 - base)) + 1
+            end, is_last = newline or end, newline > 0
+        if not held:
+            offset = base + begin
+        view = memoryview(chunk)
+        if newline := chunk.rfind(b"\n", begin, end) + 1:
+            yield Lines(offset, taken(held, view[begin:newline]))
+            offset = base + newline
+            held += view[newline:end]
+        else:
+            held += view[begin:end]
+        if len(held) > max_line_bytes + 1:  # of which a CR at the end may be no part
+            yield Lines(offset, None)
+            seeking = True
             held.clear()
-            is_foreign = True
     if held:
-        edges = np.array([0, 1])
-        yield _lines_of(b"\n", edges, np.array([begin, begin]), slice(1), held, limit)
-
-
-def _lines_of(
-    chunk: bytes, edges: Int64, places: Int64, wanted: slice, held: bytearray, limit: int
-) -> Block:
-    """The wanted ones of the lines between `edges`, which begin at `places` of the file. `held`:
-    the beginning of the first; empty afterwards.
-    """
-    view = memoryview(chunk)  # copies would take a third of the time of decoding
-    pieces = list[bytes | memoryview](view[a : b - 1] for a, b in pairwise(edges.tolist()))
-    if pieces and held:
-        pieces[0] = taken(held, pieces[0])
-    positions, pieces = places[:-1][wanted], pieces[wanted]
-    if pieces and not positions[0] and pieces[0][: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
-        pieces[0] = pieces[0][len(BYTE_ORDER_MARK) :]
-    if max(map(len, pieces), default=0) <= limit:
-        return Block(positions, pieces, [])
-    fits = np.array([len(piece) <= limit for piece in pieces])
-    bad = [too_long(position, limit) for position in positions[~fits].tolist()]
-    return Block(positions[fits], [piece for piece in pieces if len(piece) <= limit], bad)
+        yield Lines(offset, taken(held))
 
 
 def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:

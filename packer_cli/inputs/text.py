@@ -15,7 +15,7 @@ from packer_cli.errors import DataError, named
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
-    Block,
+    Lines,
     Source,
     invalid_utf8,
     open_source,
@@ -82,11 +82,19 @@ def _no_text(data: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _lines(block: Block) -> list[_Document]:
-    pieces = (bytes(piece).removesuffix(b"\r") for piece in block.pieces)
-    lines: list[_Document] = list(zip(block.positions.tolist(), pieces, strict=True))
-    lines += ((one.position, None) for one in block.bad)
-    return sorted(lines, key=lambda line: line[0]) if block.bad else lines
+def _lines(block: Lines) -> list[_Document]:
+    if block.data is None:
+        return [(block.offset, None)]
+    documents = list[_Document]()
+    position = block.offset
+    data = block.data if position else block.data.removeprefix(BYTE_ORDER_MARK)
+    mark = len(block.data) - len(data)  # it is no text, but the first line begins with it
+    lines = data.split(b"\n")
+    for line in lines if lines[-1] else lines[:-1]:
+        documents.append((position, line.removesuffix(b"\r")))
+        position += len(line) + 1 + mark
+        mark = 0
+    return documents
 
 
 def _paragraphs(blocks: Iterator[list[_Document]], limit: int) -> Iterator[list[_Document]]:
@@ -164,16 +172,18 @@ class CsvReader(LineReader):
             sample = Sample(shape, config)
 
             def records_of(batch: _Batch) -> Records:
-                own = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
-                is_text = shape.kind == "text"
+                texts = fields = None
+                if shape.kind == "text":
+                    texts = [row[places["text"]] for _, row in batch.rows]
+                else:
+                    fields = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
                 looked_at = sample.of(
                     len(batch.rows), lambda i: dict(zip(header, batch.rows[i][1], strict=True))
                 )
                 positions = np.array([position for position, _ in batch.rows], np.int64)
                 batch.rows.clear()  # not held while records are worked on
                 return Records(
-                    positions, texts=[row["text"] for row in own] if is_text else None,
-                    fields=None if is_text else own, bad=batch.bad, looked_at=looked_at,
+                    positions, texts=texts, fields=fields, bad=batch.bad, looked_at=looked_at,
                     consumed=source.consumed(),
                 )  # fmt: skip
 
@@ -221,18 +231,22 @@ class _Rows:
             raise self._refused(_invalid(begin, error, "mend the header")) from error
 
     def _decoded(self, source: Source) -> Iterator[str]:
-        """The lines of the file, with their ends."""
-        for positions, pieces, bad in read_lines(source, 0, None, self._limit):
-            if bad:
-                raise self._refused(bad[0])
-            begins = positions.tolist()
-            for number, line in enumerate(map(bytes, pieces), 1):
-                after = begins[number - 1] + len(line) + 1
-                self.position = begins[number] if number < len(begins) else after
+        """The lines of the file, with their ends: CR, LF or both."""
+        for offset, data in read_lines(source, 0, None, self._limit):
+            if data is None:
+                raise self._refused(too_long(offset, self._limit))
+            lines = iter(data.splitlines(keepends=True))  # which holds none once they are read
+            del data
+            for line in lines:
+                begin = self.position
+                self.position += len(line)
+                if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+                    raise self._refused(too_long(begin, self._limit))
                 try:
-                    yield f"{line.decode()}\n"
+                    # Excel begins its files with a byte order mark.
+                    yield line.decode("utf-8" if begin else "utf-8-sig")
                 except UnicodeDecodeError as error:
-                    wrong = BadRecord(begins[number - 1], *invalid_utf8(error, line, "line"))
+                    wrong = BadRecord(begin, *invalid_utf8(error, line, "line"))
                     raise self._refused(wrong) from None
         self._has_ended = True
 

@@ -140,6 +140,7 @@ FORMS = {
     "plain text": Form("a.txt", end_to_end, FLAT, False),
     "plain text with CR LF": Form("a.TEXT", lambda t: end_to_end(t, "", "\r\n"), FLAT, False),
     "csv": Form("a.csv", delimited(",", "\n"), slices=False),
+    "csv with CR": Form("a.csv", delimited(",", "\r"), slices=False),
     "csv with CR LF": Form("a.csv", delimited(",", "\r\n"), slices=False),
     "tsv": Form("a.tsv", delimited("\t", "\n"), slices=False),
     "parquet": Form("a.parquet", parquet(pa.string(), row_group_size=8)),
@@ -387,6 +388,36 @@ def test_csv_is_the_same_in_any_blocks(folder: Path, block: int) -> None:
         (data.index(b"short"), "1 field, the header has 2"),
         (data.index(b'6,"x"y'), "not valid CSV: ',' expected after '\"'"),
     ]
+
+
+# id: (name, content, what is read of it and where, where bad lines are)
+LINE_ENDS: dict[str, tuple[str, bytes, list[tuple[int, str]], list[int]]] = {
+    "text as long as the limit": (
+        "a.text", b"a" * 12 + b"\r\nb\n" + b"c" * 12 + b"\r",
+        [(0, "a" * 12), (14, "b"), (16, "c" * 12)], [],
+    ),
+    "text longer than the limit": (
+        "a.text", b"a" * 13 + b"\nb\r\n" + b"c" * 13 + b"\r\n", [(14, "b")], [0, 17],
+    ),
+    "csv as long as the limit": (
+        "a.csv", b"text\r\n" + b"a" * 12 + b"\r\nb\n", [(6, "a" * 12), (20, "b")], [],
+    ),
+    "csv with a CR among LFs": (
+        "a.csv", b"text,b\na,1\rb,2\nend,3\nbad\rc,4\n",
+        [(7, "a"), (11, "b"), (15, "end"), (25, "c")], [21],
+    ),
+    "csv with a mark": ("a.csv", MARK + b"text\na\nb\n", [(8, "a"), (10, "b")], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", [1, 8, 13, 1000])
+@pytest.mark.parametrize("case", LINE_ENDS)
+def test_line_ends_and_limits(folder: Path, case: str, block: int) -> None:
+    name, data, expected, refused = LINE_ENDS[case]
+    with patch.object(byte_streams, "BLOCK_BYTES", block):
+        good, bad = read(name, name.removeprefix("a."), data, max_line_bytes=12)
+    assert good == expected
+    assert [at for at, _ in bad] == refused
 
 
 CLOSE = "close the quote"
