@@ -129,7 +129,8 @@ class Amount(Options):
         yield len(given) > 1, f"has {' and '.join(given)}", "an amount is given in one way"
         for name in ("epochs", "max_epochs"):
             value = getattr(self, name)
-            yield value is not None and value <= 0, f"{name}: {value} is not positive", ""
+            tip = "1 is all of the source, once; to take nothing, leave the source out"
+            yield value is not None and value <= 0, f"{name}: {value} is not positive", tip
 
 
 @dataclass(frozen=True)

@@ -111,12 +111,15 @@ class _Slot:
     def send(self, batch: Any, device: Any) -> tuple[Any, Any]:
         """Start copying; (the batch on the device, the event that says it is there)."""
         self._copied.synchronize()
+        sent: dict[int, Any] = {}  # by id: cu_seq_lens_q and _k are the same tensor
 
         def copied(name: str, tensor: Any) -> Any:
             if tensor.is_cuda:
                 return tensor  # this stream could read it before it is written
-            pinned = tensor if tensor.is_pinned() else self._pinned(name, tensor)
-            return _widened(name, pinned.to(device, non_blocking=True))
+            if id(tensor) not in sent:
+                pinned = tensor if tensor.is_pinned() else self._pinned(name, tensor)
+                sent[id(tensor)] = pinned.to(device, non_blocking=True)
+            return _widened(name, sent[id(tensor)])
 
         with torch.cuda.stream(self._stream):
             moved = _each_tensor(batch, copied)

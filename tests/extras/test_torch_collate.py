@@ -298,6 +298,9 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
         edges = varlen_collate(rows, config=None)["cu_seq_lens_q"]
         assert edges.diff().sum() == 16 * len(dataset)
         assert (edges % multiple == 0).all()
+        for number in range(len(dataset)):  # without the padding within segments
+            alone = separate_collate(dataset.__getitems__([number]))["input_ids"]
+            assert alone.shape[1] == (alone != 0).sum(1).max()
 
 
 def test_what_cannot_be_collated_is_named() -> None:

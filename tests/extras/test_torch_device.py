@@ -94,6 +94,7 @@ def test_depth_less_one_batches_are_on_their_way(
         zip(to_device(iter(given), "cuda", depth=depth), batches(), strict=True)
     ):
         assert all(same(batch[name], value) for name, value in wide.items())
+        assert batch["cu_seq_lens_q"] is batch["cu_seq_lens_k"]
         assert events.count("step") == step + 1
         assert events.count("sent") == min(step + depth, len(given))
 

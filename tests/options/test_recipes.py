@@ -265,7 +265,7 @@ source = [] | @: source: expected tables that begin with | brackets
 [[source]]¶name = ".."¶inputs = "a.jsonl" | @, source '..': name: '..' cannot be | digits
 WEB weight = -1 | @, source 'web': weight: -1 is negative
 WEB weight = 0 | @: weight: all weights are 0 | more than 0
-WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive
+WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive | leave the source out
 WEB tokens = 0 | @, source 'web': tokens: 0 is not positive
 WEB tokens = '2X' | @, source 'web': tokens: '2X' is not a number of
 WEB weight = 1¶epochs = 2 | @, source 'web': has weight and epochs | one

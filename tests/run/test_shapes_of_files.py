@@ -84,6 +84,19 @@ def test_every_file_is_packed_as_what_it_is() -> None:
     verify()
 
 
+@pytest.mark.parametrize("name", [*NAMES, "tokens"])
+def test_arrays_of_any_shape_are_packed_as_lines_are(name: str) -> None:
+    write([{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4]}],
+          "sft/tokens.jsonl")  # fmt: skip
+    lines = Path(f"sft/{name}.jsonl").read_bytes().splitlines()
+    Path("array.json").write_text(json.dumps([json.loads(line) for line in lines], indent=1))
+    options = [] if name == "tokens" else PACK[:2] if name in ("alpaca", "prompts") else OPTIONS
+    for file, out in ((f"sft/{name}.jsonl", "lines"), ("array.json", "array")):
+        run("pack", file, *options, "-l", 256, "-o", out)
+    assert marked("array") == marked("lines")
+    assert manifest_of("array")["trained_tokens"] == manifest_of("lines")["trained_tokens"] > 0
+
+
 def test_files_of_one_shape_are_told_together() -> None:
     """And where all are of one shape, none is told alone."""
     shutil.copy("sft/messages.jsonl", "sft/a.jsonl")
