@@ -92,7 +92,7 @@ def _clocked_pipeline() -> Clocks:
     clocks.wrap_iterator(READ, JsonlReader, "read")
     for name in ("encode_bare", "surrounded"):
         clocks.wrap(TOKENIZE, Tokenizer, name)
-    for owner, name in ((unit, "fit"), (Window, "add"), (Window, "rows")):
+    for owner, name in ((unit, "pieces_of"), (Window, "add"), (Window, "rows")):
         clocks.wrap(PLAN, owner, name)
     clocks.wrap(FILL, filling, "fill_rows")
     for name in ("write", "close"):
