@@ -25,7 +25,7 @@ _STDOUT = "-"
 
 @dataclass(frozen=True)
 class TokensOf(Options):
-    """Of commands that read rows, which those of views are made of."""
+    """Options of commands that read rows, also those of views, which are made of tokens."""
 
     tokens: tuple[str, ...] = option(
         (),
@@ -36,7 +36,7 @@ class TokensOf(Options):
 
 @dataclass(frozen=True)
 class Page(Options):
-    """Of commands whose report can be a page."""
+    """Options of commands whose report can be a page."""
 
     html: str | None = option(
         None,

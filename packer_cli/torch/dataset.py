@@ -250,7 +250,7 @@ class _Where(NamedTuple):
         return packed
 
     def settled(self, packed: PackedDirectory) -> _Where:
-        """The same, of the result that it is now."""
+        """The place with what the opened result says of itself: its tokens and its digest."""
         tokens = self.tokens
         if isinstance(packed, View):
             tokens = [one.path.absolute() for one in packed.directories.values()]
