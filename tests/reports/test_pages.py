@@ -12,9 +12,6 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
 from support import assert_error, jsonl, pack, packer, packer_process
 
-from packer_cli.reports.page import page
-from packer_cli.reports.report import Report, Section, SourceLine, table_of_sources
-
 pytestmark = pytest.mark.usefixtures("folder")
 
 TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9, "g" * 40, ""]
@@ -96,15 +93,6 @@ def test_bars_are_as_long_as_buckets_are_full_and_max_length_is_marked() -> None
     assert page.widths == shown
     (marked,) = [line for line in page.table("tokens") if line[3]]
     assert (marked[0], marked[3]) == ("16-31", "▴ max_length 16")
-
-
-def test_a_chart_alone_says_which_rows_it_counts() -> None:
-    Path("a.jsonl").write_bytes(jsonl(*["a"] * 20))
-    pack("a.jsonl", "-l", 16)
-    written()
-    content = Path("page.html").read_text()
-    assert "<h3>Rows of one length, among those with four segments or more</h3>" in content
-    assert "<h3>Row fill" not in content  # as the section's title says it
 
 
 HOSTILE = [
@@ -297,13 +285,3 @@ def test_the_page_of_a_plan_has_sources_for_each_length() -> None:
         assert f"Sources at max_length {length}, in shares of tokens" in drawn.text
     tables = [table for table in drawn.tables if table[0][0] == "source"]
     assert [[line[0] for line in table[1:]] for table in tables] == [["web", "code"]] * 2
-
-
-def test_names_are_escaped_and_many_sources_stay_a_small_page() -> None:
-    lines = [SourceLine(f"<b>{i}</b>" + "x" * 200, {}, 1.0, 1 / 300, 1 / 300) for i in range(300)]
-    content = page(Report("title", sections=[Section("", [table_of_sources("", lines)])]))
-    assert_stands_alone(content)
-    drawn = Page(content)
-    assert "b" not in drawn.tags
-    assert len(drawn.table("source")) == 300
-    assert len(content) < 300_000

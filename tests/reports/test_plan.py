@@ -281,18 +281,6 @@ def test_a_file_that_cannot_be_entered_stands_for_itself_alone(folder: Path, kin
     assert abs(estimated["rows"] - one["rows"]) < 3 * estimated["standard_errors"]["rows"]
 
 
-def test_a_damaged_file_in_a_sample_is_one_bad_record(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
-    whole = gzip.compress(jsonl(random.Random(0).randbytes(2_000_000).hex()), 1)
-    (folder / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    options = ["-l", "512", "-t", "bytes", "--on-error", "skip", "--unit-bytes", "1M"]
-    exact = planned("a.jsonl", "b.jsonl.gz", *options)["outcomes"][0]
-    sample = planned("a.jsonl", "b.jsonl.gz", *options, "--sample", "50%")["outcomes"][0]
-    assert sample["standard_errors"]
-    assert sample["rejected_records"] == exact["rejected_records"] == 1
-    assert sample["rows"] == pytest.approx(exact["rows"], rel=0.05)
-
-
 def test_a_sample_leaves_out_a_damaged_file_as_packing_does(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
     texts = [random.Random(i).randbytes(2_000).hex() for i in range(2_000)]

@@ -15,11 +15,10 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER
 from support import assert_error, jsonl, pack, packer
 
-from packer_cli.errors import DataError, UsageError
 from packer_cli.options.run_options import Loop
 from packer_cli.result.opening import Joined, open_packed
 from packer_cli.steps.schedule import Order
-from packer_cli.trace import Steps, find, trace
+from packer_cli.trace import Steps
 
 pytestmark = pytest.mark.usefixtures("folder")
 TEXTS = [*showing.TEXTS, "5", "the sixth one"]
@@ -248,18 +247,6 @@ def test_what_is_not_there(packed: Path) -> None:
     assert_error(large, 1, "an epoch has 2 rows for each rank, and a loader that drops batches")
 
 
-def test_from_python(packed: Path) -> None:
-    found = trace("out", step=1, world_size=2, batch_size=2, seed=None)
-    assert (found.step.number, found.step.epoch, found.step.begin) == (1, 1, 4)
-    places = list(found.rows())
-    assert [(one.rank, one.row.number) for one in places] == [(0, 4), (0, 1), (1, 0), (1, 2)]
-    assert places[0].row.segments[0].origin.position == 112
-    with pytest.raises(UsageError, match="step: -1 is negative"):
-        trace("out", step=-1, world_size=2)
-    with pytest.raises(DataError, match="nowhere: no such directory"):
-        trace("nowhere", step=1, world_size=2)
-
-
 class TestStates:
     """Of a sampler, in a file: made here of what they hold, since samplers need torch."""
 
@@ -356,13 +343,8 @@ class TestStates:
             ({"data": "x"}, "the state has data x, the result has "),
             ({"stages": [1, 4]}, "the state has stages [1, 4], the result has None"),
             ({"samples": -1}, "the state is not one of a PackedSampler: Expected `int` >= 0"),
-            ({"samples": True}, "the state is not one of a PackedSampler"),
-            ({"rows": None}, "the state is not one of a PackedSampler"),
             ({"samples": 0}, "the state was saved before the first step"),
             ({"dealt": [[1]]}, "the state is not one of a PackedSampler"),
-            ({"dealt": 5}, "the state is not one of a PackedSampler"),
-            ({"seed": "x"}, "the state is not one of a PackedSampler"),
-            ({"balance": "x"}, "the state is not one of a PackedSampler"),
         ],
     )
     def test_what_is_no_state_of_these_rows(
@@ -457,14 +439,6 @@ def test_names_that_are_unclear(folder: Path) -> None:
     unknown = packer("trace", "out", "--find", "other.txt:0", *ONE_RANK)
     assert_error(unknown, 2, "--find: no input is 'other.txt' or ends with it")
     assert unknown.stderr.endswith("tip: packer stats DIR --by input lists inputs\n")
-    for name, meant in {
-        "y.jsonl": "b/yy.jsonl",
-        "c/yyy.jsonl": "b/yy.jsonl",
-        "a/x.json": "a/x.jsonl",
-    }.items():
-        near = packer("trace", "out", "--find", f"{name}:0", *ONE_RANK)
-        assert_error(near, 2, f"--find: no input is {name!r}")
-        assert near.stderr.endswith(f"tip: did you mean {meant}?\n")
     part = packer("trace", "out", "--find", "l:0", *ONE_RANK)
     assert_error(part, 2, "--find: no input is 'l'")
     for name in ("x.jsonl", "x.jsonl:", "x.jsonl:-1", ":7", "x.jsonl:²", f"x.jsonl:{2**63}"):
@@ -564,10 +538,3 @@ def test_documents_of_recipes(folder: Path) -> None:
         "no document begins there",
         f"the nearest documents begin at byte 0 and byte {every[1]}",
     )
-
-
-@pytest.mark.usefixtures("in_folder")
-def test_finding_from_python() -> None:
-    first, second = find("out", "a.jsonl:65", world_size=2, batch_size=2, seed=None)
-    assert (first.step.number, first.place.row.number) == (0, 2)
-    assert [one.origin.start for one in (*first.segments, *second.segments)] == [0, 16]
