@@ -205,30 +205,30 @@ def test_lines_for_each_input_are_not_in_a_page() -> None:
     assert not Path("page.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("pages", "--html: pages is a directory"),
-        ("none/page.html", "--html: none is no directory"),
-        ("a.jsonl/page.html", "--html: a.jsonl is no directory"),
-        ("a.jsonl", "--html: a.jsonl is there, and is not a page of packer's"),
-        ("other.html", "--html: other.html is there, and is not a page of packer's"),
-        ("mine", "--html: mine.part is there, and is not a page of packer's"),
-        ("out/page.html", "--html: out/page.html would be in a result of packer"),
-        ("out/manifest.json", "--html: out/manifest.json would be in a result of packer"),
-        ("pipe", "--html: pipe is not a regular file"),
-        ("s3://bucket/page.html", "--html: s3://bucket/page.html: pages are only written to local"),
-        ("", "--html: is empty"),
-    ],
-)
-def test_where_no_page_is_written(name: str, message: str) -> None:
+PLACES = {
+    "pages": "pages is a directory",
+    "none/page.html": "none is no directory",
+    "a.jsonl/page.html": "a.jsonl is no directory",
+    "a.jsonl": "a.jsonl is there, and is not a page of packer's",
+    "other.html": "other.html is there, and is not a page of packer's",
+    "mine": "mine.part is there, and is not a page of packer's",
+    "out/page.html": "out/page.html would be in a result of packer",
+    "out/manifest.json": "out/manifest.json would be in a result of packer",
+    "pipe": "pipe is not a regular file",
+    "s3://bucket/page.html": "s3://bucket/page.html: pages are only written to local",
+    "": "is empty",
+}
+
+
+def test_where_no_page_is_written() -> None:
     packed()
     Path("pages").mkdir()
     Path("other.html").write_text("<!DOCTYPE html>\n<html><body>mine</body></html>\n")
     Path("mine.part").write_text("half of something")
     os.mkfifo("pipe")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    assert_error(packer("stats", "out", "--html", name), 2, message)
+    for name, message in PLACES.items():
+        assert_error(packer("stats", "out", "--html", name), 2, f"--html: {message}")
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 

@@ -102,15 +102,9 @@ def test_which_rows(packed: Path) -> None:
         (["4"], "ROW: 4: there is no row 4, only 0 to 3"),
         (["-5"], "ROW: -5: there is no row -5, only 0 to 3"),
         (["0-4"], "ROW: 0-4: there is no row 4, only 0 to 3"),
-        (["0", "9" * 30], "there is no row 999999999999"),
         (["2-1"], "ROW: 2-1: ends before it begins"),
-        (["-1-0"], "ROW: -1-0: ends before it begins"),
         (["one"], "ROW: 'one' is not a row number"),
-        (["1.5"], "ROW: '1.5' is not a row number"),
-        (["1-"], "ROW: '1-' is not a row number"),
-        ([""], "ROW: '' is not a row number"),
         (["²"], "ROW: '²' is not a row number"),
-        (["--colour"], "ROW: '--colour' is not a row number"),
         (["--segment", "2"], "--segment: 2 is not in row 0, which has 0 to 1"),
         (["--segment", "-3"], "--segment: -3 is not in row 0, which has 0 to 1"),
     ],
@@ -318,13 +312,6 @@ def test_special_and_unknown_tokens(folder: Path) -> None:
         {"text": "yes it is</s>", "trained": True},
         {"text": "<id 99999>", "trained": False},
     ]
-
-
-@pytest.mark.usefixtures("any_ids")
-def test_an_unknown_id_with_the_bytes_tokenizer(folder: Path) -> None:
-    write_ids(folder / "a.jsonl", ([97, 257, 300, 98], [0, 1, 1, 1]))
-    assert packer("pack", "a.jsonl", "-l", 4, "-t", "bytes", "-q", "-o", "out").exit_code == 0
-    assert show().endswith("\na⟦<pad><id 300>b⟧\n")
 
 
 def test_the_tokenizer_is_gone_or_another(folder: Path) -> None:
