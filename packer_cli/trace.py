@@ -272,6 +272,12 @@ class TracedStep:
                 "that this interrupted had other rows, which the state does not tell any more"
             )
 
+    @property
+    def taken(self) -> tuple[int, int]:
+        """Its rows that were taken when the state was saved, and all of its rows, counted."""
+        places, state = self.run.steps.places(self.step), self.run.state
+        return int((places < state.samples).sum()) if state else len(places), len(places)
+
     def found(self, rank: int | None = None) -> Iterator[Found]:
         """Rows with all of their segments, as `Search.places` gives those of a document."""
         for place in self.rows(rank):

@@ -30,8 +30,7 @@ def step_report(traced: TracedStep, rank: int | None = None) -> Report:
         f"of {plural(loop.batch_size, 'row')}{each}{short}",
     ]
     if run.state is not None and step.begin < run.state.samples:
-        its_places = run.steps.places(step)
-        taken, of_all = int((its_places < run.state.samples).sum()), len(its_places)
+        taken, of_all = traced.taken
         when = f"after {taken} of {of_all} rows" if taken < of_all else "after it"
         about.append(f"the state was saved {when}")
     segments = [segment for one in found for segment in one.segments]
