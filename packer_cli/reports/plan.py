@@ -184,7 +184,7 @@ _ROWS: _Columns = {
     "utilization": lambda one: _with_error(
         one, "utilization", percent(one["utilization"]), "{:.2%}"
     ),
-    "above bound": lambda one: percent(max(one["rows_over_bound"] - 1, 0)),
+    "above bound": lambda one: percent(one["rows_over_bound"] - 1 if one["rows"] else 0),
     "of one length": _of_one_length,
 }
 _COSTS: _Columns = {

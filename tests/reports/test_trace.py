@@ -207,32 +207,26 @@ def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--step", "0"], "Missing option '--ranks'."),
-        (["--ranks", "1"], "which step is not said"),
-        (["--step", "-1", "--ranks", "1"], "--step: -1 is not between 0 and"),
-        (["--step", "0", "--ranks", "0"], "--ranks: 0 is not between 1 and"),
-        (["--step", "x", "--ranks", "1"], "--step: 'x' is not a whole number"),
-        (["--step", "0", "--find", "a:0", "--ranks", "1"], "--step and --find: are two questions"),
-        (["--find", "a:0", "--ranks", "2", "--rank", "1"], "--rank: is for --step and --state"),
-        (["--step", "0", "--ranks", "1", "--epochs", "2"], "--epochs needs --find"),
-        (["--step", "0", "--ranks", "1", "--hidden-size", "8"], "--hidden-size needs --balance"),
-        (["--step", "0", "--ranks", "1", "--balance", "step"], "what rows cost is not said"),
-        (["--step", "0", "--ranks", "1", "--window", "3"], "--window needs --balance order"),
-        (
-            ["--step", "0", "--ranks", "1", "--no-shuffle", "--seed", "4"],
-            "--seed and --no-shuffle: exclude one another",
-        ),
-        (
-            ["--step", "0", "--ranks", "1", "--balance", "x"],
-            "--balance: 'x' is not one of step, order",
-        ),
-    ],
-)
-def test_questions_that_cannot_be_answered(packed: Path, options: list[str], message: str) -> None:
-    assert_error(packer("trace", "out", *options), 2, message)
+QUESTIONS = {
+    "--step 0": "Missing option '--ranks'.",
+    "--ranks 1": "which step is not said",
+    "--step -1 --ranks 1": "--step: -1 is not between 0 and",
+    "--step 0 --ranks 0": "--ranks: 0 is not between 1 and",
+    "--step x --ranks 1": "--step: 'x' is not a whole number",
+    "--step 0 --find a:0 --ranks 1": "--step and --find: are two questions",
+    "--find a:0 --ranks 2 --rank 1": "--rank: is for --step and --state",
+    "--step 0 --ranks 1 --epochs 2": "--epochs needs --find",
+    "--step 0 --ranks 1 --hidden-size 8": "--hidden-size needs --balance",
+    "--step 0 --ranks 1 --balance step": "what rows cost is not said",
+    "--step 0 --ranks 1 --window 3": "--window needs --balance order",
+    "--step 0 --ranks 1 --no-shuffle --seed 4": "--seed and --no-shuffle: exclude one another",
+    "--step 0 --ranks 1 --balance x": "--balance: 'x' is not one of step, order",
+}
+
+
+def test_questions_that_cannot_be_answered(packed: Path) -> None:
+    for options, message in QUESTIONS.items():
+        assert_error(packer("trace", "out", *options.split()), 2, message)
 
 
 def test_what_is_not_there(packed: Path) -> None:
@@ -336,22 +330,17 @@ class TestStates:
         assert result.stderr.startswith("packer: the run went on at place 2 with other sizes: ")
         assert packer("trace", "out", "--state", "state.json", "--step", 0).stderr == ""
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
+    def test_what_is_no_state_of_these_rows(self, state: dict[str, Any]) -> None:
+        for change, message in (
             ({"rows": 6}, "the state has rows 6, the result has 5"),
             ({"data": "x"}, "the state has data x, the result has "),
             ({"stages": [1, 4]}, "the state has stages [1, 4], the result has None"),
             ({"samples": -1}, "the state is not one of a PackedSampler: Expected `int` >= 0"),
             ({"samples": 0}, "the state was saved before the first step"),
             ({"dealt": [[1]]}, "the state is not one of a PackedSampler"),
-        ],
-    )
-    def test_what_is_no_state_of_these_rows(
-        self, state: dict[str, Any], change: dict[str, Any], message: str
-    ) -> None:
-        result = packer("trace", "out", "--state", self.file(state | change), "--ranks", 2)
-        assert_error(result, 1, message)
+        ):
+            result = packer("trace", "out", "--state", self.file(state | change), "--ranks", 2)
+            assert_error(result, 1, message)
 
     def test_what_is_no_state(self, state: dict[str, Any]) -> None:
         for content in ([], 5, {}, {"sampler": {"rows": 5}}, "x"):
