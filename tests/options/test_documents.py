@@ -575,18 +575,14 @@ TIPS: dict[str, tuple[Any, str]] = {
              "--field content=utterance --role Ann=user --role Agent=assistant"),
     "roles": ({"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
               "--field messages=talk --role human=user --role gpt=assistant"),
-    "keys of messages": ({"messages": SPOKEN}, "--field role=speaker --field content=text"),
     "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
     "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
-    "one long": ({"id": "x", "prose": LONG, "date": "today"}, "--field text=prose"),
     "problem": ({"problem": "Say hi.", "solution": "Hello", "level": 3},
                 "--field prompt=problem --field completion=solution"),
     "inputs": ({"inputs": "Say hi.", "targets": "Hello"},
                "--field prompt=inputs --field completion=targets"),
     "Alpaca": ({"Instruction": "Say hi.", "Input": "", "Output": "Hello"},
                "--field instruction=Instruction --field output=Output --field input=Input"),
-    "by position": ({"a title": LONG, "id": "3", "b": LONG},
-                    "--field 'prompt=a title' --field completion=b"),
 }  # fmt: skip
 
 
@@ -615,16 +611,3 @@ def test_a_tip_names_the_options_that_work(folder: Path, case: str) -> None:
 )
 def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
     assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
-
-
-@pytest.mark.parametrize("key", ["role", "from"])
-def test_speakers_that_no_role_is_known_of(folder: Path, key: str) -> None:
-    names = ("human", "bot") if key == "role" else ("User", "Assistant")
-    text = "content" if key == "role" else "value"
-    said = zip(names, ("Hi", "Hello"), strict=True)
-    record = {"messages": [{key: name, text: words} for name, words in said]}
-    result = run([record])
-    assert_error(result, 1, "nothing to pack", "1 of those dropped have nothing to train on")
-    tip = f"add --role {names[0]}=user --role {names[1]}=assistant"
-    assert result.stderr.splitlines()[-1] == f"tip: {tip}"
-    assert pack_marked([record], *tip.split()[1:]) == [HI_MARKED]
