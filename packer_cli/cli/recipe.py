@@ -17,7 +17,7 @@ import typer
 from packer_cli.cli.reports import notes, refuse_name
 from packer_cli.errors import DataError, from_os_error, named
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.option import OUTPUT, SUPERVISED, Options, Values, option, refuse
+from packer_cli.options.option import Options, Values, option, refuse
 from packer_cli.options.run_options import PackOptions, Progress
 from packer_cli.storage import base_name, is_url
 
@@ -40,13 +40,11 @@ class RecipeOptions(Options):
     """Options of `packer recipe`."""
 
     chat_template: str | None = option(
-        None, "Template of messages, to be written down.", SUPERVISED, metavar="FILE|NAME"
+        None, "Template of messages, to be written down.", metavar="FILE|NAME"
     )
-    output: str | None = option(
-        None, "File to write. Default: stdout.", OUTPUT, short="-o", metavar="FILE"
-    )
-    overwrite: bool = option(False, "Replace a file that is there.", OUTPUT)
-    schema: bool = option(False, "Write the JSON schema of recipes instead, for editors.", OUTPUT)
+    output: str | None = option(None, "File to write. Default: stdout.", short="-o", metavar="FILE")
+    overwrite: bool = option(False, "Replace a file that is there.")
+    schema: bool = option(False, "Write the JSON schema of recipes instead, for editors.")
 
 
 def recipe(

@@ -1,7 +1,7 @@
 """How an option is declared: once, as a field of the configuration that holds its value.
 
-    sample_by: str = option("line", "What a document is:", INPUT, choices=PARTS)
-    max_loss: Share | None = option(None, "Exit 1 when more is lost.", DOCUMENTS)
+    sample_by: str = option("line", "What a document is:", choices=PARTS)
+    max_loss: Share | None = option(None, "Exit 1 when more is lost.")
 
 The command line with its help and completion, the keys of recipes with their schema, and all checks
 are made from that. The type says how a value is written, on the command line and in recipes alike:
@@ -21,15 +21,6 @@ from numbers import Real
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from packer_cli.errors import UsageError, cut, one_of
-
-FIRST = "Used most"
-INPUT = "Input"
-DOCUMENTS = "Documents"
-SUPERVISED = "Supervised data"
-ROWS = "Rows"
-OUTPUT = "Output"
-RUNNING = "Running"
-GROUPS = (FIRST, INPUT, DOCUMENTS, SUPERVISED, ROWS, OUTPUT, RUNNING)
 
 # How values are written, where the type alone does not say it: one of `KINDS`.
 Count = Annotated[int, "count"]  # from 1
@@ -62,8 +53,6 @@ class Option:
     """What is shown of a field, and which values the field takes.
 
     help        one or two sentences; choices and the default are added to them
-    group       the section of --help
-    first       its place in the first section, with the options used most; 0: not there
     flag        "--name", or "--name/--no-name"; "": made of the field's name
     short       "-n", or ""
     metavar     what stands for the value in --help; "": by the kind of value
@@ -82,8 +71,6 @@ class Option:
     """
 
     help: str
-    group: str = ""
-    first: int = 0
     flag: str = ""
     short: str = ""
     metavar: str = ""
@@ -189,7 +176,7 @@ class Option:
         raise UsageError(f"{name}: {figure} is not between {least or 0} and {most}", tip)
 
 
-def option(default: Any, help: str, group: str = "", **more: Any) -> Any:  # noqa: A002
+def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002
     """A field of a dataclass that is an option, declared as an `Option` is; `choices` may be names
     alone, `elsewhere` a text of names. `default`: MISSING for a value that must be given.
     """
@@ -198,7 +185,7 @@ def option(default: Any, help: str, group: str = "", **more: Any) -> Any:  # noq
         more["choices"] = dict.fromkeys(choices, "")
     if "elsewhere" in more:
         more["elsewhere"] = more["elsewhere"].split()
-    return field(default=default, metadata={"option": Option(help, group, **more)})
+    return field(default=default, metadata={"option": Option(help, **more)})
 
 
 @dataclass(frozen=True)

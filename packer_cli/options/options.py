@@ -16,10 +16,6 @@ from typing import Any
 from packer_cli.errors import UsageError, one_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import (
-    DOCUMENTS,
-    OUTPUT,
-    ROWS,
-    SUPERVISED,
     Count,
     Names,
     Need,
@@ -262,8 +258,6 @@ class PackConfig(DocumentConfig):
     max_length: Count = option(
         MISSING,
         "Tokens in a packed row: 4096, or 4k, which is the same.",
-        ROWS,
-        first=1,
         short="-l",
         most=MAX_LENGTH_LIMIT,
         elsewhere="--seq-len --seq-length --sequence-length --max-seq-len --max-seq-length "
@@ -272,8 +266,6 @@ class PackConfig(DocumentConfig):
     strategy: str = option(
         "best-fit",
         "How documents are put into rows:",
-        ROWS,
-        first=8,
         choices=NAMES,
         aliases=ALIASES,
         elsewhere="--packing-strategy --packing --algorithm",
@@ -281,20 +273,15 @@ class PackConfig(DocumentConfig):
     seed: Count = option(
         0,
         "Seed of the order of documents, of rows, and of segments in a row.",
-        ROWS,
         least=0,
         most=(1 << 63) - 1,
     )
     shuffle: bool | None = option(
-        None,
-        "Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input order.",
-        ROWS,
+        None, "Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input order."
     )
     overlong: str | None = option(
         None,
         "What becomes of documents longer than a row:",
-        DOCUMENTS,
-        first=7,
         choices={
             "split": "the default for text",
             "truncate": "",
@@ -307,50 +294,44 @@ class PackConfig(DocumentConfig):
         elsewhere="--truncation --truncate --on-overlong",
     )
     force_split: bool = option(
-        False, "Let --overlong split cut messages and prompts, too.", DOCUMENTS, needs=_SUPERVISED
+        False, "Let --overlong split cut messages and prompts, too.", needs=_SUPERVISED
     )
     truncate_side: str = option(
         "right",
         "Where --overlong truncate cuts:",
-        DOCUMENTS,
         choices={"right": "keep the beginning", "left": "keep the end"},
         elsewhere="--truncation-side",
     )
     max_loss: Share | None = option(
-        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.", DOCUMENTS
+        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%."
     )
     columns: Names = option(
         DEFAULT_COLUMNS,
         "Columns to write, with commas between:",
-        OUTPUT,
         choices=COLUMNS,
         unset="all but position_ids",
     )
     keep_untrained: bool = option(
-        False, "Keep documents without a trained token.", SUPERVISED, needs=_UNTRAINED
+        False, "Keep documents without a trained token.", needs=_UNTRAINED
     )
     window_tokens: int | None = None
     max_segments_per_row: Count | None = option(
-        None, "Close a row that has N segments.", ROWS, most=MAX_LENGTH_LIMIT
+        None, "Close a row that has N segments.", most=MAX_LENGTH_LIMIT
     )
     segment_multiple: Count = option(
-        1, "Pad every segment, inside its row, to a multiple of N tokens.", ROWS
+        1, "Pad every segment, inside its row, to a multiple of N tokens."
     )
     label_shift: str = option(
         "none",
         "Who shifts labels by one:",
-        OUTPUT,
         choices={"none": "the model does", "pre": "packer, inside segments"},
     )
     view: bool = option(
-        False,
-        "Write rows as references to tokenized directories: no tokens, ready in seconds.",
-        OUTPUT,
+        False, "Write rows as references to tokenized directories: no tokens, ready in seconds."
     )
     balance: str = option(
         "none",
         "What is evened out between rows:",
-        ROWS,
         choices={"none": "", "attention": "the sum of squared segment lengths"},
     )
     mixture: Mixture | None = None

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from support import jsonl, packer, packer_process
 
-from packer_cli.cli.declared import options_in
+from packer_cli.cli.declared import SECTIONS, options_in
 from packer_cli.cli.export import EXPORT_FORMATS
 from packer_cli.cli.pack import pack
 from packer_cli.export import FORMATS
-from packer_cli.options.option import GROUPS, options_of
+from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 
@@ -64,7 +64,7 @@ def sections(text: str) -> dict[str, list[str]]:
 
 def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
     by_title = sections(packer("pack", "--help").stdout)
-    assert [title for title in by_title if title][1:] == list(GROUPS)
+    assert [title for title in by_title if title][1:] == list(SECTIONS)
     first = [line for line in by_title["Used most"] if re.match("  -", line)]
     assert len(first) == 10
     assert [re.findall("--[a-z-]+", line)[0] for line in first[:3]] == [
