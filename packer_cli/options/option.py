@@ -14,10 +14,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
-from numbers import Real
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from packer_cli.errors import UsageError, cut, one_of
@@ -122,18 +122,16 @@ class Option:
 
     def typed(self, given: Any) -> Any:
         """The value that a command line gives. UsageError for what is none."""
-        name = self.name("")
-        if self.value in ("pairs", "arguments"):
-            given = dict(self._pair(name, one) for one in given)  # of a name given twice, the last
-        return self.read(name, given)
-
-    def _pair(self, name: str, given: str) -> tuple[str, object]:
-        """What NAME=VALUE says."""
-        own, separator, text = given.partition("=")
-        is_json = self.value == "arguments"
-        if not (own and separator and (text or is_json)):
-            raise UsageError(f"{name}: {given!r} is not {self.metavar}", self.help)
-        return own, _json_or_text(f"{name}: {own}", text) if is_json else text
+        name, is_json = self.name(""), self.value == "arguments"
+        if not is_json and self.value != "pairs":
+            return self.read(name, given)
+        pairs = dict[str, object]()  # of a name given twice, the last
+        for one in given:
+            own, _, text = one.partition("=")
+            if "=" not in one or not own or not (text or is_json):
+                raise UsageError(f"{name}: {one!r} is not {self.metavar}", self.help)
+            pairs[own] = _json_or_text(f"{name}: {own}", text) if is_json else text
+        return self.read(name, pairs)
 
     def read(self, name: str, given: Any) -> Any:
         """The value that is given as text, or as TOML has it. UsageError: the option `name`."""
@@ -150,8 +148,13 @@ class Option:
             return tuple(self._chosen(name, one) for one in value)
         if self.choices and isinstance(value, str):
             return self._chosen(name, value)
-        if isinstance(value, Real) and not isinstance(value, bool):
-            self._check_number(name, value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least, most = self.least, self.most
+            figure = f"{value:g}" if isinstance(value, float) else str(value)
+            if (least is not None and value < least) or (most is not None and value > most):
+                what = "not positive" if least else "negative"
+                what = what if most is None else f"not between {least or 0} and {most}"
+                raise UsageError(f"{name}: {figure} is {what}", self.help)
         return value
 
     def _chosen(self, name: str, value: str) -> str:
@@ -162,18 +165,6 @@ class Option:
                 return choices[spelled]
         meant = {other: one for one, others in self.meant.items() for other in others}
         raise one_of(name, value, self.choices, choices | meant)
-
-    def _check_number(self, name: str, value: Any) -> None:
-        least, most = self.least, self.most
-        if (least is None or value >= least) and (most is None or value <= most):
-            return
-        figure = f"{value:g}" if isinstance(value, float) else str(value)
-        if most is None:
-            what = "not positive" if least else "negative"
-            raise UsageError(f"{name}: {figure} is {what}", self.help)
-        share = f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
-        tip = share if most == 1 else self.help
-        raise UsageError(f"{name}: {figure} is not between {least or 0} and {most}", tip)
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002
@@ -336,16 +327,13 @@ def _json_or_text(place: str, text: str) -> object:
     def refuse_constant(constant: str) -> NoReturn:
         raise ValueError(constant)
 
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        spelled = text.lower().replace("none", "null")
-        if spelled not in ("true", "false", "null"):
-            return text
-        raise UsageError(
-            f"{place}: found {text}, expected {spelled} as JSON writes it",
-            f'write {spelled}, or "{text}" in double quotes for a text',
-        ) from None
+    spelled = text.lower().replace("none", "null")
+    if spelled not in ("true", "false", "null"):
+        return text
+    tip = f'write {spelled}, or "{text}" in double quotes for a text'
+    raise UsageError(f"{place}: found {text}, expected {spelled} as JSON writes it", tip)
 
 
 def _number(

@@ -8,6 +8,7 @@ engine) are in `run_options`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from types import SimpleNamespace
@@ -123,6 +124,11 @@ class Amount(Options):
     def _rules(self) -> Iterator[Rule]:
         given = [name for name in ("weight", "epochs", "tokens") if getattr(self, name) is not None]
         yield len(given) > 1, f"has {' and '.join(given)}", "an amount is given in one way"
+        yield (
+            not self.name.strip() or re.search(r"^\.|[/\\\x00-\x1f\x7f]", self.name),
+            f"name: {self.name!r} cannot be the name of a directory",
+            "tokens of a source are kept under its name: use letters, digits and dashes",
+        )
         for name in ("epochs", "max_epochs"):
             value = getattr(self, name)
             tip = "1 is all of the source, once; to take nothing, leave the source out"
@@ -396,37 +402,27 @@ class PackConfig(DocumentConfig):
         return dataclasses.asdict(self) | {"columns": list(self.columns)}
 
 
-_ANOTHER = "choose another strategy, such as best-fit"
-_UNLIMITED = {
-    "wrap": "wrap fills every row to its end, whatever the number of segments",
-    "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
-}
-_UNBALANCED = {
-    "next-fit": "next-fit keeps the order of documents",
-    "wrap": "wrap keeps the order of documents",
-    "harmonic": "harmonic puts documents of similar length together",
-}
+# Strategies that reach what they promise only without these options.
+_UNLIMITED, _UNBALANCED = ("wrap", "mffd"), (*_KEEPS_ORDER, "harmonic")
 
 
 def _row_rules(options: Any) -> Iterator[Rule]:
     """`options`: a `PackConfig`, or the arguments of a function by its names."""
-    strategy, balance = options.strategy, options.balance
-    yield (
-        options.max_segments_per_row is not None and strategy in _UNLIMITED,
-        f"--max-segments-per-row: {_UNLIMITED.get(strategy)}",
-        _ANOTHER,
-    )
+    for name, is_given, without in (
+        ("--max-segments-per-row", options.max_segments_per_row is not None, _UNLIMITED),
+        ("--balance", options.balance != "none", _UNBALANCED),
+    ):
+        yield (
+            is_given and options.strategy in without,
+            f"{name} does not go with --strategy {options.strategy}",
+            "choose another strategy, such as best-fit",
+        )
     length, multiple = options.max_length, options.segment_multiple
     rest = length % multiple
     yield (
         rest,
         f"--segment-multiple: --max-length {length} is not a multiple of {multiple}",
         f"use {length - rest or multiple} tokens a row",
-    )
-    yield (
-        balance != "none" and strategy in _UNBALANCED,
-        f"--balance: {_UNBALANCED.get(strategy)}, exchanges would undo it",
-        _ANOTHER,
     )
 
 
