@@ -178,6 +178,5 @@ def _refuse_missed(result: Plan, most: float | None) -> None:
                 f"--max-length {one.config.max_length}: {incomplete}",
                 "packer pack would mark the output incomplete; see --overlong and --max-length",
             )
-    for one in result.outcomes:
         if one.config.mixture and one.shares and most is not None:
             refuse_missed(one.config.mixture, one.shares, most)

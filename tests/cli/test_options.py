@@ -145,15 +145,6 @@ def test_names_of_other_tools_lead_to_options_that_exist() -> None:
     assert [name for name in names if f" {name} " in text] == []
 
 
-def test_a_length_of_one_and_rows_of_padding_are_pointed_out() -> None:
-    run = ("pack", "a.jsonl", "-t", "bytes", "-o", "out", "--overwrite")
-    assert "packer: --max-length is 1: " in packer(*run, "-l", 1).stderr
-    stderr = packer(*run, "-l", "1k").stderr
-    assert "packer: 99% of the rows is padding: a row has 1,024 tokens" in stderr
-    assert "--max-length" not in packer(*run, "-l", 16).stderr
-    assert packer(*run, "-l", "1k", "-q").stderr == ""
-
-
 def complete(words: str) -> list[str]:
     """What a shell offers after these words."""
     environment = os.environ | {

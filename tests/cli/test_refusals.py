@@ -31,9 +31,9 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --workers 1e999             | --workers: '1e999' is not a whole number
 --workers -1                | --workers: -1 is negative
 --max-loss high             | --max-loss: 'high' is not a share like 0.01 or 1%
---max-loss 2                | --max-loss: 2 is not between 0 and 1 | did you mean 2%?
---max-loss 150              | --max-loss: 150 is not between 0 and 1 | 1% is 0.01
---max-loss -1               | --max-loss: -1 is not between 0 and 1 | 1% is 0.01
+--max-loss 2                | --max-loss: 2 is not between 0 and 1 | Exit 1 when more
+--max-loss 150              | --max-loss: 150 is not between 0 and 1
+--max-loss -1               | --max-loss: -1 is not between 0 and 1
 --max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%
 --max-errors nan            | --max-errors: 'nan' is not a number like 100
 --max-errors inf%           | --max-errors: 'inf%' is not a number like 100
@@ -79,12 +79,12 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --tokenizer-backend gpu     | --tokenizer-backend: 'gpu' is not one of auto,
 --label-shift post          | --label-shift: 'post' is not one of none, pre
 --balance tokens            | --balance: 'tokens' is not one of none, attention
---balance attention --strategy nf   | --balance: next-fit keeps the order of documents | choose ano
---balance attention --strategy wrap | --balance: wrap keeps the order of documents | choose another
---balance attention --strategy hk   | --balance: harmonic puts documents of similar | choose another
+--balance attention --strategy nf   | --balance does not go with --strategy next-fit | choose ano
+--balance attention --strategy wrap | --balance does not go with --strategy wrap
+--balance attention --strategy hk   | --balance does not go with --strategy harmonic
 --max-segments-per-row 0            | --max-segments-per-row: 0 is not between 1 and 16777216
---max-segments-per-row 2 --strategy wrap | --max-segments-per-row: wrap fills every row | choose
---max-segments-per-row 2 --strategy mffd | --max-segments-per-row: with a limit mffd | choose anothe
+--max-segments-per-row 2 --strategy wrap | --max-segments-per-row does not go with --strategy wrap
+--max-segments-per-row 2 --strategy mffd | --max-segments-per-row does not go with --strategy mffd
 --segment-multiple 0        | --segment-multiple: 0 is not positive
 --segment-multiple 5        | --max-length 16 is not a multiple of 5 | use 15 tokens a row
 --segment-multiple 128      | --max-length 16 is not a multiple of 128 | use 128 tokens a row

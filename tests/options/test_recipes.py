@@ -225,8 +225,7 @@ seq_len = 16 | @: there is no key 'seq_len' | did you mean max_length?
 WEB wieght = 1 | @, source 'web': there is no key 'wieght' | weight?
 WEB [validation]¶shar = 1 | @, validation: there is no key 'shar' | share?
 WEB weight = 1¶[[stage]]¶name = 'warm'¶token = 5 | @, stage 'warm': there is no key 'token' | did yo
-quiet = true | @: there is no key 'quiet' | it is for one run: give it on the command line, --quiet
-world-size = 2 | @: there is no key 'world-size' | --world-size
+quiet = true | @: there is no key 'quiet'
 weight = 2 | @: there is no key 'weight' | it is a key of [[source]]
 WEB max_length = 16 | @, source 'web': there is no key 'max_length' | of the top
 WEB workers = 1 | @, source 'web': there is no key 'workers' | of the top
@@ -514,8 +513,3 @@ def test_a_file_that_is_there_stays(mixed: Path) -> None:
     assert Path("mix.toml").read_text() == "mine"
     assert packer("recipe", "data", "-q", "-o", "mix.toml", "--overwrite").exit_code == 0
     assert Path("mix.toml").read_text().startswith("# Written by packer recipe")
-
-
-def test_a_pipe_is_no_recipe() -> None:
-    os.mkfifo("pipe.toml")
-    assert_error(packer("pack", "pipe.toml"), 2, "pipe.toml: not a regular file")
