@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from packer_cli.errors import UsageError, one_of
+from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import (
     Count,
@@ -70,11 +70,8 @@ def view_columns(columns: Sequence[str]) -> list[str]:
 
 def canonical_name(name: str) -> str:
     """The strategy's full name for a name or alias; UsageError for an unknown one."""
-    spelled = name.lower().replace("_", "-")
-    for own, aliases in ALIASES.items():
-        if spelled in (own, *aliases):
-            return own
-    raise one_of("strategy", name, NAMES)
+    own: str = options_of(PackConfig)["strategy"].checked("strategy", name)
+    return own
 
 
 def keeps_order(name: str) -> bool:

@@ -226,7 +226,7 @@ def test_what_is_wrong(folder: Path, good: Json, wrong: Json, text: str, how: Js
     [
         (["--overlong", "split"], "--overlong split is not for records of preference"),
         (["--overlong", "truncate"], "--overlong truncate is not for records of preference"),
-        (["--overlong", "truncate-turns"], "--overlong: truncate-turns is not for records of"),
+        (["--overlong", "truncate-turns"], "--overlong truncate-turns is not for records of"),
         (["--strategy", "wrap"], "--strategy wrap is not for records of preference"),
         (["--force-split"], "--force-split is not for records of preference"),
         (["--balance", "attention"], "--balance attention is not for records of preference"),

@@ -228,13 +228,6 @@ def test_templates_that_take_content_otherwise(folder: Path) -> None:
         )
         record = chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))
         assert pack_marked([record], template=template) == [HI_MARKED]
-    each = "{% for part in m.content %}({{ part.text }}){% endfor %}"
-    template = TAGS.replace(
-        "{{ m.content }}",
-        "{% if m.content is string %}{{ m.content }}{% else %}" + each + "{% endif %}",
-    )
-    [text] = pack_marked([chat(user("Hi"), assistant(parts))], template=template)
-    assert text == "<user>Hi</user><assistant>⟦(Hel)(lo)</assistant>⟧"
 
 
 def test_other_keys_of_messages(folder: Path) -> None:
