@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -51,9 +52,9 @@ class PackedTrainerMixin:
     epoch, or begins the next one.
 
     Raises UsageError for a model without a config where there is no collator, for several GPUs in
-    one process, for context and sequence parallelism, for other sampling strategies, for
-    ignore_data_skip, and on resuming from a checkpoint that has no position or steps of another
-    number of rows; DataError for a checkpoint of other data.
+    one process, for context and sequence parallelism, for other sampling strategies, and on
+    resuming from a checkpoint that has no position or steps of another number of rows; DataError
+    for a checkpoint of other data.
     """
 
     packed_balance: Literal["step", "order"] | None = "step"
@@ -68,8 +69,7 @@ class PackedTrainerMixin:
         **named: Any,
     ) -> None:
         _check_task(self, train_dataset, data_collator)
-        collate = data_collator or _VarlenCollate()
-        taken = train_dataset
+        collate, taken = data_collator or varlen_collate, train_dataset
         of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(self).__mro__)
         if of_trl and isinstance(train_dataset, PackedDataset):
             # SFTTrainer takes no other than a data set of `datasets`, and looks at the first row
@@ -82,18 +82,18 @@ class PackedTrainerMixin:
         super().__init__(model, args, collate, taken, *more, **named)  # type: ignore[call-arg]
         self.train_dataset = train_dataset
         self.args.remove_unused_columns = False
-        if isinstance(collate, _VarlenCollate):
-            collate.know(self.model)
+        if data_collator is None:
+            if (config := getattr(self.model, "config", None)) is None:
+                raise UsageError(
+                    f"data_collator: none given, and {type(self.model).__name__} has no config",
+                    "data_collator=partial(varlen_collate, config=None) for a model of your own",
+                )
+            self.data_collator = partial(varlen_collate, config=config)
         self.add_callback(PackedRows())
 
     def get_train_dataloader(self: Any) -> Any:
         """Batches of this process. The Trainer moves them to its device."""
         args = self.args
-        if not hasattr(self.train_dataset, "__len__"):
-            raise UsageError(
-                f"train_dataset: {type(self.train_dataset).__name__} has no number of rows",
-                "give it to a Trainer without PackedTrainerMixin, which is for PackedDataset",
-            )
         sizes = self._train_batch_size, args.gradient_accumulation_steps
         balance: dict[str, Any] = {}
         text = text_config(getattr(self.model, "config", None))
@@ -229,11 +229,6 @@ class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
                 f"the checkpoint of step {state.global_step} has no position of packed rows",
                 "resume from one that a trainer with PackedTrainerMixin wrote",
             )
-        if args.ignore_data_skip:
-            raise UsageError(
-                "ignore_data_skip: the Trainer would train on rows of the epoch again",
-                "leave it out: packed rows are skipped without being read",
-            )
         self._batches.restore(saved["position"], state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -248,25 +243,6 @@ class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
         """What a checkpoint saves."""
         position = {"position": self._batches.state_dict()} if self._batches else {}
         return {"args": {}, "attributes": position}
-
-
-class _VarlenCollate:
-    """`varlen_collate` for a model that is known only when the Trainer has made it."""
-
-    config: Any = None
-
-    def know(self, model: Any) -> None:
-        """Raises UsageError for a model without a config."""
-        self.config = getattr(model, "config", None)
-        if self.config is None:
-            raise UsageError(
-                f"data_collator: none given, and {type(model).__name__} has no config to choose "
-                "one by",
-                "data_collator=partial(varlen_collate, config=None) for a model of your own",
-            )
-
-    def __call__(self, rows: Any) -> dict[str, Any]:
-        return varlen_collate(rows, config=self.config)
 
 
 def _seed_of(args: Any) -> int | None:
