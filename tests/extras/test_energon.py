@@ -77,12 +77,9 @@ def path(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def loader(
-    path: Path, task_encoder: Any, *, workers: int = 0, repeat: bool = False, rank: int = 0,
-    world_size: int = 1,
-) -> Any:  # fmt: skip
+def loader(path: Path, task_encoder: Any, *, workers: int = 0, repeat: bool = False) -> Any:
     dataset = get_train_dataset(
-        path, worker_config=WorkerConfig(rank=rank, world_size=world_size, num_workers=workers),
+        path, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
         batch_size=None, packing_buffer_size=50, shuffle_buffer_size=20,
         max_samples_per_sequence=None, task_encoder=task_encoder, repeat=repeat,
     )  # fmt: skip
@@ -231,28 +228,6 @@ def test_what_is_left_out_is_counted(
         "dropped_tokens": sum(dropped),
     }
     assert chosen.packing_counts()["tokens"] == sum(int(row.attention_mask.sum()) for row in rows)
-
-
-def test_every_rank_restores_its_own(path: Path) -> None:
-    """Three ranks of two workers; together they have every document once."""
-
-    def of_rank(rank: int, *, repeat: bool = True) -> Any:
-        chosen = encoder(strategy="wrap")
-        return loader(path, chosen, workers=2, repeat=repeat, rank=rank, world_size=3)
-
-    rows = [row for rank in range(3) for row in of_rank(rank, repeat=False)]
-    tokens = Counter(token for row in rows for ids in pieces(row) for token in ids)
-    first = Counter(t for t in tokens.elements() if t >= 1000)
-    assert sorted(first) == list(range(1000, 1000 + SAMPLES))
-    assert set(first.values()) == {1}
-    source = of_rank(1)
-    source_rows = iter(source)
-    ids_of(source_rows, 9)
-    state = source.save_state_rank()
-    expected = ids_of(source_rows, 150)
-    again = of_rank(1)
-    again.restore_state_rank(state)
-    assert ids_of(iter(again), 150) == expected
 
 
 def test_a_sample_that_cannot_be_packed_is_skipped_alone(tmp_path: Path) -> None:

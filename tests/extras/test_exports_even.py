@@ -13,6 +13,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from datasets import load_from_disk
 from support import packer
+from tiny_models import number_tokenizer
 from torch.utils.data import BatchSampler, SequentialSampler
 from trainer_imports import allow_llamafactory
 from transformers import Trainer
@@ -97,7 +98,7 @@ def test_axolotl_deals_the_rows(
         curriculum_sampling=True, sample_packing_sequentially=True,
     ).model_dump(exclude_none=True)  # fmt: skip
     settings = import_module("axolotl.utils.dict").DictDefault(settings)
-    dataset = loading.prepare_datasets(settings, _tokenizer())[0]
+    dataset = loading.prepare_datasets(settings, number_tokenizer(100))[0]
     assert [ids for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)
             if set(labels) != {-100}] == list(dataset["input_ids"])  # fmt: skip
     lengths = samplers.get_dataset_lengths(dataset)
@@ -115,14 +116,6 @@ def test_axolotl_deals_the_rows(
         for one in dealt
     ]  # fmt: skip
     assert unevenness(costs, 1) < 1.05
-
-
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="0"))  # noqa: S106
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
 
 
 def test_trainers_have_settings_that_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:

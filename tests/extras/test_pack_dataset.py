@@ -97,8 +97,8 @@ def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> No
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([[1], None, [2]]), "sequence 1: is null"),
-        (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequence 3: holds a null"),
+        (pa.array([[1], None, [2]]), "sequences are or hold nulls"),
+        (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequences are or hold nulls"),
         (pa.array(["text"]), "expected a column of lists of token ids, got string"),
         (pa.array([[0.5]]), "sequence 0: expected a flat sequence of integers"),
     ],
@@ -166,3 +166,17 @@ def test_no_python_lists_of_tokens() -> None:
     tracemalloc.stop()
     assert len(dataset) == 2000
     assert peak < 2_000_000 * 60  # arrays of 64 bits; a list of ints would take 36 bytes more
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
+def test_tensors_give_tensors_with_the_rows_of_lists(kind: torch.dtype) -> None:
+    tensors = [torch.tensor(sequence, dtype=kind) for sequence in SEQUENCES]
+    options: dict[str, Any] = {"strategy": "next-fit", "eos_token_id": 99, "return_spans": True}
+    found = pack_sequences(tensors, 8, labels=tensors, **options)
+    expected = pack_sequences(SEQUENCES, 8, labels=SEQUENCES, **options)
+    for name in COLUMNS:
+        assert isinstance(getattr(found, name), torch.Tensor)
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+    assert (found.input_ids.dtype, found.attention_mask.dtype) == (torch.int32, torch.uint8)
+    assert [one.tolist() for one in found.cu_seqlens] == [o.tolist() for o in expected.cu_seqlens]
+    assert found.spans == expected.spans

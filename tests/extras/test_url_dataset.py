@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -141,22 +140,6 @@ def size_of(folder: str) -> int:
     return sum(path.stat().st_size for path in found)
 
 
-def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> None:
-    """In the middle of an epoch, on another machine."""
-    local = PackedDataset(packed)
-    expected = list(PackedSampler(local, **SMALL))
-    dataset = PackedDataset(URL, cache="cache")
-    sampler = PackedSampler(dataset, **SMALL)
-    first = list(islice(sampler, 300))
-    state = sampler.state_dict()
-    dataset = PackedDataset(URL, cache="other", cache_bytes=200_000)
-    sampler = PackedSampler(dataset, **SMALL)
-    sampler.load_state_dict(state)
-    rest = ids(dataset, sampler, workers=1)
-    assert first == expected[:300]
-    assert torch.equal(rest.int(), local.__getitems__(expected[300:]).columns["input_ids"])
-
-
 def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     """Costs are a file of the result; the cache keeps it, too."""
     local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=400_000)
@@ -242,9 +225,8 @@ class TestRoom:
         with pytest.raises(UsageError, match=r"fetched for .* bytes of rows: the order asks for"):
             ids(dataset, shuffle=True, generator=torch.Generator().manual_seed(0))
 
-    @pytest.mark.parametrize("workers", [0, 1])
     def test_one_rank_of_many_reads_little_of_each_shard(
-        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """That is no waste: its sampler's order fits, whoever fetches the shards."""
         monkeypatch.setattr(Foresight, "coming", lambda self, rows: None)  # as if it were too slow
@@ -252,7 +234,7 @@ class TestRoom:
         both = dataset, PackedDataset(packed)
         share = {"rank": 0, "world_size": 64, "block_rows": 16, "window_blocks": 2}
         samplers = [PackedSampler(one, **share) for one in both]
-        rows = [[ids(one, sampler, workers) for _ in range(12)]
+        rows = [[ids(one, sampler) for _ in range(12)]
                 for one, sampler in zip(both, samplers, strict=True)]  # fmt: skip
         assert torch.equal(*map(torch.cat, rows))
 
