@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from datasets import load_from_disk
-from support import packer
+from recipes import pack_records, run
 from tiny_models import number_tokenizer
 from torch.utils.data import BatchSampler, SequentialSampler
 from trainer_imports import allow_llamafactory
@@ -26,25 +25,19 @@ L, HIDDEN, RANKS, MICRO, BATCH = 256, 8, 4, 3, 2
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some 200 rows of log-normal documents, not all of which are trained on everywhere."""
-    folder = tmp_path_factory.mktemp("packed")
-    random = np.random.default_rng(5)
-    lines = []
+    random, records = np.random.default_rng(5), []
     for length in np.minimum(random.lognormal(3.0, 1.5, 1200).astype(int) + 4, 2000):
         ids = random.integers(1, 100, length).tolist()
         labels = [-100 if place < length // 3 else one for place, one in enumerate(ids)]
-        lines.append(json.dumps({"input_ids": ids, "labels": labels}))
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
-    assert packer(*command, "--overlong", "split").exit_code == 0
-    return folder / "out"
+        records.append({"input_ids": ids, "labels": labels})
+    return pack_records(tmp_path_factory.mktemp("packed"), records, L, "--overlong", "split")
 
 
 def exported(packed: Path, to: str, output: Path, *, micro_batches: int = MICRO) -> Any:
-    result = packer(
+    run(
         "export", packed, "--to", to, "--output", output, "--order", "even", "--ranks", RANKS,
         "--micro-batches", micro_batches, "--batch-size", BATCH, "--hidden-size", HIDDEN,
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     return load_from_disk(str(output))
 
 

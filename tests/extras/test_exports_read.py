@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import DatasetDict, load_from_disk
-from support import packer, recover_documents
+from recipes import pack_records, run
+from support import recover_documents
 from tiny_models import number_tokenizer, tiny_llama
 from trainer_imports import allow_llamafactory, bridge_datasets
 from trl import SFTConfig, SFTTrainer
@@ -40,24 +40,18 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pack(folder: Path, *, labels: bool) -> Path:
-    random = np.random.default_rng(3)
-    lines = []
+    random, records = np.random.default_rng(3), []
     for length in random.integers(1, 200, 150):
         ids = random.integers(0, VOCABULARY, length)
         record = {"input_ids": ids.tolist()}
         if labels:
             record["labels"] = np.where(random.random(length) < 0.4, -100, ids).tolist()
-        lines.append(json.dumps(record))
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
-    result = packer(*command, "--unit-bytes", "4K")
-    assert result.exit_code == 0, result.stderr
-    return folder / "out"
+        records.append(record)
+    return pack_records(folder, records, L, "--unit-bytes", "4K")
 
 
 def export(directory: Path, to: str, output: Path) -> str:
-    result = packer("export", directory, "--to", to, "--output", output)
-    assert result.exit_code == 0, result.stderr
+    run("export", directory, "--to", to, "--output", output)
     return str(output)
 
 

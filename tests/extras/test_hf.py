@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers as tiny
 from datasets import Dataset, DatasetDict, load_from_disk
+from recipes import pack_records, run
 from support import assert_error, check_directory, jsonl, packer, random_ids, recover_texts
 from tiny_tokenizers import BOS, EOS
 from transformers import AutoTokenizer
@@ -29,12 +31,8 @@ FIXED = {
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 2,000 rows of 512 tokens, 13 MB, in many shards."""
     folder = tmp_path_factory.mktemp("packed")
-    (folder / "data.jsonl").write_text(random_ids(2200, longest=900))
-    result = packer(
-        "pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q", "--columns", COLUMNS,
-        "--unit-bytes", "1M",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
+    records = map(json.loads, random_ids(2200, longest=900).splitlines())
+    pack_records(folder, records, L, "--columns", COLUMNS, "--unit-bytes", "1M")
     assert len(check_directory(folder / "out")["shards"]) > 3
     return folder / "out"
 
@@ -77,8 +75,7 @@ def test_datasets_with_the_same_first_shard_are_told_apart(folder: Path) -> None
     found = []
     for last in ("y", "z"):
         Path("data.jsonl").write_bytes(jsonl("x" * 3000, last))
-        command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", last, "-q"]
-        assert packer(*command, "--unit-bytes", "1K").exit_code == 0
+        run("pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", last, "--unit-bytes", "1K")
         found.append(load_from_disk(last)._fingerprint)
         first = open_packed(last).manifest["shards"][0]["sha256"]
         found.append(first)
@@ -93,8 +90,7 @@ def test_a_saved_dataset_as_input_gives_the_rows_of_its_jsonl(folder: Path, shar
     dataset.save_to_disk("saved", num_shards=shards)
     Path("data.jsonl").write_bytes(jsonl(*texts))
     for source, out in (("saved", "a"), ("data.jsonl", "b")):
-        result = packer("pack", source, "-l", 128, "-t", "bytes", "-o", out, "-q")
-        assert result.exit_code == 0, result.stderr
+        run("pack", source, "-l", 128, "-t", "bytes", "-o", out)
         check_directory(out)
     columns = ["input_ids", "labels", "attention_mask", "cu_seqlens"]
     a, b = (table_of(Path(out)).select(columns).combine_chunks() for out in "ab")
@@ -114,8 +110,7 @@ def test_transformers_loads_the_copied_tokenizer(folder: Path) -> None:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "bos_token": BOS}
     tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config=config)
     Path("data.jsonl").write_bytes(jsonl("the quick brown fox"))
-    command = ["pack", "data.jsonl", "-l", 32, "-t", "tok", "-o", "out", "-q"]
-    assert packer(*command).exit_code == 0
+    run("pack", "data.jsonl", "-l", 32, "-t", "tok", "-o", "out")
     tokenizer = AutoTokenizer.from_pretrained("./out")
     (row,) = load_from_disk("out")
     ids = [

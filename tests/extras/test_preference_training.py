@@ -14,7 +14,7 @@ import pytest
 import tiny_tokenizers as tiny
 import torch
 from datasets import Dataset
-from support import packer
+from recipes import run
 from tiny_models import save_my_model, tiny_llama
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
@@ -64,8 +64,7 @@ def tiny_model() -> Any:
 
 
 def packed(name: str, *how: object, output: str = "out", length: int = 128) -> PackedDataset:
-    result = packer("pack", name, "-l", length, "-o", output, "-q", *how)
-    assert result.exit_code == 0, result.stderr
+    run("pack", name, "-l", length, "-o", output, *how)
     return PackedDataset(output)
 
 
@@ -94,9 +93,8 @@ FORMS = {
 @pytest.mark.parametrize("form", [*FORMS, "view", "joined"])
 def test_pairs_are_their_records_one_by_one(form: str) -> None:
     if form == "view":
-        result = packer("tokenize", "preferences.jsonl", "--shape", "preference", "--tokenizer",
-                        "my-model", "-o", "tokens", "-q")  # fmt: skip
-        assert result.exit_code == 0, result.stderr
+        how = ("--shape", "preference", "--tokenizer", "my-model")
+        run("tokenize", "preferences.jsonl", *how, "-o", "tokens")
         dataset = packed("tokens", "--view")
     else:
         how = ("--shape", "preference", "--tokenizer", "my-model", *FORMS.get(form, []))

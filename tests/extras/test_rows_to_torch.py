@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recipes import TOKENS_OF, pack_sources, write_sources
-from support import packer, random_ids
+from recipes import TOKENS_OF, pack_sources, run, write_sources
+from support import random_ids
 from torch.utils.data import DataLoader, Subset
 
 import packer_cli.torch
@@ -34,11 +34,6 @@ TYPES = {
 }  # fmt: skip
 SMALL = {"block_rows": 16, "window_blocks": 4}
 NAMES = tuple(TOKENS_OF)
-
-
-def run(*arguments: object) -> None:
-    result = packer(*arguments, "-q")
-    assert result.exit_code == 0, result.stderr
 
 
 def pack(source: Path, out: Path, *more: object) -> Path:

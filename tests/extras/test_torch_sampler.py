@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from recipes import pack_sources, write_sources
+from recipes import pack_sources, run, write_sources
 from support import packer
 from torch import distributed
 from torch.utils.data import DataLoader
@@ -49,16 +49,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("results")
     for name, seed in (("a", 0), ("b", 1)):
         (folder / f"{name}.jsonl").write_text(lines(3000, seed))
-    commands = [
-        ["pack", "a.jsonl", "-l", L, "-o", "packed", "--unit-bytes", "20K", "--strategy", "bfd"],
-        ["tokenize", "b.jsonl", "-o", "tokens"],
-        ["pack", "tokens", "-l", L, "--view", "-o", "view"],
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for command in commands:
-            done = packer(*command, "-q")
-            assert done.exit_code == 0, done.stderr
+    how = ("--unit-bytes", "20K", "--strategy", "bfd")
+    run("pack", folder / "a.jsonl", "-l", L, "-o", folder / "packed", *how)
+    run("tokenize", folder / "b.jsonl", "-o", folder / "tokens")
+    run("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view")
     return [folder / "packed", folder / "view"]
 
 

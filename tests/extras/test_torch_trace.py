@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recipes import pack_sources, write_sources
-from support import packer
+from recipes import pack_sources, run, write_sources
 from torch.utils.data import DataLoader
 
 from packer_cli.errors import DataError, UsageError
@@ -31,12 +30,10 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Results by what they are: a packed directory, a view, a recipe with stages, all joined."""
     folder = tmp_path_factory.mktemp("traced")
     files = write_sources(folder, 300)
-    plain = ["pack", files["letters"], files["digits"], "-t", "bytes", "-l", L, "-q"]
-    packed(*plain, "--unit-bytes", "3K", "-o", folder / "plain")
-    packed(
-        "tokenize", files["signs"], files["digits"], "-t", "bytes", "-o", folder / "tokens", "-q"
-    )
-    packed("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view", "-q")
+    some, bytes_ = (files["letters"], files["digits"]), ("-t", "bytes")
+    run("pack", *some, *bytes_, "-l", L, "--unit-bytes", "3K", "-o", folder / "plain")
+    run("tokenize", files["signs"], files["digits"], *bytes_, "-o", folder / "tokens")
+    run("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view")
     stages = tuple(Stage(3000, ((name, 1.0),), name) for name in ("signs", "letters"))
     weights = {name: {"weight": 0.0} for name in files}
     recipe = pack_sources(
@@ -44,11 +41,6 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     )
     paths = {"plain": folder / "plain", "view": folder / "view", "recipe": recipe}
     return {name: [path] for name, path in paths.items()} | {"joined": list(paths.values())}
-
-
-def packed(*arguments: object) -> None:
-    result = packer(*arguments)
-    assert result.exit_code == 0, result.stderr
 
 
 @lru_cache
@@ -175,20 +167,6 @@ def test_a_state_tells_the_step_that_was_last_and_those_that_follow(
         if "dealt" in resumed and not last.doubt:
             assert tokens_of(last) == step
         checked += 1
-
-
-def test_a_state_in_the_middle_of_a_step(kinds: dict[str, list[Path]]) -> None:
-    dataset = PackedDataset(kinds["plain"])
-    sizes = {"world_size": 2, "batch_size": 3, "micro_batches": 2}
-    for balance in ({}, {"balance": "step", "hidden_size": 1}):
-        own = {"batch_size": 3, "micro_batches": 2} if balance else {}
-        sampler = PackedSampler(dataset, rank=0, world_size=2, **balance, **own)
-        rows = list(islice(sampler, 12 + 4))
-        state = sampler.state_dict()
-        found = trace(kinds["plain"], state=state, **({} if balance else sizes))
-        assert (found.step.number, found.taken) == (2, (8, 12))
-        assert [one.row.number for one in found.rows(0)][:4] == rows[12:]
-        assert len(list(found.rows())) == 12
 
 
 class TrainersLoop(Training):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import packer
+from recipes import pack_records
 from tiny_models import number_tokenizer
 from torch import distributed
 from transformers import (
@@ -108,13 +108,9 @@ def train(
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """82 rows of 16 tokens, each of them the number of its row; of one to eight documents."""
-    folder = tmp_path_factory.mktemp("packed")
     rows = [([row] * (16 >> row % 4), 1 << row % 4) for row in range(ROWS)]
-    lines = [json.dumps({"input_ids": ids}) for ids, documents in rows for _ in range(documents)]
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
-    assert packer(*command, "--strategy", "next-fit").exit_code == 0
-    return folder / "out"
+    records = [{"input_ids": ids} for ids, documents in rows for _ in range(documents)]
+    return pack_records(tmp_path_factory.mktemp("p"), records, L, "--strategy", "next-fit")
 
 
 @pytest.fixture(scope="module")
@@ -214,23 +210,6 @@ def test_two_processes_go_on_from_one(
     assert steps_of(seen["alone"], 2) == expected_steps(epochs)[:STOP]
     assert of_both(seen["resumed"]) == expected_steps(epochs)[STOP:]
     assert seen["steps"] == 2 * STEPS
-
-
-def gaps(packed: Path, steps: Any) -> int:
-    """How much more attention the costlier of two processes has, over all of their steps."""
-    dataset = PackedDataset(packed)
-    numbers = dataset.__getitems__(range(ROWS)).columns["input_ids"][:, 0].tolist()
-    cost = dict(zip(numbers, dataset.squared_lengths.tolist(), strict=True))
-    return sum(abs(sum(cost[row] for row in a) - sum(cost[row] for row in b)) for a, b in steps)
-
-
-def test_processes_have_even_steps(
-    packed: Path, of_two: tuple[Path, dict[str, Any]], epochs: list[list[int]]
-) -> None:
-    _, seen = of_two
-    striped = [(rows[k : k + 8 : 2], rows[k + 1 : k + 8 : 2]) for rows in epochs
-               for k in range(0, ROWS, 8)]  # fmt: skip
-    assert gaps(packed, zip(*seen["began"], strict=True)) < gaps(packed, striped[:STOP]) / 3
 
 
 @pytest.mark.parametrize("balance", ["step", "order", None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -22,8 +21,8 @@ import numpy as np
 import pytest
 import s3_server
 import torch
+from recipes import pack_records, run
 from s3fs import S3FileSystem
-from support import packer
 from torch.utils.data import DataLoader
 
 from packer_cli import open_packed, storage
@@ -52,20 +51,12 @@ def servers() -> Iterator[tuple[str, s3_server.Proxy]]:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 650 rows in two dozen shards."""
-    folder = tmp_path_factory.mktemp("packed")
-    pack(folder / "out", 0)
-    assert len(open_packed(folder / "out").facts.shards) > 10
-    return folder / "out"
-
-
-def pack(out: Path, seed: int, *more: object) -> None:
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, 90, 900)
-    lines = (json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths)
-    data = out.parent / f"data-{out.name}.jsonl"
-    data.write_text("\n".join(lines))
-    result = packer("pack", data, "-l", L, "-q", "--unit-bytes", "15K", "-o", out, *more)
-    assert result.exit_code == 0, result.stderr
+    random = np.random.default_rng(0)
+    records = [{"input_ids": random.integers(0, 50_000, n).tolist()}
+               for n in random.integers(1, 90, 900)]  # fmt: skip
+    out = pack_records(tmp_path_factory.mktemp("packed"), records, L, "--unit-bytes", "15K")
+    assert len(open_packed(out).facts.shards) > 10
+    return out
 
 
 @pytest.fixture
@@ -209,8 +200,8 @@ def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
     Path("data.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
-    assert packer("tokenize", "data.jsonl", "-o", "tokens", "-q").exit_code == 0
-    assert packer("pack", "tokens", "-l", 8, "--view", "-o", "view", "-q").exit_code == 0
+    run("tokenize", "data.jsonl", "-o", "tokens")
+    run("pack", "tokens", "-l", 8, "--view", "-o", "view")
     upload(proxy, Path("view"))
     with pytest.raises(UsageError, match=f"{URL}: a view, which is only read from a local"):
         PackedDataset(URL, cache="cache")
