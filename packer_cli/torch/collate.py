@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -155,23 +156,13 @@ def block_mask_collate(
         columns |= {"seq_idx": documents} | edges
     if form == "documents":
         return _named(columns | {"document_ids": documents}, names)
-    kind = _mask_dtype(config)
-
-    def mask_of(ids: Any, window: int | None) -> Any:
-        seen = dense_mask(ids, window)
-        if kind == torch.bool:
-            return seen
-        return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
-
-    return _named(columns | {"attention_mask": block_masks(documents, config, mask_of)}, names)
-
-
-def _mask_dtype(config: Any) -> Any:
-    """Type of masks: bool for SDPA; eager attention adds them to scores, in the model's."""
-    if config is None or attention_of(config) != "eager":
-        return torch.bool
-    own = getattr(text_config(config), "dtype", None)
-    return own if isinstance(own, torch.dtype) and own.is_floating_point else torch.float32
+    kind = torch.bool  # for SDPA; eager attention adds masks to scores, in the model's type
+    if config is not None and attention_of(config) == "eager":
+        own = getattr(text_config(config), "dtype", None)
+        is_float = isinstance(own, torch.dtype) and own.is_floating_point
+        kind = own if is_float else torch.float32
+    masks = block_masks(documents, config, partial(dense_mask, kind=kind))
+    return _named(columns | {"attention_mask": masks}, names)
 
 
 def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:

@@ -12,25 +12,18 @@ has a `sliding_window`, and else the first:
 Where layers differ, models of transformers take a dict of masks by these names, with None for
 layers that do not attend, such as Mamba's.
 
-Whatever would silently let documents see each other is refused:
+Whatever would silently let documents see each other is refused: attention that knows documents by
+positions (SDPA, eager and FlexAttention) in families that make their masks without positions;
+convolutions and recurrent layers that do not get `seq_idx`; masks for an attention that takes none,
+or others. Which families these are is read from the code of the installed transformers: see
+`_Code`.
 
-1. SDPA, eager and FlexAttention know documents by their positions only, and some families of
-   models make their masks without positions.
-2. Convolutions and recurrent layers know documents by `seq_idx` only, and some families do not hand
-   it down to their kernels, or have kernels that take none.
-3. FlashAttention takes no 4-D mask, FlexAttention no mask of numbers.
-
-Which families these are is read from the code of the installed transformers: see `_Code`. Only the
-model itself can show the rest, which `check_isolation` asks:
-
-1. The batch goes through the model as it is.
-2. Every second document of each row gets other tokens; the logits of those between them must stay.
-3. The same for the others.
-
-The first document of a row comes before everything that step 3 changes, so a change there is
-noise: experts, for example, compute together what the router sends them. A change that is more
-than ten times as large elsewhere is a document that saw another. This takes three forward passes,
-with the same random numbers in each; the model stays in its mode.
+Only the model itself can show the rest. `check_isolation` gives every second document of each row
+other tokens, in a copy of the batch, and then the others: logits of those in between must stay. The
+first document of a row comes before everything that the second copy changes, so a change there is
+noise: experts, for example, compute together what the router sends them. A change that is more than
+ten times as large elsewhere is a document that saw another. This takes three forward passes, with
+the same random numbers in each; the model stays in its mode.
 """
 
 from __future__ import annotations
@@ -336,10 +329,15 @@ def block_masks(document_ids: Any, config: Any, mask_of: Callable[[Any, int | No
     return masks if len(masks) > 1 else masks[kinds[0]]
 
 
-def dense_mask(ids: Any, window: int | None) -> Any:
-    """A mask bool [b, 1, length, length], True where a query may look."""
+def dense_mask(ids: Any, window: int | None, kind: Any = torch.bool) -> Any:
+    """A mask [b, 1, length, length], True where a query may look; of a type of floats, to be added
+    to scores.
+    """
     seen = (ids[:, None, :, None] == ids[:, None, None, :]).tril_()
-    return seen if window is None else seen.triu_(1 - window)
+    seen = seen if window is None else seen.triu_(1 - window)
+    if kind == torch.bool:
+        return seen
+    return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
 
 
 def flex_mask(ids: Any, window: int | None) -> Any:

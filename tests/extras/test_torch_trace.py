@@ -15,11 +15,11 @@ import pytest
 from recipes import pack_sources, run, write_sources
 from torch.utils.data import DataLoader
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import UsageError
 from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler
 from packer_cli.torch.trainer import Batches
-from packer_cli.trace import TracedStep, find, trace
+from packer_cli.trace import TracedStep, trace
 
 L = 64
 Step = list[list[list[list[int]]]]  # of each rank, batches of rows of tokens
@@ -244,47 +244,3 @@ def test_steps_are_those_of_the_trainers_batches(kinds: dict[str, list[Path]], k
                 assert found == step, (stop, number, named, state)
         checked += 1
     assert moved > 20
-
-
-def test_documents_are_found_where_the_loop_has_them(kinds: dict[str, list[Path]]) -> None:
-    """Each of them, in all their pieces, and nowhere else."""
-    random, paths = np.random.default_rng(5), kinds["joined"]
-    rows = len(PackedDataset(paths))
-    for _ in range(4):
-        _, named, _ = random_loop(random)
-        where: dict[tuple[str, int], set[tuple[int, ...]]] = {}
-        number = -1
-        while True:
-            number += 1
-            traced = trace(paths, step=number, **named)
-            if traced.step.epoch > 2:
-                break
-            for place in traced.rows():
-                at = number, place.rank, place.micro_batch, place.place
-                for one in place.row.segments:
-                    key = one.origin.file, one.origin.position
-                    where.setdefault(key, set()).add((*at, one.index, one.origin.start))
-        keys = list(where)
-        for index in random.integers(0, len(keys), 10).tolist():
-            path, position = keys[index]
-            found = find(paths, f"{Path(path).name}:{position}", epochs=2, **named)
-            assert len({one.place.place for one in found}) == len(found)
-            pieces = {
-                (one.step.number, one.place.rank, one.place.micro_batch, one.place.place,
-                 segment.index, segment.origin.start)
-                for one in found if one.step is not None for segment in one.segments
-            }  # fmt: skip
-            assert pieces == {piece for piece in where[path, position] if piece[3] < 2 * rows}
-            dropped = [one for one in found if one.step is None]
-            assert not dropped or named["drop_last"]
-
-
-def test_a_state_of_other_rows_is_refused(kinds: dict[str, list[Path]]) -> None:
-    state = PackedSampler(PackedDataset(kinds["plain"])).state_dict()
-    with pytest.raises(DataError, match=r"the state has data .*, the result has"):
-        trace(kinds["view"], step=0, state=state, world_size=1)
-    cost = PackedSampler(
-        PackedDataset(kinds["plain"]), balance="step", batch_size=2, cost=lambda sums: sums + 1
-    ).state_dict()
-    found = trace(kinds["plain"], step=0, state=cost, cost=lambda sums: sums + 1)
-    assert len(list(found.rows())) == 2
