@@ -123,6 +123,7 @@ class Batches:
     batch_size     rows of a micro-batch
     micro_batches  of a step; the last step of an epoch may have fewer, and its last one fewer rows
     drop_last      leave out a last batch with fewer rows
+    trained        steps of this epoch, which the callback counts
 
     Raises DataError where an epoch has no batch.
     """
@@ -144,8 +145,9 @@ class Batches:
                 "train with smaller batches, or without dataloader_drop_last",
             )
         self._steps = -(-self._count // micro_batches)
+        self._rows_per_step = batch_size * micro_batches * sampler.world_size
         self._to_skip = 0  # steps that the Trainer skips in the next epoch,
-        self._skipped = self._trained = 0  # those that it skips in this one, and has trained on
+        self._skipped = self.trained = 0  # those that it skips in this one, and has trained on
 
     def __len__(self) -> int:
         return self._count
@@ -158,30 +160,25 @@ class Batches:
         for _ in range(skipped, self._count):
             yield list(islice(rows, self._batch_size))
 
-    @property
-    def rows_per_step(self) -> int:
-        """Rows of a step of all processes together."""
-        return self._batch_size * self._micro_batches * self.sampler.world_size
-
     def restore(self, state: dict[str, Any], steps: int) -> None:
         """Go on after a `state_dict`, which was taken after so many steps of the run.
 
         Raises UsageError where the Trainer would count other steps than there are.
         """
         expected = state["rows_per_step"]
-        if self.rows_per_step != expected:
+        if self._rows_per_step != expected:
             raise UsageError(
                 f"the checkpoint's steps had {expected} rows, those of this run have "
-                f"{self.rows_per_step}: the Trainer counts steps, and would count wrong",
+                f"{self._rows_per_step}: the Trainer counts steps, and would count wrong",
                 "set per_device_train_batch_size, gradient_accumulation_steps and the number of "
                 f"processes so that their product is {expected}",
             )
         saved, sampler = state["sampler"], self.sampler
         sampler.load_state_dict(saved)
         epoch, within = divmod(steps, self._steps)
-        place = epoch * sampler.rows + within * self.rows_per_step
+        place = epoch * sampler.rows + within * self._rows_per_step
         # an epoch begins with rows that the processes could not share in the one before
-        if not 0 <= place - saved["samples"] < self.rows_per_step:
+        if not 0 <= place - saved["samples"] < self._rows_per_step:
             raise UsageError(
                 f"the checkpoint is at row {saved['samples']} of the run, the Trainer expects row "
                 f"{place}: it counts {self._steps} steps an epoch",
@@ -196,18 +193,14 @@ class Batches:
         """Called before each epoch of the Trainer."""
         # as a checkpoint at the end of the last epoch has it; some rows may not have been drawn
         self.sampler.load_state_dict(self.sampler.state_dict(rows=sys.maxsize))
-        self._skipped, self._to_skip, self._trained = self._to_skip, 0, 0
-
-    def step(self) -> None:
-        """Called after each step."""
-        self._trained += 1
+        self._skipped, self._to_skip, self.trained = self._to_skip, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, for `restore`."""
-        ended = self._skipped + self._trained == self._steps
-        rows = self._trained * self._micro_batches * self._batch_size
+        ended = self._skipped + self.trained == self._steps
+        rows = self.trained * self._micro_batches * self._batch_size
         state = self.sampler.state_dict(rows=sys.maxsize if ended else rows)
-        return {"sampler": state, "rows_per_step": self.rows_per_step}
+        return {"sampler": state, "rows_per_step": self._rows_per_step}
 
 
 class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
@@ -237,7 +230,7 @@ class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the step."""
-        self._batches.step()
+        self._batches.trained += 1
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint saves."""

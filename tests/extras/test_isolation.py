@@ -9,8 +9,6 @@ import pytest
 import torch
 from families import rows
 from tiny_models import tiny_llama
-from torch.nn.functional import pad
-from transformers import MixtralConfig, MixtralForCausalLM
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import (
@@ -23,10 +21,6 @@ from packer_cli.torch import (
 )
 
 Batch = dict[str, Any]
-SIZES = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
-}  # fmt: skip
 COLLATORS = [
     partial(varlen_collate, config=None),
     partial(padded_collate, config=None),
@@ -73,34 +67,6 @@ def test_in_half_precision(dtype: Any) -> None:
     check_isolation(model, padded_collate(rows(), config=None))
     with pytest.raises(UsageError, match=LEAK):
         check_isolation(model, with_a_mask(padded_collate(rows(), config=None)))
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_experts_that_compute_together_are_no_leak(mode: str) -> None:
-    torch.manual_seed(0)
-    config = MixtralConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.1)
-    model = getattr(MixtralForCausalLM(config), mode)()
-    check_isolation(model, varlen_collate(rows(), config=None))
-    with pytest.raises(UsageError, match=LEAK):
-        check_isolation(model, with_cache(varlen_collate(rows(), config=None)))
-
-
-@pytest.mark.parametrize("places", [1, 2])
-def test_a_neighbours_last_tokens_are_enough(places: int) -> None:
-    """A convolution reaches no further; only the first places of a document change."""
-
-    class Convolution(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = torch.nn.Embedding(61, 8)
-
-        def forward(self, input_ids: Any, **_: Any) -> Any:
-            seen = self.words(input_ids)
-            return seen + pad(seen, (0, 0, places, 0))[:, :-places]
-
-    for collate in (partial(varlen_collate, config=None), partial(padded_collate, config=None)):
-        with pytest.raises(UsageError, match=LEAK):
-            check_isolation(Convolution(), collate(rows()))
 
 
 class Remembers(torch.nn.Module):

@@ -199,7 +199,7 @@ class TrainersLoop(Training):
             for _ in range(skipped, self.per_epoch):
                 drawn = [list(islice(one, self.micro_batches)) for one in epochs]
                 for one in self.batches:
-                    one.step()
+                    one.trained += 1
                 self.done += 1
                 yield [[[_tokens(self.dataset[row]) for row in rows] for rows in batches]
                        for batches in drawn]  # fmt: skip
