@@ -67,24 +67,6 @@ def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(one.get(name) for name in names)
 
 
-def test_a_step_as_a_table(packed: Path) -> None:
-    assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
-        "step 0, in epoch 0: places 0 to 3 of the order of the shards\n"
-        "2 ranks with 1 batch of 2 rows each\n"
-        "\n"
-        "rank  micro-batch  row  tokens  document\n"
-        "   0            0    0       6  a.jsonl byte 0\n"
-        "                             8  a.jsonl byte 18\n"
-        "   0            0    2      16  a.jsonl byte 65\n"
-        "   1            0    1      12  a.jsonl byte 39\n"
-        "   1            0    3       5  a.jsonl byte 65 from its token 16\n"
-        "                             2  a.jsonl byte 98\n"
-        "\n"
-        "4 rows, 6 segments, 49 tokens\n"
-        "a row as text: packer show out 3\n"
-    )
-
-
 def test_the_last_step_of_an_epoch_is_short_and_what_is_left_over_begins_the_next(
     packed: Path,
 ) -> None:
