@@ -11,6 +11,7 @@ relative to descriptors. Locks end with the process that holds them (flock).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -21,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from packer_cli.errors import DataError, UsageError, named
+from packer_cli.errors import DataError, UsageError, from_os_error, named
 
 ID = "dd4cbd969ee4cf0b968a8b865edeed7a"
 LOCK = "lock"
@@ -329,3 +330,64 @@ def in_the_way(folder: Path | str, names: Iterable[str]) -> UsageError:
         f"{named(sorted(names), _MOST_NAMED)}",
         "nothing was changed; move them elsewhere, or choose another --output",
     )
+
+
+# Files that are there whole or not at all, also after a power loss
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which is synced to the disk at the end."""
+    try:
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file and sync it to the disk."""
+    with written(path) as file:
+        file.write(content)
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power loss."""
+    part = path.with_name(path.name + ".part")
+    try:
+        write_file(part, content)
+        os.rename(part, path)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+    sync(path.parent)
+
+
+def make_folders(path: Path) -> None:
+    """Make a directory and those above it, so that a power loss takes none of them away.
+
+    Raises NotADirectoryError below a file.
+    """
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():  # nobody else made it meanwhile
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    if os.access(path.parent, os.R_OK):
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Sync a file or a directory to the disk (fsync)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error

@@ -24,10 +24,20 @@ from pathlib import Path
 
 import msgspec
 
-from packer_cli.durable import make_folders, put_file, sync
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.options.option import refuse
-from packer_cli.ownership import LOCK, Folder, Listed, in_the_way, own_folder, remove_own, unchanged
+from packer_cli.ownership import (
+    LOCK,
+    Folder,
+    Listed,
+    in_the_way,
+    make_folders,
+    own_folder,
+    put_file,
+    remove_own,
+    sync,
+    unchanged,
+)
 from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, SHARD_NAME, SIDE_FILES
 from packer_cli.run.destination import holds_result
 

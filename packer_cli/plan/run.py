@@ -163,7 +163,7 @@ def plan(
     stop = threading.Event()
     begin_stdin(stop.is_set)
     files = find_inputs(inputs, configs[0], notify)
-    run = settle(files, configs[0], tokenizer_name, notify, warn)
+    run = settle(files, configs[0], tokenizer_name, replace(options, notify=notify, warn=warn))
     return plan_files(run, configs, options, sample, notify, stop, show_progress=show_progress)
 
 
@@ -190,7 +190,8 @@ def plan_recipe(
         return _estimated(recipe, tokens, raw, configs, options, sample, notify, warn)
     for one in raw:
         with naming(recipe, one.source):
-            _refuse_stale(one, settle(one.files, one.config, recipe.tokenizer, silent, warn))
+            silently = replace(options, notify=silent, warn=warn)
+            _refuse_stale(one, settle(one.files, one.config, recipe.tokenizer, silently))
     return [
         (part, plan(inputs, of_part, options, None, sample, notify, warn,
                     show_progress=show_progress))
@@ -228,7 +229,8 @@ def _estimated(
     everything, nothing is estimated.
     """
     paths = [path for one in tokens for path in one.directories]
-    runs = [settle(one.files, one.config, recipe.tokenizer, notify, warn).cut() for one in raw]
+    options = replace(options, notify=notify, warn=warn)
+    runs = [settle(one.files, one.config, recipe.tokenizer, options).cut() for one in raw]
     read = _read_of(recipe, runs, sample, warn, is_mixed=len(paths) > len(raw))
     share = min(
         weight_of(some) / weight_of(run.units) for some, run in zip(read, runs, strict=True)

@@ -113,7 +113,7 @@ def made_of(
 ) -> list[_Made]:
     """Give what is made of units, in their order. Nothing is written."""
     made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-    job = Job.of(run, units, NOWHERE, options, notify, stop, progress)
+    job = Job.of(run, units, NOWHERE, replace(options, notify=notify, stop=stop), progress)
     with closing(job.source), as_flag():
 
         def task(place: int) -> None:

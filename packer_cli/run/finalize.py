@@ -15,7 +15,6 @@ import numpy as np
 from msgspec.structs import asdict
 
 import packer_cli
-from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import speakers_tip
@@ -25,7 +24,11 @@ from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.ownership import unchanged
+from packer_cli.ownership import (
+    unchanged,
+    write_file,
+    written,
+)
 from packer_cli.packing.figures import lower_bound_rows, squared_sums
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
@@ -164,28 +167,12 @@ def _side_files(
 
 def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index)
-        if record is not None:
-            _refuse_lost(claim, record.shards)
-        else:
-            record = commits.read_unit(claim.work, unit)
+        record = reused.get(unit.index) or commits.read_unit(claim.work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {claim.work} are not right"
             )
         yield record
-
-
-def _refuse_lost(claim: Claim, kept: Iterable[Shard]) -> None:
-    """DataError for a shard of the earlier result that was there when the update began."""
-    for shard in kept:
-        status = claim.folder.status(shard.file)
-        if status is None or status.st_size != shard.bytes:
-            raise DataError(
-                f"{claim.output / shard.file}: is missing or cut short since the update began",
-                "restore it, or remove what is left of it; then run the same command again, which "
-                "packs its documents again",
-            )
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:

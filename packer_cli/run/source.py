@@ -81,11 +81,10 @@ _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 
 
 def choose_encoding(
-    shape: Shape, config: DocumentConfig, tokenizer: str | None, notify: Notify, warn: Notify
+    shape: Shape, config: DocumentConfig, tokenizer: str | None, options: EncodingOptions
 ) -> Chosen:
-    """The choice that `tokenizer` and the options name. `notify` hears what was chosen, `warn` what
-    was most likely not meant. Raises UsageError.
-    """
+    """The choice that `tokenizer` and `config` name. Raises UsageError."""
+    notify, warn = options.notify, options.warn
     chosen, origin = choose(tokenizer)
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
@@ -221,10 +220,8 @@ class Source:
             self.processes.close()
 
 
-def prepare(
-    run: Run, units: Sequence[WorkUnit], options: EncodingOptions, notify: Notify
-) -> Source:
-    """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
+def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> Source:
+    """Load what `run` needs for `units`. Raises UsageError."""
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
     reads = _plain_reads(own)
     if run.chosen.name is None:
@@ -257,7 +254,7 @@ def prepare(
         for one, part in ahead if run.resumable else ():
             if processes is not None and one.shape in rendered:
                 processes.start(one, part)
-        tokenizer = _loaded(files, own[file.shape][1], options, texts, notify)
+        tokenizer = _loaded(files, own[file.shape][1], options, texts)
         return _source(own, files, tokenizer, reads, renders, processes)
     except BaseException:
         if processes is not None:
@@ -462,7 +459,6 @@ def _loaded(
     config: DocumentConfig,
     options: EncodingOptions,
     first_texts: Iterator[str],
-    notify: Notify,
 ) -> Tokenizer:
     """The tokenizer of `files`; the built-in one for None. Raises UsageError."""
     if files is None:
@@ -472,7 +468,7 @@ def _loaded(
         backend=options.tokenizer_backend,
         framing=framing_of(config),
         first_documents=first_texts,
-        notify=notify,
+        notify=options.notify,
     )
 
 
