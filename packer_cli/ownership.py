@@ -145,10 +145,6 @@ def unchanged(folder: Folder, name: str, listed: Listed, record: Times | None = 
     return _tell_times(status, record) or folder.digest(name) == listed.sha256
 
 
-def times_of(status: os.stat_result) -> Times:
-    return status.st_mtime_ns, status.st_ctime_ns
-
-
 def _tell_times(file: os.stat_result, record: Times | None) -> bool:
     """Tell whether nobody has changed a file since packer wrote the record, as the last of all, and
     then renamed both to their places, which sets the time of change of status only.

@@ -46,7 +46,6 @@ from packer_cli.ownership import (
     remove_own,
     strangers,
     sync,
-    times_of,
     unchanged,
     write_file,
 )
@@ -260,7 +259,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
 
 def _names_of(run: Run) -> set[str]:
     """Names that the result of a run may have beside shards, for a look before all the work."""
-    names = {*SIDE_FILES, MANIFEST, INCOMPLETE} - ({*TOKENIZER_FILES} - run.side_files.keys())
+    names = {*SIDE_FILES, MANIFEST, INCOMPLETE} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
     if run.config.on_error != "skip":
         names -= {REJECTED}
     if run.is_to_tokenize or run.row_config.max_loss is None:
@@ -392,7 +391,8 @@ def earlier_result(folder: Folder) -> Earlier | None:
     for name in (MANIFEST, INCOMPLETE):
         content, status = folder.read(name), folder.status(name)
         if content is not None and status is not None and looks_like_one(content):
-            return relied_on(folder.path / name, content, times_of(status))
+            times = status.st_mtime_ns, status.st_ctime_ns
+            return relied_on(folder.path / name, content, times)
     return None
 
 

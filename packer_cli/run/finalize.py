@@ -162,7 +162,7 @@ def _side_files(
         _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, reused), head)
         joined.append(SQUARED_LENGTHS)
     first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
-    return first | run.side_files | last
+    return first | run.chosen.hashes | last
 
 
 def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
@@ -217,25 +217,21 @@ def check_limits(
     config: DocumentConfig, total: Counts, bad: int, read: int, see: str, later: str
 ) -> None:
     """Raise DataError for more `bad` records among those that were `read`, or more unused text,
-    than the options allow. `see`, `later`: what helps with the former, and with the latter.
+    than the options allow; InternalError where an encoded token is neither in a row nor known to
+    be lost. `see`, `later`: what helps with the former, and with the latter.
     """
     limit = config.max_errors
     if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
         raise DataError(f"{bad:,} of {read:,} records are bad; --max-errors is {limit}", see)
-    check_conserved(total)
+    if not total.conserved():
+        raise InternalError(
+            f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
+            f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
+        )
     unused = total.looked_at_characters, total.unused
     if reason := why_too_much_unused(config.max_unused, *unused):
         tip = "name fields with --field, or leave them out of the input; "
         raise DataError(reason, tip + later)
-
-
-def check_conserved(counts: Counts) -> None:
-    """Raise InternalError where an encoded token is neither in a row nor known to be lost."""
-    if not counts.conserved():
-        raise InternalError(
-            f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "
-            f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
-        )
 
 
 def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:

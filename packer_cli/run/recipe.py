@@ -290,12 +290,12 @@ def _tokenize(one: Tokens, options: RunOptions) -> None:
         named = message.startswith(f"{to}: ")
         notify(message if named else f"source {one.source.name!r}: {message}")
 
-    inputs, now = list(one.source.inputs), replace(options, notify=say, staging=None)
-    up_to_date = replace(now, update=True, overwrite=False)
+    inputs, anew = list(one.source.inputs), replace(options, notify=say, staging=None)
+    now = anew
+    if finished and not options.as_rank:
+        now = replace(anew, update=True, overwrite=False)
     try:
-        done = pack(
-            inputs, to, config, up_to_date if finished and not options.as_rank else now, name
-        )
+        done = pack(inputs, to, config, now, name)
     except UsageError:
         if not (finished and options.overwrite):
             raise
@@ -307,7 +307,7 @@ def _tokenize(one: Tokens, options: RunOptions) -> None:
                 "name another directory: tokenized = DIR, or give the source another name; if "
                 "nothing needs those documents any more, remove the directory",
             ) from None
-        done = pack(inputs, to, config, now, name)
+        done = pack(inputs, to, config, anew, name)
     if done is None:
         notify(f"{to}: the ranks that tokenize the rest go on with it")
 

@@ -76,7 +76,7 @@ from packer_cli.run.commits import (
     squared_lengths_name,
 )
 from packer_cli.run.identity import Run
-from packer_cli.run.source import Source, prepare, tokenized_source
+from packer_cli.run.source import Source, prepare
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3
@@ -122,7 +122,7 @@ class Job:
         progress: Progress,
     ) -> Job:
         """`units`: those that will be packed, at least one. Raises UsageError."""
-        source = tokenized_source(run) if run.is_tokenized else prepare(run, units, options)
+        source = prepare(run, units, options)
         return cls(
             run.files, run.config, run.shape, source, folder, progress, options.stop,
             options.notify, run.resumable,

@@ -132,33 +132,6 @@ def test_ids_that_are_none(ids: str, named: str | None, message: str) -> None:
     assert not Path("tokens/manifest.json").exists()
 
 
-def test_bad_records_are_skipped_and_told() -> None:
-    Path("a.jsonl").write_bytes(jsonl("a") + b"{broken\n" + jsonl("b") + b'{"text": 5}\n')
-    assert_error(packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens"), 1, "line 2")
-    manifest = tokenize("a.jsonl", "--on-error", "skip")
-    assert texts_in("tokens") == ["a", "b"]
-    assert manifest["rejected_records"] == 2
-    rejected = [json.loads(line) for line in Path("tokens/rejected.jsonl").read_text().splitlines()]
-    assert [(one["file"], one["position"]) for one in rejected] == [
-        ("a.jsonl", 14),
-        ("a.jsonl", 36),
-    ]
-    failed = packer(
-        "tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "new", "--on-error", "skip",
-        "--max-errors", "1",
-    )  # fmt: skip
-    assert_error(failed, 1, "2 records are bad so far; --max-errors is 1")
-
-
-def test_ranks_change_nothing(texts: list[str]) -> None:
-    command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "9k"]
-    assert packer(*command, "-o", "whole").exit_code == 0
-    for rank in (2, 0, 1):
-        done = packer(*command, "--rank", rank, "--world-size", 3, "-o", "out")
-        assert done.exit_code == 0, done.stderr
-    assert contents("out") == contents("whole")
-
-
 def test_a_unit_of_several_shards() -> None:
     """A new one begins after the record batch that fills one."""
     Path("a.jsonl").write_bytes(jsonl(*(f"{n % 7}" * 200_000 for n in range(60))))
