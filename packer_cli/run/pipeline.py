@@ -159,8 +159,6 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
         if earlier and (options.update or options.as_rank):
             update = plan_update(destination, earlier, run, options)
             run = update.run
-            for note in update.notes:
-                options.notify(note)
             if options.as_rank and update.changed:
                 raise output.finished(destination)
         else:

@@ -90,14 +90,12 @@ class Update:
     reused   records of the units that stay, by their index
     digests  of the inputs that these read and share
     changed  whether there is anything to do
-    notes    what is dropped, has moved, is left out and stays, for the user
     """
 
     run: Run
     reused: dict[int, UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
-    notes: list[str]
 
 
 def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions) -> Update:
@@ -115,7 +113,7 @@ def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions
             refuse_other_result(directory, manifest, run)
         except UsageError:
             changed = True
-        return Update(run, {}, {}, changed, [])
+        return Update(run, {}, {}, changed)
     _refuse_other_options(directory, manifest, now)
     return _Comparison(directory, manifest, now, options).update()
 
@@ -167,8 +165,8 @@ class _Comparison:
         is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
         run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
         changed = bool(new or dropped or moved or lost or is_limited)
-        notes = self._notes(dropped, moved, copies, kept)
-        return Update(run, {one.unit: one for one in records}, digests, changed, notes)
+        self._tell(dropped, moved, copies, kept)
+        return Update(run, {one.unit: one for one in records}, digests, changed)
 
     def _find_contents(self, same: Container[int]) -> tuple[dict[int, str], dict[str, str]]:
         """Inputs by new names whose content the result holds, so that no document is there twice.
@@ -270,14 +268,14 @@ class _Comparison:
             "or restore the file, or leave out the changed inputs of that unit",
         )
 
-    def _notes(
+    def _tell(
         self,
         dropped: _Unnamed,
         moved: dict[int, str],
         copies: dict[str, str],
         kept: _Unnamed,
-    ) -> list[str]:
-        """Lines on what becomes of inputs, for the user."""
+    ) -> None:
+        """Say what becomes of inputs."""
         moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
@@ -287,7 +285,8 @@ class _Comparison:
             f"has these inputs already: {named(held, _MOST_NAMED)}": copies,
             f"keeps {_described(kept)}": kept,
         }  # fmt: skip
-        return [f"{self.directory}: {note}" for note, is_so in notes.items() if is_so]
+        for note in (note for note, is_so in notes.items() if is_so):
+            self.options.notify(f"{self.directory}: {note}")
 
 
 def _described(unnamed: _Unnamed) -> str:

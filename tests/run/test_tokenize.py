@@ -116,22 +116,6 @@ def test_tokens_and_labels(records: list[Any], expected: list[Any]) -> None:
     assert (found[0][1] is None) == (expected[0][1] is None)
 
 
-@pytest.mark.parametrize(
-    ("ids", "named", "message"),
-    [
-        ("[1, -5]", None, "line 1 (byte 0): input_ids[1] is -5"),
-        ("[1, 5000]", "bytes", "line 1 (byte 0): input_ids holds 5000, the tokenizer's highest"),
-        ("[3000000000]", None, "input_ids[0] is 3000000000"),
-    ],
-)
-def test_ids_that_are_none(ids: str, named: str | None, message: str) -> None:
-    Path("a.jsonl").write_text(f'{{"input_ids": {ids}}}\n')
-    chosen = ["-t", named] if named else []
-    done = packer("tokenize", "a.jsonl", *chosen, "-q", "-o", "tokens")
-    assert_error(done, 1, "a.jsonl", message)
-    assert not Path("tokens/manifest.json").exists()
-
-
 def test_a_unit_of_several_shards() -> None:
     """A new one begins after the record batch that fills one."""
     Path("a.jsonl").write_bytes(jsonl(*(f"{n % 7}" * 200_000 for n in range(60))))
