@@ -72,8 +72,6 @@ def interruptible() -> Iterator[None]:
 
 
 class _Flag:
-    """A handler that only remembers the signal."""
-
     interrupted = False
 
     def __call__(self, number: int, frame: object) -> None:

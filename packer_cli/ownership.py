@@ -42,9 +42,12 @@ class InUseError(DataError):
 class Folder:
     """A directory held open: its names mean the same files even if its path changes."""
 
-    def __init__(self, path: Path, within: Folder | None = None) -> None:
-        """`within`: the folder that holds it; then `path` may be no link. Raises OSError."""
+    def __init__(self, path: Path, within: Folder | None = None, *, no_lock: bool = False) -> None:
+        """`within`: the folder that holds it; then `path` may be no link. `no_lock`: go on where
+        there are no locks: two runs in one directory silently give wrong data. Raises OSError.
+        """
         self.path = path
+        self.no_lock: bool = within.no_lock if within else no_lock
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         if within is None:
             self.descriptor = os.open(path, flags)
@@ -204,13 +207,7 @@ def claim(parent: Folder, name: str) -> Folder:
 
 @contextmanager
 def own_folder(
-    parent: Folder,
-    name: str,
-    place: Path,
-    *,
-    shared: bool = False,
-    tries: int = 1,
-    without: bool = False,
+    parent: Folder, name: str, place: Path, *, shared: bool = False, tries: int = 1
 ) -> Iterator[Folder]:
     """Packer's folder in the one of that name, claimed and locked; the options are those of
     `locked`.
@@ -221,9 +218,7 @@ def own_folder(
         with ExitStack() as stack:
             try:
                 inside = stack.enter_context(claim(parent, name))
-                stack.enter_context(
-                    locked(inside, LOCK, place, shared=shared, tries=tries, without=without)
-                )
+                stack.enter_context(locked(inside, LOCK, place, shared=shared, tries=tries))
             except FileNotFoundError:  # it is gone
                 continue
             yield inside
@@ -242,20 +237,18 @@ def locked(
     shared: bool = False,
     wait: bool = False,
     tries: int = 1,
-    without: bool = False,
 ) -> Iterator[None]:
     """Hold the lock file `name`, made if necessary. `place`: what errors say is in use.
 
     `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
-    `tries` times, a twentieth of a second apart. `without`: go on where there are no locks: two
-    runs in one directory silently give wrong data. Raises InUseError when another process holds
+    `tries` times, a twentieth of a second apart. Raises InUseError when another process holds
     it, DataError where there are no locks, FileNotFoundError when the folder is gone.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
         descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
         try:
-            _lock(descriptor, how, tries, place, without)
+            _lock(descriptor, how, tries, place, no_lock=folder.no_lock)
             status = folder.status(name)
             if status is None or not os.path.samestat(status, os.fstat(descriptor)):
                 continue  # whoever held it has removed it
@@ -265,7 +258,7 @@ def locked(
             os.close(descriptor)
 
 
-def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> None:
+def _lock(descriptor: int, how: int, tries: int, place: Path, *, no_lock: bool) -> None:
     for attempt in range(tries):
         try:
             fcntl.flock(descriptor, how)
@@ -274,7 +267,7 @@ def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> 
             if attempt < tries - 1:
                 time.sleep(_SECONDS)
         except OSError as error:
-            if without:
+            if no_lock:
                 return
             raise DataError(
                 f"{place}: cannot be locked: {error.strerror}",

@@ -89,8 +89,8 @@ def new_directory(
     try:
         make_folders(real.parent)
         with ExitStack() as stack:
-            parent = stack.enter_context(Folder(real.parent))
-            inside = stack.enter_context(own_folder(parent, name, output, without=no_lock))
+            parent = stack.enter_context(Folder(real.parent, no_lock=no_lock))
+            inside = stack.enter_context(own_folder(parent, name, output))
             stack.callback(remove_own, parent, name, inside, _OWN_FILES)
             stack.callback(_settle, parent, inside, real)
             _settle(parent, inside, real)
@@ -186,7 +186,6 @@ class _Marker(msgspec.Struct):
 
 
 def _listed(export: Path) -> dict[str, Listed] | None:
-    """The files of an export as its marker lists them."""
     try:
         with Folder(export) as folder:
             return msgspec.json.decode(folder.read(MARKER) or b"", type=_Marker).files

@@ -133,7 +133,7 @@ def claimed(output: Path, files: Sequence[InputFile], options: RunOptions) -> It
     something that nobody may replace, InUseError when another run is writing to it.
     """
     refuse_inputs_inside(output, files)
-    rank, no_lock = options.as_rank, options.no_lock
+    rank = options.as_rank
     shared = rank is not None
     try:
         if output.exists() and not output.is_dir():
@@ -141,22 +141,22 @@ def claimed(output: Path, files: Sequence[InputFile], options: RunOptions) -> It
         created = not output.exists()
         make_folders(output)
         with ExitStack() as stack:
-            folder = stack.enter_context(Folder(output))
+            folder = stack.enter_context(Folder(output, no_lock=options.no_lock))
             if not is_replacing(output):
                 _refuse_foreign(folder)
             if rank is not None:
                 alone = dataclasses.replace(options, rank=None, world_size=None)
                 stack.callback(clean, output, alone)
             tries = _TRIES if shared else 1
-            own = own_folder(folder, WORK, output, shared=shared, tries=tries, without=no_lock)
+            own = own_folder(folder, WORK, output, shared=shared, tries=tries)
             inside = stack.enter_context(own)
             try:
                 if foreign := strangers(inside, _WORK_FILES):
                     raise in_the_way(inside.path, foreign)
                 if rank is not None:
-                    _hold_rank(stack, inside, rank, output, no_lock)
+                    _hold_rank(stack, inside, rank, output)
                 # ranks begin at the same time
-                with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=no_lock):
+                with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
                     ended = _ended(folder, inside)
                 if ended is None:  # now that nobody else can change it
                     _refuse_foreign(folder)
@@ -178,16 +178,14 @@ def _place(error: OSError, output: Path) -> Path:
     return path if output.is_relative_to(path) else output / path
 
 
-def _hold_rank(
-    stack: ExitStack, inside: Folder, rank: tuple[int, int], output: Path, no_lock: bool
-) -> None:
+def _hold_rank(stack: ExitStack, inside: Folder, rank: tuple[int, int], output: Path) -> None:
     """Hold the lock of a rank. Raises InUseError when ranks of another world size are at work."""
-    stack.enter_context(locked(inside, _RANK_LOCK.format(*rank), output, without=no_lock))
+    stack.enter_context(locked(inside, _RANK_LOCK.format(*rank), output))
     for name in inside.names():
         parts = re.fullmatch(_RANK_LOCK.format("[0-9]+", "([0-9]+)"), name)
         if parts and int(parts[1]) != rank[1]:
             try:
-                with locked(inside, name, output, shared=True, without=no_lock):
+                with locked(inside, name, output, shared=True):
                     pass
             except InUseError:
                 raise InUseError(
@@ -204,7 +202,7 @@ def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
     `may_replace`: what another run has packed.
     """
     inside = claim.inside
-    with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=claim.options.no_lock):
+    with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
             if not differences(claim.ended, run, as_packed_in(claim.output)):
                 return False

@@ -357,15 +357,14 @@ def _meant(name: str, chosen: Chosen) -> str:
 # Ranks: processes, perhaps on several machines, that share nothing but the output directory
 
 _AUTO = "auto"
-# (rank, world size, rank of the first, step) as job schedulers and launchers say them.
-_VARIABLES = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN",
-     "SLURM_ARRAY_TASK_STEP"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "", ""),
-    ("RANK", "WORLD_SIZE", "", ""),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""),
-    ("JOB_COMPLETION_INDEX", "", "", ""),
-)  # fmt: skip
+_ARRAY = "SLURM_ARRAY_TASK_"
+# As job schedulers and launchers say them.
+_VARIABLES = {
+    "--rank": (
+        f"{_ARRAY}ID", "SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX",
+    ),
+    "--world-size": (f"{_ARRAY}COUNT", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+}  # fmt: skip
 
 
 def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
@@ -377,31 +376,25 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
 
-    def number(name: str, text: str) -> int:
-        if not text.isdecimal():
+    def number(option: str, given: str | None) -> int:
+        name, text = option, given
+        if text in (None, _AUTO):
+            tried = _VARIABLES[option]
+            name = next((one for one in tried if one in os.environ), "")
+            if not name:
+                raise UsageError(
+                    f"{option}: not given, and none of {', '.join(tried)} is set",
+                    "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
+                )
+            text = os.environ[name]
+        if text is None or not text.isdecimal():
             raise UsageError(f"{name}: {text!r} is not a number")
+        if name == f"{_ARRAY}ID":  # --array=1-7:2
+            first, step = (os.environ.get(f"{_ARRAY}{one}", "") for one in ("MIN", "STEP"))
+            return (int(text) - int(first or 0)) // int(step or 1)
         return int(text)
 
-    numbers: dict[str, int | None] = {}
-    for place, name, given in ((0, "rank", rank), (1, "world_size", world_size)):
-        option = f"--{name.replace('_', '-')}"
-        if given not in (None, _AUTO):
-            numbers[name] = number(option, str(given))
-            continue
-        known = next((names for names in _VARIABLES if names[place] in os.environ), None)
-        if known is None:
-            tried = ", ".join(names[place] for names in _VARIABLES if names[place])
-            raise UsageError(
-                f"{option}: not given, and none of {tried} is set",
-                "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
-            )
-        found = number(known[place], os.environ[known[place]])
-        if name == "rank":  # --array=0-6:2
-            first, step = (os.environ.get(one, "") for one in known[2:])
-            found -= number(known[2], first) if first else 0
-            found //= max(1, number(known[3], step)) if step else 1
-        numbers[name] = found
-    return numbers
+    return {"rank": number("--rank", rank), "world_size": number("--world-size", world_size)}
 
 
 class _NotPackedError(DataError):

@@ -92,7 +92,6 @@ def _pack_all(
     options: RunOptions,
     progress: Progress,
 ) -> None:
-    """Pack `units`, a few more at a time than there are cores."""
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
     # not the run itself, which may name a million units: a worker fetches it once
     its = {name: getattr(options, name) for name in options_of(EncodingOptions)} | {"workers": 1}

@@ -273,7 +273,6 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
 
 
 def _plain_reads(own: _Own) -> dict[str | None, Read]:
-    """Readers of records as they are stored."""
     return {name: partial(read_plainly, *one) for name, one in own.items()}
 
 
@@ -455,7 +454,6 @@ def uses_template(shape: Shape, config: DocumentConfig) -> bool:
 
 
 def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
-    """The policy for names of special tokens in texts."""
     return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 

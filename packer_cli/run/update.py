@@ -275,7 +275,6 @@ class _Comparison:
         copies: dict[str, str],
         kept: _Unnamed,
     ) -> None:
-        """Say what becomes of inputs."""
         moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
@@ -388,7 +387,6 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
 
 
 def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
-    """The records of the result's units."""
     # with one record more or less, documents would be there twice or never, unnoticed
     if digest(directory / UNITS)[1] != manifest.side_files.get(UNITS):
         raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)

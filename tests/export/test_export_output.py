@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import pty
-import shutil
 import signal
 import struct
 import subprocess
@@ -157,19 +156,6 @@ def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
             while run.poll() is None:
                 assert Path("out", MARKER).exists()
         assert json.loads(Path("out", MARKER).read_text())["format"] == to
-
-
-def test_what_others_gave_such_a_name_stays(small: Path) -> None:
-    for content in ({"mine": b"mine"}, {MARKER: b""}, {"owner.json": b'{"id": "x"}'}):
-        name = Path("out.packer-partial")
-        name.mkdir()
-        for file, data in content.items():
-            Path(name, file).write_bytes(data)
-        result = packer("export", small, "--to", "trl", "-o", "out", "--overwrite")
-        assert_error(result, 2, "out.packer-partial: is not packer's own folder")
-        assert contents(name) == content
-        assert not Path("out").exists()
-        shutil.rmtree(name)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "train/notes.txt", "mine/data-00000.arrow"])

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
-from chats import CHATML, assistant, chat, chat_tokenizer, user
+from chats import chat_tokenizer
 from support import (
     BYTES_EOS,
     assert_error,
@@ -59,38 +59,6 @@ def test_documents_are_those_that_are_packed(texts: list[str]) -> None:
     packed = recover_documents("out")
     found = {(file, place): ids for file, place, ids, _ in documents_in("tokens")}
     assert {place: ids.tolist() for place, ids in packed.items()} == found
-
-
-CHATS = [
-    chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao")),
-    chat(user("nothing to train on")),
-    chat(user("2+2?"), assistant("4")),
-]
-
-
-def test_what_chats_train_on(folder: Path) -> None:
-    chat_tokenizer(folder / "tok", CHATML)
-    Path("a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in CHATS))
-    manifest = tokenize("a.jsonl", tokenizer="tok")
-    options = ["-l", 512, "-t", "tok", "-q", "--keep-untrained", "-o", "out"]
-    assert packer("pack", "a.jsonl", *options).exit_code == 0
-    labels, ids = recover_documents("out", "labels"), recover_documents("out")
-    for file, position, tokens, trained in documents_in("tokens"):
-        expected = labels[file, position] != -100
-        assert tokens == ids[file, position].tolist()
-        assert trained_of(tokens, trained).tolist() == expected.tolist()
-    assert manifest["trained_turns"] == 3
-    assert documents_in("tokens")[1][3] == []  # nothing, and not everything
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        assert name in manifest["side_files"]
-
-
-def test_prompts_train_on_the_answer() -> None:
-    Path("a.jsonl").write_text('{"prompt": "2+2?", "completion": " 4"}\n')
-    tokenize("a.jsonl")
-    ((_, _, ids, trained),) = documents_in("tokens")
-    flags = trained_of(ids, trained)
-    assert np.array(ids)[flags].tolist() == [*b" 4", BYTES_EOS]
 
 
 @pytest.mark.parametrize(
