@@ -18,7 +18,7 @@ from altered import unaltered
 from pages import Page, assert_stands_alone
 from planning import assert_planned, planned
 from showing import on_terminal
-from support import assert_error, contents, jsonl, packer, packer_process
+from support import assert_error, contents, heavy, jsonl, packer, packer_process
 
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
@@ -165,7 +165,7 @@ def large(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, heavy(1), heavy(2)])
 @pytest.mark.usefixtures("large")
 def test_a_sample_is_within_its_stated_error(seed: int) -> None:
     whole = planned(*SAMPLED, "--seed", seed)["outcomes"]
@@ -220,7 +220,7 @@ def one_file(folder: Path) -> Callable[[str], Path]:
     return write
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "sorted", "groups", "group"])
+@pytest.mark.parametrize("kind", [heavy("shuffled"), "sorted", "groups", "group"])
 def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: str) -> None:
     path, options = one_file(kind), ["-l", "8k,32k", "-t", "bytes", "--unit-bytes", "1G"]
     exact = planned(path, *options)
