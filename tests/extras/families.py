@@ -257,7 +257,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 def table() -> str:
     rule = "|---" * (len(COLLATORS) + 2) + "|"
-    return "\n".join([HEAD, rule, *(line(*case) for case in cases())])
+    families: dict[str, list[str]] = {}  # those with the same cells share a line
+    for case in cases():
+        name, cells = line(*case).removeprefix("| ").split(" | ", 1)
+        families.setdefault(cells, []).append(name)
+    lines = (f"| {'; '.join(names)} | {cells}" for cells, names in families.items())
+    return "\n".join([HEAD, rule, *lines])
 
 
 if __name__ == "__main__":
