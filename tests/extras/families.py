@@ -275,8 +275,7 @@ def table() -> str:
             family, cells = line(name, kernels, outcomes(name)).removeprefix("| ").split(" | ", 1)
             families.setdefault(cells, []).append(family)
     lines = (f"| {'; '.join(names)} | {cells}" for cells, names in families.items())
-    return "
-".join([HEAD, "|---" * (len(COLLATORS) + 2) + "|", *lines])
+    return "\n".join([HEAD, "|---" * (len(COLLATORS) + 2) + "|", *lines])
 
 
 if __name__ == "__main__":
