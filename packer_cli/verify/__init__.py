@@ -127,12 +127,10 @@ def _opened(
     """The options that made a result, its rows or documents, and what checks these."""
     try:
         if isinstance(facts, Manifest):
-            rows = config_of(facts)
-            packed = opened(directory, facts, tokens)
-            return rows, packed, partial(RowChecks, packed)
-        documents = document_config_of(facts)
-        tokenized = TokenizedDirectory(directory, facts)
-        return documents, tokenized, partial(DocumentChecks, tokenized)
+            rows, packed = config_of(facts), opened(directory, facts, tokens)
+            return rows, packed, partial(RowChecks, packed, rows)
+        documents, tokenized = document_config_of(facts), TokenizedDirectory(directory, facts)
+        return documents, tokenized, partial(DocumentChecks, tokenized, documents)
     except ValueError as error:
         raise DataError(
             f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"

@@ -199,7 +199,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
        for name in ("document_length", "row_fill", "segments_per_row")},
     "documents between inputs": (lambda m: (m["inputs"][0].update(documents=3),
                                             m["inputs"][1].update(documents=5)),
-                                 "documents of the input b.jsonl: 4 in the shards, 5 in the"),
+                                 "documents of b.jsonl: 4 in the shards, 5 in the"),
     "rejected records": (more("rejected_records"), "manifest.json: does not list rejected.jsonl"),
     "no side files": (lambda m: m.pop("side_files"), "a foreign file"),
     "a shard twice": (lambda m: m["shards"].append(m["shards"][0]), "manifest.json: rows: 14 in"),
