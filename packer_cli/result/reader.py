@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
@@ -43,7 +44,6 @@ from packer_cli.result.shard_writer import (
     schema_problem,
     stored_schema,
 )
-from packer_cli.storage import open_regular
 
 # Places of fields in Arrow's Message.fbs.
 _MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
@@ -183,7 +183,8 @@ def in_parts(columns: Sequence[str]) -> list[str]:
 
 
 class PackedDirectory:
-    """A finished result. `path` is the directory, `facts` what its manifest says.
+    """A finished result. `path` is the directory, `place` its path or its URL, `facts` what its
+    manifest says.
 
     Record batches are either as stored, or complete, with all columns of the manifest. Only in a
     view do they differ; `View` completes them.
@@ -191,6 +192,7 @@ class PackedDirectory:
 
     def __init__(self, path: Path, facts: Manifest) -> None:
         self.path = path
+        self.place = str(path)
         self.facts = facts
         self.max_length = facts.config.max_length
         self.segment_multiple = facts.config.segment_multiple
@@ -338,11 +340,11 @@ class PackedDirectory:
 
     def place_of(self, name: str) -> str:
         """Where a file of the result is, for messages."""
-        return str(self.path / name)
+        return storage.join(self.place, name)
 
-    def local(self, name: str) -> Path:
-        """A local file with the content of a side file."""
-        return self.path / name
+    def local_squares(self) -> Path:
+        """A local file with the content of `squared_lengths.npy`."""
+        return self.path / SQUARED_LENGTHS
 
     def _map(self, shard: Shard) -> Any:
         """The shard's bytes, mapped. Raises ArrowException or OSError."""
@@ -350,7 +352,7 @@ class PackedDirectory:
 
     def replaced(self) -> DataError | None:
         """The error to raise when another result has taken the place of this one."""
-        return replaced(self.path, self.facts)
+        return replaced(self.place, self.facts)
 
 
 def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
@@ -479,9 +481,10 @@ def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64
     another result has taken the place of this one: the file has the same name in all of them, so
     its digest is compared, unless it is `compared` already.
     """
-    path = packed.local(SQUARED_LENGTHS)
+    path: Path | str = packed.place_of(SQUARED_LENGTHS)
     try:
-        with open_regular(os.fspath(path)) as file:
+        path = packed.local_squares()
+        with storage.open_regular(os.fspath(path)) as file:
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         return parsed_squares(content, path, packed.facts, compared=compared)

@@ -24,9 +24,9 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
-from packer_cli.result.cached import Cache, Foresight, open_cached
+from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import TrainingStage
+from packer_cli.result.manifest import Manifest, TrainingStage
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Joined,
@@ -219,12 +219,15 @@ class PackedDataset:
 
 
 class _Where(NamedTuple):
-    """What a result is opened by, in every process; `digest` once it was opened."""
+    """What a result is opened by, in every process; `digest` once it was opened, and at a URL
+    `facts`, with which processes go on when another result is there.
+    """
 
     path: Path | str
     tokens: Paths | None
     cache: Cache | None
     digest: str | None = None
+    facts: Manifest | None = None
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None) -> _Where:
@@ -240,7 +243,9 @@ class _Where(NamedTuple):
     def open(self) -> PackedDirectory:
         """Raises DataError where it is another result by now."""
         if self.cache is not None:
-            return open_cached(str(self.path), self.cache, self.digest)
+            if self.facts is not None:
+                return CachedDirectory(str(self.path), self.facts, self.cache)
+            return open_cached(str(self.path), self.cache)
         packed = open_packed(self.path, self.tokens)
         if self.digest not in (None, packed.digest):
             raise DataError(
@@ -254,7 +259,8 @@ class _Where(NamedTuple):
         tokens = self.tokens
         if isinstance(packed, View):
             tokens = [one.path.absolute() for one in packed.directories.values()]
-        return self._replace(tokens=tokens, digest=packed.digest)
+        facts = None if self.cache is None else packed.facts
+        return self._replace(tokens=tokens, digest=packed.digest, facts=facts)
 
 
 def _cache_of(
