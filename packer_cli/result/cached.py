@@ -390,7 +390,7 @@ class CachedDirectory(PackedDirectory):
 
     def __init__(self, url: str, facts: Manifest, cache: Cache) -> None:
         super().__init__(cache.folder, facts)
-        self.place, self.cache = url, cache
+        self.where, self.cache = url, cache
         self._bytes = sum(shard.bytes for shard in facts.shards)
         self._used = np.zeros(len(facts.shards), bool)  # which were read since the last look
         self._looked = 0.0  # seconds
@@ -453,7 +453,7 @@ class CachedDirectory(PackedDirectory):
         useless = limit is not None and fetched >= _TURNS * limit and fetched > _WASTE * read
         if useless and not self.cache.planned:
             raise UsageError(
-                f"{self.place}: {fetched:,} bytes of shards were fetched for {read:,.0f} bytes of "
+                f"{self.where}: {fetched:,} bytes of shards were fetched for {read:,.0f} bytes of "
                 f"rows: the order asks for other shards than the cache holds, cache_bytes is "
                 f"{limit:,}",
                 "shuffle with PackedSampler, or give cache_bytes="
@@ -473,17 +473,17 @@ class CachedDirectory(PackedDirectory):
         if cache.limit is not None and cache.limit < largest:
             raise UsageError(
                 f"cache_bytes: {cache.limit:,} bytes do not hold the largest shard of "
-                f"{self.place}, {largest:,} bytes",
+                f"{self.where}, {largest:,} bytes",
                 "give more: all of a shard is fetched at once",
             )
         missing = [one for one in shards if not cache.holds(self.wanted(one), sealed=False)]
         cache.check_space(sum(shard.bytes for shard in missing), self._bytes)
-        if missing and self.place.partition("://")[0] not in _WITHOUT_LISTINGS:
+        if missing and self.where.partition("://")[0] not in _WITHOUT_LISTINGS:
             self._check_sizes(missing)
 
     def _check_sizes(self, shards: Sequence[Shard]) -> None:
         """Raise DataError for a shard that the folder's listing lacks, or has with another size."""
-        sizes = _patiently(lambda: storage.sizes(self.place))
+        sizes = _patiently(lambda: storage.sizes(self.where))
         for shard in shards:
             found = sizes.get(shard.file)
             problem, tip = f"has {found} bytes, the manifest says {shard.bytes}", _UPLOAD_AGAIN

@@ -129,23 +129,26 @@ class View(PackedDirectory):
         Raises as `batches`.
         """
         kinds, step = self._schema(), rows_per_batch(self.max_length)
+        first = 0
         with self._readable(shard):
-            for first, stored in self._numbered(shard):
+            for stored in self.stored(shard):
                 mapped = self._nothing_mapped().added(first, [stored])
                 for begin in range(first, first + stored.num_rows, step):
                     rows = np.arange(begin, min(begin + step, first + stored.num_rows))
                     columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
                     yield as_batch(columns, kinds), trained
+                first += stored.num_rows
 
     def segments(self, shard: Shard) -> Int64:
         """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
         Raises as `batches`.
         """
-        found = []
+        found, first = [], 0
         with self._readable(shard):
-            for first, stored in self._numbered(shard):
+            for stored in self.stored(shard):
                 mapped = self._nothing_mapped().added(first, [stored])
-                self._pieces(mapped, np.arange(first, first + stored.num_rows))  # which checks them
+                rows = np.arange(first, first := first + stored.num_rows)
+                self._pieces(mapped, rows)  # which checks them
                 found.append(segments_in(stored))
         return np.concatenate(found, axis=1)
 

@@ -35,7 +35,7 @@ from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
-from packer_cli.result.manifest import Manifest, replaced
+from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (
     PADDED,
     fixed,
@@ -182,17 +182,86 @@ def in_parts(columns: Sequence[str]) -> list[str]:
     return [part for name in columns for part in (PARTS if name == "segments" else [name])]
 
 
-class PackedDirectory:
-    """A finished result. `path` is the directory, `place` its path or its URL, `facts` what its
-    manifest says.
+class Stored:
+    """A finished result of any kind. `path` is the directory, `where` its path or its URL, `facts`
+    what its manifest says.
+    """
+
+    facts: Result
+    what, again = "rows", PACK_AGAIN  # what shards hold, and what to do about damaged ones
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.where = path, str(path)
+
+    def place_of(self, name: str) -> str:
+        """Where a file of the result is, for messages."""
+        return storage.join(self.where, name)
+
+    def replaced(self) -> DataError | None:
+        """The error to raise when another result has taken the place of this one."""
+        return replaced(self.where, self.facts)
+
+    def check_size(self, shard: Shard) -> None:
+        """Raise DataError when a shard is missing or not as long as the manifest says."""
+        if problem := problem_of(self.path / shard.file, shard):
+            missing = problem == MISSING and self.replaced()
+            raise missing or DataError(f"{self.place_of(shard.file)}: {problem}", self.again)
+
+    def stored(self, shard: Shard) -> Iterator[Any]:
+        """The record batches of a shard as they are stored, mapped, each safe to look into.
+
+        Raises DataError when the shard cannot be read or holds another number of rows.
+        """
+        with self._readable(shard):
+            source = self._map(shard)
+        return self._batches(shard, source)
+
+    def _batches(self, shard: Shard, source: Any) -> Iterator[Any]:
+        count = 0
+        with self._readable(shard), source:
+            for batch in stored_batches(source, self._stored_schema(shard)):
+                count += batch.num_rows
+                if count > shard.rows:
+                    break
+                yield batch
+        if count != shard.rows:
+            raise DataError(
+                f"{self.place_of(shard.file)}: holds {count} {self.what}, the manifest says "
+                f"{shard.rows}",
+                self.again,
+            )
+
+    @contextmanager
+    def _readable(self, shard: Shard) -> Iterator[None]:
+        """Turn errors of Arrow and of the system in reading a shard into DataErrors."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise self.replaced() or DataError(
+                f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
+                self.again,
+            ) from error
+
+    def _map(self, shard: Shard) -> Any:
+        """The shard's bytes, mapped. Raises ArrowException or OSError."""
+        return pa.memory_map(str(self.path / shard.file))
+
+    def _stored_schema(self, shard: Shard) -> Any:
+        """The Arrow schema of a shard."""
+        raise NotImplementedError
+
+
+class PackedDirectory(Stored):
+    """A finished packed directory.
 
     Record batches are either as stored, or complete, with all columns of the manifest. Only in a
     view do they differ; `View` completes them.
     """
 
+    facts: Manifest
+
     def __init__(self, path: Path, facts: Manifest) -> None:
-        self.path = path
-        self.place = str(path)
+        super().__init__(path)
         self.facts = facts
         self.max_length = facts.config.max_length
         self.segment_multiple = facts.config.segment_multiple
@@ -235,52 +304,14 @@ class PackedDirectory:
         """int64[n], the number of the shard that holds each of these rows."""
         return np.searchsorted(self._ends, rows, side="right")
 
-    def check_size(self, shard: Shard) -> None:
-        """Raise DataError when a shard is missing or not as long as the manifest says."""
-        file = self.path / shard.file
-        if problem := problem_of(file, shard):
-            missing = problem == MISSING and self.replaced()
-            raise missing or DataError(f"{file}: {problem}", PACK_AGAIN)
-
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
-        """The complete record batches of a shard (an entry of manifest["shards"]), mapped.
-
-        Raises DataError when the shard cannot be read or holds another number of rows.
+        """The complete record batches of a shard, an entry of manifest["shards"], mapped. Raises
+        as `stored`.
         """
         return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
 
     def _complete(self, shard: Shard) -> Iterator[Any]:
         return self.stored(shard)
-
-    def stored(self, shard: Shard) -> Iterator[Any]:
-        """The record batches of a shard as they are stored, mapped. Raises as `batches`."""
-        with self._readable(shard):
-            for _, batch in self._numbered(shard):
-                yield batch
-
-    def _numbered(self, shard: Shard) -> Iterator[tuple[int, Any]]:
-        """(number of its first row in the shard, record batch as it is stored)."""
-        first = 0
-        with self._map(shard) as source:
-            for batch in stored_batches(source, self):
-                yield first, batch
-                first += batch.num_rows
-        if first != shard.rows:
-            raise DataError(
-                f"{self.place_of(shard.file)}: holds {first} rows, the manifest says {shard.rows}",
-                PACK_AGAIN,
-            )
-
-    @contextmanager
-    def _readable(self, shard: Shard) -> Iterator[None]:
-        """Turn errors of Arrow and of the system in reading a shard into DataErrors."""
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise self.replaced() or DataError(
-                f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
-                PACK_AGAIN,
-            ) from error
 
     def take(self, rows: Int64, columns: Sequence[str] | None = None) -> Any:
         """Rows 0 <= row < len(self) as one complete record batch, copied, in the order given.
@@ -333,33 +364,20 @@ class PackedDirectory:
         """The Arrow schema of complete rows."""
         return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
 
-    def stored_schema(self) -> Any:
-        """The Arrow schema of shards."""
+    def _stored_schema(self, shard: Shard) -> Any:
         facts = self.facts
         return stored_schema(facts.config, facts.pad_token_id, facts.tokenizer_sha256)
-
-    def place_of(self, name: str) -> str:
-        """Where a file of the result is, for messages."""
-        return storage.join(self.place, name)
 
     def local_squares(self) -> Path:
         """A local file with the content of `squared_lengths.npy`."""
         return self.path / SQUARED_LENGTHS
 
-    def _map(self, shard: Shard) -> Any:
-        """The shard's bytes, mapped. Raises ArrowException or OSError."""
-        return pa.memory_map(str(self.path / shard.file))
 
-    def replaced(self) -> DataError | None:
-        """The error to raise when another result has taken the place of this one."""
-        return replaced(self.place, self.facts)
+def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
+    """The record batches of an Arrow stream with the schema `expected`.
 
-
-def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
-    """The record batches of an Arrow stream, each safe to look into.
-
-    Raises ArrowException or OSError for what no shard of such a result can hold: a stream may come
-    from anywhere, so nothing is allocated by what it says of itself.
+    Raises ArrowException or OSError for what no shard of ours can hold: a stream may come from
+    anywhere, so nothing is allocated by what it says of itself.
     """
     messages = pa.ipc.MessageReader.open_stream(source)
     try:
@@ -367,7 +385,7 @@ def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
         if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
             raise pa.ArrowInvalid(f"begins with a {first.type} message")
         schema = pa.ipc.read_schema(first)
-        if problem := schema_problem(schema, packed.stored_schema()):
+        if problem := schema_problem(schema, expected):
             raise pa.ArrowInvalid(problem)
     except StopIteration:
         raise pa.ArrowInvalid("no schema") from None
@@ -386,8 +404,9 @@ def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
         batch.validate(full=True)
         if not batch.num_rows:
             raise pa.ArrowInvalid("a record batch without rows")
-        if any(map(_has_nulls, batch.columns)):
-            raise pa.ArrowInvalid("a null")
+        for field, column in zip(schema, batch.columns, strict=True):
+            if _has_nulls(column.values if field.nullable else column):
+                raise pa.ArrowInvalid("a null")
         yield batch
 
 

@@ -27,14 +27,13 @@ from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
-from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of, problem_of
+from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
-from packer_cli.result.reader import first_line
+from packer_cli.result.reader import Stored
 from packer_cli.result.shard_writer import (
     GOLDEN,
     documents_schema,
     index_schema,
-    schema_problem,
 )
 
 Bool = npt.NDArray[np.bool_]
@@ -44,15 +43,14 @@ AGAIN = "copy the directory again, or run packer tokenize again with --overwrite
 _MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
 
 
-class TokenizedDirectory:
-    """A finished tokenized directory. Documents are numbered over all shards, from 0.
+class TokenizedDirectory(Stored):
+    """A finished tokenized directory. Documents are numbered over all shards, from 0."""
 
-    path   the directory
-    facts  what its manifest says
-    """
+    facts: TokenizedManifest
+    what, again = "documents", AGAIN
 
     def __init__(self, path: Path, facts: TokenizedManifest) -> None:
-        self.path = path
+        super().__init__(path)
         self.facts = facts
         self.shards = [one for one in facts.shards if kind_of(one.file) == DOCUMENTS]
         self.indexes = [one for one in facts.shards if kind_of(one.file) == INDEX]
@@ -129,8 +127,7 @@ class TokenizedDirectory:
     def index_batches(self, number: int) -> list[Any]:
         """The record batches of the index of shard `number`, mapped. Raises DataError."""
         shard = self.indexes[number]
-        batches = list(self._mapped(shard, index_schema(has_chosen=self.has_pairs)))
-        self._check_count(shard, batches)
+        batches = list(self.stored(shard))
         for name, listed in (("length", shard.tokens), ("trained_tokens", shard.trained_tokens)):
             values = [_values(batch.column(name), np.int32) for batch in batches]
             total = sum(int(one.sum(dtype=np.int64)) for one in values)
@@ -142,42 +139,24 @@ class TokenizedDirectory:
                 )
         return batches
 
-    def _check_count(self, shard: Shard, batches: list[Any]) -> None:
-        if (count := sum(map(len, batches))) != shard.rows:
-            raise DataError(
-                f"{self.path / shard.file}: holds {count} documents, the manifest says "
-                f"{shard.rows}",
-                AGAIN,
-            )
-
-    def batches(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Iterator[Any]:
-        """The record batches of a shard of documents, mapped. Raises DataError.
-
-        OUT maps: that of the file.
-        """
-        schema = documents_schema(
+    def _stored_schema(self, shard: Shard) -> Any:
+        if kind_of(shard.file) == INDEX:
+            return index_schema(has_chosen=self.has_pairs)
+        return documents_schema(
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",
             has_chosen=self.has_pairs,
         )
-        for batch in self._mapped(shard, schema, maps):
-            for name in {"input_ids", "trained"} & {*batch.schema.names} if len(batch) else ():
-                column = batch.column(name)
-                edges = edges_of(column)  # by which kernels take lists, from addresses
-                if edges[0] < 0 or (np.diff(edges) < 0).any() or edges[-1] > len(column.values):
-                    place = self.path / shard.file
-                    raise DataError(f"{place}: damaged: a list of {name} is not in the file", AGAIN)
-            yield batch
 
     def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
         """The record batches of all shards, whose documents are as long as the indexes say. OUT
-        maps: as `batches`.
+        maps: those of the files.
         """
         first = 0
         for shard in self.shards:
-            batches = list(self.batches(shard, maps))
-            self._check_count(shard, batches)
-            for batch in batches:
+            with self._readable(shard), open(self.path / shard.file, "rb") as file:
+                maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            for batch in self._batches(shard, pa.BufferReader(pa.py_buffer(maps[-1]))):
                 lengths = np.diff(edges_of(batch.column("input_ids")))
                 indexed = self.lengths[first : first + len(batch)]
                 if not np.array_equal(lengths, indexed):
@@ -189,24 +168,6 @@ class TokenizedDirectory:
                     )
                 first += len(batch)
                 yield batch
-
-    def _mapped(
-        self, shard: Shard, expected: Any, maps: list[mmap.mmap] | None = None
-    ) -> Iterator[Any]:
-        path = self.path / shard.file
-        try:
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if maps is not None:
-                maps.append(mapped)
-            with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
-                if problem := schema_problem(stream.schema, expected):
-                    raise DataError(f"{path}: {problem}", AGAIN)
-                for batch in stream:
-                    batch.validate(full=True)  # of lists that is their offsets, not their tokens
-                    yield batch
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{path}: not a readable shard: {first_line(error)}", AGAIN) from error
 
     def place(self, document: int) -> tuple[int, int]:
         """(file, position): the input of a document by its number in the manifest, and where in
@@ -228,7 +189,7 @@ class TokenizedDirectory:
         for number in np.unique(of_shard).tolist():
             here = np.flatnonzero(of_shard == number)
             rows = documents[here] - self.firsts[number]
-            for batch in self.batches(self.shards[number]):
+            for batch in self.stored(self.shards[number]):
                 inside = (rows >= 0) & (rows < len(batch))
                 files = _values(batch.column("file"), np.int32)
                 positions = _values(batch.column("position"), np.int64)
@@ -251,7 +212,7 @@ class TokenizedDirectory:
         for first, shard in zip(self.firsts.tolist(), self.shards, strict=False):
             if shard.unit in units:
                 at = first
-                for batch in self.batches(shard):
+                for batch in self.stored(shard):
                     its = np.flatnonzero(_values(batch.column("file"), np.int32) == file)
                     positions = _values(batch.column("position"), np.int64)[its]
                     found.append(np.stack([at + its, positions]))
@@ -262,12 +223,6 @@ class TokenizedDirectory:
         return DataError(
             f"{self.path}: has no document {document}, expected numbers below {len(self)}", AGAIN
         )
-
-    def check_size(self, shard: Shard) -> None:
-        """Check the size of one shard."""
-        file = self.path / shard.file
-        if problem := problem_of(file, shard):
-            raise DataError(f"{file}: {problem}", AGAIN)
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:

@@ -30,6 +30,7 @@ from packer_cli.result.manifest import (
     replaced,
 )
 from packer_cli.result.opening import Paths, opened
+from packer_cli.result.reader import Stored
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.destination import is_replacing
 from packer_cli.run.identity import refuse_other_packer
@@ -40,7 +41,7 @@ from packer_cli.verify.files import (
     check_files,
     check_manifest,
 )
-from packer_cli.verify.shards import Checks, DocumentChecks, RowChecks, Stored
+from packer_cli.verify.shards import Checks, DocumentChecks, RowChecks
 
 __all__ = ["Findings", "Problem", "recount", "verify"]
 

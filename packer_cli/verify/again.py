@@ -64,7 +64,7 @@ from packer_cli.result.manifest import (
     run_of_sides,
     shape_of,
 )
-from packer_cli.result.reader import PackedDirectory, segments_of
+from packer_cli.result.reader import Stored, segments_of
 from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
@@ -81,7 +81,6 @@ from packer_cli.verify.files import (
     Findings,
     uncovered,
 )
-from packer_cli.verify.shards import Stored
 
 _TOO_SLOW = re.compile(
     rb"takes more than ([0-9]{1,6}(?:\.[0-9]{1,9})?) s \(--max-seconds-per-record\)"
@@ -322,8 +321,7 @@ def _batches_of(stored: Stored, shards: list[Shard]) -> Iterator[tuple[str, int,
     """(shard, number of the first row in it, record batch) of what is stored."""
     for shard in shards:
         first = 0
-        batches = stored.stored if isinstance(stored, PackedDirectory) else stored.batches
-        for batch in batches(shard):
+        for batch in stored.stored(shard):
             yield shard.file, first, batch
             first += batch.num_rows
 

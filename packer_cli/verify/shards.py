@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
 from packer_cli.result.reader import (
     PackedDirectory,
+    Stored,
     first_line,
     rows_of,
     segments_of,
@@ -46,7 +47,6 @@ from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.files import Findings, other_figures
 
-Stored: TypeAlias = PackedDirectory | TokenizedDirectory
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
 
