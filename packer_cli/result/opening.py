@@ -298,7 +298,12 @@ class Joined:
     @property
     def fingerprint(self) -> str:
         """Digest that rows in the same order share, wherever they lie."""
-        prints = [_fingerprint_of(part.facts) for part in self.parts]
+        prints = []
+        for facts in (part.facts for part in self.parts):
+            digests = [shard.sha256 for shard in facts.shards]
+            if facts.config.view:  # whose shards hold no tokens
+                digests += [one.sha256 for one in facts.inputs_now.values()]
+            prints.append(sha256("".join(digests).encode()).hexdigest())
         return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
 
     @property
@@ -328,30 +333,17 @@ class Joined:
 
 def _properties(packed: PackedDirectory) -> dict[str, object]:
     """What rows of one batch must have in common, in words."""
-    tokenizer = packed.facts.tokenizer
+    facts, tokenizer, form = packed.facts, packed.facts.tokenizer, dict[str, object]()
+    if PAIR in facts.config.columns:  # one segment a document, or two
+        labels = facts.segments == facts.documents
+        form["what the records are"] = "answers with a label" if labels else "pairs"
     return {
         "max_length": packed.max_length,
-        **_form_of_answers(packed.facts),
+        **form,
         "the label shift": packed.label_shift,
         "the segment multiple": packed.segment_multiple,
         "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
     }
-
-
-def _form_of_answers(facts: Manifest) -> dict[str, object]:
-    """Form of records of preference: pairs, each of two segments, or answers with a label."""
-    if PAIR not in facts.config.columns:
-        return {}
-    labels = facts.segments == facts.documents
-    return {"what the records are": "answers with a label" if labels else "pairs"}
-
-
-def _fingerprint_of(facts: Manifest) -> str:
-    """Digest that rows in the same order share, wherever they lie."""
-    digests = "".join(shard.sha256 for shard in facts.shards)
-    if facts.config.view:  # whose shards hold no tokens
-        digests += "".join(one.sha256 for one in facts.inputs_now.values())
-    return sha256(digests.encode()).hexdigest()
 
 
 def tokens_of_each(

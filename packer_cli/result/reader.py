@@ -34,7 +34,7 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
 from packer_cli.records import Int32, Int64
-from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
+from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (
     PADDED,
@@ -266,7 +266,6 @@ class PackedDirectory(Stored):
         self.max_length = facts.config.max_length
         self.segment_multiple = facts.config.segment_multiple
         self.label_shift = facts.config.label_shift
-        self.max_segments_per_row = facts.config.max_segments_per_row
         self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
 
     @property
@@ -281,22 +280,15 @@ class PackedDirectory(Stored):
 
     def __len__(self) -> int:
         """Rows in all shards."""
-        return self.facts.rows
+        return int(self._ends[-1])
 
     def find(self, row: int) -> tuple[Shard, int]:
-        """The shard that holds a row counted over all shards, and the row's number in it.
-
-        Raises IndexError for a negative row, DataError for one that no shard has.
+        """The shard that holds a row counted over all shards, and the row's number in it. Raises
+        IndexError.
         """
-        if row < 0:  # numpy would find it in the first shard
+        if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         index = int(np.searchsorted(self._ends, row, side="right"))
-        if index == len(self._ends):
-            raise DataError(
-                f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
-                f"{self._ends[-1]}",
-                "pack the data again",
-            )
         shard = self.facts.shards[index]
         return shard, row - (int(self._ends[index]) - shard.rows)
 

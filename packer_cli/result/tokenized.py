@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,12 @@ class TokenizedDirectory(Stored):
         self.facts = facts
         self.shards = [one for one in facts.shards if kind_of(one.file) == DOCUMENTS]
         self.indexes = [one for one in facts.shards if kind_of(one.file) == INDEX]
-        if wrong := _wrong_pairs(facts.shards):
-            raise DataError(f"{path / MANIFEST}: {wrong}", AGAIN)
+        said = [[(one.file.split("-")[1:3], one.unit, one.rows, one.tokens, one.trained_tokens)
+                 for one in some] for some in (self.shards, self.indexes)]  # fmt: skip
+        kinds = [kind_of(one.file) for one in facts.shards]
+        if kinds != [DOCUMENTS, INDEX] * len(self.shards) or said[0] != said[1]:
+            text = "not every shard of documents is followed by its index, with as much in it"
+            raise DataError(f"{path / MANIFEST}: {text}", AGAIN)
         self.firsts = np.concatenate([[0], np.cumsum([one.rows for one in self.shards])])
         self.firsts = self.firsts.astype(np.int64)
 
@@ -157,7 +160,7 @@ class TokenizedDirectory(Stored):
             with self._readable(shard), open(self.path / shard.file, "rb") as file:
                 maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             for batch in self._batches(shard, pa.BufferReader(pa.py_buffer(maps[-1]))):
-                lengths = np.diff(edges_of(batch.column("input_ids")))
+                lengths = np.diff(batch.column("input_ids").offsets.to_numpy())
                 indexed = self.lengths[first : first + len(batch)]
                 if not np.array_equal(lengths, indexed):
                     at = int(np.argmax(lengths != indexed))
@@ -238,12 +241,6 @@ def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
     return tokenized
 
 
-def edges_of(column: Any) -> Int32:
-    """int32[n + 1], where the lists of a column begin and end, without a copy."""
-    edges: Int32 = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
-    return edges
-
-
 def _values(column: Any, kind: Any, width: int = 1) -> Any:
     """The values of a column without nulls as an array, without a copy."""
     if not len(column):
@@ -251,22 +248,6 @@ def _values(column: Any, kind: Any, width: int = 1) -> Any:
     item = np.dtype(kind).itemsize * width
     data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
     return data.reshape(len(column), width) if width > 1 else data
-
-
-def _wrong_pairs(shards: list[Shard]) -> str:
-    """What is wrong where each shard of documents is to be followed by their index; "" if nothing
-    is.
-    """
-    for first, second in zip_longest(shards[::2], shards[1::2]):
-        names = [one.file.split("-")[:3] if one else [] for one in (first, second)]
-        if names[0] != [DOCUMENTS, *names[1][1:]] or names[1][:1] != [INDEX]:
-            return f"{first.file} is not a shard of documents that is followed by its index"
-        if any(
-            getattr(first, name) != getattr(second, name)
-            for name in ("unit", "rows", "tokens", "trained_tokens")
-        ):
-            return f"{second.file} is not said to hold as much as {first.file}"
-    return ""
 
 
 class Tokens:

@@ -29,7 +29,6 @@ from packer_cli.result.layout import (
     MANIFEST,
     REJECTED,
     SIDE_FILES,
-    SQUARED_LENGTHS,
     STATE,
     TOKENIZER,
     UNITS,
@@ -236,8 +235,7 @@ def _gap(parts: Iterable[tuple[float, float]], end: float) -> float | None:
 def check_files(directory: Path, facts: Result, findings: Findings) -> None:
     """Check the names and digests of side files against the manifest."""
     digests, sha256 = dict(facts.side_files), facts.tokenizer_sha256
-    never = {INPUT_TIMES} if isinstance(facts, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
-    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never):
+    for name in sorted(digests.keys() - SIDE_FILES):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in (STATE, INFO, UNITS):
         if name not in digests:
