@@ -478,13 +478,10 @@ class CachedDirectory(PackedDirectory):
             )
         missing = [one for one in shards if not cache.holds(self.wanted(one), sealed=False)]
         cache.check_space(sum(shard.bytes for shard in missing), self._bytes)
-        if missing and self.where.partition("://")[0] not in _WITHOUT_LISTINGS:
-            self._check_sizes(missing)
-
-    def _check_sizes(self, shards: Sequence[Shard]) -> None:
-        """Raise DataError for a shard that the folder's listing lacks, or has with another size."""
+        if not missing or self.where.partition("://")[0] in _WITHOUT_LISTINGS:
+            return
         sizes = _patiently(lambda: storage.sizes(self.where))
-        for shard in shards:
+        for shard in missing:
             found = sizes.get(shard.file)
             problem, tip = f"has {found} bytes, the manifest says {shard.bytes}", _UPLOAD_AGAIN
             if found is None:

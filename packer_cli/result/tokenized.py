@@ -172,15 +172,9 @@ class TokenizedDirectory(Stored):
                 first += len(batch)
                 yield batch
 
-    def place(self, document: int) -> tuple[int, int]:
-        """(file, position): the input of a document by its number in the manifest, and where in
-        it the document is, as in `records.TokenBatch`. Raises as `places`.
-        """
-        (file,), (position,) = self.places(np.array([document], np.int64)).tolist()
-        return file, position
-
     def places(self, documents: Int64) -> Int64:
-        """int64[2, n], the same of n documents; each shard is gone through once.
+        """int64[2, n] (file, position) of n documents: the input by its number in the manifest, and
+        where in it the document is, as in `records.TokenBatch`. Each shard is gone through once.
 
         Raises DataError for one that is not there.
         """
@@ -311,14 +305,10 @@ class Tokens:
                 )
         return out
 
-    def gather_trained(
-        self, directory: Int32, document: Int64, start: Int32, length: Int32
-    ) -> UInt8 | None:
-        """uint8 of the same tokens, 1 where one is trained on; None: everywhere."""
-        return self.trained_of(self.numbered(directory, document), start, length)
-
     def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
-        """Trained tokens, by `numbered` documents."""
+        """uint8 of the tokens of pieces, by `numbered` documents, 1 where one is trained on; None:
+        everywhere.
+        """
         if all(one.facts.config.shape == "text" for one in self._directories.values()):
             return None
         out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint8), self.spans

@@ -66,8 +66,8 @@ class PackedDataset:
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
 
-    It pickles as its paths, and threads may share it. A request that fails is repeated; rows of
-    shards that are not what the manifest says are never given.
+    It pickles as its paths, those at URLs with their manifests, and threads may share it. A request
+    that fails is repeated; rows of shards that are not what the manifest says are never given.
 
     Raises DataError when a directory is not finished, of another format version, packed with
     another tokenizer or changed since it was pickled, a shard is missing or cut short, a tokenized
