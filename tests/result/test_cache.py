@@ -190,10 +190,6 @@ def cut(path: Path) -> None:
     os.truncate(path, 9)
 
 
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
 def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
@@ -203,7 +199,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], bool, str, str]] = {
     "other content": (flip_last, False, ": its sha256 is ", "remove the object and upload it"),
     "longer": (lengthen, False, " bytes, the manifest says ", "remove the object and upload it"),
     "shorter": (cut, False, ": has 9 bytes, the manifest says ", "remove the object and upload"),
-    "empty": (empty, False, ": has 0 bytes, the manifest says ", "remove the object and upload"),
     "not there": (Path.unlink, False, ": is missing", "upload the result again"),
     "grows": (lengthen, True, ": its sha256 is ", "remove the object and upload it"),
     "cut short": (cut, True, " were asked for, ", "check the network"),
