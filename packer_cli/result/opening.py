@@ -240,24 +240,17 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
     A relative path is tried from the current directory, from the view, and from the folder that the
     view is in: the usual place of who packed it. The digest tells whether it is the right one.
     """
-    other = ""
+    folder, what = Path(path).parent, "is gone"
+    if not folder.is_absolute():
+        what += ", from here and from the view"
     for place in dict.fromkeys([Path(path), view / path, view.absolute().parent / path]):
         if storage.is_file(str(place)):
-            sha256 = digest(place)[1]
-            if sha256 == expected:
+            if digest(place)[1] == expected:
                 return place.parent
-            other = other or sha256
-    folder = Path(path).parent
-    if other:
-        raise DataError(
-            f"{view}: its tokenized directory {folder} has changed: the sha256 of {MANIFEST} is "
-            f"{other}, expected {expected}",
-            f"if what the view was packed from is elsewhere, {_WHERE}; or pack it again",
-        )
-    looked = "" if folder.is_absolute() else ", from here and from the view"
+            what = "has changed"
     raise DataError(
-        f"{view}: its tokenized directory {folder} is gone{looked}: expected its {MANIFEST} "
-        f"with the sha256 {expected}",
+        f"{view}: its tokenized directory {folder} {what}: expected its {MANIFEST} with the "
+        f"sha256 {expected}",
         _WHERE,
     )
 

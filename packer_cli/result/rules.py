@@ -473,14 +473,11 @@ def trained_flags(batch: Any) -> npt.NDArray[np.bool_]:
 
 
 def _trained_tokens(batch: Any) -> Int64:
-    """int64[documents], the tokens of a batch that are trained on, first ones left out."""
-    lengths: Int64 = np.diff(lists_of(batch, "input_ids")[1])
+    """int64[documents], the tokens of a sound batch that are trained on, first ones left out."""
+    begins: Int64 = lists_of(batch, "input_ids")[1]
     if "trained" not in batch.schema.names:
-        return lengths - 1
-    edges, offsets = lists_of(batch, "trained")
-    starts, stops = np.maximum(edges[::2], 1), np.maximum(edges[1::2], 1)
-    sums = np.concatenate([[0], np.cumsum(stops - starts, dtype=np.int64)])
-    counted = sums[offsets[1:] // 2] - sums[offsets[:-1] // 2]
-    everywhere = batch.column("trained").is_null().to_numpy(zero_copy_only=False)
-    trained: Int64 = np.where(everywhere, lengths - 1, counted)
+        return np.diff(begins) - 1
+    flags = trained_flags(batch)
+    flags[begins[:-1]] = False
+    trained: Int64 = np.add.reduceat(flags, begins[:-1], dtype=np.int64)
     return trained
