@@ -236,7 +236,7 @@ class Stored:
         """Turn errors of Arrow and of the system in reading a shard into DataErrors."""
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # the last one: an empty file
             raise self.replaced() or DataError(
                 f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
                 self.again,

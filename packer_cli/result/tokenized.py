@@ -151,15 +151,25 @@ class TokenizedDirectory(Stored):
             has_chosen=self.has_pairs,
         )
 
+    def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
+        """The shard's bytes; unlike Arrow's own mapping, no pages are asked for before they are
+        read. OUT maps.
+        """
+        with open(self.path / shard.file, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if maps is not None:
+            maps.append(mapped)
+        return pa.BufferReader(pa.py_buffer(mapped))
+
     def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
         """The record batches of all shards, whose documents are as long as the indexes say. OUT
         maps: those of the files.
         """
         first = 0
         for shard in self.shards:
-            with self._readable(shard), open(self.path / shard.file, "rb") as file:
-                maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            for batch in self._batches(shard, pa.BufferReader(pa.py_buffer(maps[-1]))):
+            with self._readable(shard):
+                source = self._map(shard, maps)
+            for batch in self._batches(shard, source):
                 lengths = np.diff(batch.column("input_ids").offsets.to_numpy())
                 indexed = self.lengths[first : first + len(batch)]
                 if not np.array_equal(lengths, indexed):

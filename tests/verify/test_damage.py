@@ -133,7 +133,7 @@ def stream(name: str, data: bytes) -> bytes:
         "compressed": table,
         "another type": table.set_column(at, "cu_seqlens", wide),
         "a column less": table.drop_columns(["labels"]),
-        "a column more": "more, not input_ids, ",
+        "a column more": table.append_column("more", table["segments"]),
     }
     if name in tables:
         sink = pa.BufferOutputStream()
