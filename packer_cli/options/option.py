@@ -265,6 +265,12 @@ def refuse(rules: Iterable[Rule]) -> None:
             raise UsageError(message, tip)
 
 
+def apart(first: str, is_first: object, second: str, is_second: object) -> Rule:
+    """Two options that exclude each other, where both are given."""
+    tip = "leave one of them out, or choose another"
+    return is_first and is_second, f"{first} does not go with {second}", tip
+
+
 def as_option(name: str) -> str:
     """`--max-length` for `max_length`."""
     return f"--{name.replace('_', '-')}"

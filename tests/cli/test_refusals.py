@@ -51,19 +51,19 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --input-format ndjson       | --input-format: 'ndjson' is not one of | did you mean jsonl?
 stats no --by file          | --by: 'file' is not one of shard, input, source | did you mean input?
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
---balance attention --strategy nf   | --balance does not go with --strategy next-fit | choose ano
+--balance attention --strategy nf   | --balance does not go with --strategy next-fit
 --balance attention --strategy hk   | --balance does not go with --strategy harmonic
 --max-segments-per-row 2 --strategy wrap | --max-segments-per-row does not go with --strategy wrap
 --max-segments-per-row 2 --strategy mffd | --max-segments-per-row does not go with --strategy mffd
 --segment-multiple 0        | --segment-multiple: 0 is not positive
 --segment-multiple 5        | --max-length 16 is not a multiple of 5 | use 15 tokens a row
---strategy wrap --overlong drop | --overlong: drop has no meaning with --strategy wrap | wrap cuts
---strategy nf --shuffle     | --shuffle: would undo what --strategy next-fit is for | leave it out
+--strategy wrap --overlong drop | --overlong drop does not go with --strategy wrap | leave one
+--strategy nf --shuffle     | --shuffle does not go with --strategy next-fit
 --fim-spm-rate 0.1          | --fim-spm-rate needs --fim-rate | add --fim-rate, or leave
 --ray-address here          | --ray-address needs --engine ray | add --engine ray, or leave
 --checksum                  | --checksum needs --update | add --update, or leave --checksum out
---add --prune               | --add and --prune: one keeps the inputs that are not named | leave one
---add --overwrite           | --add and --overwrite: one keeps what the other replaces
+--add --prune               | --add does not go with --prune | leave one
+--add --overwrite           | --add does not go with --overwrite
 --max-share-error 1%        | --max-share-error needs a recipe with sources
 --staging x                 | --staging needs an --output that is a URL
 -t ./no                     | tokenizer ./no: no such file or folder
@@ -107,7 +107,7 @@ pack no.toml                | no.toml: no such recipe
 pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a recipe is TOML
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
-pack run.toml --overlong drop | --overlong: drop has no meaning with --strategy wrap
+pack run.toml --overlong drop | --overlong drop does not go with --strategy wrap
 verify out --sample 0       | --sample: '0' is neither a positive number nor all
 --max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
 --length 8                  | No such option: --length | did you mean --max-length?
@@ -173,11 +173,11 @@ WEB weight = -1 | @, source 'web': weight: -1 is negative
 WEB weight = 0 | @: weight: all weights are 0 | more than 0
 WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive | leave the source out
 WEB weight = 1¶epochs = 2 | @, source 'web': has weight and epochs | one
-WEB WEB | @: source 'web': 2 sources have this name | of its own
+WEB WEB | @: source 'web': 2 have this name | of its own
 tokens = 5¶WEB | @: tokens: says how much there is in all, but | weight
 WEB train_on = 'me' | @, source 'web': train_on: 'me' is not one of
 max_length = 8¶WEB max_errors = 3 | @, source 'web': max_errors needs on_error skip | add on_error
-max_length = 8¶strategy = 'wrap'¶overlong = 'drop'¶WEB | @: overlong: drop has no meaning with str
+max_length = 8¶strategy = 'wrap'¶overlong = 'drop'¶WEB | @: overlong drop does not go with strategy
 WEB [validation] | @, validation: needs one of share and documents | share =
 WEB [validation]¶share = 0 | @, validation: share: 0.0 is not between
 WEB [validation]¶share = 0.1¶documents = 2 | @, validation: needs one of share and documents
