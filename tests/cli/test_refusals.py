@@ -124,7 +124,7 @@ plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 40
 plan a.jsonl -l ,           | Missing option '--max-length'
 plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list like a,b
 plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
-plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong: drop has no
+plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong drop does not go
 plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
 plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
 plan a.jsonl -l 16,64 --batch-tokens 32 | --batch-tokens: 32 is less than a row of 64
