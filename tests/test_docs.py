@@ -12,7 +12,7 @@ from pathlib import Path
 import docs_runner
 import pytest
 from chats import marked_pieces, run
-from support import jsonl, packer, recover_texts
+from support import packer
 from test_imports import LAYERS, MODULES, PACKAGE, TREES
 
 from packer_cli.export import FORMATS
@@ -78,21 +78,6 @@ def test_a_page_runs_as_written(name: str, begin: str, skip: tuple[str, ...]) ->
     docs_runner.run(docs_runner.page(name, begin), skip + NEEDS_EXTRAS, anew=("out", "mixed"))
 
 
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("name", ["README.md", "docs/runs.md"])
-def test_the_command_of_every_night_keeps_the_others(name: str) -> None:
-    text = docs_runner.page(name)
-    (command,) = re.findall(r"^    packer (pack new/[^#\n]* --add[^#\n]*)", text, re.M)
-    Path("new").mkdir()
-    for date, content in (("2024-01-01", ["one", "two"]), ("2024-01-02", ["three"])):
-        file = Path("new", f"{date}.jsonl")
-        file.write_bytes(jsonl(*content))
-        night = command.replace("2024-01-02", date).split()
-        assert packer(*night, "-t", "bytes").exit_code == 0
-        file.unlink()
-    assert sorted(recover_texts("out")) == ["one", "three", "two"]
-
-
 def _named_options(text: str) -> set[str]:
     return set(re.findall(r"`?(--[a-z][a-z-]+)", text))
 
@@ -147,7 +132,8 @@ def test_every_export_format_has_a_row_and_a_command() -> None:
 
 def test_every_key_of_recipes_is_on_their_page() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text().split("## All keys")[1]
-    tables = [re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("\n\n| key |")[1:]]
+    places = ("top", "`[[source]]`", "`[validation]`", "`[[stage]]`")
+    tables = [re.findall(rf"^\| {re.escape(where)} \| `(\w+)` \|", page, re.M) for where in places]
     top, source = recipe.keys_of(*recipe.TOP), recipe.keys_of(*recipe.SOURCE)
     of_all, of_top = (
         re.findall(r"`(\w+)`", re.findall(rf"^\| {where} \| (.*) \|$", page, re.M)[0])

@@ -18,7 +18,6 @@ from packer_cli.options.option import Values
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import OneRun, PackOptions, Reporting, RunOptions
 
-_LEAST_UTILIZATION = 0.5  # packing alone reaches more, whatever the documents
 Inputs = Annotated[
     list[str],
     typer.Argument(
@@ -46,39 +45,25 @@ def pack(
     from packer_cli.result.manifest import Manifest
 
     order = order_of(inputs, given, RunOptions)
-    command, length = order.command, order.config.max_length
+    command = order.command
     refuse_name("--tokenizer", command.tokenizer)
-    output = (
-        default_output(inputs, f"packed-{length}") if command.output is None else command.output
-    )
+    output = command.output
+    if output is None:
+        output = default_output(inputs, f"packed-{order.config.max_length}")
     place, staging, state = _place_of(output, command.staging)
-    run, notify = _of_run(order.options, how), notes(quiet=how.quiet)
+    run = _of_run(order.options, how, staging)
     made: list[tuple[Path | str, object]] = []
     if order.recipe:
         from packer_cli.run.recipe import pack_recipe
 
-        made += pack_recipe(
-            order.recipe, place, run, notify, print_note, staging,
-            command.max_share_error,
-        )  # fmt: skip
+        made += pack_recipe(order.recipe, place, run, command.max_share_error)
     else:
         from packer_cli.run import pipeline
 
-        manifest = pipeline.pack(
-            order.inputs, place, order.config, run, command.tokenizer, notify,
-            print_note, staging,
-        )  # fmt: skip
+        manifest = pipeline.pack(order.inputs, place, order.config, run, command.tokenizer)
         made.append((place, manifest))
     # a rank that leaves units to others has none
     results = [(path, one) for path, one in made if isinstance(one, Manifest)]
-    for _, one in results:
-        if length == 1:
-            notify("--max-length is 1: in a row of one token there is no next one to predict; use "
-                   "the context length of the model that you train")  # fmt: skip
-        elif one.utilization < _LEAST_UTILIZATION:
-            notify(f"{1 - one.utilization:.0%} of the rows is padding: a row has {length:,} "
-                   f"tokens, all documents together {one.tokens:,}; a shorter --max-length wastes "
-                   "less")  # fmt: skip
     print_results(results, as_json=how.as_json, state=state)
 
 
@@ -106,10 +91,8 @@ def tokenize(
     place, staging, state = _place_of(
         its.output or default_output(inputs, "tokenized"), its.staging
     )
-    manifest = pipeline.pack(
-        inputs, place, documents, _of_run(options, how), its.tokenizer,
-        notes(quiet=how.quiet), print_note, staging,
-    )  # fmt: skip
+    run = _of_run(options, how, staging)
+    manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer)
     if manifest is not None:  # other ranks have units to tokenize
         print_results([(place, manifest)], as_json=how.as_json, state=state)
 
@@ -130,7 +113,7 @@ def finalize(
     from packer_cli.storage import local
 
     directory = local(name, "ranks only share local directories")
-    manifest = pipeline.finalize_now(directory, no_lock="no_lock" in options)
+    manifest = pipeline.finalize_now(directory, RunOptions(**options))
     print_results([(directory, manifest)], as_json=how.as_json)
 
 
@@ -173,12 +156,15 @@ def _place_of(output: str, staging: str | None) -> tuple[Path | str, Path | None
     return destination, None, "kept, marked incomplete"
 
 
-def _of_run(options: RunOptions, how: OneRun) -> RunOptions:
+def _of_run(options: RunOptions, how: OneRun, staging: Path | None) -> RunOptions:
     """The options of a run, with what the command line alone says."""
     from packer_cli.run.pipeline import find_rank
 
     ranks: Values = dict(find_rank(how.rank, how.world_size))
-    return replace(options, progress=not how.quiet, **ranks)
+    notify = notes(quiet=how.quiet)
+    return replace(
+        options, progress=not how.quiet, notify=notify, warn=print_note, staging=staging, **ranks
+    )
 
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h

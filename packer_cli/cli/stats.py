@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,6 @@ from packer_cli.options.run_options import Reporting, Sizes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from packer_cli.reports.steps import Prediction
     from packer_cli.result.manifest import Result
 
 
@@ -109,8 +108,12 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
     """UsageError for what this result does not have."""
     from packer_cli.result.manifest import Manifest
 
-    are_documents = not isinstance(manifest, Manifest)
-    pack = f"pack them: packer pack {directory} --max-length 4096"
+    of_rows = {
+        "--min-utilization": options.min_utilization,
+        "--ranks": options.ranks,
+        "--html": options.html,
+    }
+    given = [name for name, value in of_rows.items() if value is not None]
     refuse([
         (
             options.by == "source" and not getattr(manifest, "sources", ()),
@@ -118,24 +121,16 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
             "see --by input",
         ),
         (
-            are_documents and options.min_utilization is not None,
-            f"--min-utilization: {directory} holds documents, which are not in rows yet",
-            f"leave it out, or {pack}",
-        ),
-        (
-            are_documents and options.ranks is not None,
-            f"--ranks: {directory} holds documents, and steps are made of rows",
-            pack,
-        ),
-        (
-            are_documents and options.html is not None,
-            f"--html: {directory} holds documents, and pages show rows",
-            f"see packer plan {directory} --max-length 4096 --html FILE",
+            given and not isinstance(manifest, Manifest),
+            f"{', '.join(given)}: {directory} holds documents, which are not in rows yet",
+            f"pack them, or see packer plan {directory} --max-length 4096",
         ),
     ])  # fmt: skip
 
 
-def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[Prediction | None]:
+def _steps(
+    results: Sequence[tuple[Path | str, Result]], sizes: Sizes
+) -> list[dict[str, Any] | None]:
     """What steps of each result would cost. Of several, those too small for a step are noted."""
     if sizes.ranks is None or sizes.hidden_size is None:
         return [None] * len(results)
@@ -144,7 +139,7 @@ def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[P
     from packer_cli.steps import schedule
 
     of_step = schedule.StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
-    steps: list[Prediction | None] = []
+    steps: list[dict[str, Any] | None] = []
     for place, manifest in results:
         assert isinstance(manifest, Manifest)  # noqa: S101 for mypy: `_refuse` refuses others
         try:

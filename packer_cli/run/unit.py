@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from packer_cli.durable import sync
 from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
@@ -32,6 +31,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shapes import Shape
+from packer_cli.ownership import sync
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
@@ -76,7 +76,7 @@ from packer_cli.run.commits import (
     squared_lengths_name,
 )
 from packer_cli.run.identity import Run
-from packer_cli.run.source import Source, prepare, tokenized_source
+from packer_cli.run.source import Source, prepare
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3
@@ -119,15 +119,14 @@ class Job:
         units: Sequence[WorkUnit],
         folder: Path,
         options: EncodingOptions,
-        notify: Notify,
-        stop: threading.Event,
         progress: Progress,
     ) -> Job:
         """`units`: those that will be packed, at least one. Raises UsageError."""
-        source = tokenized_source(run) if run.is_tokenized else prepare(run, units, options, notify)
+        source = prepare(run, units, options)
         return cls(
-            run.files, run.config, run.shape, source, folder, progress, stop, notify, run.resumable
-        )
+            run.files, run.config, run.shape, source, folder, progress, options.stop,
+            options.notify, run.resumable,
+        )  # fmt: skip
 
     @property
     def pad_token_id(self) -> int:
@@ -394,23 +393,18 @@ def _refuse_longer(
     raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)
 
 
-def documents_schema_of(job: Job) -> Any:
-    """The schema of the shards of a job that tokenizes."""
-    return documents_schema(
-        job.tokenizer_sha256, has_trained=job.shape.kind != "text", has_chosen=job.shape.has_pairs
-    )
-
-
 class UnitDocuments(UnitMaker):
     """The documents of one unit, written as they come."""
 
-    def __init__(self, unit: WorkUnit, job: Job, writer: DocumentWriter | None = None) -> None:
-        """`writer`: takes the documents instead of shards."""
+    def __init__(self, unit: WorkUnit, job: Job) -> None:
         super().__init__(unit, job)
-        self._writer = writer or DocumentWriter(
-            job.folder, unit.index, job.config.shard_bytes, documents_schema_of(job),
-            parts=job.parts,
-        )  # fmt: skip
+        schema = documents_schema(
+            job.tokenizer_sha256,
+            has_trained=job.shape.kind != "text",
+            has_chosen=job.shape.has_pairs,
+        )
+        limit = job.config.shard_bytes
+        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
