@@ -22,11 +22,7 @@ from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.ownership import (
-    unchanged,
-    write_file,
-    written,
-)
+from packer_cli.ownership import unchanged, write_file, written
 from packer_cli.packing.figures import lower_bound_rows, squared_sums
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
@@ -350,9 +346,7 @@ def tables_of(
 
 def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
     sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
-    unread = Counter[str]()
-    for one in directories:
-        unread.update(one.unread)
+    unread = sum((Counter(one.unread) for one in directories), Counter[str]())
     totals = {total: figure for total, figure in sums.items() if figure}
     return SourceRecords(name, totals, dict(sorted(unread.items())))
 
