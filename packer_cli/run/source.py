@@ -55,7 +55,6 @@ from packer_cli.tokenization.locate import (
     choose,
     highest_id,
     locate,
-    rebuilt_otherwise,
 )
 from packer_cli.tokenization.specials import Specials
 from packer_cli.tokenization.tokenizer import (
@@ -102,8 +101,8 @@ def choose_encoding(
                 f"{chosen}"
             )
     fill_in_middle(config, files)  # raises before the work what it would raise within it
-    if files is not None and (warning := rebuilt_otherwise(files)):
-        notify(f"warning: {warning}; see packer tokenizer --check")
+    if files is not None and files.warning:
+        notify(f"warning: {files.warning}; see packer tokenizer --check")
     if not shape.is_supervised:
         return Chosen(chosen, files)
     return Chosen(chosen, files, _choose_template(shape, config, files, notify))

@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
                            "-: parquet cannot be read from stdin", ""),
     "device": ({}, "/dev/null --input-format jsonl", 2, "/dev/null: not a regular file", "stdin"),
     "text among ids": ({"a.jsonl": b'{"input_ids": [1]}', "b.txt": b"b"}, "a.jsonl b.txt", 1,
-                       "b.txt: text files hold texts, a.jsonl holds input_ids", "two commands"),
+                       "b.txt: holds text, a.jsonl holds tokens", "two commands"),
     "no list": ({}, "@no.txt", 2, "@no.txt: no such file", "./@no.txt"),
     "a folder as a list": ({"d/a.jsonl": "a"}, "@d", 2, "@d: no such file, expected one that", ""),
     "stdin as a list": ({}, "@-", 2, "@-: no such file, expected one that lists inputs", ""),

@@ -302,7 +302,7 @@ def test_texts_and_ids_do_not_mix() -> None:
     megatron("a")
     Path("b.jsonl").write_text('{"text": "words"}\n')
     result = packer("pack", "b.jsonl", "a.bin", "-l", 6, "-t", "bytes", "-o", "out")
-    assert_error(result, 1, "a.bin: megatron files hold token ids, b.jsonl does not")
+    assert_error(result, 1, "a.bin: holds tokens, b.jsonl holds text")
     result = packer("pack", "a.bin", "b.jsonl", "-l", 6, "-q", "-o", "out")
     assert_error(result, 1, "b.jsonl")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -121,9 +122,9 @@ def test_renewal_changes_nothing_in_any_thread(monkeypatch: pytest.MonkeyPatch) 
     expected = [as_lists(fast.encode(batch)) for batch in batches]
     loads = []
     load = FastEngine._load
-    monkeypatch.setattr(engines, "resident", lambda: None)
-    monkeypatch.setattr(_Growth, "MOST_CHARACTERS", 20_000)
-    monkeypatch.setattr(_Growth, "LOOK_AFTER", 0)
+    monkeypatch.setattr(engines, "resident", time.perf_counter_ns)  # ever more
+    for name, value in {"SETTLED": 0, "MOST_BYTES": 0, "LOOK_AFTER": 20_000, "LOOKS": 1}.items():
+        monkeypatch.setattr(_Growth, name, value)
     monkeypatch.setattr(FastEngine, "_load", lambda self: loads.append(1) or load(self))
     fast = FastEngine(as_json(tiny.byte_level()))
     with ThreadPoolExecutor(4) as pool:
@@ -133,9 +134,9 @@ def test_renewal_changes_nothing_in_any_thread(monkeypatch: pytest.MonkeyPatch) 
     assert characters // 40_000 < len(loads) <= characters // 20_000 + 1
     monkeypatch.setattr(FastEngine, "_load", load)
     monkeypatch.setattr(fast, "_json", b"{}")
-    for text in ("x" * 30_000, "x"):
+    for texts in (["x" * 30_000] * 3, ["x"]):
         with pytest.raises(ValueError, match="cannot load"):
-            fast.encode([text])
+            _ = [fast.encode([text]) for text in texts]
 
 
 class PanicException(BaseException):  # as pyo3's, which cannot be imported
