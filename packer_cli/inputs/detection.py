@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, PackerError
 from packer_cli.inputs.byte_streams import peeking
-from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_named
 from packer_cli.options.shape_rules import refuse_labels_among_pairs
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
@@ -27,7 +28,7 @@ from packer_cli.options.shapes import (
     role_options,
     written,
 )
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, Slice
 
 _BEGINNING = 1 << 16
 _REQUESTS = 16  # at a time, to a store that answers each after a while
@@ -207,7 +208,8 @@ def _first_fields(
     file: InputFile, shape: Shape, config: DocumentConfig
 ) -> Iterator[dict[str, Any]]:
     """The fields of the records at a file's beginning. Raises PackerError as a reader does."""
-    part = beginning(file, _BEGINNING)
+    end = _BEGINNING if format_named(file.format).counts_bytes else None
+    part = Slice(file.index, 0, end, 0)
     for records in reader_for(file.format).read(file, part, shape, config):
         yield from records.fields or []
 

@@ -44,9 +44,7 @@ def engines_differ_on(text: str) -> InternalError:
 
 
 class Engine(Protocol):
-    """An engine, of which each has these."""
-
-    name: str
+    """What encodes texts."""
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], offsets int64[n + 1]) of n texts, without special tokens added."""
@@ -55,7 +53,6 @@ class Engine(Protocol):
 class BytesEngine:
     """UTF-8 bytes as ids 0..255, and two specials."""
 
-    name = "bytes"
     EOS, PAD, VOCAB_SIZE = 256, 257, 258
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
@@ -66,8 +63,6 @@ class BytesEngine:
 
 class ReferenceEngine:
     """Hugging Face tokenizers."""
-
-    name = "tokenizers"
 
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises UsageError when the library cannot load the tokenizer."""
@@ -186,8 +181,6 @@ class FastEngine:
 
     gigatoken 0.10 remembers words without bound (its issue 36); a new object forgets them.
     """
-
-    name = "gigatoken"
 
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises ValueError when it cannot load the tokenizer."""

@@ -64,7 +64,7 @@ BAD_LINES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_LINES)
+@pytest.mark.parametrize("case", ["cut", "not UTF-8", "number", "too long", "compressed"])
 def test_a_bad_line_ends_the_run(case: str) -> None:
     line, reason = BAD_LINES[case]
     Path("a.jsonl").write_bytes(GOOD + GOOD + line + b"\n" + GOOD)

@@ -202,7 +202,7 @@ def test_a_record_longer_than_the_limit_is_bad(folder: Path, name: str) -> None:
         assert [place for _, place in recover_documents("out")] == positions[:-1]
 
 
-@pytest.mark.parametrize("ending", ["", *COMPRESSORS])
+@pytest.mark.parametrize("ending", ["", "gz"])
 @pytest.mark.parametrize("name", MARKED)
 def test_the_mark_of_utf8_is_no_part_of_a_file(folder: Path, name: str, ending: str) -> None:
     form = FORMS[name]
@@ -217,8 +217,11 @@ def test_the_mark_of_utf8_is_no_part_of_a_file(folder: Path, name: str, ending: 
     assert len(manifest["units"]) == 1 or (form.slices and not ending)
 
 
-@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
-@pytest.mark.parametrize("name", ["lines", "a pretty array", "plain text", "csv", "tsv"])
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("lines", "UTF-16LE"), ("lines", "UTF-16BE"), ("lines", "UTF-32LE"), ("lines", "UTF-32BE"),
+     ("a pretty array", "UTF-16LE"), ("plain text", "UTF-16LE"), ("csv", "UTF-16LE")],
+)  # fmt: skip
 def test_other_encodings_say_how_to_convert(folder: Path, name: str, encoding: str) -> None:
     form = FORMS[name]
     data = MARK + form.write(form.texts)[0]

@@ -6,25 +6,20 @@ import json
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
-from chats import TAGS, assistant, chat, user
 from hypothesis import given
 from hypothesis import strategies as st
 from support import assert_error, check_directory, contents, jsonl, packer
 from tiny_tokenizers import EOS
 
-from packer_cli.records import Int64, Records, UInt32
-from packer_cli.run import source
+from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines, trust
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
@@ -201,57 +196,6 @@ def test_an_engine_that_differs_at_the_start_is_not_used(
     assert_error(packer(*PACK, "-o", "c", "--tokenizer-backend", "gigatoken"), 2, why)
 
 
-ROWS, GROUP = 20_000, 1000
-
-
-def rows_of(name: str, value: object) -> str:
-    table = pa.table({name: [value] * ROWS})
-    pq.write_table(table, "data.parquet", row_group_size=GROUP)
-    return "data.parquet"
-
-
-def chats(count: int) -> str:
-    talk = chat(user("the quick brown fox " * 50), assistant("jumps"))
-    Path("data.jsonl").write_text(f"{json.dumps(talk)}\n" * count)
-    return "data.jsonl"
-
-
-# (input, records read as they are before the tokenizer is loaded, texts that it is given)
-BEFORE: dict[str, tuple[Callable[[], str], int, int]] = {
-    "token ids": (lambda: rows_of("input_ids", [1, 2, 3]), 0, 0),
-    "empty texts": (lambda: rows_of("text", ""), GROUP, GROUP),
-    "texts": (lambda: rows_of("text", "the quick brown fox"), GROUP, GROUP),
-    "a few conversations": (lambda: chats(5), 0, 5),
-    "many conversations": (lambda: chats(2000), 0, 0),  # the first may take long to render
-}
-
-
-@pytest.mark.parametrize("name", BEFORE)
-def test_what_is_read_before_the_work(
-    data: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    make, expected, texts = BEFORE[name]
-    read, before = list[int](), list[tuple[int, int]]()
-    read_plainly, load_tokenizer = source.read_plainly, source.load_tokenizer
-
-    def counted(*arguments: Any) -> Iterator[Records]:
-        for records in read_plainly(*arguments):
-            read.append(len(records.positions))
-            yield records
-
-    def load(*arguments: Any, first_documents: Iterable[str], **options: Any) -> Any:
-        first = list(first_documents)
-        before.append((sum(read), len(first)))
-        return load_tokenizer(*arguments, first_documents=first, **options)
-
-    monkeypatch.setattr(source, "read_plainly", counted)
-    monkeypatch.setattr(source, "load_tokenizer", load)
-    Path("t.jinja").write_text(TAGS)
-    template = ["--chat-template", "t.jinja"] if name.endswith("conversations") else []
-    packer("pack", make(), "-l", 4096, "-t", "tok", *template, "-o", "out")
-    assert before == [(expected, texts)]
-
-
 @pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
 def test_the_tokenizers_own_added_tokens_are_compared_too(data: Path, flag: str) -> None:
     """gigatoken 0.10 ignores single_word, which no text of the battery could show."""
@@ -414,8 +358,6 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
     shown: list[str] = []
 
     class Seen:
-        name = "seen"
-
         def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
             shown.extend(texts)
             return reference.encode(texts)
