@@ -182,7 +182,7 @@ def test_refused_inputs(case: str) -> None:
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/**", "*/[ab].jsonl"])
+@pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_cannot_be_read_is_named_by_directory_and_pattern(kind: str, inputs: str) -> None:
     named("d/a.jsonl")
@@ -195,7 +195,7 @@ def test_what_cannot_be_read_is_named_by_directory_and_pattern(kind: str, inputs
     assert_error(result, code, "d/b.jsonl: ", message)
 
 
-@pytest.mark.parametrize("inputs", ["d", "d/**/*.jsonl", "d/*/*.jsonl", "d/**"])
+@pytest.mark.parametrize("inputs", ["d", "d/**/*.jsonl", "d/*/*.jsonl"])
 def test_a_folder_that_cannot_be_listed_is_named_by_directory_and_pattern(inputs: str) -> None:
     named("d/a.jsonl", "d/c/c.jsonl", "d/e/f.jsonl")
     Path("d/c").chmod(0)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from chats import CHATML, assistant, chat, chat_tokenizer, user
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import (
-    BYTES_EOS,
     assert_error,
     check_directory,
     contents,
@@ -252,32 +250,6 @@ def test_the_order_is_of_content_and_seed_alone(three: list[list[str]]) -> None:
     assert texts_of_units("one") != texts_of_units("seeded")
 
 
-COPY = np.array([*(b"boilerplate" * 20), BYTES_EOS], np.int32)
-
-
-def test_equal_documents_are_spread() -> None:
-    """Boilerplate that is there a thousand times is not in one unit."""
-    texts = write_texts("a.jsonl", 1000)
-    Path("a.jsonl").write_bytes(jsonl(*texts, *["boilerplate" * 20] * 200))
-    Path("b.jsonl").write_bytes(Path("a.jsonl").read_bytes())
-    for name in "ab":
-        tokenize(f"{name}.jsonl", out=name)
-    manifest = pack("a", "b", "-l", 256, "--unit-bytes", "128k")
-    units = texts_of_units("out")
-    assert len(units) == len(manifest["units"]) > 5
-    shares = [texts.count(COPY.tobytes()) for texts in units]
-    assert sum(shares) == 400
-    assert max(shares) < 2 * 400 / len(units)
-    # nor is a document of both in a row with itself
-    twice = 0
-    for row in rows_in("out"):
-        edges = row["cu_seqlens"]
-        pieces = [tuple(row["input_ids"][a:b]) for a, b in pairwise(edges)]
-        long = [one for one in pieces if len(one) > 20 and one != tuple(COPY.tolist())]
-        twice += len(long) - len(set(long))
-    assert twice < 0.02 * manifest["rows"]
-
-
 def test_no_tokenizer_is_loaded(both_kinds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither that of the environment, nor the copy in the directory, nor any library for it."""
     monkeypatch.setenv("PACKER_TOKENIZER", "tok")
@@ -308,10 +280,6 @@ main()
         before["tokenizer"]["pad_token_id"]
         == json.loads(Path("texts/manifest.json").read_bytes())["tokenizer"]["pad_token_id"]
     )
-    copies = {name for name in contents("texts") if "token" in name or "template" in name}
-    assert copies >= {"tokenizer.json", "tokenizer_config.json"}
-    for name in copies:
-        assert contents("out")[name] == contents("texts")[name]
 
 
 LATE = """--tokenizer bytes, --chat-template x, --bos, --no-eos, --separator x, --shape text,

@@ -169,10 +169,6 @@ class PanicsAtStart(FastEngine):
         return Panics()
 
 
-def test_output_bytes_do_not_depend_on_the_engine(data: Path) -> None:
-    assert packed_by("gigatoken", "a") == packed_by("auto", "b") == packed_by("tokenizers", "c")
-
-
 @pytest.mark.parametrize(
     ("engine", "why"),
     [
@@ -335,16 +331,15 @@ class DiffersOnPhi(FastEngine):
         return super().encode([text.replace("\u03d5", "p") for text in texts])
 
 
-@pytest.mark.parametrize("workers", ["1", "3"])
 def test_texts_with_a_character_that_engines_differ_on_go_to_the_reference(
-    data: Path, monkeypatch: pytest.MonkeyPatch, workers: str
+    data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, late, in a long text: no sample meets it, and what is around it stays the engine's."""
     ordinary = ["the quick brown fox " * 20] * 500
     texts = [*ordinary, "Привет 日本語 " * 99 + "\u03d5", "\u03d6\u03d5 again", *ordinary]
     for name in ("data.jsonl", "more.jsonl"):
         (data / name).write_bytes(jsonl(*texts))
-    command = ["pack", "data.jsonl", "more.jsonl", "-l", "64", "-t", "tok", "--workers", workers]
+    command = ["pack", "data.jsonl", "more.jsonl", "-l", "64", "-t", "tok", "--workers", "3"]
     expected = packer(*command, "-o", "a", "--tokenizer-backend", "tokenizers")
     monkeypatch.setattr(tokenization, "FastEngine", DiffersOnPhi)
     result = packer(*command, "-o", "b")
