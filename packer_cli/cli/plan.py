@@ -167,25 +167,18 @@ def _plans(
     quiet: bool,
 ) -> list[tuple[str | None, Plan]]:
     """Plans of the result, or of each side of a recipe's split with its name."""
-    notify = notes(quiet=quiet)
+    from packer_cli.plan.run import Planning
+
+    planning = Planning(
+        order.options, sample, notes(quiet=quiet), print_note, show_progress=not quiet
+    )
     if order.recipe is None:
-        from packer_cli.plan.run import plan as planned
-
-        result = planned(
-            order.inputs, configs, order.options, order.command.tokenizer, sample, notify,
-            print_note, show_progress=not quiet,
-        )  # fmt: skip
-        return [(None, result)]
-    from packer_cli.plan.run import plan_recipe
-
+        return [(None, planning.plan(order.inputs, configs, order.command.tokenizer))]
     lengths = dict.fromkeys(one.max_length for one in configs)
     outputs = [order.command.output] if order.command.output else [
         default_output(inputs, f"packed-{length}") for length in lengths
     ]  # fmt: skip
-    return plan_recipe(
-        order.recipe, outputs, configs, order.options, sample, notify, print_note,
-        show_progress=not quiet,
-    )  # fmt: skip
+    return planning.plan_recipe(order.recipe, outputs, configs)
 
 
 def _refuse_missed(result: Plan, most: float | None) -> None:
