@@ -19,8 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
-from msgspec.structs import asdict
+from msgspec import UNSET, structs
 
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.inputs.formats import reader_for
@@ -42,7 +41,12 @@ from packer_cli.records import (
     turn_position,
 )
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
-from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
+from packer_cli.result.manifest import (
+    TokenizedManifest,
+    TokenizerInfo,
+    as_named,
+    load_tokenized,
+)
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
@@ -58,7 +62,6 @@ from packer_cli.tokenization.specials import Specials
 from packer_cli.tokenization.tokenizer import (
     Framing,
     Tokenizer,
-    TokenizerInfo,
     bytes_tokenizer,
     load_tokenizer,
 )
@@ -366,7 +369,7 @@ def _source(
     def encode(records: Records, file: InputFile) -> Encoded:
         return encoders[file.shape](records, file)
 
-    info = replace(infos[0], **around)
+    info = structs.replace(infos[0], **around)
     return Source(_by_file(reads), encode, tokenizer, processes, info=info)
 
 
@@ -452,9 +455,9 @@ def framing_of(config: DocumentConfig) -> Framing:
 
 
 def _agreed(values: Sequence[Any], name: str) -> Any:
-    """The value that all have by this name; None where they differ."""
-    first, *others = (getattr(one, name) for one in values)
-    return first if all(other == first for other in others) else None
+    """The value that all have by this name; UNSET where they differ."""
+    first, *others = (getattr(one, name, UNSET) for one in values)
+    return first if all(other == first for other in others) else UNSET
 
 
 def tokenized_source(run: Run) -> Source:
@@ -478,7 +481,6 @@ def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     tokenizers, info = [one.tokenizer for one in inputs.facts], None
     if tokenizers[0] is not None:  # what is around documents, only if all agree
         around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}
-        known = {n: None if one in (None, UNSET) else tuple(one) for n, one in around.items()}
-        info = TokenizerInfo(**(asdict(tokenizers[0]) | known))
+        info = structs.replace(tokenizers[0], **around)
 
     return Source(_by_file({}), plain_encoder(None), tokenized=inputs, info=info)

@@ -28,6 +28,7 @@ from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.token_columns import offsets_of
 from packer_cli.records import Int64, Notify, Spans, UInt8, UInt32
+from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import (
     BytesEngine,
     Engine,
@@ -41,30 +42,6 @@ from packer_cli.tokenization.specials import Span, Specials
 from packer_cli.tokenization.trust import OTHER_BACKEND, SLOWER, TrustedEngine
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
-
-
-@dataclass(frozen=True)
-class TokenizerInfo:
-    """A tokenizer as the manifest describes it. Ids are None where it has no such token.
-
-    `prefix` and `suffix`: the ids that are put around every document; None where not all of them
-    have the same.
-    """
-
-    source: str
-    sha256: str
-    vocab_size: int
-    bos_token_id: int | None
-    eos_token_id: int | None
-    pad_token_id: int
-    bos_token: str | None
-    eos_token: str | None
-    prefix: tuple[int, ...] | None
-    suffix: tuple[int, ...] | None
-
-    def as_json(self) -> dict[str, object]:
-        unknown = {name for name in ("prefix", "suffix") if getattr(self, name) is None}
-        return {name: value for name, value in vars(self).items() if name not in unknown}
 
 
 @dataclass(frozen=True)
@@ -243,9 +220,9 @@ def _of_bytes(framing: Framing) -> TokenizerInfo:
             "leave it out, or name a --tokenizer",
         )
     own = BytesEngine
-    suffix = (own.EOS,) if framing.eos else ()
+    suffix = [own.EOS] if framing.eos else []
     return TokenizerInfo(
-        "bytes", "", own.VOCAB_SIZE, None, own.EOS, own.PAD, None, "<eos>", (), suffix
+        "bytes", "", own.VOCAB_SIZE, None, own.EOS, own.PAD, None, "<eos>", [], suffix
     )
 
 
@@ -320,7 +297,7 @@ def _described(
     return TokenizerInfo(
         files.source, files.sha256, reference.tokenizer.get_vocab_size(), bos, eos, pad,
         None if bos is None else files.bos, None if eos is None else eos_name,
-        tuple(prefix), tuple(suffix),
+        prefix, suffix,
     )  # fmt: skip
 
 

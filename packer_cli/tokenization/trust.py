@@ -80,16 +80,15 @@ class TrustedEngine:
         self._characters = ComparedCharacters(fast, reference, notify)
         self._samples = Samples()
         self._difference: InternalError | None = None
-        self._beginning, self._has_begun = threading.Lock(), False
+        self._beginning, self._room = threading.Lock(), _FIRST_CHARACTERS
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """The tokens that the reference would give. Raises InternalError when a sample differs,
         UsageError when the first documents do and the fast engine is needed.
         """
         with self._beginning:  # others wait for it
-            if not self._has_begun:
-                self._begin(texts)
-                self._has_begun = True
+            if self._room > 0:
+                self._compare_first(texts)
         if self._fast is self._reference:
             return self._reference.encode(texts)
         untrusted = self._characters.untrusted(texts)
@@ -112,14 +111,16 @@ class TrustedEngine:
             lengths[document], done = b - a, offsets[document + 1]
         return np.concatenate([*parts, ids[done:]]), offsets_of(lengths)
 
-    def _begin(self, documents: list[str]) -> None:
-        """Compare the engines on the first documents; where they differ, the reference is used."""
-        texts, room = list[str](), _FIRST_CHARACTERS
+    def _compare_first(self, documents: list[str]) -> None:
+        """Compare the engines on the first documents; where they differ, the reference is used:
+        all that was encoded before was compared.
+        """
+        texts = list[str]()
         for document in documents:
-            texts.append(document[:room])
-            room -= len(texts[-1])
-            if room <= 0:
+            if self._room <= 0:
                 break
+            texts.append(document[: self._room])
+            self._room -= len(texts[-1])
         if difference := _first_difference(self._fast, self._reference, texts):
             if self._is_needed:
                 raise UsageError(difference, OTHER_BACKEND)
