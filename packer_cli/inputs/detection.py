@@ -72,7 +72,12 @@ def detect_shape(
     look = _Look(config, known.files)
     shapes = look.into(files)
     if not shapes:
-        raise _nothing_in(files, config)
+        where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
+        problem = f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
+        if config.on_error == "skip":
+            tip = "leave out --on-error skip to see what is wrong with the first record"
+            raise DataError(f"{problem} that can be read", tip)
+        raise DataError(problem, "check the paths; the files are empty or hold only blank lines")
     every = (*shapes.values(), *known.others.values())
     refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     for own, error in look.lacking.items():
@@ -235,12 +240,3 @@ def speakers_tip(file: InputFile, shape: Shape, config: DocumentConfig) -> str:
             options = role_options(fields[shape.required[0]], config.message_keys.get("role"))
             return f"add {written(options)}" if options else ""
     return ""
-
-
-def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
-    where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
-    problem = f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
-    if config.on_error == "skip":
-        tip = "leave out --on-error skip to see what is wrong with the first record"
-        return DataError(f"{problem} that can be read", tip)
-    return DataError(problem, "check the paths; the files are empty or hold only blank lines")

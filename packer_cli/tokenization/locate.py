@@ -104,7 +104,17 @@ def locate(source: str) -> TokenizerFiles:
             if (path.parent / place).is_file()
         }
     document = _decoded(content, path)
-    added = _added_tokens(document)
+    model = document.model
+    changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
+    added = tuple(
+        SpecialToken(
+            one.content, one.id, one.lstrip, one.rstrip,
+            plain=not (one.single_word or (one.normalized and changes)),
+            unknown=one.content == model.unk_token or one.id == model.unk_id,
+            special=one.special,
+        )
+        for one in document.added_tokens or []
+    )  # fmt: skip
     configured = _configured(companions, path.parent)
     known = [token.content for token in added if token.content in _KNOWN_EOS]
     eos = configured.get("eos_token", known[0] if len(set(known)) == 1 else None)
@@ -174,20 +184,6 @@ def _decoded(content: bytes, path: Path) -> TokenizerJson:
         problem = f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works"
         raise UsageError(problem, _TIP)
     return document
-
-
-def _added_tokens(document: TokenizerJson) -> tuple[SpecialToken, ...]:
-    model = document.model
-    changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
-    return tuple(
-        SpecialToken(
-            one.content, one.id, one.lstrip, one.rstrip,
-            plain=not (one.single_word or (one.normalized and changes)),
-            unknown=one.content == model.unk_token or one.id == model.unk_id,
-            special=one.special,
-        )
-        for one in document.added_tokens or []
-    )  # fmt: skip
 
 
 def highest_id(content: bytes) -> int:

@@ -353,7 +353,14 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
     if spaces is None or not (byte_level or keeps):
         return _UNKNOWN_BYTES
     fallback = bool(model.byte_fallback)
-    pieces = _byte_level(vocabulary) if byte_level else _utf8(vocabulary, fallback=fallback)
+    if byte_level:
+        pieces = _byte_level(vocabulary)
+    else:
+        pieces = {number: piece.encode("utf-8", "surrogatepass")
+                  for piece, number in vocabulary.items()}  # fmt: skip
+    if fallback and not byte_level:
+        pieces |= {number: bytes([int(piece[3:5], 16)])
+                   for piece, number in vocabulary.items() if _BYTE.fullmatch(piece)}  # fmt: skip
     added = document.added_tokens or []
     others = dict[int, bytes | None]()
     for token in added:
@@ -398,14 +405,6 @@ def _byte_level(vocabulary: dict[str, int]) -> dict[int, bytes]:
     flat = found.astype(np.uint8).tobytes()
     places = enumerate(zip(vocabulary.values(), pairwise(edges.tolist()), strict=True), 1)
     return {token: flat[begin:end] for i, (token, (begin, end)) in places if i not in wrong}
-
-
-def _utf8(vocabulary: dict[str, int], *, fallback: bool) -> dict[int, bytes]:
-    pieces = {token: piece.encode("utf-8", "surrogatepass") for piece, token in vocabulary.items()}
-    if fallback:
-        pieces |= {token: bytes([int(piece[3:5], 16)])
-                   for piece, token in vocabulary.items() if _BYTE.fullmatch(piece)}  # fmt: skip
-    return pieces
 
 
 def _spaces(document: TokenizerJson, *, byte_level: bool) -> tuple[bool | None, int]:
