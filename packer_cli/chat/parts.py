@@ -16,13 +16,12 @@ from typing import Any
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
-    DETAIL,
+    RANGES,
     REASONING,
     RefusedError,
     UndecidableError,
     joined_content,
     says_something,
-    untrained_ranges,
     without_notes,
 )
 from packer_cli.chat.probe import THOUGHT
@@ -54,7 +53,7 @@ class UntrainedParts:
         Raises UndecidableError.
         """
         spans, config = list[Span](), self._config
-        ranged = [number for number in trained if DETAIL in noted[number]]
+        ranged = [number for number in trained if RANGES in noted[number]]
         if ranged:
             spans += self._ranges(rendering.text, noted, tools, ranged)
         thoughtful = [n for n in trained if _without_reasoning(messages[n]) != messages[n]]
@@ -75,7 +74,7 @@ class UntrainedParts:
             content, first = joined_content(messages[number].get("content")), len(cuts)
             # templates take away the white space around content, and a mark would keep it
             begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
-            for start, stop in untrained_ranges(messages[number], len(content)):
+            for start, stop in messages[number][RANGES]:
                 if max(start, begin) < min(stop, end):
                     ranges.append((number, start, stop))
                     cuts += [(number, max(start, begin)), (number, min(stop, end))]

@@ -11,13 +11,13 @@ import msgspec
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
-    DETAIL,
+    CONTEXT,
     KNOWN_KEYS,
+    RANGES,
     Conversation,
     RefusedError,
     UndecidableError,
     any_flags,
-    is_context,
     is_trained,
     undecidable,
     without_notes,
@@ -135,7 +135,7 @@ class Renderer:
             own = own[-1:]
         asked = trained = set(own)
         if flagged:
-            asked = {number for number in own if not is_context(noted[number])}
+            asked = {number for number in own if CONTEXT not in noted[number]}
             trained = {number for number in asked if is_trained(noted[number])}
         if len(trained) < len(own) and self._assistant.rearranges(rendering, messages):
             raise undecidable(
@@ -153,7 +153,7 @@ class Renderer:
             n
             for n in empty
             if n in trained
-            or (conversation.turn is None and is_trained(noted[n]) and not is_context(noted[n]))
+            or (conversation.turn is None and is_trained(noted[n]) and CONTEXT not in noted[n])
         ]
         document = replace(document, spans=spans, empty_turns=len(empty_turns))
         begin = next((start for start, stop in spans if start < stop), 0)
@@ -177,7 +177,7 @@ class Renderer:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
-        if not self._trains_all or any(DETAIL in noted[n] for n in trained):
+        if not self._trains_all or any(RANGES in noted[n] for n in trained):
             parts = self._parts.find(rendering, messages, tools, trained, noted)
             spans = without(spans, parts)
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
