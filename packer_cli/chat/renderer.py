@@ -240,7 +240,7 @@ class Renderer:
             if not message.keys() <= KNOWN_KEYS:
                 names += [
                     f"messages.{key}"
-                    for key in message.keys() - KNOWN_KEYS - self._template.mentions
+                    for key in message.keys() - KNOWN_KEYS - self._structures.mentions
                     if f'"{key}"' not in text
                 ]
         if conversation.arguments:

@@ -30,9 +30,9 @@ import msgspec
 from jinja2 import nodes
 
 from packer_cli._kernels.texts import may_hold
+from packer_cli.chat.chat_template import MARK, environment, refusing_to_compile
 from packer_cli.chat.messages import ASSISTANT, MalformedError, kind_of
 from packer_cli.chat.probe import RESULT, RESULT_END, STRUCTURE, THOUGHT
-from packer_cli.chat.sandbox import MARK, environment, refusing_to_compile
 from packer_cli.errors import UsageError, nearest
 
 PASSED = ("messages", "tools", "add_generation_prompt")
@@ -275,6 +275,7 @@ def looks_of(tree: nodes.Template, arguments: Collection[str]) -> TwoLooks:
     return TwoLooks(*(_Analysis(tree, given).looks(arguments) for given in ("messages", "tools")))
 
 
+@lru_cache(maxsize=8)
 def mentions_in(tree: nodes.Template) -> frozenset[str]:
     """All names of attributes and all texts in a template: it reads no key but these."""
     names = {node.attr for node in tree.find_all(nodes.Getattr)}

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
 from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
 from packer_cli.chat.probe import PROBED, Piece, Probe, kinds_of, probe_of, told_of
+from packer_cli.chat.syntax import is_constant_prompt, looks_of, mentions_in
 
 PROBE = "\ue000probe\ue001"
 OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
@@ -86,8 +87,9 @@ class Structures:
     talk, tools  a question and its answer, and the tools that they take
     prompt       what the template writes before a first answer
     prompts      whether it does so if it is asked to
-
-    All of these only where turns have to be found.
+                 All of these only where turns have to be found.
+    mentions     all names and texts in the template: it reads no key but these
+    looks        what it looks for in the words of messages and of tools
     """
 
     def __init__(self, template: ChatTemplate, *, find_turns: bool) -> None:
@@ -95,6 +97,9 @@ class Structures:
         with its answer.
         """
         self.template, self._find_turns = template, find_turns
+        self.mentions = mentions_in(template.tree)
+        self.looks = looks_of(template.tree, template.known)
+        self.prompt_is_constant = is_constant_prompt(template.tree)
         self.prompt, self.prompts = "", False
         self.talk: list[_Message] = []
         self.tools: list[Any] | None = None
@@ -105,7 +110,7 @@ class Structures:
 
     def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
         """What is told of a conversation."""
-        words = self.template.looks.messages.find(messages)
+        words = self.looks.messages.find(messages)
         if words and not all(map(PROBED.issuperset, messages)):  # it may be of this record alone
             return Told(True, self.learn(messages, tools))
         structure = words, self._structure(messages, tools)
@@ -121,7 +126,7 @@ class Structures:
         """All that the rendering of a conversation's probe depends on. What the assistant's own
         fields say, such as a name, may stand around its words.
         """
-        known = self.template.mentions
+        known = self.mentions
         others = [
             (number, key, value if is_own and type(value) is str else told_of(value, known, key))
             for number, message in enumerate(messages)
@@ -130,13 +135,13 @@ class Structures:
             for key, value in message.items()
             if key in known and (key not in PROBED or type(value) is list)
         ]
-        looked_into = tools and self.template.looks.tools.asks
+        looked_into = tools and self.looks.tools.asks
         told = repr(tools) if looked_into else told_of(tools, known)
         return told, kinds_of(messages), tuple(others)
 
     def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
         """The conversation with marks in the place of words."""
-        return probe_of(messages, tools, names_tools=self.template.looks.tools.asks)
+        return probe_of(messages, tools, names_tools=self.looks.tools.asks)
 
     def learn(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the conversation's own probe tells."""
@@ -236,7 +241,7 @@ class AssistantSpans:
         `spans`: by its probe, None where the turn is not as that tells; `holds_others`: whether
         there are turns of others within it.
         """
-        if spans is not None and self._template.prompt_is_constant:  # a long talk takes no longer
+        if spans is not None and self._structures.prompt_is_constant:  # a long talk takes no longer
             asks = self._structures.prompt
             start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
             return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(asks))
@@ -400,6 +405,7 @@ class _Learner:
     def __init__(self, structures: Structures, probe: Probe, rendering: Rendering) -> None:
         self._template = structures.template
         self._prompt, self._prompts = structures.prompt, structures.prompts
+        self._is_constant = structures.prompt_is_constant
         self._probe, self._rendering, self._text = probe, rendering, rendering.text
         self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
         self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
@@ -424,7 +430,7 @@ class _Learner:
         last = max((p + len(m) for m in own if (p := text.rfind(m, turn.start, turn.stop)) >= 0),
                    default=-1)  # fmt: skip
         core = self._prompt.strip()
-        if core and self._template.prompt_is_constant and text.startswith(self._prompt, turn.start):
+        if core and self._is_constant and text.startswith(self._prompt, turn.start):
             start: int | None = turn.start + len(self._prompt)
         else:
             start = self._start(number, turn, first)
