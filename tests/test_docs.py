@@ -12,7 +12,7 @@ from pathlib import Path
 import docs_runner
 import pytest
 from chats import marked_pieces, run
-from support import jsonl, packer, recover_texts
+from support import packer
 from test_imports import LAYERS, MODULES, PACKAGE, TREES
 
 from packer_cli.export import FORMATS
@@ -76,21 +76,6 @@ def test_a_page_runs_as_written(name: str, begin: str, skip: tuple[str, ...]) ->
     if name == "docs/inspect.md":
         packer("pack", "sample_data/documents.jsonl", "--max-length", 1024)
     docs_runner.run(docs_runner.page(name, begin), skip + NEEDS_EXTRAS, anew=("out", "mixed"))
-
-
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("name", ["README.md", "docs/runs.md"])
-def test_the_command_of_every_night_keeps_the_others(name: str) -> None:
-    text = docs_runner.page(name)
-    (command,) = re.findall(r"^    packer (pack new/[^#\n]* --add[^#\n]*)", text, re.M)
-    Path("new").mkdir()
-    for date, content in (("2024-01-01", ["one", "two"]), ("2024-01-02", ["three"])):
-        file = Path("new", f"{date}.jsonl")
-        file.write_bytes(jsonl(*content))
-        night = command.replace("2024-01-02", date).split()
-        assert packer(*night, "-t", "bytes").exit_code == 0
-        file.unlink()
-    assert sorted(recover_texts("out")) == ["one", "three", "two"]
 
 
 def _named_options(text: str) -> set[str]:

@@ -36,7 +36,6 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
-from packer_cli.options.shapes import key_options, written
 
 # flags, and whether what has 1 or true there is trained on
 _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), True) | {
@@ -59,6 +58,7 @@ _ROLES = {
 _CALLS = ("function_call", "tool_call")
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _WAY_OUT = "use a template with {% generation %} tags (--chat-template), or --train-on all"
+_NAMING = "where other keys hold them: --field role=KEY --field content=KEY"
 _ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
 ASSISTANT = "assistant"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
@@ -205,11 +205,11 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     elif content is None and (other := [key for key in _ELSEWHERE if key in message]):
         raise MalformedError(
             f"{where} has '{other[0]}', expected 'role' and 'content', or 'from' and 'value'",
-            _naming_tip(item),
+            _NAMING,
         )
     elif content is None and role == "user":
         # rendered, it would be an empty question, or the word None
-        raise MalformedError(f"{where} is the user's and has no content", _naming_tip(item))
+        raise MalformedError(f"{where} is the user's and has no content", _NAMING)
     if ranges:
         message[RANGES] = ranges
     reasoning = next((message[key] for key in REASONING if key in message), None)
@@ -230,13 +230,8 @@ def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
         problem = f"is {kind_of(role)}, expected a string"
         if "role" not in message:
             problem = f"is missing; keys found: {named(item)}"
-        raise MalformedError(f"{where}.role {problem}", _naming_tip(item))
+        raise MalformedError(f"{where}.role {problem}", _NAMING)
     return role
-
-
-def _naming_tip(item: dict[str, Any]) -> str:
-    options = key_options(item)
-    return f"add {written(options)}" if options else ""
 
 
 def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ first.
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
@@ -21,19 +20,27 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from packer_cli.options.option import (
-    FIRST,
-    GROUPS,
-    RUNNING,
-    Option,
-    Owner,
-    Values,
-    options_of,
-    refuse_missing,
-)
+from packer_cli.options.option import Option, Owner, Values, options_of, refuse_missing
 
 _REPEATED = ("texts", "pairs", "arguments")
 _OTHERS = "Options"
+# The sections of --help of the commands that take a `shape`, in their order.
+SECTIONS = {
+    "Used most": "max_length tokenizer output sample text_field chat_template train_on overlong "
+    "strategy workers overwrite batch_tokens",
+    "Input": "shape fields roles input_format sample_by on_error max_errors max_unused "
+    "max_line_bytes tokenized",
+    "Documents": "add_bos add_eos separator eos_token special_tokens_in_text fim_rate fim_spm_rate "
+    "fim_tokens force_split truncate_side max_loss",
+    "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
+    "turn_end allow_open_turns on_unshown keep_untrained",
+    "Rows": "seed shuffle max_segments_per_row segment_multiple balance hidden_size",
+    "Output": "columns label_shift view shard_bytes update add prune checksum staging position_ids "
+    "html",
+    "Running": "rank world_size unit_bytes max_seconds_per_record tokenizer_backend engine "
+    "ray_address no_lock max_share_error as_json quiet debug",
+}
+_SECTION_OF = {name: title for title, names in SECTIONS.items() for name in names.split()}
 _COLUMN = 30  # where the help begins
 
 
@@ -83,19 +90,21 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
 
     taken: Any = filled
     taken.__name__, taken.__doc__ = run.__name__, run.__doc__
-    by_place = sorted(options.items(), key=lambda item: item[1].first or sys.maxsize)
+    titles = _SECTION_OF if "shape" in options else {}
+    places = {name: place for place, name in enumerate(titles)}
+    ordered = sorted(options, key=lambda name: places.get(name, len(places)))
     arguments = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in parameters.items()
         if not owners[name]
     ]
     taken.__signature__ = inspect.Signature(  # in the order of --help
-        arguments + [_parameter(name, one) for name, one in by_place]
+        arguments + [_parameter(name, options[name], titles.get(name)) for name in ordered]
     )
     return filled
 
 
-def _parameter(name: str, one: Option) -> inspect.Parameter:
+def _parameter(name: str, one: Option, section: str | None) -> inspect.Parameter:
     """The parameter that becomes an option. Numbers arrive as text, options not given as None."""
     is_switch = one.value == "flag" and one.default is False
     kind: Any = bool if is_switch else bool | None if one.value == "flag" else str | None
@@ -109,7 +118,7 @@ def _parameter(name: str, one: Option) -> inspect.Parameter:
         *([one.short] if one.short else []),
         help=one.described + (" Required." if one.default is MISSING else ""),
         metavar=None if one.value == "flag" else metavar,
-        rich_help_panel=FIRST if one.first else one.group or None,
+        rich_help_panel=section,
         autocompletion=completed if one.choices else None,
         show_default=False,
     )
@@ -125,24 +134,22 @@ def write_parameters(ctx: Any, formatter: Any) -> None:
     """Write the arguments, then the options by group, the most used first: nothing cut off, no name
     broken at a dash.
     """
-    sections: dict[str, list[tuple[str, str]]] = {
-        name: [] for name in ("Arguments", FIRST, _OTHERS, *GROUPS[1:])
-    }
+    sections: dict[str, list[tuple[str, str]]] = {}
+    title = ""
     for parameter in ctx.command.get_params(ctx):
         record = parameter.get_help_record(ctx)
         if record is None:
             continue
-        section = RUNNING if parameter.name == "help" and ctx.parent is not None else _OTHERS
-        section = getattr(parameter, "rich_help_panel", None) or section
         if parameter.param_type_name == "argument":
-            section = "Arguments"
+            title = "Arguments"
+        elif parameter.name != "help" or title == "Arguments":  # which is in the last section
+            title = getattr(parameter, "rich_help_panel", None) or _OTHERS
         # without the type that Typer adds where there is no metavar
         row = record[0].partition(" <")[0], record[1].replace("  [required]", "")
-        sections[section].append(row)
+        sections.setdefault(title, []).append(row)
     for title, rows in sections.items():
-        if rows:
-            with formatter.section(title):
-                write_rows(formatter, rows)
+        with formatter.section(title):
+            write_rows(formatter, rows)
 
 
 def write_rows(formatter: Any, rows: Iterable[tuple[str, str]]) -> None:

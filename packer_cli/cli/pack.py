@@ -18,7 +18,6 @@ from packer_cli.options.option import Values
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import OneRun, PackOptions, Reporting, RunOptions
 
-_LEAST_UTILIZATION = 0.5  # packing alone reaches more, whatever the documents
 Inputs = Annotated[
     list[str],
     typer.Argument(
@@ -46,11 +45,11 @@ def pack(
     from packer_cli.result.manifest import Manifest
 
     order = order_of(inputs, given, RunOptions)
-    command, length = order.command, order.config.max_length
+    command = order.command
     refuse_name("--tokenizer", command.tokenizer)
-    output = (
-        default_output(inputs, f"packed-{length}") if command.output is None else command.output
-    )
+    output = command.output
+    if output is None:
+        output = default_output(inputs, f"packed-{order.config.max_length}")
     place, staging, state = _place_of(output, command.staging)
     run, notify = _of_run(order.options, how), notes(quiet=how.quiet)
     made: list[tuple[Path | str, object]] = []
@@ -71,14 +70,6 @@ def pack(
         made.append((place, manifest))
     # a rank that leaves units to others has none
     results = [(path, one) for path, one in made if isinstance(one, Manifest)]
-    for _, one in results:
-        if length == 1:
-            notify("--max-length is 1: in a row of one token there is no next one to predict; use "
-                   "the context length of the model that you train")  # fmt: skip
-        elif one.utilization < _LEAST_UTILIZATION:
-            notify(f"{1 - one.utilization:.0%} of the rows is padding: a row has {length:,} "
-                   f"tokens, all documents together {one.tokens:,}; a shorter --max-length wastes "
-                   "less")  # fmt: skip
     print_results(results, as_json=how.as_json, state=state)
 
 

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from packer_cli.cli.pack import Inputs, default_output, prepare_run
 from packer_cli.cli.reports import Page, check_page, notes, print_note, refuse_name, show_reports
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.option import (
-    INPUT,
-    ROWS,
-    RUNNING,
-    Count,
-    Names,
-    Share,
-    Values,
-    option,
-    options_of,
-)
+from packer_cli.options.option import Count, Names, Share, Values, option, options_of
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, Progress
 
@@ -37,8 +27,6 @@ class PlanOptions(Page, Progress):
     max_length: Names | None = option(
         None,
         "Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
-        ROWS,
-        first=1,
         short="-l",
         metavar="N[,N]",
         elsewhere=" ".join(_OF_PACK["max_length"].elsewhere),
@@ -46,35 +34,25 @@ class PlanOptions(Page, Progress):
     strategy: Names | None = option(
         None,
         "How documents are put into rows, one or several ways with commas between:",
-        ROWS,
-        first=8,
         choices=NAMES,
         aliases=ALIASES,
         elsewhere=" ".join(_OF_PACK["strategy"].elsewhere),
     )
     batch_tokens: Count | None = option(
-        None,
-        "Say how many steps an epoch has when a step has rows of N tokens together.",
-        ROWS,
-        first=10,
+        None, "Say how many steps an epoch has when a step has rows of N tokens together."
     )
     hidden_size: Count = option(
         4096,
         "Of the model. A step costs, for each token, 6 times this, and for attention the length "
         "of its segment, whose mean E[l^2]/E[l] is the attention span.",
-        ROWS,
     )
     sample: Share | None = option(
-        None,
-        "Read about this share of the inputs, 5% or 0.05, and estimate the figures.",
-        RUNNING,
-        first=3,
+        None, "Read about this share of the inputs, 5% or 0.05, and estimate the figures."
     )
     tokenized: str | None = option(
         None,
         "Where packer pack has tokenized the sources of a recipe. Default: as the recipe says, "
         "or beside its output.",
-        INPUT,
         metavar="DIR",
     )
 
@@ -167,25 +145,18 @@ def _plans(
     quiet: bool,
 ) -> list[tuple[str | None, Plan]]:
     """Plans of the result, or of each side of a recipe's split with its name."""
-    notify = notes(quiet=quiet)
+    from packer_cli.plan.run import Planning
+
+    planning = Planning(
+        order.options, sample, notes(quiet=quiet), print_note, show_progress=not quiet
+    )
     if order.recipe is None:
-        from packer_cli.plan.run import plan as planned
-
-        result = planned(
-            order.inputs, configs, order.options, order.command.tokenizer, sample, notify,
-            print_note, show_progress=not quiet,
-        )  # fmt: skip
-        return [(None, result)]
-    from packer_cli.plan.run import plan_recipe
-
+        return [(None, planning.plan(order.inputs, configs, order.command.tokenizer))]
     lengths = dict.fromkeys(one.max_length for one in configs)
     outputs = [order.command.output] if order.command.output else [
         default_output(inputs, f"packed-{length}") for length in lengths
     ]  # fmt: skip
-    return plan_recipe(
-        order.recipe, outputs, configs, order.options, sample, notify, print_note,
-        show_progress=not quiet,
-    )  # fmt: skip
+    return planning.plan_recipe(order.recipe, outputs, configs)
 
 
 def _refuse_missed(result: Plan, most: float | None) -> None:
@@ -200,6 +171,5 @@ def _refuse_missed(result: Plan, most: float | None) -> None:
                 f"--max-length {one.config.max_length}: {incomplete}",
                 "packer pack would mark the output incomplete; see --overlong and --max-length",
             )
-    for one in result.outcomes:
         if one.config.mixture and one.shares and most is not None:
             refuse_missed(one.config.mixture, one.shares, most)

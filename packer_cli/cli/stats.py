@@ -109,8 +109,12 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
     """UsageError for what this result does not have."""
     from packer_cli.result.manifest import Manifest
 
-    are_documents = not isinstance(manifest, Manifest)
-    pack = f"pack them: packer pack {directory} --max-length 4096"
+    of_rows = {
+        "--min-utilization": options.min_utilization,
+        "--ranks": options.ranks,
+        "--html": options.html,
+    }
+    given = [name for name, value in of_rows.items() if value is not None]
     refuse([
         (
             options.by == "source" and not getattr(manifest, "sources", ()),
@@ -118,19 +122,9 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
             "see --by input",
         ),
         (
-            are_documents and options.min_utilization is not None,
-            f"--min-utilization: {directory} holds documents, which are not in rows yet",
-            f"leave it out, or {pack}",
-        ),
-        (
-            are_documents and options.ranks is not None,
-            f"--ranks: {directory} holds documents, and steps are made of rows",
-            pack,
-        ),
-        (
-            are_documents and options.html is not None,
-            f"--html: {directory} holds documents, and pages show rows",
-            f"see packer plan {directory} --max-length 4096 --html FILE",
+            given and not isinstance(manifest, Manifest),
+            f"{', '.join(given)}: {directory} holds documents, which are not in rows yet",
+            f"pack them, or see packer plan {directory} --max-length 4096",
         ),
     ])  # fmt: skip
 

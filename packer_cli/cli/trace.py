@@ -24,18 +24,13 @@ class TraceOptions(TokensOf, Reporting):
     """Options of `packer trace`, beside those of the loop."""
 
     step: Count | None = option(
-        None,
-        "Show this step. 0 is the first; some trainers call it 1.",
-        first=1,
-        least=0,
-        most=10**12,
+        None, "Show this step. 0 is the first; some trainers call it 1.", least=0, most=10**12
     )
     find: str | None = option(
         None,
         "Show the steps that had this document: an input, or the end of its path, and a "
         "position as shown.",
         metavar="FILE:POSITION",
-        first=2,
     )
     epochs: Count = option(
         1,
@@ -50,7 +45,6 @@ class TraceOptions(TokensOf, Reporting):
         "Alone: show the step that it was saved in or after. With --step or --find: of a run "
         "that went on from it, with steps counted from there.",
         metavar="FILE",
-        first=3,
     )
     rank: Count | None = option(None, "Show this rank alone.", metavar="R", least=0)
     no_shuffle: bool = option(False, "The sampler had seed=None.")
@@ -73,8 +67,8 @@ def trace(
         list[str],
         typer.Argument(metavar="DIR", help="What the run read: packed directories and views."),
     ],
-    loop: Annotated[Values, Loop],
     options: TraceOptions,
+    loop: Annotated[Values, Loop],
 ) -> None:
     """Show which documents were in a step of a training run, or which steps had a document.
 

@@ -24,8 +24,6 @@ from packer_cli.options.shapes import (
     joined,
     may_hold,
     options_for,
-    role_options,
-    written,
 )
 from packer_cli.records import InputFile
 
@@ -214,12 +212,14 @@ class _Look:
             with suppress(PackerError):  # such as for a name that cannot be read, or a long cell
                 record = next(_first_columns(file, fields, self._config), {})
             options = options_for(record, self._config.shape)
-            own = {n: c for n, c in options.get("--field", {}).items() if n not in MESSAGE_KEYS}
+            if options is None:
+                raise
+            own = {n: c for n, c in options.fields.items() if n not in MESSAGE_KEYS}
             try:
                 find(renamed | own)
             except DataError:
                 raise error from None
-            raise DataError(error.message, f"add {written(options)}") from None
+            raise DataError(error.message, f"add {options}") from None
 
 
 def _refuse_format(file: InputFile, first: InputFile, *, is_tokens: bool) -> None:
@@ -253,17 +253,6 @@ def _first_columns(
         every = Shape("messages", {"messages": columns[0], **own})
         for values in _first_fields(file, every, config):
             yield {every.columns[own]: value for own, value in values.items()}
-
-
-def speakers_tip(file: InputFile, shape: Shape, config: DocumentConfig) -> str:
-    """A tip with the --role options that a file's first record needs; "" for known speakers."""
-    if not shape.is_chat or config.roles:
-        return ""
-    with suppress(PackerError):
-        for fields in _first_fields(file, shape, config):
-            options = role_options(fields[shape.required[0]], config.message_keys.get("role"))
-            return f"add {written(options)}" if options else ""
-    return ""
 
 
 def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:

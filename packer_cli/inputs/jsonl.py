@@ -47,11 +47,11 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
     Shape,
+    Suggested,
     fits_a_shape,
     may_hold,
     options_for,
     value_at,
-    written,
 )
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 
@@ -161,7 +161,7 @@ class JsonlReader(LineReader):
         for name, value in values.items() if self.what == "line" else ():
             beginning = bytes(memoryview(value)[:_MOST_SHOWN])
             if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
-                options = {"--field": {"messages": name}}
+                options = Suggested({"messages": name})
                 if len(value) <= _MOST_LOOKED_AT:
                     with suppress(*_DECODE_ERRORS):
                         options = options_for({name: _value_decoder(value)}, "messages") or options
@@ -170,7 +170,7 @@ class JsonlReader(LineReader):
                     f"one object, with a list of objects in '{name}'; expected a record on each "
                     "line, or an array of records",
                     f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
-                    f"is one conversation: {written(options)}",
+                    f"is one conversation: {options}",
                 )
                 raise self.refused(file, bad)
 

@@ -11,8 +11,9 @@ out depends on content only, so equal documents are on one side, whatever file t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -138,54 +139,51 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     mixture = config.mixture
     if mixture is None:
         raise InternalError("there is no mixture to choose by")
-    places = list(_places(mixture, len(directories)))
-    sides = [np.ones(len(one), bool) for one in directories]
-    held = [np.zeros(len(one), bool) for one in directories]
-    duplicates = [np.zeros(len(one), bool) for one in directories]
-    amounts = [_amounts(one, config) for one in directories]
-    by_content = mixture.is_split or mixture.dedup == "exact"
-    hashes = [one.content_hashes for one in directories] if by_content else []
+    # documents lie directory after directory, and directories source after source
+    edges = [0, *accumulate(map(len, directories))]
+    parts = [slice(*edge) for edge in pairwise(edges)]
+    ends = list(accumulate(one.inputs for one in mixture.sources))
+    places = [range(end - one.inputs, end) for one, end in zip(mixture.sources, ends, strict=True)]
+    of_source = [slice(edges[some.start], edges[some.stop]) for some in places]
+    amounts = np.concatenate([_amounts(one, config) for one in directories])
+    side, held, duplicates = (np.full(edges[-1], value) for value in (True, False, False))
+    in_train, is_exact = mixture.part == TRAIN, mixture.dedup == "exact"
+    hashes = np.empty((edges[-1] if mixture.is_split or is_exact else 0, 2), np.uint64)
+    for part, one in zip(parts if len(hashes) else (), directories, strict=False):
+        hashes[part] = one.content_hashes
     if mixture.is_split:
-        held = _held_out(hashes, mixture, places, config.seed)
-        _refuse_empty(held, amounts, mixture, places)
-        in_train = mixture.part == TRAIN
-        sides = [~one if in_train else one for one in held]
-    for amount, some in zip(mixture.sources, places, strict=True):
+        held = _held_out(hashes, mixture, of_source, parts, config.seed)
+        own = [its for one, its in zip(mixture.sources, of_source, strict=True) if one.held_out]
+        if not any((held[its] & (amounts[its] > 0)).any() for its in own):
+            raise UsageError(  # whichever side is packed: before the other one is
+                "the validation split is empty: no document falls into it that is not dropped",
+                "hold out more",
+            )
+        side = ~held if in_train else held
+    for amount, its in zip(mixture.sources, of_source, strict=True):
         # of the other side, what is equal to held out documents of others goes
-        if not (mixture.takes(amount) if mixture.part == TRAIN else amount.held_out):
-            for place in some:
-                sides[place][:] = False
+        if not (mixture.takes(amount) if in_train else amount.held_out):
+            side[its] = False
     # what has no tokens in any row has no place in an amount, and stands for no equal document
-    sides = [one & (counted > 0) for one, counted in zip(sides, amounts, strict=True)]
-    if mixture.dedup == "exact":
-        duplicates = _duplicates(hashes, sides)
-        sides = [one & ~same for one, same in zip(sides, duplicates, strict=True)]
+    side = side & (amounts > 0)
+    if is_exact:
+        duplicates[side] = repeated(hashes[side])
+        side &= ~duplicates
     del hashes  # 16 bytes a document
     pools = [
-        _pool(one, np.flatnonzero(side), counted, order_seed(config.seed, place))
-        for place, (one, side, counted) in enumerate(zip(directories, sides, amounts, strict=True))
+        _pool(one, np.flatnonzero(side[part]), amounts[part], order_seed(config.seed, place))
+        for place, (one, part) in enumerate(zip(directories, parts, strict=True))
     ]
     sources = [
         Chosen(
             amount, some,
             sum(len(pools[place].pool) for place in some),
             sum(pools[place].total for place in some),
-            sum(int(held[place].sum()) for place in some),
-            sum(int(duplicates[place].sum()) for place in some),
+            int(held[its].sum()), int(duplicates[its].sum()),
         )
-        for amount, some in zip(mixture.sources, places, strict=True)
+        for amount, some, its in zip(mixture.sources, places, of_source, strict=True)
     ]  # fmt: skip
     return _taken(sources, pools, mixture)
-
-
-def _places(mixture: Mixture, count: int) -> Iterator[range]:
-    """Which directories are its own, for every source."""
-    at = 0
-    for one in mixture.sources:
-        yield range(at, at + one.inputs)
-        at += one.inputs
-    if at != count:
-        raise InternalError(f"the sources have {at} inputs, and there are {count}")
 
 
 def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Choice:
@@ -261,46 +259,24 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
 
 
 def _held_out(
-    hashes: Sequence[UInt64], mixture: Mixture, places: list[range], seed: int
-) -> list[Bool]:
+    hashes: UInt64, mixture: Mixture, of_source: list[slice], parts: list[slice], seed: int
+) -> Bool:
     """Which documents are held out: those that the split takes of its sources, by content, and all
     that equal them.
     """
-    keys = [np.empty(len(one), np.uint64) for one in hashes]
-    for one, key in zip(hashes, keys, strict=True):
-        order_keys(one, (seed + _OF_SPLIT) % (1 << 64), key)
-    held = [np.zeros(len(one), bool) for one in hashes]
-    highest = 0
-    for amount, some in zip(mixture.sources, places, strict=True):
+    keys, held, highest = np.empty(len(hashes), np.uint64), np.zeros(len(hashes), bool), 0
+    order_keys(hashes, (seed + _OF_SPLIT) % (1 << 64), keys)
+    for amount, its in zip(mixture.sources, of_source, strict=True):
         if amount.held_out:
-            limit = _limit(np.concatenate([keys[place] for place in some]), mixture)
+            limit = _limit(keys[its], mixture)
             highest = max(highest, limit)
-            for place in some:
-                held[place] = keys[place] <= np.uint64(limit)
+            held[its] = keys[its] <= np.uint64(limit)
     # equal documents have one key: only what another source's limit would hold out may equal it
-    contents = [one[its] for one, its in zip(hashes, held, strict=True)]
-    for its, one, key in zip(held, hashes, keys, strict=True):
-        near = np.flatnonzero((key <= np.uint64(highest)) & ~its)
-        its[near] = among(one[near], np.concatenate(contents))
+    contents = hashes[held]
+    for part in parts:
+        near = np.flatnonzero((keys[part] <= np.uint64(highest)) & ~held[part])
+        held[part][near] = among(hashes[part][near], contents)
     return held
-
-
-def _refuse_empty(
-    held: list[Bool], amounts: list[Int32], mixture: Mixture, places: list[range]
-) -> None:
-    """Raise UsageError for a split without validation, whichever side is packed: that is before the
-    other one is.
-    """
-    own = [place for one, some in zip(mixture.sources, places, strict=True) if one.held_out
-           for place in some]  # fmt: skip
-    if any((held[place] & (amounts[place] > 0)).any() for place in own):
-        return
-    raise UsageError(
-        "the validation split is empty: all documents that fall into its share are dropped"
-        if any(held[place].any() for place in own)
-        else "the validation split is empty: none of the documents falls into its share",
-        "hold out more",
-    )
 
 
 def _limit(keys: UInt64, mixture: Mixture) -> int:
@@ -310,18 +286,6 @@ def _limit(keys: UInt64, mixture: Mixture) -> int:
         return int(np.partition(keys, last)[last])
     share = mixture.validation_share or 0.0
     return min(int(share * 2.0**64), (1 << 64) - 1)
-
-
-def _duplicates(hashes: Sequence[UInt64], sides: list[Bool]) -> list[Bool]:
-    """Which of the documents on this side equal an earlier one."""
-    edges = np.cumsum([int(side.sum()) for side in sides])[:-1]
-    of_side = repeated(np.concatenate(
-        [one.compress(side, axis=0) for one, side in zip(hashes, sides, strict=True)]
-    ))  # fmt: skip
-    found = [np.zeros(len(side), bool) for side in sides]
-    for same, side, its in zip(found, sides, np.split(of_side, edges), strict=True):
-        same[side] = its
-    return found
 
 
 def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from packer_cli.errors import UsageError
 from packer_cli.options.formats import FILE_FORMATS
 from packer_cli.options.option import (
-    DOCUMENTS,
-    INPUT,
-    OUTPUT,
-    RUNNING,
-    SUPERVISED,
     Arguments,
     Count,
     Names,
@@ -74,7 +69,6 @@ class DocumentConfig(Options):
     shape: str | None = option(
         None,
         "What the records are:",
-        INPUT,
         metavar="SHAPE",
         choices=tuple(KINDS),
         unset="by the fields of each file's first record",
@@ -85,7 +79,6 @@ class DocumentConfig(Options):
         (),
         "Where a field of the shape is: messages=chosen, or in messages: role=speaker. May be "
         "repeated.",
-        INPUT,
         flag="--field",
         metavar="NAME=COLUMN",
         needs=_KEYS,
@@ -93,7 +86,6 @@ class DocumentConfig(Options):
     roles: Pairs = option(
         (),
         "Which role a speaker of messages has: human=user. May be repeated.",
-        INPUT,
         flag="--role",
         metavar="NAME=ROLE",
         needs=_SPEAKERS,
@@ -102,7 +94,6 @@ class DocumentConfig(Options):
     input_format: str | None = option(
         None,
         "What the files are:",
-        INPUT,
         metavar="FORMAT",
         choices=FILE_FORMATS,
         unset="by file name",
@@ -111,15 +102,12 @@ class DocumentConfig(Options):
     sample_by: str = option(
         "line",
         "What a document of a plain text file is:",
-        INPUT,
         choices=("line", "paragraph", "document"),
         meant={"document": ("file", "whole")},
     )
     chat_template: str | None = option(
         None,
         "Template that renders messages. Default: the tokenizer's own.",
-        SUPERVISED,
-        first=5,
         metavar="FILE|NAME",
         needs=MESSAGES,
     )
@@ -127,7 +115,6 @@ class DocumentConfig(Options):
         (),
         "Sets a variable of the chat template: enable_thinking=false. JSON, or else text. May "
         "be repeated.",
-        SUPERVISED,
         flag="--template-arg",
         key="template_args",
         metavar="NAME=VALUE",
@@ -137,15 +124,12 @@ class DocumentConfig(Options):
     prompt_template: str | None = option(
         None,
         "How prompts become text:",
-        SUPERVISED,
         choices={"none": "as they are", "alpaca": "", "chat": ""},
         unset="by the shape of the records",
     )
     train_on: str | None = option(
         None,
         "Which tokens are trained on:",
-        SUPERVISED,
-        first=6,
         choices={
             "assistant": "the default for messages",
             "last-assistant": "",
@@ -163,7 +147,6 @@ class DocumentConfig(Options):
     turns: str = option(
         "all",
         "What a conversation becomes:",
-        SUPERVISED,
         choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
         meant={"all": ("one",), "each": ("every",)},
         needs=_CONVERSATIONS,
@@ -171,33 +154,29 @@ class DocumentConfig(Options):
     train_reasoning: bool | None = option(
         None,
         "Whether reasoning is trained on. Default: yes, but not with --train-on final.",
-        SUPERVISED,
         needs=MESSAGES,
     )
     train_tool_calls: bool | None = option(
-        None, "Whether tool calls are trained on. Default: yes.", SUPERVISED, needs=MESSAGES
+        None, "Whether tool calls are trained on. Default: yes.", needs=MESSAGES
     )
     turn_end: tuple[str, ...] = option(
         (),
         "Ends the assistant's turns: trained on where it follows one. May be repeated.",
-        SUPERVISED,
         metavar="TOKEN",
         needs=MESSAGES,
     )
     allow_open_turns: bool = option(
-        False, "Train on turns that the chat template does not end.", SUPERVISED, needs=MESSAGES
+        False, "Train on turns that the chat template does not end.", needs=MESSAGES
     )
     on_unshown: str = option(
         "warn",
         "What becomes of records of which the chat template leaves something out:",
-        SUPERVISED,
         choices={"warn": "counted", "error": "a bad record"},
         needs=MESSAGES,
     )
     add_bos: bool | None = option(
         None,
         "Whether each document begins with BOS. Default: as the tokenizer does.",
-        DOCUMENTS,
         flag="--bos/--no-bos",
         elsewhere="--add-bos --add-bos-token",
     )
@@ -205,37 +184,33 @@ class DocumentConfig(Options):
         None,
         "Whether each document ends with EOS. Default: yes, but chat templates end turns "
         "themselves.",
-        DOCUMENTS,
         flag="--eos/--no-eos",
         elsewhere="--add-eos --append-eod --append-eos --add-eos-token",
     )
     separator: str | None = option(
-        None, "Text after each document, never trained on.", DOCUMENTS, metavar="TEXT"
+        None, "Text after each document, never trained on.", metavar="TEXT"
     )
     eos_token: str | None = option(
-        None, "The EOS, where the tokenizer does not name one.", DOCUMENTS, metavar="TOKEN"
+        None, "The EOS, where the tokenizer does not name one.", metavar="TOKEN"
     )
     special_tokens_in_text: str = option(
         "keep",
         "What becomes of special tokens that a record's content spells out:",
-        DOCUMENTS,
         choices={"keep": "", "text": "ordinary text", "error": "a bad record"},
         needs=_TEXT,
     )
     fim_rate: Share = option(
-        0.0, "Share of texts rearranged to fill in the middle: 0.5 or 50%.", DOCUMENTS, needs=_PLAIN
+        0.0, "Share of texts rearranged to fill in the middle: 0.5 or 50%.", needs=_PLAIN
     )
     fim_spm_rate: Share = option(
         0.5,
         "Share of these that have the suffix first.",
-        DOCUMENTS,
         needs=_PLAIN,
         goes_with=("fim_rate", None),
     )
     fim_tokens: Names = option(
         (),
         "Tokens before the beginning, the end and the middle. Default: the tokenizer's own.",
-        DOCUMENTS,
         metavar="PRE,SUF,MID",
         needs=_PLAIN,
         goes_with=("fim_rate", None),
@@ -243,26 +218,22 @@ class DocumentConfig(Options):
     on_error: str = option(
         "fail",
         "What a bad record does:",
-        INPUT,
         choices={"fail": "end the run", "skip": "go to rejected.jsonl"},
     )
     max_errors: Count | Share | None = option(
         None,
         "Fail when more records are bad: 100, or 1% of all.",
-        INPUT,
         metavar="N|SHARE",
         goes_with=("on_error", "skip"),
     )
     max_unused: Share | None = option(
-        None,
-        "Fail when more of the records' text is in fields that nothing uses: 0.01 or 1%.",
-        INPUT,
+        None, "Fail when more of the records' text is in fields that nothing uses: 0.01 or 1%."
     )
-    max_line_bytes: Size = option(256 * MIB, "Longest line, cell or text document accepted.", INPUT)
+    max_line_bytes: Size = option(256 * MIB, "Longest line, cell or text document accepted.")
     unit_bytes: Size | None = option(
-        None, "Input bytes in a work unit. Default: by the size of the input.", RUNNING
+        None, "Input bytes in a work unit. Default: by the size of the input."
     )
-    shard_bytes: Size = option(GIB, "Longest shard, about.", OUTPUT)
+    shard_bytes: Size = option(GIB, "Longest shard, about.")
 
     def _rules(self) -> Iterator[Rule]:
         check_fields(self.fields)

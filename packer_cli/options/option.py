@@ -1,7 +1,7 @@
 """How an option is declared: once, as a field of the configuration that holds its value.
 
-    sample_by: str = option("line", "What a document is:", INPUT, choices=PARTS)
-    max_loss: Share | None = option(None, "Exit 1 when more is lost.", DOCUMENTS)
+    sample_by: str = option("line", "What a document is:", choices=PARTS)
+    max_loss: Share | None = option(None, "Exit 1 when more is lost.")
 
 The command line with its help and completion, the keys of recipes with their schema, and all checks
 are made from that. The type says how a value is written, on the command line and in recipes alike:
@@ -14,22 +14,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
-from numbers import Real
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from packer_cli.errors import UsageError, cut, one_of
-
-FIRST = "Used most"
-INPUT = "Input"
-DOCUMENTS = "Documents"
-SUPERVISED = "Supervised data"
-ROWS = "Rows"
-OUTPUT = "Output"
-RUNNING = "Running"
-GROUPS = (FIRST, INPUT, DOCUMENTS, SUPERVISED, ROWS, OUTPUT, RUNNING)
 
 # How values are written, where the type alone does not say it: one of `KINDS`.
 Count = Annotated[int, "count"]  # from 1
@@ -62,8 +53,6 @@ class Option:
     """What is shown of a field, and which values the field takes.
 
     help        one or two sentences; choices and the default are added to them
-    group       the section of --help
-    first       its place in the first section, with the options used most; 0: not there
     flag        "--name", or "--name/--no-name"; "": made of the field's name
     short       "-n", or ""
     metavar     what stands for the value in --help; "": by the kind of value
@@ -82,8 +71,6 @@ class Option:
     """
 
     help: str
-    group: str = ""
-    first: int = 0
     flag: str = ""
     short: str = ""
     metavar: str = ""
@@ -135,18 +122,16 @@ class Option:
 
     def typed(self, given: Any) -> Any:
         """The value that a command line gives. UsageError for what is none."""
-        name = self.name("")
-        if self.value in ("pairs", "arguments"):
-            given = dict(self._pair(name, one) for one in given)  # of a name given twice, the last
-        return self.read(name, given)
-
-    def _pair(self, name: str, given: str) -> tuple[str, object]:
-        """What NAME=VALUE says."""
-        own, separator, text = given.partition("=")
-        is_json = self.value == "arguments"
-        if not (own and separator and (text or is_json)):
-            raise UsageError(f"{name}: {given!r} is not {self.metavar}", self.help)
-        return own, _json_or_text(f"{name}: {own}", text) if is_json else text
+        name, is_json = self.name(""), self.value == "arguments"
+        if not is_json and self.value != "pairs":
+            return self.read(name, given)
+        pairs = dict[str, object]()  # of a name given twice, the last
+        for one in given:
+            own, _, text = one.partition("=")
+            if "=" not in one or not own or not (text or is_json):
+                raise UsageError(f"{name}: {one!r} is not {self.metavar}", self.help)
+            pairs[own] = _json_or_text(f"{name}: {own}", text) if is_json else text
+        return self.read(name, pairs)
 
     def read(self, name: str, given: Any) -> Any:
         """The value that is given as text, or as TOML has it. UsageError: the option `name`."""
@@ -163,8 +148,13 @@ class Option:
             return tuple(self._chosen(name, one) for one in value)
         if self.choices and isinstance(value, str):
             return self._chosen(name, value)
-        if isinstance(value, Real) and not isinstance(value, bool):
-            self._check_number(name, value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least, most = self.least, self.most
+            figure = f"{value:g}" if isinstance(value, float) else str(value)
+            if (least is not None and value < least) or (most is not None and value > most):
+                what = "not positive" if least else "negative"
+                what = what if most is None else f"not between {least or 0} and {most}"
+                raise UsageError(f"{name}: {figure} is {what}", self.help)
         return value
 
     def _chosen(self, name: str, value: str) -> str:
@@ -176,20 +166,8 @@ class Option:
         meant = {other: one for one, others in self.meant.items() for other in others}
         raise one_of(name, value, self.choices, choices | meant)
 
-    def _check_number(self, name: str, value: Any) -> None:
-        least, most = self.least, self.most
-        if (least is None or value >= least) and (most is None or value <= most):
-            return
-        figure = f"{value:g}" if isinstance(value, float) else str(value)
-        if most is None:
-            what = "not positive" if least else "negative"
-            raise UsageError(f"{name}: {figure} is {what}", self.help)
-        share = f"did you mean {value:g}%?" if 1 < value <= 100 else "1% is 0.01"
-        tip = share if most == 1 else self.help
-        raise UsageError(f"{name}: {figure} is not between {least or 0} and {most}", tip)
 
-
-def option(default: Any, help: str, group: str = "", **more: Any) -> Any:  # noqa: A002
+def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002
     """A field of a dataclass that is an option, declared as an `Option` is; `choices` may be names
     alone, `elsewhere` a text of names. `default`: MISSING for a value that must be given.
     """
@@ -198,7 +176,7 @@ def option(default: Any, help: str, group: str = "", **more: Any) -> Any:  # noq
         more["choices"] = dict.fromkeys(choices, "")
     if "elsewhere" in more:
         more["elsewhere"] = more["elsewhere"].split()
-    return field(default=default, metadata={"option": Option(help, group, **more)})
+    return field(default=default, metadata={"option": Option(help, **more)})
 
 
 @dataclass(frozen=True)
@@ -349,16 +327,13 @@ def _json_or_text(place: str, text: str) -> object:
     def refuse_constant(constant: str) -> NoReturn:
         raise ValueError(constant)
 
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text, parse_constant=refuse_constant)
-    except (ValueError, RecursionError):
-        spelled = text.lower().replace("none", "null")
-        if spelled not in ("true", "false", "null"):
-            return text
-        raise UsageError(
-            f"{place}: found {text}, expected {spelled} as JSON writes it",
-            f'write {spelled}, or "{text}" in double quotes for a text',
-        ) from None
+    spelled = text.lower().replace("none", "null")
+    if spelled not in ("true", "false", "null"):
+        return text
+    tip = f'write {spelled}, or "{text}" in double quotes for a text'
+    raise UsageError(f"{place}: found {text}, expected {spelled} as JSON writes it", tip)
 
 
 def _number(

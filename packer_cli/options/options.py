@@ -8,18 +8,15 @@ engine) are in `run_options`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from packer_cli.errors import UsageError, one_of
+from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import (
-    DOCUMENTS,
-    OUTPUT,
-    ROWS,
-    SUPERVISED,
     Count,
     Names,
     Need,
@@ -73,11 +70,8 @@ def view_columns(columns: Sequence[str]) -> list[str]:
 
 def canonical_name(name: str) -> str:
     """The strategy's full name for a name or alias; UsageError for an unknown one."""
-    spelled = name.lower().replace("_", "-")
-    for own, aliases in ALIASES.items():
-        if spelled in (own, *aliases):
-            return own
-    raise one_of("strategy", name, NAMES)
+    own: str = options_of(PackConfig)["strategy"].checked("strategy", name)
+    return own
 
 
 def keeps_order(name: str) -> bool:
@@ -127,6 +121,11 @@ class Amount(Options):
     def _rules(self) -> Iterator[Rule]:
         given = [name for name in ("weight", "epochs", "tokens") if getattr(self, name) is not None]
         yield len(given) > 1, f"has {' and '.join(given)}", "an amount is given in one way"
+        yield (
+            not self.name.strip() or re.search(r"^\.|[/\\\x00-\x1f\x7f]", self.name),
+            f"name: {self.name!r} cannot be the name of a directory",
+            "tokens of a source are kept under its name: use letters, digits and dashes",
+        )
         for name in ("epochs", "max_epochs"):
             value = getattr(self, name)
             tip = "1 is all of the source, once; to take nothing, leave the source out"
@@ -262,8 +261,6 @@ class PackConfig(DocumentConfig):
     max_length: Count = option(
         MISSING,
         "Tokens in a packed row: 4096, or 4k, which is the same.",
-        ROWS,
-        first=1,
         short="-l",
         most=MAX_LENGTH_LIMIT,
         elsewhere="--seq-len --seq-length --sequence-length --max-seq-len --max-seq-length "
@@ -272,8 +269,6 @@ class PackConfig(DocumentConfig):
     strategy: str = option(
         "best-fit",
         "How documents are put into rows:",
-        ROWS,
-        first=8,
         choices=NAMES,
         aliases=ALIASES,
         elsewhere="--packing-strategy --packing --algorithm",
@@ -281,20 +276,15 @@ class PackConfig(DocumentConfig):
     seed: Count = option(
         0,
         "Seed of the order of documents, of rows, and of segments in a row.",
-        ROWS,
         least=0,
         most=(1 << 63) - 1,
     )
     shuffle: bool | None = option(
-        None,
-        "Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input order.",
-        ROWS,
+        None, "Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input order."
     )
     overlong: str | None = option(
         None,
         "What becomes of documents longer than a row:",
-        DOCUMENTS,
-        first=7,
         choices={
             "split": "the default for text",
             "truncate": "",
@@ -307,50 +297,44 @@ class PackConfig(DocumentConfig):
         elsewhere="--truncation --truncate --on-overlong",
     )
     force_split: bool = option(
-        False, "Let --overlong split cut messages and prompts, too.", DOCUMENTS, needs=_SUPERVISED
+        False, "Let --overlong split cut messages and prompts, too.", needs=_SUPERVISED
     )
     truncate_side: str = option(
         "right",
         "Where --overlong truncate cuts:",
-        DOCUMENTS,
         choices={"right": "keep the beginning", "left": "keep the end"},
         elsewhere="--truncation-side",
     )
     max_loss: Share | None = option(
-        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%.", DOCUMENTS
+        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%."
     )
     columns: Names = option(
         DEFAULT_COLUMNS,
         "Columns to write, with commas between:",
-        OUTPUT,
         choices=COLUMNS,
         unset="all but position_ids",
     )
     keep_untrained: bool = option(
-        False, "Keep documents without a trained token.", SUPERVISED, needs=_UNTRAINED
+        False, "Keep documents without a trained token.", needs=_UNTRAINED
     )
     window_tokens: int | None = None
     max_segments_per_row: Count | None = option(
-        None, "Close a row that has N segments.", ROWS, most=MAX_LENGTH_LIMIT
+        None, "Close a row that has N segments.", most=MAX_LENGTH_LIMIT
     )
     segment_multiple: Count = option(
-        1, "Pad every segment, inside its row, to a multiple of N tokens.", ROWS
+        1, "Pad every segment, inside its row, to a multiple of N tokens."
     )
     label_shift: str = option(
         "none",
         "Who shifts labels by one:",
-        OUTPUT,
         choices={"none": "the model does", "pre": "packer, inside segments"},
     )
     view: bool = option(
-        False,
-        "Write rows as references to tokenized directories: no tokens, ready in seconds.",
-        OUTPUT,
+        False, "Write rows as references to tokenized directories: no tokens, ready in seconds."
     )
     balance: str = option(
         "none",
         "What is evened out between rows:",
-        ROWS,
         choices={"none": "", "attention": "the sum of squared segment lengths"},
     )
     mixture: Mixture | None = None
@@ -415,37 +399,27 @@ class PackConfig(DocumentConfig):
         return dataclasses.asdict(self) | {"columns": list(self.columns)}
 
 
-_ANOTHER = "choose another strategy, such as best-fit"
-_UNLIMITED = {
-    "wrap": "wrap fills every row to its end, whatever the number of segments",
-    "mffd": "with a limit mffd would not keep within 71/60 of the fewest rows",
-}
-_UNBALANCED = {
-    "next-fit": "next-fit keeps the order of documents",
-    "wrap": "wrap keeps the order of documents",
-    "harmonic": "harmonic puts documents of similar length together",
-}
+# Strategies that reach what they promise only without these options.
+_UNLIMITED, _UNBALANCED = ("wrap", "mffd"), (*_KEEPS_ORDER, "harmonic")
 
 
 def _row_rules(options: Any) -> Iterator[Rule]:
     """`options`: a `PackConfig`, or the arguments of a function by its names."""
-    strategy, balance = options.strategy, options.balance
-    yield (
-        options.max_segments_per_row is not None and strategy in _UNLIMITED,
-        f"--max-segments-per-row: {_UNLIMITED.get(strategy)}",
-        _ANOTHER,
-    )
+    for name, is_given, without in (
+        ("--max-segments-per-row", options.max_segments_per_row is not None, _UNLIMITED),
+        ("--balance", options.balance != "none", _UNBALANCED),
+    ):
+        yield (
+            is_given and options.strategy in without,
+            f"{name} does not go with --strategy {options.strategy}",
+            "choose another strategy, such as best-fit",
+        )
     length, multiple = options.max_length, options.segment_multiple
     rest = length % multiple
     yield (
         rest,
         f"--segment-multiple: --max-length {length} is not a multiple of {multiple}",
         f"use {length - rest or multiple} tokens a row",
-    )
-    yield (
-        balance != "none" and strategy in _UNBALANCED,
-        f"--balance: {_UNBALANCED.get(strategy)}, exchanges would undo it",
-        _ANOTHER,
     )
 
 

@@ -30,15 +30,15 @@ from packer_cli.options.option import (
     Rule,
     Share,
     Values,
-    as_option,
     in_terms_of_fields,
     normal,
     option,
     options_of,
+    refuse,
     refuse_missing,
 )
 from packer_cli.options.options import Amount, Mixture, PackConfig, Stage, max_epochs
-from packer_cli.options.run_options import EncodingOptions, OneRun, PackOptions, RunOptions
+from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions
 from packer_cli.storage import is_url, local
 
 if sys.version_info >= (3, 11):
@@ -320,33 +320,41 @@ def _read(path: str) -> _File:
     content = _parsed(path)
     tables = {name: content.pop(name) for name in _TABLES if name in content}
     top = _values(path, path, content, TOP)
-    if "source" not in tables:
-        of_sources = {*options_of(Mixture), "max_epochs", "tokenized"} & top.keys()
-        for name in (*of_sources, *tables):
-            what = f"{path}: {name}: is for recipes with sources, and there is none"
-            raise UsageError(what, _SOURCE)
+    of_sources = {*options_of(Mixture), "max_epochs", "tokenized"} & top.keys() | tables.keys()
+    has_sources, first = "source" in tables, min(of_sources, default="")
+    no_source = f"{path}: {first}: is for recipes with sources, and there is none"
+    no_inputs = f"{path}: inputs: are those of sources, where there are any"
+    refuse([
+        (of_sources and not has_sources, no_source, _SOURCE),
+        (has_sources and "inputs" in top, no_inputs, _SOURCE),
+    ])  # fmt: skip
+    if not has_sources:
         _refuse_none(path, top)
         return _File(path, top)
-    if "inputs" in top:
-        raise UsageError(f"{path}: inputs: are those of sources, where there are any", _SOURCE)
     sources = []
     for place, table in _several(path, "source", tables):
-        own = _values(path, place, table, SOURCE)
-        if not own["name"].strip() or re.search(r"^\.|[/\\\x00-\x1f\x7f]", own["name"]):
-            raise UsageError(
-                f"{place}: name: {own['name']!r} cannot be the name of a directory",
-                "tokens of a source are kept under its name: use letters, digits and dashes",
-            )
-        _refuse_none(place, own)
-        sources.append(own)
+        sources.append(_values(path, place, table, SOURCE))
+        _refuse_none(place, sources[-1])
     return _File(path, top, sources, _mixture(path, top, sources, tables))
 
 
 def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> Mixture:
-    values = _of(Mixture, top)
+    values, place = _of(Mixture, top), f"{path}, validation"
     names = held_out = [one["name"] for one in sources]
     if "validation" in tables:
-        held = _validation(path, tables["validation"], names)
+        if not isinstance(tables["validation"], Mapping):
+            raise UsageError(f"{place}: is no table", "a table begins with [validation]")
+        given = _values(path, place, tables["validation"], VALIDATION)
+        held = _made(ValidationKeys, given, {}, place)
+        unknown = [name for name in held.sources if name not in names]
+        refuse([
+            (given.get("sources") == (), f"{place}: sources: names none", "leave it out"),
+            (
+                unknown,
+                f"{place}: sources: there is no source {''.join(unknown[:1])!r}",
+                f"sources are {', '.join(names)}",
+            ),
+        ])  # fmt: skip
         values |= {"validation_share": held.share, "validation_documents": held.documents}
         held_out = list(held.sources) or names
     most = {name: value for name, value in top.items() if name == "max_epochs"}
@@ -363,25 +371,7 @@ def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> M
         _made(Stage, _values(path, place, table, STAGE), {}, place)
         for place, table in _several(path, "stage", tables)
     )
-    try:
-        return Mixture(**values)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.message}", error.tip) from None
-
-
-def _validation(path: str, table: Any, names: list[str]) -> ValidationKeys:
-    place = f"{path}, validation"
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{place}: is no table", "a table begins with [validation]")
-    if table.get("sources") == []:
-        raise UsageError(f"{place}: sources: names none", "leave it out to hold out of all")
-    held = _made(ValidationKeys, _values(path, place, table, VALIDATION), {}, place)
-    if unknown := [name for name in held.sources if name not in names]:
-        raise UsageError(
-            f"{place}: sources: there is no source {unknown[0]!r}",
-            f"sources are {', '.join(names)}",
-        )
-    return held
+    return _made(Mixture, values, {}, path)
 
 
 def _several(path: str, name: str, tables: Values) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -391,10 +381,8 @@ def _several(path: str, name: str, tables: Values) -> Iterator[tuple[str, Mappin
     content = tables[name]
     is_tables = isinstance(content, list) and all(isinstance(one, Mapping) for one in content)
     if not is_tables or not content:
-        raise UsageError(
-            f"{path}: {name}: expected tables that begin with [[{name}]]",
-            "double brackets, as there may be several",
-        )
+        what = f"{path}: {name}: expected tables that begin with [[{name}]]"
+        raise UsageError(what, "double brackets, as there may be several")
     for number, table in enumerate(content, 1):
         own = table.get("name")
         which = own if isinstance(own, str) and own else number
@@ -432,8 +420,6 @@ def _refuse_none(place: str, values: Values) -> None:
 
 def _meant(name: str, owners: tuple[Owner, ...]) -> str:
     """A tip for a key that there is not: where it belongs, or the nearest that there is."""
-    if name in keys_of(OneRun):
-        return f"it is for one run: give it on the command line, {as_option(name)}"
     if owners is TOP and (near := nearest(name, _TABLES)):
         return f"did you mean {_TABLES[near][0]}?"
     places = [begin for begin, its, _ in _TABLES.values() if name in keys_of(*its)]
@@ -484,10 +470,7 @@ def _input(folder: str, name: str) -> str:
 def _parsed(path: str) -> Values:
     text = ""
     try:
-        file = Path(local(path, "which recipes are not read from"))
-        if file.exists() and not file.is_file():
-            raise UsageError(f"{path}: not a regular file", "a recipe is a TOML file")
-        text = file.read_bytes().decode("utf-8-sig")
+        text = Path(local(path, "which recipes are not read from")).read_bytes().decode("utf-8-sig")
         content: Values = tomllib.loads(text)
     except FileNotFoundError:
         tip = "check the spelling; relative paths start at the current directory"

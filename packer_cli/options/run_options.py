@@ -9,18 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
-from packer_cli.options.option import (
-    DOCUMENTS,
-    INPUT,
-    OUTPUT,
-    RUNNING,
-    Count,
-    Options,
-    Rule,
-    Share,
-    Whole,
-    option,
-)
+from packer_cli.options.option import Count, Options, Rule, Share, Whole, option
 
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
@@ -38,15 +27,12 @@ class EncodingOptions(Options):
     workers: Count = option(
         0,
         "Work units at a time. Default: as many as cores.",
-        RUNNING,
-        first=9,
         least=0,
         elsewhere="--num-workers --num-proc --jobs --threads",
     )
     max_seconds_per_record: float = option(
         SECONDS_PER_RECORD,
         "Processor time to render a record; one that needs more is bad.",
-        RUNNING,
         metavar="SECONDS",
         least=1e-9,
         most=_MOST_SECONDS,
@@ -54,7 +40,6 @@ class EncodingOptions(Options):
     tokenizer_backend: str = option(
         "auto",
         "What encodes; it never changes the result:",
-        RUNNING,
         choices=("auto", "gigatoken", "tokenizers"),
     )
 
@@ -75,48 +60,40 @@ class RunOptions(EncodingOptions):
     rank, world_size   pack only every world_size-th unit, as one of that many processes
     """
 
-    overwrite: bool = option(
-        False, "Replace an earlier result in the output.", OUTPUT, first=10, elsewhere="--force"
-    )
+    overwrite: bool = option(False, "Replace an earlier result in the output.", elsewhere="--force")
     update: bool = option(
         False,
         "Pack only inputs that are new or have changed. All others must be named, too: see "
         "--add and --prune.",
-        OUTPUT,
     )
     add: bool = option(
         False,
         "Add these inputs to the result, if there is one; those that it has already and that "
         "are not named stay as they are packed, even if their files are gone.",
-        OUTPUT,
         elsewhere="--append",
     )
     prune: bool = option(
         False,
         "With --update: drop the documents of inputs that are not named.",
-        OUTPUT,
         goes_with=("update", True),
     )
     checksum: bool = option(
         False,
         "With --update or --add: compare contents of files, not when they were changed.",
-        OUTPUT,
         goes_with=("update", True),
     )
     no_lock: bool = option(
-        False, "Go on where the file system has no locks; let no other run write there.", RUNNING
+        False, "Go on where the file system has no locks; let no other run write there."
     )
     progress: bool = True
     engine: str = option(
         "local",
         "What runs the work units:",
-        RUNNING,
         choices={"local": "this machine", "ray": "a task per unit on a Ray cluster"},
     )
     ray_address: str | None = option(
         None,
         "Address of a Ray cluster that runs. Default: Ray's own choice.",
-        RUNNING,
         metavar="ADDRESS",
         goes_with=("engine", "ray"),
     )
@@ -180,8 +157,6 @@ class PackOptions(Options):
     tokenizer: str | None = option(
         None,
         "Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, then bytes.",
-        DOCUMENTS,
-        first=2,
         short="-t",
         metavar="NAME",
         elsewhere="--model --tokenizer-path --tokenizer-name --tokenizer-model",
@@ -189,16 +164,12 @@ class PackOptions(Options):
     text_field: str | None = option(
         None,
         "Field or column that holds the text. Default: text.",
-        INPUT,
-        first=4,
         metavar="COLUMN",
         elsewhere="--text-column --text-key --json-keys",
     )
     output: str | None = option(
         None,
         "Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH or INPUT-tokenized.",
-        OUTPUT,
-        first=3,
         short="-o",
         metavar="DIR",
         elsewhere="--out --output-dir --save-dir --output-path --output-prefix",
@@ -206,15 +177,13 @@ class PackOptions(Options):
     staging: str | None = option(
         None,
         "Where to pack a result for a URL first. Default: in the temporary directory.",
-        OUTPUT,
         metavar="DIR",
     )
-    position_ids: bool = option(False, "Also write the column position_ids.", OUTPUT)
+    position_ids: bool = option(False, "Also write the column position_ids.")
     max_share_error: Share | None = option(
         None,
         "Exit 1 when the share of a recipe's source is off by more than this, because documents "
         "stay whole: 1% or 0.01.",
-        RUNNING,
     )
 
 
@@ -222,17 +191,15 @@ class PackOptions(Options):
 class Reporting(Options):
     """How every command reports."""
 
-    as_json: bool = option(
-        False, "Print JSON instead of a table, errors too.", RUNNING, flag="--json"
-    )
-    debug: bool = option(False, "Show a traceback with an error.", RUNNING)
+    as_json: bool = option(False, "Print JSON instead of a table, errors too.", flag="--json")
+    debug: bool = option(False, "Show a traceback with an error.")
 
 
 @dataclass(frozen=True)
 class Progress(Reporting):
     """How commands report that take long."""
 
-    quiet: bool = option(False, "Show no progress and no notes.", RUNNING, short="-q")
+    quiet: bool = option(False, "Show no progress and no notes.", short="-q")
 
 
 @dataclass(frozen=True)
@@ -246,10 +213,9 @@ class OneRun(Progress):
         None,
         "Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. auto: "
         "from SLURM and the like.",
-        RUNNING,
         metavar="R|auto",
     )
-    world_size: str | None = option(None, "How many ranks there are.", RUNNING, metavar="W|auto")
+    world_size: str | None = option(None, "How many ranks there are.", metavar="W|auto")
 
 
 # How a training loop takes rows: what `PackedSampler` and the loader around it are given
@@ -302,7 +268,6 @@ class Loop(Options):
         MISSING,
         "Ranks that shared the rows: the sampler's world_size.",
         flag="--ranks",
-        first=4,
         metavar="W",
         most=_MOST_ROWS,
         elsewhere="--world-size --num-gpus --nproc --dp-size",
@@ -311,7 +276,6 @@ class Loop(Options):
         1,
         "Rows in a batch of a rank: the loader's batch_size.",
         metavar="B",
-        first=5,
         most=_MOST_ROWS,
         elsewhere="--per-device-train-batch-size --micro-batch-size",
     )
@@ -319,11 +283,10 @@ class Loop(Options):
         1,
         "Batches of a rank in a step: gradient accumulation.",
         metavar="M",
-        first=6,
         most=_MOST_ROWS,
         elsewhere="--gradient-accumulation-steps --accumulate",
     )
-    seed: Whole | None = option(0, "The sampler's seed. Default: 0.", first=7, metavar="S")
+    seed: Whole | None = option(0, "The sampler's seed. Default: 0.", metavar="S")
     uneven: bool = option(False, "The sampler had even=False.")
     drop_last: bool = option(False, "The loader had drop_last=True.")
     trainer: bool = option(
@@ -338,10 +301,7 @@ class Loop(Options):
         None, "With --balance: the sampler's.", metavar="H", goes_with=("balance", None)
     )
     window: Count = option(
-        64,
-        "With --balance order: the sampler's.",
-        metavar="STEPS",
-        goes_with=("balance", "order"),
+        64, "With --balance order: the sampler's.", metavar="STEPS", goes_with=("balance", "order")
     )
     block_rows: Count = option(256, "The sampler's.")
     window_blocks: Count = option(64, "The sampler's.")

@@ -13,7 +13,6 @@ from packer_cli.options.options import PAIR_COLUMNS, PackConfig
 from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, Shape
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
-_ALONE = "one side, or a part of one, would be trained on without what it is compared with"
 _APART = "pack them with two commands"
 _Config = TypeVar("_Config", bound=DocumentConfig)
 
@@ -53,7 +52,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
     """
     members = shape.each
     refuse_pairs_among(members)
-    refuse(_choices(config, members))
+    refuse(_rules_of_all(config, members))
     if isinstance(config, PackConfig):  # pair and side are there exactly for preference
         columns = tuple(name for name in config.columns if name not in PAIR_COLUMNS)
         columns += PAIR_COLUMNS * shape.has_pairs
@@ -156,7 +155,7 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
 def _for_one(config: _Config, shape: Shape) -> _Config:
     train_on = config.train_on or shape.train_on[0]
     template = config.prompt_template or shape.prompt_templates[0]
-    refuse(_rules(config, shape, train_on))
+    refuse(_rules_of_one(config, shape, train_on))
     # a chat template writes BOS and the ends of turns itself
     as_they_are = shape.is_chat or template == "chat" or shape.kind == "tokens"
     return replace(
@@ -168,7 +167,40 @@ def _for_one(config: _Config, shape: Shape) -> _Config:
     )
 
 
-def _choices(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
+def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
+    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
+    if shapes[0].has_pairs:
+        refuse(_pair_rules(config))
+        return config.overlong or "drop"
+    whole, is_wrap = [one for one in shapes if one.stays_whole], config.strategy == "wrap"
+    both = 0 < len(whole) < len(shapes) and not is_wrap
+    both = both or any(one.of_supervised and one.of_text for one in shapes)
+    overlong = config.overlong or _SPLIT_TEXT
+    if overlong == _SPLIT_TEXT and not both:
+        overlong = "drop" if whole else "split"
+    if whole and is_wrap:
+        overlong = "split"
+    turns, others = any(one.is_chat for one in shapes), "split-text, " * both + "drop, truncate"
+    refuse([
+        (
+            whole and overlong == "split" and not config.force_split,
+            f"records of shape {_kinds(whole)} must not be cut: a part would be trained on "
+            "without what it answers",
+            f"choose --overlong {others}{', truncate-turns' * turns}, or insist with --force-split",
+        ),
+        (
+            overlong == _TURNS and not turns,
+            f"--overlong: truncate-turns is for messages, the records are {_kinds(shapes)}",
+            "choose drop or truncate",
+        ),
+    ])  # fmt: skip
+    return overlong
+
+
+# What does not go together: condition, message, tip
+
+
+def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
     """What is given must be for one of the shapes."""
     for option, given, allowed in (
         ("--train-on", config.train_on, [one.train_on for one in shapes]),
@@ -181,46 +213,13 @@ def _choices(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]:
         )
 
 
-def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
-    """One policy for all: what must stay whole decides, but for the one that tells them apart."""
-    if shapes[0].has_pairs:
-        refuse(_pair_rules(config))
-        return config.overlong or "drop"
-    whole, is_wrap = [one for one in shapes if one.stays_whole], config.strategy == "wrap"
-    both = 0 < len(whole) < len(shapes) and not is_wrap
-    both = both or any(one.of_supervised and one.of_text for one in shapes)
-    has_turns = any(one.is_chat for one in shapes)
-    overlong = config.overlong or _SPLIT_TEXT
-    if overlong == _SPLIT_TEXT and not both:
-        overlong = "drop" if whole else "split"
-    if whole and is_wrap:
-        overlong = "split"
-    others = "split-text, " * both + "drop, truncate" + ", truncate-turns" * has_turns
-    refuse([
-        (
-            whole and overlong == "split" and not config.force_split,
-            f"records of shape {_kinds(whole)} must not be cut: a part would be trained on "
-            "without what it answers",
-            f"choose --overlong {others}, or insist with --force-split",
-        ),
-        (
-            overlong == _TURNS and not has_turns,
-            f"--overlong: truncate-turns is for messages, the records are {_kinds(shapes)}",
-            "choose drop or truncate",
-        ),
-    ])  # fmt: skip
-    return overlong
-
-
-def _rules(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
+def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
     yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
     given = {  # they say what of the assistant's is trained on
         "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,
-        "--train-reasoning": config.train_reasoning,
-        "--no-train-reasoning": config.train_reasoning is False,
-        "--train-tool-calls": config.train_tool_calls,
-        "--no-train-tool-calls": config.train_tool_calls is False,
+        "--train-reasoning": config.train_reasoning is not None,
+        "--train-tool-calls": config.train_tool_calls is not None,
     }
     for option, is_given in given.items():
         yield (
@@ -236,29 +235,16 @@ def _rules(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule
 
 
 def _pair_rules(config: PackConfig) -> Iterator[Rule]:
-    """A pair's two sides lie whole in one row."""
-    yield (
-        config.strategy == "wrap",
-        f"--strategy: wrap cuts documents, and a pair must stay whole: {_ALONE}",
-        "choose another strategy, such as best-fit",
-    )
-    yield (
-        config.overlong not in (None, "drop", "error"),
-        f"--overlong: {config.overlong} is not for records of preference: {_ALONE}",
-        "choose drop or error, or a larger --max-length",
-    )
-    yield (
-        config.force_split,
-        f"--force-split: a pair must stay whole: {_ALONE}",
-        "leave it out, or give a larger --max-length",
-    )
-    yield (
-        config.balance != "none",
-        "--balance: attention is not for records of preference: exchanges would part pairs",
-        "leave it out",
-    )
-    yield (
-        config.max_segments_per_row == 1,
-        "--max-segments-per-row: a pair has two segments, and 1 is the limit",
-        "give 2 or more, or leave it out",
-    )
+    given = {
+        "--strategy wrap": config.strategy == "wrap",
+        f"--overlong {config.overlong}": config.overlong not in (None, "drop", "error"),
+        "--force-split": config.force_split,
+        "--balance attention": config.balance != "none",
+        "--max-segments-per-row 1": config.max_segments_per_row == 1,
+    }
+    for option, is_given in given.items():
+        yield (
+            is_given,
+            f"{option} is not for records of preference: both sides of a pair lie whole in one row",
+            "leave it out, or give a larger --max-length",
+        )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -362,164 +363,96 @@ def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
             )
 
 
-# Options for records that no shape fits: a list of objects, each with a short name and a text, is a
-# conversation; of texts, two with known names or by position are a prompt and its answer, and a
-# single long one is text.
+# Options for the first record of a file that no shape fits: a list of objects with a speaker and a
+# text is a conversation; texts with well-known names are a prompt and its answer, or a text.
 
-# by which others call them, in lower case; what says most comes first
-_ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "participant", "who", "user", "name")
+_ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "participant")
 _TEXT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
-_PROMPTS = ("prompt", "question", "query", "problem", "instruction", "inputs", "input", "source",
-            "request", "human", "user", "task", "q")  # fmt: skip
-_ANSWERS = ("completion", "answer", "response", "output", "outputs", "solution", "targets",
-            "target", "reply", "assistant", "a")  # fmt: skip
-_TEXTS = ("text", "content", "raw_content", "body", "document", "article", "code", "markdown",
-          "story")  # fmt: skip
-_ROLES = {
-    "user": ("user", "human", "customer", "client", "questioner", "prompter", "student",
-             "patient"),
-    "assistant": ("assistant", "gpt", "chatgpt", "bot", "model", "ai", "agent", "chatbot",
-                  "answerer", "teacher", "doctor"),
-}  # fmt: skip
-# roles that need no --role, by the key of the speaker: in OpenAI style, and in ShareGPT style
+# speakers that need no --role: where the key is `role`, and where it is another
 _OPENAI_ROLES = frozenset(("user", "assistant", "system", "tool", "developer", "function"))
 _KNOWN_ROLES = _OPENAI_ROLES | {
     "human", "gpt", "chatgpt", "bot", "model", "observation", "function_response", "ipython",
     "function_call", "tool_call",
 }  # fmt: skip
-_NO_TEXTS = frozenset(("id", "name", "type", "tool_call_id"))
-# what stands beside a prompt or a text
-_BESIDE = frozenset(
-    ("title", "context", "system", "system_prompt", "reasoning", "reasoning_content", "thinking")
-)
-_NAME = 40  # characters of a speaker's name at most
-_LONG = 20  # of a text at least, if it is to be more than a name or a number
-_Given = dict[str, dict[str, str]]  # --field and --role -> their pairs
+_ROLES = dict.fromkeys(("human", "customer", "client", "prompter", "student"), "user")
+_ROLES |= dict.fromkeys(("gpt", "bot", "model", "ai", "agent", "chatbot", "teacher"), "assistant")
+# shape -> own name of a field -> what others call it, in lower case
+_CALLED: dict[str, _Names] = {
+    PREFERENCE: {
+        "chosen": ("chosen", "preferred", "accepted"),
+        "rejected": ("rejected", "dispreferred"),
+    },
+    "alpaca": {"instruction": ("instruction",), "output": ("output", "response")},
+    "prompt-completion": {
+        "prompt": ("prompt", "question", "query", "problem", "instruction", "inputs", "input",
+                   "source", "request", "human", "user", "task", "q"),
+        "completion": ("completion", "answer", "response", "output", "outputs", "solution",
+                       "targets", "target", "reply", "assistant", "a"),
+    },
+    "text": {"text": ("text", "content", "raw_content", "body", "document", "article", "code",
+                      "markdown", "story")},
+}  # fmt: skip
 
 
-def written(options: Mapping[str, Mapping[str, str]]) -> str:
-    """Options as they are typed: `--field messages=dialogue --role Agent=assistant`."""
-    return " ".join(
-        f"{flag} {shlex.quote(f'{one}={other}')}"
-        for flag, pairs in options.items()
-        for one, other in pairs.items()
-    )
+@dataclass(frozen=True)
+class Suggested:
+    """What --field and --role are to say of a record."""
+
+    fields: dict[str, str]
+    roles: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The options as they are typed: `--field messages=dialogue --role Agent=assistant`."""
+        return " ".join(
+            f"{flag} {shlex.quote(f'{one}={other}')}"
+            for flag, pairs in (("--field", self.fields), ("--role", self.roles))
+            for one, other in pairs.items()
+        )
 
 
-def options_for(record: Mapping[str, Any], shape: str | None) -> _Given:
-    """The options that a record needs; {} where it does not tell. `shape`: --shape."""
-    if shape in (None, "messages", "conversations"):
+def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | None:
+    """The options that a record needs; None where it does not tell. `shape`: --shape."""
+    if shape in (None, *CHAT):
         for column, messages in _conversations(record):
-            names, key = key_options(messages[0]), _keys(messages)
-            roles = dict[str, str]()
-            for speaker, own in _speakers(messages, key[0] if key else "role").items():
-                roles[speaker] = own or ("assistant" if "user" in roles.values() else "user")
-            fields = {shape or "messages": column} | names.get("--field", {})
-            return {"--field": fields} | ({"--role": roles} if roles else {})
+            role, text = _called(messages[0], _ROLE_KEYS), _called(messages[0], _TEXT_KEYS)
+            if role and text:
+                fields = {shape or "messages": column}
+                fields |= {"role": role} if role not in ("role", "from") else {}
+                fields |= {"content": text} if text not in ("content", "value") else {}
+                return Suggested(fields, _roles_of((one.get(role) for one in messages), role))
     texts = {name: value for name, value in record.items() if isinstance(value, str)}
-    for kind, fields in (
-        (PREFERENCE, _named(record, chosen=("chosen", "preferred", "accepted"),
-                            rejected=("rejected", "dispreferred"))),
-        ("alpaca", _named(texts, instruction=("instruction",), output=("output", "response"))),
-        ("prompt-completion", _named(texts, prompt=_PROMPTS, completion=_ANSWERS)),
-        ("text", _named(texts, text=_TEXTS)),
-        ("prompt-completion", _by_position(texts, ("prompt", "completion"))),
-        ("text", _by_position(texts, ("text",))),
-    ):  # fmt: skip
-        if fields and shape in (None, kind):
-            more = _named(texts, input=("input",)) if kind == "alpaca" else {}
-            return {"--field": fields | more}
-    return {}
-
-
-def key_options(message: Any) -> _Given:
-    """`--field` options for the keys of a message that has no role or no content; {} likewise."""
-    keys = _keys([message]) if isinstance(message, dict) else None
-    known = {"role": ("role", "from"), "content": ("content", "value")}
-    fields = {
-        own: key for own, key in zip(known, keys or (), strict=False) if key not in known[own]
-    }
-    return {"--field": fields} if fields else {}
-
-
-def role_options(value: Any, role: str | None) -> _Given:
-    """`--role` for the speakers of messages whose names tell their roles; {} where there are none.
-    `role`: the key that --field names.
-    """
-    messages = _parsed(value)
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        return {}
-    key = role or ("role" if any("role" in one for one in messages) else "from")
-    roles = {name: own for name, own in _speakers(messages, key).items() if own}
-    return {"--role": roles} if roles else {}
+    for kind, names in _CALLED.items():
+        held = record if kind == PREFERENCE else texts
+        columns = {own: _called(held, others) for own, others in names.items()}
+        if shape in (None, kind) and all(columns.values()):
+            more = {"input": _called(texts, ("input",))} if kind == "alpaca" else {}
+            return Suggested({own: column for own, column in (columns | more).items() if column})
+    return None
 
 
 def _conversations(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Columns that hold a list of messages, or JSON text of one; also in objects."""
+    """Columns that hold a list of objects, or JSON text of one; also in objects."""
     for name, value in record.items():
-        messages = _parsed(value)
-        if isinstance(messages, list) and all(isinstance(one, dict) for one in messages):
-            if messages and _keys(messages) is not None:
-                yield name, messages
-        elif isinstance(value, dict):
+        if isinstance(value, str) and value.startswith("["):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)  # noqa: PLW2901
+        if isinstance(value, dict):
             yield from ((f"{name}.{inner}", own) for inner, own in _conversations(value))
+        elif value and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            yield name, value
 
 
-def _parsed(value: Any) -> Any:
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return value
-
-
-def _speakers(messages: list[dict[str, Any]], key: str) -> dict[str, str]:
-    """Speakers that are not known -> the roles that their names tell, or ""."""
-    known = _OPENAI_ROLES if key == "role" else _KNOWN_ROLES
-    names = [one for one in (message.get(key) for message in messages) if isinstance(one, str)]
-    return {
-        name: next((own for own, others in _ROLES.items() if name.lower() in others), "")
-        for name in names
-        if name not in known
-    }
-
-
-def _keys(messages: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """The keys of speakers, which all messages have, and of texts; None where there are none."""
-    first = messages[0]
-    texts = [key for key, value in first.items() if isinstance(value, str)]
-    names = [key for key in texts if all(_is_name(one.get(key)) for one in messages)]
-    role = _first_of(names, _ROLE_KEYS)
-    rest = [key for key in texts if key != role and key not in _NO_TEXTS]
-    text = _first_of(rest, _TEXT_KEYS) or max(rest, key=lambda key: len(first[key]), default=None)
-    return None if role is None or text is None else (role, text)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _NAME
-
-
-def _first_of(names: list[str], known: tuple[str, ...]) -> str | None:
-    by_name = {name.lower(): name for name in reversed(names)}
+def _called(record: Iterable[str], known: Iterable[str]) -> str | None:
+    """The column with the first of these names that is there, whatever its case."""
+    by_name = {name.lower(): name for name in record}
     return next((by_name[one] for one in known if one in by_name), None)
 
 
-def _named(values: Mapping[str, Any], **known: tuple[str, ...]) -> dict[str, str]:
-    """Own name of a field -> the column with one of the known names; {} where one has none."""
-    found = {own: _first_of(list(values), names) for own, names in known.items()}
-    fields = {own: name for own, name in found.items() if name is not None}
-    return fields if len(fields) == len(known) else {}
-
-
-def _by_position(texts: Mapping[str, str], own: tuple[str, ...]) -> dict[str, str]:
-    """The columns of long texts, if there are as many; or else of all texts. What is known to be
-    asked is asked, and what stands beside a prompt is neither.
-    """
-    texts = {name: text for name, text in texts.items() if name.lower() not in _BESIDE}
-    asked = [name for name in texts if name.lower() in _PROMPTS[:5]]
-    long = [name for name, text in texts.items() if len(text) >= _LONG and " " in text.strip()]
-    for names in (long, list(texts)):
-        if len(names) == len(own) and asked in ([], names[:-1]):
-            return dict(zip(own, names, strict=True))
-    return {}
+def _roles_of(speakers: Iterable[Any], key: str) -> dict[str, str]:
+    """The roles of speakers that have none: by their names, or the first is the user."""
+    roles = dict[str, str]()
+    for name in speakers:
+        if isinstance(name, str) and name not in (_OPENAI_ROLES if key == "role" else _KNOWN_ROLES):
+            other = "assistant" if "user" in roles.values() else "user"
+            roles.setdefault(name, _ROLES.get(name.lower(), other))
+    return roles

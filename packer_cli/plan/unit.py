@@ -5,9 +5,7 @@ what a source of a recipe would be, tokenized in memory.
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,34 +15,26 @@ import numpy as np
 import pyarrow as pa
 from msgspec import field, structs
 
-from packer_cli.errors import DataError, Interrupted
-from packer_cli.inputs.tokenized import hold
-from packer_cli.interrupts import as_flag, run_all
 from packer_cli.mixing.units import unit_bytes_of
 from packer_cli.options.options import OF_SEGMENTS, PackConfig
-from packer_cli.options.run_options import EncodingOptions
 from packer_cli.packing.window import trained_in
-from packer_cli.plan.sample import Part, PartReader, weight_of
+from packer_cli.plan.sample import Part, PartReader
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Notify, Stock, TokenBatch, WorkUnit
+from packer_cli.records import Int64, Stock, TokenBatch, WorkUnit
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
-from packer_cli.result.layout import MANIFEST, PART, Shard, named_by_digest
-from packer_cli.result.manifest import TOKENIZED, TokenizedManifest
+from packer_cli.result.layout import PART, Shard, named_by_digest
+from packer_cli.result.manifest import TokenizedManifest
 from packer_cli.result.shard_writer import (
-    DocumentWriter,
+    ShardParts,
     stored_batch_rows,
     stored_schema,
 )
 from packer_cli.result.tokenized import TokenizedDirectory
-from packer_cli.run.finalize import manifest_of
-from packer_cli.run.identity import Run
 from packer_cli.run.unit import (
-    NOWHERE,
     Job,
     UnitDocuments,
     UnitMaker,
     UnitRows,
-    documents_schema_of,
     pack_unit,
 )
 
@@ -101,31 +91,6 @@ class UnitPlan:
     weight: float
     copies: int
     planned: list[Planned]
-
-
-def made_of(
-    run: Run,
-    tasks: Sequence[tuple[WorkUnit, Callable[[WorkUnit, Job], _Made]]],
-    options: EncodingOptions,
-    notify: Notify,
-    stop: threading.Event,
-    progress: Progress,
-) -> list[_Made]:
-    """Give what is made of units, in their order. Nothing is written."""
-    made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-    job = Job.of(run, units, NOWHERE, options, notify, stop, progress)
-    with closing(job.source), as_flag():
-
-        def task(place: int) -> None:
-            made[place] = job.make(*tasks[place])
-
-        try:
-            every = [partial(task, place) for place in range(len(tasks))]
-            run_all(every, options.workers, stop, job.source.stop)
-        except Interrupted as error:
-            again = "nothing was written; run the same command again"
-            raise Interrupted(error.message, again) from error
-    return [made[place] for place in range(len(tasks))]
 
 
 def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Part) -> UnitPlan:
@@ -297,56 +262,14 @@ def _zeros(kind: Any, count: int, inside: int = 0) -> Any:
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(zeros)])
 
 
-def held(
-    run: Run, units: Sequence[WorkUnit], share: float, to: Path, index: int,
-    options: EncodingOptions, notify: Notify, stop: threading.Event,
-) -> InputFile:  # fmt: skip
-    """The input number `index` of the rows: what a run into `to` would tokenize, in memory. Of the
-    documents of `units`, so many are kept that they are a `share` of all.
-    """
-    keep = min(1.0, share * weight_of(run.units) / weight_of(units))
-
-    def tokenize(unit: WorkUnit, job: Job) -> tuple[_Kept, Counts, Any]:
-        writer = _Kept(unit, job, keep)
-        result = pack_unit(unit, job, UnitDocuments(unit, job, writer))
-        job.source.confirm()
-        return writer, result.counts, job.source.info
-
-    tasks = [(unit, tokenize) for unit in units]
-    done = made_of(run, tasks, options, notify, stop, Progress(0, show=False))
-    total, shards, content = Counts(), list[Shard](), dict[str, Any]()
-    for writer, counts, _ in done:
-        total.add(counts)
-        shards += writer.shards
-        content |= writer.content
-    if not shards:
-        raise DataError("no documents in what was read of it", "read more: --sample 100%")
-    digests = {file.index: (file.size, "") for file in run.files}
-    info = done[-1][2]
-    facts = manifest_of(run, info.as_json() if info else None, digests, shards, total, {})
-    kept = facts.document | {"tokens": sum(one.tokens for one in shards[::2])}
-    size = sum(len(one) for one in content.values())
-    file = InputFile(index, str(to / MANIFEST), TOKENIZED, None, size, 0)
-    hold(file, _InMemory(to, TokenizedManifest.of(kept), content))
-    return file
-
-
-class _Kept(DocumentWriter):
-    """Keeps a share of a unit's documents, in memory. `content`: by the names of files."""
+class Thinned(UnitDocuments):
+    """The documents of a unit, of which a share is kept."""
 
     def __init__(self, unit: WorkUnit, job: Job, share: float) -> None:
-        schema, most = documents_schema_of(job), job.config.shard_bytes
-        super().__init__(NOWHERE, unit.index, most, schema, self._opened)
+        super().__init__(unit, job)
         self._share, self._drawn = share, np.random.default_rng(unit.index)
-        self._sinks: dict[str, Any] = {}
-        self.content: dict[str, Any] = {}
-        self.shards: list[Shard] = []
 
-    def _opened(self, name: str) -> Any:
-        self._sinks[name] = pa.BufferOutputStream()
-        return self._sinks[name]
-
-    def write(self, batch: TokenBatch) -> None:
+    def add(self, batch: TokenBatch) -> None:
         if self._share < 1:
             kept = self._drawn.random(len(batch.position)) < self._share
             lengths = np.diff(batch.offsets)
@@ -360,29 +283,31 @@ class _Kept(DocumentWriter):
                 position=batch.position[kept],
                 chosen=None if batch.chosen is None else batch.chosen[kept],
             )
-        super().write(batch)
-
-    def close(self) -> list[Shard]:
-        shards = super().close()
-        self.content = {
-            name.removesuffix(PART): sink.getvalue() for name, sink in self._sinks.items()
-        }
-        for shard in shards:
-            content = self.content.pop(shard.file.removesuffix(PART))
-            shard.file = named_by_digest(shard.file.removesuffix(PART), "0" * 16)
-            shard.bytes = max(1, len(content))
-            self.content[shard.file] = content
-        self.shards = shards
-        return shards
+        super().add(batch)
 
 
-class _InMemory(TokenizedDirectory):
-    """A tokenized directory whose files lie in memory."""
+class InMemory(TokenizedDirectory):
+    """A tokenized directory whose files are record batches in memory, by name."""
 
-    def __init__(self, path: Path, facts: TokenizedManifest, content: dict[str, Any]) -> None:
+    def __init__(self, path: Path, facts: TokenizedManifest, content: dict[str, list[Any]]) -> None:
         super().__init__(path, facts)
         self._content = content
 
-    def _mapped(self, shard: Shard, expected: Any, maps: Any = None) -> Any:
-        with pa.ipc.open_stream(self._content[shard.file]) as stream:
-            yield from stream
+    def _mapped(self, shard: Shard, expected: Any, maps: Any = None) -> Iterator[Any]:
+        yield from self._content[shard.file]
+
+
+class PartsInMemory(ShardParts):
+    """Shards of a unit that go into the `content` of a directory in memory."""
+
+    def __init__(self, content: dict[str, list[Any]], *of_unit: Any) -> None:
+        super().__init__(*of_unit)
+        self._content = content
+
+    def write(self, batch: Any, **how: Any) -> None:
+        if not self.names:
+            self.names.append(named_by_digest(self._name(0).removesuffix(PART), "0" * 16))
+            self._content[self.names[0]] = []
+        # a copy: the writer fills the same memory again
+        copied = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+        self._content[self.names[0]].append(copied)

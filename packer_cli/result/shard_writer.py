@@ -69,7 +69,6 @@ class Parts:
 
     name    of the file of a number: 0, 1, ...
     start   makes an Arrow or Parquet writer of a file and a schema
-    opened  the file of a name, open to be written; None: in `folder`
 
     Raises OSError where a file cannot be written.
     """
@@ -81,10 +80,8 @@ class Parts:
         schema: Any,
         limit: int,
         start: Callable[..., Any],
-        opened: Callable[[str], Any] | None = None,
     ) -> None:
         self._folder, self._name, self._limit, self._start = folder, name, limit, start
-        self._opened = opened or (lambda name: pa.OSFile(str(folder / name), "wb"))
         self._open: tuple[Any, Any] | None = None  # the file and its writer
         self.schema = schema
         self.names: list[str] = []
@@ -100,7 +97,7 @@ class Parts:
             self.close()
         if self._open is None:
             self.names.append(self._name(len(self.names)))
-            sink = self._opened(self.names[-1])
+            sink = pa.OSFile(str(self._folder / self.names[-1]), "wb")
             self._open = sink, self._start(sink, self.schema)
         self._open[1].write_batch(batch, **how)
 
@@ -172,11 +169,10 @@ class ShardParts(Parts):
         kind: str,
         schema: Any,
         limit: int,
-        opened: Callable[[str], Any] | None = None,
     ) -> None:
         super().__init__(
             folder, lambda part: unnamed_shard(kind, unit, part) + PART, schema, limit,
-            pa.ipc.new_stream, opened,
+            pa.ipc.new_stream,
         )  # fmt: skip
         self._unit = unit
         self.shards: list[Shard] = []
@@ -470,13 +466,11 @@ class DocumentWriter:
         unit: int,
         shard_bytes: int,
         schema: Any,
-        opened: Callable[[str], Any] | None = None,
         parts: Callable[..., ShardParts] = ShardParts,
     ) -> None:
-        """`opened`: as `Parts` takes it."""
-        self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes, opened)
+        self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes)
         of_index = index_schema(has_chosen="chosen" in schema.names)
-        self._indexes = parts(folder, unit, INDEX, of_index, 0, opened)  # of a batch each
+        self._indexes = parts(folder, unit, INDEX, of_index, 0)  # of a batch each
         self._index: list[Any] = []  # of the open part
         self._waiting: list[TokenBatch] = []
         self._tokens = 0

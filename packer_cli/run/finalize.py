@@ -17,8 +17,6 @@ from msgspec.structs import asdict
 import packer_cli
 from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
-from packer_cli.inputs.byte_streams import STDIN
-from packer_cli.inputs.detection import speakers_tip
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.choice import Choice
@@ -201,9 +199,6 @@ def _check(every: _Units, run: Run, claim: Claim) -> None:
     problem, tip = nothing_to_pack(total, config)
     if total.untrained_documents:
         problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
-        tips = (speakers_tip(one, run.shape.of(one.shape), config)
-                for one in run.files if one.format and one.path != STDIN)  # fmt: skip
-        tip = next(tips, "") or tip
     if rejected:
         path, start, size = _rejected_part(rejected[0], claim)
         first = json.loads(path.read_bytes()[start : start + size].partition(b"\n")[0])
@@ -222,7 +217,7 @@ def nothing_to_pack(total: Counts, config: DocumentConfig) -> tuple[str, str]:
     unshown = "--on-unshown, " if config.on_unshown == "error" else ""
     return (
         f"nothing to pack: {lost} and {total.rejected_records} rejected records, no tokens",
-        f"check --shape, --field, {unshown}--overlong and the input",
+        f"check --shape, --field, --role, {unshown}--overlong and the input",
     )
 
 

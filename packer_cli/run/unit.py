@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -394,23 +394,18 @@ def _refuse_longer(
     raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)
 
 
-def documents_schema_of(job: Job) -> Any:
-    """The schema of the shards of a job that tokenizes."""
-    return documents_schema(
-        job.tokenizer_sha256, has_trained=job.shape.kind != "text", has_chosen=job.shape.has_pairs
-    )
-
-
 class UnitDocuments(UnitMaker):
     """The documents of one unit, written as they come."""
 
-    def __init__(self, unit: WorkUnit, job: Job, writer: DocumentWriter | None = None) -> None:
-        """`writer`: takes the documents instead of shards."""
+    def __init__(self, unit: WorkUnit, job: Job) -> None:
         super().__init__(unit, job)
-        self._writer = writer or DocumentWriter(
-            job.folder, unit.index, job.config.shard_bytes, documents_schema_of(job),
-            parts=job.parts,
-        )  # fmt: skip
+        schema = documents_schema(
+            job.tokenizer_sha256,
+            has_trained=job.shape.kind != "text",
+            has_chosen=job.shape.has_pairs,
+        )
+        limit = job.config.shard_bytes
+        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""

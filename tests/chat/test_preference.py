@@ -224,13 +224,16 @@ def test_what_is_wrong(folder: Path, good: Json, wrong: Json, text: str, how: Js
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--overlong", "split"], "--overlong: split is not for records of preference"),
-        (["--overlong", "truncate"], "--overlong: truncate is not for records of preference"),
-        (["--overlong", "truncate-turns"], "--overlong: truncate-turns is not for records of"),
-        (["--strategy", "wrap"], "--strategy: wrap cuts documents, and a pair must stay whole"),
-        (["--force-split"], "--force-split: a pair must stay whole"),
-        (["--balance", "attention"], "--balance: attention is not for records of preference"),
-        (["--max-segments-per-row", 1], "--max-segments-per-row: a pair has two segments"),
+        (["--overlong", "split"], "--overlong split is not for records of preference"),
+        (["--overlong", "truncate"], "--overlong truncate is not for records of preference"),
+        (["--overlong", "truncate-turns"], "--overlong truncate-turns is not for records of"),
+        (["--strategy", "wrap"], "--strategy wrap is not for records of preference"),
+        (["--force-split"], "--force-split is not for records of preference"),
+        (["--balance", "attention"], "--balance attention is not for records of preference"),
+        (
+            ["--max-segments-per-row", 1],
+            "--max-segments-per-row 1 is not for records of preference",
+        ),
         (["--train-on", "all"], "--train-on: all is not for records of shape preference"),
         (["--columns", "input_ids,cu_seqlens,side"], "--columns: 'side' is not one of"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -14,17 +13,15 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers
 from altered import altered, unaltered
 from support import (
     assert_error,
     check_directory,
+    heavy,
     jsonl,
     pack,
     packer,
@@ -38,9 +35,6 @@ from typer.main import get_command
 
 import packer_cli
 from packer_cli.cli.app import app
-from packer_cli.errors import DataError
-from packer_cli.records import WorkUnit
-from packer_cli.run.unit import Job, UnitResult, pack_unit
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -144,35 +138,23 @@ def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
 ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
 
 
-def hostile(name: str) -> None:
-    """Make data of which every name holds what a terminal obeys."""
-    record = {f"{ESCAPE}text": "a"}
-    Path(name).write_text(json.dumps(record) + "\n")
-
-
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str]) -> None:
-    hostile("fields.jsonl")
-    hostile(f"{ESCAPE}.jsonl")
+    for name in ("fields", ESCAPE):
+        Path(f"{name}.jsonl").write_text(json.dumps({f"{ESCAPE}text": "a"}) + "\n")
     (folder / "good").mkdir()
     (folder / "good" / f"{ESCAPE}.jsonl").write_bytes(jsonl("a"))
     Path("a.csv").write_text(f"{ESCAPE},b\n1,2\n")
-    pq.write_table(pa.table({f"{ESCAPE}text": ["a"]}), "a.parquet")
     options = ["-l", 16, "-t", "bytes", *debug]
     commands: list[list[object]] = [
         ["pack", "fields.jsonl", *options],
-        ["pack", "fields.jsonl", "--text-field", "x", *options],
         ["pack", f"{ESCAPE}.jsonl", *options],
         ["pack", "a.csv", *options],
-        ["pack", "a.parquet", *options],
-        ["pack", ESCAPE, *options],
         ["pack", "good", *options, "-o", f"out{ESCAPE}"],
         ["pack", "good", *options, "-o", f"out{ESCAPE}", "--update"],
         ["stats", f"out{ESCAPE}", "--by", "input"],
         ["verify", f"out{ESCAPE}"],
-        ["export", f"out{ESCAPE}", "--to", "trl", "-o", f"trl{ESCAPE}"],
         ["export", f"out{ESCAPE}", "--to", ESCAPE, "-o", "x"],
-        ["verify", f"none{ESCAPE}"],
         [ESCAPE],
     ]
     assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
@@ -208,7 +190,7 @@ def on_terminal(columns: int, *command: str) -> tuple[subprocess.CompletedProces
     return done, shown
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, heavy(120)])
 def test_progress_on_a_terminal(data: Path, columns: int) -> None:
     command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
     done, written = on_terminal(columns, *command)
@@ -233,29 +215,6 @@ def test_notes_are_lines_of_their_own_beside_a_bar(data: Path) -> None:
     done, shown = on_terminal(80, *command)
     assert done.returncode == 0
     assert re.search(r"[\r\n]packer: using the slower tokenizers engine: [^\r\n]*\r\n", shown)
-
-
-def test_a_full_bar_of_verify_is_not_its_end(data: Path) -> None:
-    pack("a.jsonl", "-l", 16, "-t", "bytes", "-o", "out")
-    verify = [packer_script(), "verify", "out"]
-    done, shown = on_terminal(80, *verify, "--against-inputs")
-    assert done.returncode == 0
-    note = "packer: the result itself is sound; packing units of it again\r\n"
-    assert shown.endswith(f"]\r\n{note}")
-    assert note not in on_terminal(80, *verify)[1]
-
-
-def test_what_ends_a_run_late_is_printed_below_its_bar() -> None:
-    program = (
-        "from packer_cli.__main__ import _end_at_once\n"
-        "from packer_cli.progress import Progress\n"
-        "bar = Progress(10, show=True)\n"
-        "_end_at_once(2, None)\n"
-    )
-    done, shown = on_terminal(80, sys.executable, "-c", program)
-    assert done.returncode == 130
-    assert shown.startswith("\rpacking: ")
-    assert shown.endswith("]\r\nstopped: interrupted\r\ntip: run the same command again\r\n")
 
 
 def test_a_closed_stdout_is_no_error_message(data: Path) -> None:
@@ -295,7 +254,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, heavy(signal.SIGTERM)])
 def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None:
     (folder / "a.jsonl").write_bytes(b'{"text": "abcdefgh"}\n' * 200_000)
     options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
@@ -311,7 +270,7 @@ def test_interrupted_and_run_again(folder: Path, number: signal.Signals) -> None
     check_directory("out")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, heavy(signal.SIGTERM)])
 def test_interrupted_while_waiting_for_stdin(folder: Path, number: signal.Signals) -> None:
     command = [packer_script(), "pack", "-", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
     with started(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -328,45 +287,6 @@ def test_interrupted_while_waiting_for_stdin(folder: Path, number: signal.Signal
     assert not Path("out").exists()
 
 
-def test_a_shard_that_cannot_be_stored_stops_the_run_at_once(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def after_the_first_failed(unit: WorkUnit, job: Job) -> UnitResult:
-        assert not unit.index or job.stop.wait(300)
-        return pack_unit(unit, job)
-
-    def fail(path: Path) -> None:
-        if ".arrow" in path.name:
-            raise DataError(f"{path}: cannot write")
-
-    monkeypatch.setattr("packer_cli.run.unit.pack_unit", after_the_first_failed)
-    monkeypatch.setattr("packer_cli.run.unit.sync", fail)
-    Path("many.jsonl").write_bytes(jsonl("first", "second", "third"))
-    result = packer("pack", "many.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "--unit-bytes", 1)
-    assert result.exit_code == 1
-    assert "shard-00000-000.arrow.part: cannot write" in result.stderr
-    assert not Path("out").exists()
-
-
-def test_interrupted_while_the_last_shards_are_hashed(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[bool] = []
-
-    def slow(path: Path, stopped: Callable[[], bool]) -> tuple[int, str]:
-        if ".arrow" in str(path):
-            time.sleep(0.5)  # until nothing else is left to do
-            os.kill(os.getpid(), signal.SIGINT)
-            wait_for(stopped)
-            seen.append(Path("out/.packer").exists() and stopped())
-        return 0, ""
-
-    monkeypatch.setattr("packer_cli.result.layout.digest", slow)
-    result = packer("pack", data, "-l", 16, "-t", "bytes", "-o", "out")
-    assert (result.exit_code, seen) == (130, [True])
-    assert not Path("out").exists()
-
-
 def closing(which: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
     """Run packer with a stream closed: "<&-", ">&-", "2>&-", or several."""
     command = ["sh", "-c", f'exec "$0" "$@" {which}', packer_script(), *map(str, arguments)]
@@ -379,7 +299,7 @@ def test_a_closed_stdin_is_no_input(folder: Path) -> None:
     assert result.stderr.startswith(b"error: -: stdin is closed\ntip: ")
 
 
-@pytest.mark.parametrize("which", ["2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("which", ["2>&-", "<&- >&- 2>&-", heavy(">&-")])
 def test_closed_outputs_change_nothing(data: Path, which: str) -> None:
     normal = unaltered("pack", "a.jsonl", "-l", 16, "-o", "open")
     result = closing(which, "pack", "a.jsonl", "-l", 16, "-o", "out")
@@ -390,12 +310,3 @@ def test_closed_outputs_change_nothing(data: Path, which: str) -> None:
     assert untimed(result.stderr.decode()) == expected
     check_directory("out")
     assert recover_texts("out") == ["first", "second"]
-
-
-def test_a_shard_that_cannot_be_begun_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(sink: object, schema: object) -> None:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr("packer_cli.result.shard_writer.pa.ipc.new_stream", full)
-    result = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "out")
-    assert_error(result, 1, "out/.packer/", "/shard-00000-000.arrow.part: cannot write: No space")

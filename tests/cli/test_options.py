@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from support import jsonl, packer, packer_process
 
-from packer_cli.cli.declared import options_in
+from packer_cli.cli.declared import SECTIONS, options_in
 from packer_cli.cli.export import EXPORT_FORMATS
 from packer_cli.cli.pack import pack
 from packer_cli.export import FORMATS
-from packer_cli.options.option import GROUPS, options_of
+from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 
@@ -64,7 +64,7 @@ def sections(text: str) -> dict[str, list[str]]:
 
 def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
     by_title = sections(packer("pack", "--help").stdout)
-    assert [title for title in by_title if title][1:] == list(GROUPS)
+    assert [title for title in by_title if title][1:] == list(SECTIONS)
     first = [line for line in by_title["Used most"] if re.match("  -", line)]
     assert len(first) == 10
     assert [re.findall("--[a-z-]+", line)[0] for line in first[:3]] == [
@@ -143,15 +143,6 @@ def test_names_of_other_tools_lead_to_options_that_exist() -> None:
     assert len(names) > 20
     assert [own for own in names.values() if f"{own} " not in text] == []
     assert [name for name in names if f" {name} " in text] == []
-
-
-def test_a_length_of_one_and_rows_of_padding_are_pointed_out() -> None:
-    run = ("pack", "a.jsonl", "-t", "bytes", "-o", "out", "--overwrite")
-    assert "packer: --max-length is 1: " in packer(*run, "-l", 1).stderr
-    stderr = packer(*run, "-l", "1k").stderr
-    assert "packer: 99% of the rows is padding: a row has 1,024 tokens" in stderr
-    assert "--max-length" not in packer(*run, "-l", 16).stderr
-    assert packer(*run, "-l", "1k", "-q").stderr == ""
 
 
 def complete(words: str) -> list[str]:

@@ -23,71 +23,40 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 -l many                     | --max-length: 'many' is not a whole number like 4096 or 4k | Tokens in
 -l 4.5                      | --max-length: '4.5' is not a whole number
 -l 0                        | --max-length: 0 is not between 1 and 16777216
--l -4                       | --max-length: -4 is not between 1 and 16777216
 -l 32M                      | --max-length: 33554432 is not between 1 and 16777216
---seed one                  | --seed: 'one' is not a whole number
 --seed {BIG}                | --seed: '{BIG}' is not a whole number
 --seed -1                   | --seed: -1 is not between 0 and 9223372036854775807
 --workers 1e999             | --workers: '1e999' is not a whole number
 --workers -1                | --workers: -1 is negative
---max-loss high             | --max-loss: 'high' is not a share like 0.01 or 1%
---max-loss 2                | --max-loss: 2 is not between 0 and 1 | did you mean 2%?
---max-loss 150              | --max-loss: 150 is not between 0 and 1 | 1% is 0.01
---max-loss -1               | --max-loss: -1 is not between 0 and 1 | 1% is 0.01
+--max-loss 2                | --max-loss: 2 is not between 0 and 1 | Exit 1 when more
 --max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%
 --max-errors nan            | --max-errors: 'nan' is not a number like 100
---max-errors inf%           | --max-errors: 'inf%' is not a number like 100
 --max-errors 3              | --max-errors needs --on-error skip | add --on-error skip, or leave
 --on-error skip --max-errors 1.5 | --max-errors: 1.5 is neither a number nor a share of records
 --unit-bytes 0              | --unit-bytes: 0 is not positive
 --unit-bytes 'a lot'        | --unit-bytes: 'a lot' is not a size like 256M or 1G
 --unit-bytes 64I            | --unit-bytes: '64I' is not a size
---unit-bytes 64iB           | --unit-bytes: '64iB' is not a size
---unit-bytes 64BB           | --unit-bytes: '64BB' is not a size
---unit-bytes M              | --unit-bytes: 'M' is not a size
---unit-bytes 64KM           | --unit-bytes: '64KM' is not a size
---unit-bytes 64X            | --unit-bytes: '64X' is not a size
 --unit-bytes {BIG}          | --unit-bytes: '{BIG}' is not a size
---max-line-bytes -3M        | --max-line-bytes: -3145728 is not positive
 --shard-bytes inf           | --shard-bytes: 'inf' is not a size like 256M or 1G
 --strategy magic            | --strategy: 'magic' is not one of best-fit, best-fit-decreasing, first
 --strategy bestfit          | --strategy: 'bestfit' is not one of | did you mean best-fit?
---strategy FFDD             | --strategy: 'FFDD' is not one of | did you mean first-fit?
---overlong keep             | --overlong: 'keep' is not one of split, truncate, truncate-turns, drop
---overlong truncat          | --overlong: 'truncat' is not one of | did you mean truncate?
---on-error warn             | --on-error: 'warn' is not one of fail, skip
---sample-by word            | --sample-by: 'word' is not one of line, paragraph, document
---input-format xml          | --input-format: 'xml' is not one of jsonl, json, parquet,
 --columns input_ids,tokens  | --columns: 'tokens' is not one of input_ids,
 --columns labels            | --columns: input_ids and cu_seqlens are needed
 --columns input_ids,cu_seqlens,cu_seqlens_padded | 'cu_seqlens_padded' is not one of
 --columns input_ids,,labels | --columns: 'input_ids,,labels' is not a list like a,b
 --train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
 --train-on full             | --train-on: 'full' is not one of | did you mean all?
---train-on response         | --train-on: 'response' is not one of | did you mean completion?
---train-on last             | --train-on: 'last' is not one of | did you mean last-assistant?
---train-on last-turn        | --train-on: 'last-turn' is not one of | did you mean last-assistant?
 --sample-by file            | --sample-by: 'file' is not one of | did you mean document?
---sample-by whole           | --sample-by: 'whole' is not one of | did you mean document?
 --turns one                 | --turns: 'one' is not one of | did you mean all?
---turns every               | --turns: 'every' is not one of | did you mean each?
 --input-format ndjson       | --input-format: 'ndjson' is not one of | did you mean jsonl?
---input-format feather      | --input-format: 'feather' is not one of | did you mean arrow?
 stats no --by file          | --by: 'file' is not one of shard, input, source | did you mean input?
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
---engine Raay               | --engine: 'Raay' is not one of local, ray | did you mean ray?
---tokenizer-backend gpu     | --tokenizer-backend: 'gpu' is not one of auto,
---label-shift post          | --label-shift: 'post' is not one of none, pre
---balance tokens            | --balance: 'tokens' is not one of none, attention
---balance attention --strategy nf   | --balance: next-fit keeps the order of documents | choose ano
---balance attention --strategy wrap | --balance: wrap keeps the order of documents | choose another
---balance attention --strategy hk   | --balance: harmonic puts documents of similar | choose another
---max-segments-per-row 0            | --max-segments-per-row: 0 is not between 1 and 16777216
---max-segments-per-row 2 --strategy wrap | --max-segments-per-row: wrap fills every row | choose
---max-segments-per-row 2 --strategy mffd | --max-segments-per-row: with a limit mffd | choose anothe
+--balance attention --strategy nf   | --balance does not go with --strategy next-fit | choose ano
+--balance attention --strategy hk   | --balance does not go with --strategy harmonic
+--max-segments-per-row 2 --strategy wrap | --max-segments-per-row does not go with --strategy wrap
+--max-segments-per-row 2 --strategy mffd | --max-segments-per-row does not go with --strategy mffd
 --segment-multiple 0        | --segment-multiple: 0 is not positive
 --segment-multiple 5        | --max-length 16 is not a multiple of 5 | use 15 tokens a row
---segment-multiple 128      | --max-length 16 is not a multiple of 128 | use 128 tokens a row
 --strategy wrap --overlong drop | --overlong: drop has no meaning with --strategy wrap | wrap cuts
 --strategy nf --shuffle     | --shuffle: would undo what --strategy next-fit is for | leave it out
 --fim-spm-rate 0.1          | --fim-spm-rate needs --fim-rate | add --fim-rate, or leave
@@ -98,7 +67,6 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --max-share-error 1%        | --max-share-error needs a recipe with sources
 --staging x                 | --staging needs an --output that is a URL
 -t ./no                     | tokenizer ./no: no such file or folder
--t no/tokenizer.json        | tokenizer no/tokenizer.json: no such file or folder
 -t .                        | tokenizer .: the folder has no tokenizer.json
 -t a.jsonl                  | tokenizer a.jsonl: not
 -t ''                       | --tokenizer: is empty | is a variable of your script unset?
@@ -114,7 +82,6 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --chat-template chatml      | --chat-template: is for messages, which a chat template renders
 --train-on assistant        | --train-on: assistant is not for records of shape text | choose all
 --turn-end x                | --turn-end: is for messages, which a chat template renders
---allow-open-turns          | --allow-open-turns: is for messages, which a chat template renders
 --keep-untrained            | --keep-untrained: is for records that say what is trained on
 --force-split               | --force-split: is for messages, prompts and instructions
 --prompt-template alpaca    | --prompt-template: alpaca is not for records of shape text | choose no
@@ -127,14 +94,8 @@ pack pairs.jsonl -l 16                           | need a chat template
 pack chat.jsonl -l 16 --chat-template bad.jinja  | does not compile
 pack no -l 8                | no: no such
 stats no                    | no: no such
-stats no --deep             | no: no such
-show no                     | no: no such
-trace no --step 0 --ranks 1 | no: no such
-verify no                   | no: no such
 export no --to trl -o x     | no: no such
-finalize no                 | no: no such
 tokenizer ./no              | tokenizer ./no: no such
-tokenizer none/x/y          | tokenizer none/x/y: no such file or folder
 tokenizer bytes             | tokenizer bytes: is built into packer, and has no files
 tokenizer tok a.jsonl       | inputs are for --check | packer tokenizer NAME --check INPUT...
 tokenizer tok --check       | --check: needs transformers | pip install transformers
@@ -147,70 +108,34 @@ pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
 pack run.toml --overlong drop | --overlong: drop has no meaning with --strategy wrap
-stats out --min-utilization high | --min-utilization: 'high' is not a share
 verify out --sample 0       | --sample: '0' is neither a positive number nor all
 --max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
---max_length 8              | No such option: --max_length | did you mean --max-length?
---MAX-LENGTH 8              | No such option: --MAX-LENGTH | did you mean --max-length?
 --length 8                  | No such option: --length | did you mean --max-length?
---workres 8                 | No such option: --workres | did you mean --workers?
---no-shufle                 | No such option: --no-shufle | did you mean --no-shuffle?
---chat-templ x              | No such option: --chat-templ | did you mean --chat-template?
 --seq-len 8                 | No such option: --seq-len | did you mean --max-length?
 --output-dir x              | No such option: --output-dir | did you mean --output?
---text-column x             | No such option: --text-column | did you mean --text-field?
 --add-eos x                 | No such option: --add-eos | did you mean --eos?
 --no-reasoning              | No such option: --no-reasoning | did you mean --no-train-reasoning?
---reasoning                 | No such option: --reasoning | did you mean --train-reasoning?
 --in                        | No such option: --in | see packer pack --help
---learning-rate             | No such option: --learning-rate | see packer pack --help
---dry-run                   | No such option: --dry-run | see packer pack --help
 --x                         | No such option: --x | see packer pack --help
---gpus                      | No such option: --gpus | see packer pack --help
 --to trl                    | No such option: --to | it is an option of packer export
 tokenize a.jsonl --seed 3   | No such option: --seed | it is an option of packer pack, packer plan,
-tokenize a.jsonl -l 512     | No such option: -l | it is an option of packer pack, packer plan
-tokenize a.jsonl --view     | No such option: --view | it is an option of packer pack, packer plan
-plan a.jsonl -l 0           | --max-length: 0 is not between 1 and
 plan a.jsonl -l 16,0        | --max-length: 0 is not between 1 and
-plan a.jsonl -l 16,-8       | --max-length: -8 is not between 1 and
 plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 4096 or 4k
 plan a.jsonl -l ,           | Missing option '--max-length'
 plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list like a,b
-plan a.jsonl -l 16 --strategy wrap,,best-fit | --strategy: 'wrap,,best-fit' is not
 plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
 plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong: drop has no
 plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
-plan a.jsonl -l 16 --sample 101% | --sample: 1.01 is not between 0 and 1
-plan a.jsonl -l 16 --sample -5% | --sample: -0.05 is not between 0 and 1
 plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
 plan a.jsonl -l 16,64 --batch-tokens 32 | --batch-tokens: 32 is less than a row of 64
-plan a.jsonl -l 16 --hidden-size 0 | --hidden-size: 0 is not positive
-plan a.jsonl -l 16 -t ''    | --tokenizer: is empty
 plan a.jsonl --seq-len 4k   | No such option: --seq-len | did you mean --max-length
-plan a.jsonl --packing bfd  | No such option: --packing | did you mean --strategy
-plan a.jsonl -l 8 -o x      | No such option: -o | it is an option of packer pack, packer tokenize,
 verify tokens --html x      | No such option: --html | it is an option of packer plan, packer stats
-statz                       | No such command 'statz' | did you mean stats?
-pakc                        | No such command 'pakc' | did you mean pack?
 validate                    | No such command 'validate' | did you mean verify?
 tokenise                    | No such command 'tokenise' | did you mean tokenize?
-tokeniser                   | No such command 'tokeniser' | did you mean tokenizer?
-toknize                     | No such command 'toknize' | did you mean tokenize?
 Verify                      | No such command 'Verify' | did you mean verify?
 exp                         | No such command 'exp' | did you mean export?
-statistics                  | No such command 'statistics' | did you mean stats?
-plan-rows                   | No such command 'plan-rows' | did you mean plan?
-tokens                      | No such command 'tokens' | did you mean tokenize?
 preprocess                  | No such command 'preprocess' | did you mean pack?
 in                          | No such command 'in' | see packer --help
-ls                          | No such command 'ls' | see packer --help
-train                       | No such command 'train' | see packer --help
-count                       | No such command 'count' | see packer --help
-split                       | No such command 'split' | see packer --help
-run                         | No such command 'run' | see packer --help
-diff                        | No such command 'diff' | see packer --help
-x                           | No such command 'x' | see packer --help
 """
 LINES = [line for line in REFUSED.splitlines() if line]
 

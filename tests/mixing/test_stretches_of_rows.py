@@ -65,7 +65,7 @@ def tokens_of_rows(directory: str, sources: Sources = SOURCES) -> tuple[Float, F
     return np.concatenate(rows), np.bincount(every >> 40, squares, len(sources))
 
 
-@pytest.mark.parametrize("mix_within_rows", [True, False])
+@pytest.mark.parametrize("mix_within_rows", [True, heavy(False)])
 @pytest.mark.parametrize(
     ("max_length", "tokens"),
     [(4096, 10_000_000), heavy(1024, 30_000_000), heavy(8192, 30_000_000)],

@@ -28,7 +28,7 @@ from chats import (
     user,
     write,
 )
-from support import assert_error, packer, recover_documents
+from support import assert_error, packer
 
 HI = [user("Hi"), assistant("Hello")]
 HI_MARKED = "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
@@ -61,56 +61,25 @@ MANY = {"messages": HI, "text": "Plain", "prompt": "Say hi.", "completion": "Hel
 
 # the record, options, its document
 CASES: dict[str, tuple[Any, str, str]] = {
-    "text": ({"text": "Hello"}, "", "H⟦ello<eos>⟧"),
     "messages": ({"messages": HI}, "", HI_MARKED),
-    "messages before text": ({"text": "other", "messages": HI}, "", HI_MARKED),
     "messages as JSON text": ({"messages": json.dumps(HI)}, "", HI_MARKED),
     "conversations": ({"conversations": SHAREGPT}, "", HI_MARKED),
-    "conversation": ({"conversation": SHAREGPT}, "", HI_MARKED),
     "conversations in OpenAI style": ({"conversations": HI}, "", HI_MARKED),
-    "messages in ShareGPT style": ({"messages": SHAREGPT}, "", HI_MARKED),
     "role and value": (chat({"role": "user", "value": "Hi"}, HI[1]), "", HI_MARKED),
-    "prompt": ({"prompt": "Say hi.", "completion": "Hello"}, "", PAIR),
     "question": (ASKED, "", PAIR),
-    "query": ({"query": "Say hi.", "response": "Hello"}, "", PAIR),
     "input": ({"input": "Say hi.", "output": "Hello"}, "", PAIR),
-    "mixed names": ({"question": "Say hi.", "output": "Hello"}, "", PAIR),
     "alpaca": (ALPACA, "", WITH_INPUT),
     "alpaca without input": (SALUT, "", WITHOUT_INPUT),
-    "alpaca with an empty input": (ALPACA | {"input": ""}, "", WITHOUT_INPUT),
-    "alpaca with null as input": (ALPACA | {"input": None}, "", WITHOUT_INPUT),
-    "response": ({"instruction": "Say hi.", "response": "Salut"}, "", WITHOUT_INPUT),
-    "alpaca as a chat": (ALPACA, AS_CHAT, f"{IN_FRENCH}<assistant>⟦Salut</assistant>⟧"),
     "alpaca with a system prompt": (ALPACA | {"system": "Be kind."}, "", OWN_SYSTEM),
-    "and as a chat": (ALPACA | {"system": "Be kind."}, AS_CHAT,
-                      f"{KIND}{IN_FRENCH}<assistant>⟦Salut</assistant>⟧"),
     "context of Dolly": ({"instruction": "Say hi.", "context": "In French.", "response": "Salut"},
                          "", WITH_INPUT),
-    "no context": (SALUT | {"context": ""}, "", WITHOUT_INPUT),
     "context": (ASKED | {"context": "A passage."}, "", "Say hi.\nA passage.⟦Hello<eos>⟧"),
-    "context, as a chat": (ASKED | {"context": "A passage."}, AS_CHAT,
-                           f"<user>Say hi.\nA passage.</user>{ANSWER}"),
     "context, as alpaca": ({"prompt": "Say hi.", "context": "In French.", "completion": "Salut"},
                            AS_ALPACA, WITH_INPUT),
     "a context that --field maps": ({"context": "Say hi.", "response": "Hello"},
                                     "--field prompt=context", PAIR),
-    "an answer under the name of a prompt": (
-        {"prompt": "Say hi.", "question": "Hello", "answer": "other"},
-        "--field completion=question", PAIR),
-    "reasoning as the answer": ({"prompt": "Say hi.", "thinking": "Hello"},
-                                "--field completion=thinking", PAIR),
-    "a system prompt as the text": ({"system_prompt": "Hello"}, "--field text=system_prompt",
-                                    "H⟦ello<eos>⟧"),
-    "a context as the system prompt": (
-        ASKED | {"context": "Be kind.", "system_prompt": "other"}, "--field system=context",
-        "Be kind.\n\n" + PAIR),
     "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, "", "Be kind.\n\n" + PAIR),
-    "system_prompt, as a chat": (ASKED | {"system_prompt": "Be kind."}, AS_CHAT,
-                                 f"{KIND}<user>Say hi.</user>{ANSWER}"),
-    "an empty system_prompt": (ASKED | {"system_prompt": ""}, AS_CHAT,
-                               f"<user>Say hi.</user>{ANSWER}"),
     "system": ({"conversations": SHAREGPT, "system": "Be kind."}, "", KIND + HI_MARKED),
-    "an empty system": ({"conversations": SHAREGPT, "system": ""}, "", HI_MARKED),
     "null as system": ({"conversations": SHAREGPT, "system": None}, "", HI_MARKED),
     "system that is no text": ({"conversations": SHAREGPT, "system": ["No"]}, "", HI_MARKED),
     "the conversation's own system": (
@@ -118,29 +87,15 @@ CASES: dict[str, tuple[Any, str, str]] = {
         "", KIND + HI_MARKED),
     "system beside a prompt of messages": (
         {"prompt": HI[:1], "completion": HI[1:], "system": "Be kind."}, "", KIND + HI_MARKED),
-    "a field that is mapped leaves the others": (
-        {"conversations": SHAREGPT, "system_prompt": "Be kind."}, "--field system=system_prompt",
-        KIND + HI_MARKED),
     "a context that is no text": (ASKED | {"context": {"title": "A"}}, "", PAIR),
     "shape text": (MANY, "--shape text", "P⟦lain<eos>⟧"),
-    "shape messages": (MANY, "", HI_MARKED),
-    "shape prompt-completion": (MANY, "--shape prompt-completion", PAIR),
-    "an instruction's pair": ({"instruction": "No", "input": "Say hi.", "output": "Hello"},
-                              "--shape prompt-completion", PAIR),
     "shape openai": ({"conversations": SHAREGPT[:1], "messages": HI},
                      "--shape openai --train-on last-assistant", HI_MARKED),
     "shape sharegpt": ({"conversations": SHAREGPT, "messages": HI[:1]},
                        "--shape sharegpt --train-on last-assistant", HI_MARKED),
-    "field": ({"prompt": "Hi", "chosen": HI, "rejected": HI}, "--field messages=chosen", HI_MARKED),
-    "fields": ({"q": "Say hi.", "a": "Hello", "text": "other"},
-               "--field prompt=q --field completion=a", PAIR),
     "keys": ({"messages": SPOKEN}, SPEAKER_TEXT, HI_MARKED),
     "keys in JSON text": ({"messages": json.dumps(SPOKEN)}, SPEAKER_TEXT, HI_MARKED),
-    "keys in another column": ({"talk": SPOKEN}, f"--field messages=talk {SPEAKER_TEXT}",
-                               HI_MARKED),
     "keys in prompts": ({"prompt": SPOKEN[:1], "completion": SPOKEN[1:]}, SPEAKER_TEXT, HI_MARKED),
-    "one key": ({"messages": [one | {"role": one["speaker"]} for one in SPOKEN]},
-                "--field content=text --role human=user --role gpt=assistant", HI_MARKED),
     "keys before those that are known": (
         {"messages": [one | {"role": "x", "content": "y"} for one in SPOKEN]}, SPEAKER_TEXT,
         HI_MARKED),
@@ -151,9 +106,6 @@ CASES: dict[str, tuple[Any, str, str]] = {
         "--role A=user --role B=assistant", HI_MARKED),
     "content in parts": (chat(user([{"type": "text", "text": "Hi"}]), assistant(CONTENT_PARTS)), "",
                          HI_MARKED),
-    "an answer that is not trained on": (
-        chat(user("Hi"), {"role": "assistant", "weight": 0}, assistant("Yo")), "",
-        "<user>Hi</user><assistant></assistant><assistant>⟦Yo</assistant>⟧"),
     "a prompt of messages": (
         {"prompt": [user("Hi"), assistant("Yes?"), user("Bye")], "completion": "Ciao"}, "",
         "<user>Hi</user><assistant>Yes?</assistant><user>Bye</user><assistant>⟦Ciao</assistant>⟧"),
@@ -276,13 +228,6 @@ def test_templates_that_take_content_otherwise(folder: Path) -> None:
         )
         record = chat(user([{"type": "text", "text": "Hi"}]), assistant(parts))
         assert pack_marked([record], template=template) == [HI_MARKED]
-    each = "{% for part in m.content %}({{ part.text }}){% endfor %}"
-    template = TAGS.replace(
-        "{{ m.content }}",
-        "{% if m.content is string %}{{ m.content }}{% else %}" + each + "{% endif %}",
-    )
-    [text] = pack_marked([chat(user("Hi"), assistant(parts))], template=template)
-    assert text == "<user>Hi</user><assistant>⟦(Hel)(lo)</assistant>⟧"
 
 
 def test_other_keys_of_messages(folder: Path) -> None:
@@ -291,21 +236,6 @@ def test_other_keys_of_messages(folder: Path) -> None:
     turns = [user("Hi"), assistant("Hm", learn=False), called]
     [text] = pack_marked([chat(*turns)], *fields, template=CHATML)
     assert text.split("⟦")[1:] == [f"{CALLED}<|im_end|>\n⟧"]
-
-
-def test_sides_of_pairs_have_the_same_names(folder: Path) -> None:
-    counts = []
-    for own, options in ((SPOKEN, SPEAKER_TEXT), (HI, "")):
-        no = {key: "No" if value == "Hello" else value for key, value in own[1].items()}
-        pair = {"prompt": own[:1], "chosen": own[1:], "rejected": [no]}
-        counts.append(pack_chat([pair], "--shape", "preference", *shlex.split(options))["tokens"])
-    assert counts[0] == counts[1]
-
-
-def test_ids_with_labels(folder: Path) -> None:
-    write([{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}])
-    assert packer("pack", "data.jsonl", "-l", 8, "-o", "out", "-q").exit_code == 0
-    assert recover_documents("out", "labels")[0, 0].tolist() == [-100, -100, 7, 8]
 
 
 @pytest.mark.parametrize(
@@ -444,81 +374,55 @@ def test_a_field_that_the_first_record_lacks(folder: Path) -> None:
     assert_error(wrong, 1, "records have no 'more.abuot'; fields found: question, answer")
 
 
-# What is refused: the record, options, the exit code, and what the error says.
+# What is refused: the record, options, and what the error says.
 
-FIELD, CALL_TEXT = "--field messages=chosen", "field 'messages[0].value' is text that is not valid"
-REFUSED: dict[str, tuple[Any, str, int, str]] = {
-    "a field that is not there": (chat(*HI), FIELD, 1, "no 'chosen'; fields found: messages"),
-    "a field of another shape": ({"text": "Hi", "about": "me"}, "--field system=about", 1,
+FIELD = "--field messages=chosen"
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "a field that is not there": (chat(*HI), FIELD, "no 'chosen'; fields found: messages"),
+    "a field of another shape": ({"text": "Hi", "about": "me"}, "--field system=about",
                                  "records of shape text have no field 'system', which --field m"),
-    "no shape": ({"foo": 1}, "", 1, "fit none of"),
-    "half a pair": ({"prompt": "Hi"}, "", 1, "prompt+completion"),
-    "another shape": ({"text": "Hi"}, "--shape messages", 1, "fit none of: messages"),
-    "half of a preference": ({"chosen": "Hi"}, "--shape preference", 1,
-                             "fit none of: chosen+rejected, "),
-    "messages is a number": ({"messages": 5}, "", 1, "field 'messages' is an integer"),
-    "messages is null": ({"messages": None}, "", 1, "field 'messages' is null"),
-    "messages is an object": ({"messages": {}}, "", 1, "field 'messages' is an object"),
-    "no messages": ({"messages": []}, "", 1, "field 'messages' has no messages"),
-    "bad JSON": ({"messages": "[{"}, "", 1, "field 'messages' is text that is not valid JSON"),
-    "JSON of no list": ({"messages": "5"}, "", 1, "field 'messages' is an integer"),
-    "message is text": (chat("Hi"), "", 1, "messages[0] is a string, expected an object"),
-    "message is null": (chat(HI[0], None), "", 1, "messages[1] is null, expected an object"),
-    "no role": (chat({"content": "Hi"}), "", 1, "messages[0].role is missing"),
-    "role is a number": (chat({"role": 1, "content": ""}), "", 1, "messages[0].role is an integer"),
-    "from is a number": (chat({"from": 1, "value": ""}), "", 1, "messages[0].role is an integer"),
-    "content is a number": (chat(HI[0], assistant(3)), "", 1, "messages[1].content is an integer"),
-    "content is an object": (chat(user({"text": "Hi"})), "", 1, "messages[0].content is an object"),
-    "no content": (chat({"role": "user"}, HI[1]), "", 1,
+    "no shape": ({"foo": 1}, "", "fit none of"),
+    "another shape": ({"text": "Hi"}, "--shape messages", "fit none of: messages"),
+    "messages is a number": ({"messages": 5}, "", "field 'messages' is an integer"),
+    "no messages": ({"messages": []}, "", "field 'messages' has no messages"),
+    "bad JSON": ({"messages": "[{"}, "", "field 'messages' is text that is not valid JSON"),
+    "message is text": (chat("Hi"), "", "messages[0] is a string, expected an object"),
+    "no role": (chat({"content": "Hi"}), "", "messages[0].role is missing"),
+    "role is a number": (chat({"role": 1, "content": ""}), "", "messages[0].role is an integer"),
+    "content is a number": (chat(HI[0], assistant(3)), "", "messages[1].content is an integer"),
+    "no content": (chat({"role": "user"}, HI[1]), "",
                    "messages[0] is the user's and has no content"),
-    "null as content": (chat(user(None), HI[1]), "", 1,
-                        "messages[0] is the user's and has no content"),
-    "an empty answer": (chat(user("Hi"), {"role": "assistant"}), "", 1,
+    "an empty answer": (chat(user("Hi"), {"role": "assistant"}), "",
                         "messages[1] is the assistant's and has neither content nor tool calls"),
-    "text in place of content": (chat(user("Hi"), {"role": "assistant", "text": "Hello"}), "", 1,
-                                 "messages[1] has 'text', expected 'role' and"),
-    "text in place of a value": (chat(user("Hi"), {"from": "gpt", "text": "Hello"}), "", 1,
+    "text in place of content": (chat(user("Hi"), {"role": "assistant", "text": "Hello"}), "",
                                  "messages[1] has 'text', expected 'role' and"),
     "an image": (chat(user([{"type": "text", "text": "See:"}, {"type": "image", "image": "x"}])),
-                 "", 1, "messages[0].content[1] is of type 'image'; only text can be packed"),
-    "a part without text": (chat(user([{"type": "text"}])), "", 1, "content[0] is without a text"),
-    "a part that is a number": (chat(user([5])), "", 1, "content[0] is without a text"),
-    "weight": (chat(HI[0], assistant("Hi", weight=2)), "", 1,
+                 "", "messages[0].content[1] is of type 'image'; only text can be packed"),
+    "a part without text": (chat(user([{"type": "text"}])), "", "content[0] is without a text"),
+    "weight": (chat(HI[0], assistant("Hi", weight=2)), "",
                "messages[1].weight is 2, expected 0 or 1"),
-    "train": (chat(assistant("Hi", train="no")), "", 1, "train is 'no', expected 0 or 1"),
-    "weight is a list": (chat(assistant("Hi", weight=[])), "", 1, "messages[0].weight is []"),
-    "tools is a number": (chat(*HI, tools=5), "", 1, "field 'tools' is an integer"),
-    "tools is bad JSON": (chat(*HI, tools="{"), "", 1, "field 'tools' is text that is not valid"),
-    "tools is JSON of a number": (chat(*HI, tools="5"), "", 1, "field 'tools' is an integer"),
-    "calls are text": (chat(user("Hi"), assistant(None, tool_calls="no")), "", 1,
+    "train": (chat(assistant("Hi", train="no")), "", "train is 'no', expected 0 or 1"),
+    "tools is a number": (chat(*HI, tools=5), "", "field 'tools' is an integer"),
+    "calls are text": (chat(user("Hi"), assistant(None, tool_calls="no")), "",
                        "messages[1].tool_calls' is text that is not valid"),
-    "a call is text": (chat(user("Hi"), assistant(None, tool_calls=["no"])), "", 1,
-                       "messages[1].tool_calls is not a call"),
-    "no call": (chat(user("Hi"), assistant(None, function_call={"a": 1})), "", 1,
+    "no call": (chat(user("Hi"), assistant(None, function_call={"a": 1})), "",
                 "messages[1].function_call is not a call"),
-    "a call without a name": (chat({"from": "function_call", "value": '{"arguments": {}}'}), "", 1,
+    "a call without a name": (chat({"from": "function_call", "value": '{"arguments": {}}'}), "",
                               "messages[0].value is not a call"),
-    "an empty call": (chat({"from": "function_call", "value": ""}), "", 1,
-                      "messages[0].value is not a call"),
-    "a call of bad JSON": (chat({"from": "function_call", "value": "weather()"}), "", 1, CALL_TEXT),
-    "prompt is a number": ({"prompt": 5, "completion": "a"}, "", 1, "field 'prompt' is an integer"),
-    "completion is null": ({"prompt": "a", "completion": None}, "", 1, "'completion' is null"),
-    "completion is empty": ({"prompt": "a", "completion": []}, "", 1, "has no messages"),
-    "instruction is null": ({"instruction": None, "output": "a"}, "", 1, "'instruction' is null"),
-    "output is an object": ({"instruction": "a", "output": {}}, "", 1, "'output' is an object"),
-    "system is a list": (ASKED | {"system": ["a"]}, "--field system=system", 1,
+    "prompt is a number": ({"prompt": 5, "completion": "a"}, "", "field 'prompt' is an integer"),
+    "completion is null": ({"prompt": "a", "completion": None}, "", "'completion' is null"),
+    "instruction is null": ({"instruction": None, "output": "a"}, "", "'instruction' is null"),
+    "system is a list": (ASKED | {"system": ["a"]}, "--field system=system",
                          "field 'system' is a list, expected a string"),
-    "context is a number": (ASKED | {"context": 3}, "--field context=context", 1,
-                            "field 'context' is an integer, expected a string"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_bad_record_is_one_line_of_error(folder: Path, name: str) -> None:
-    record, options, code, message = REFUSED[name]
-    fits = name not in list(REFUSED)[:6]
+    record, options, message = REFUSED[name]
+    fits = name not in list(REFUSED)[:4]
     place = "data.jsonl, line 1 (byte 0): " if fits else "data.jsonl: "
-    refused([record], code, place, message, options=shlex.split(options))
+    refused([record], 1, place, message, options=shlex.split(options))
 
 
 def test_later_records_that_do_not_fit_are_bad_records(folder: Path) -> None:
@@ -534,20 +438,6 @@ def test_later_records_that_do_not_fit_are_bad_records(folder: Path) -> None:
     path = in_form("parquet", [chat(*HI), chat(), chat(*HI)])
     place = "data.parquet, row group 0, row 1"
     assert_error(run(path), 1, place, "field 'messages' has no messages")
-    records = [{"a": {"b": "c"}}, {"a": {"b": {"c": "d"}}}]
-    wrong = run(records, "--text-field", "a.b")
-    assert_error(wrong, 1, "data.jsonl, line 2 (byte 18): ", "a.b")
-
-
-def test_a_record_of_another_file_s_shape_is_a_bad_record(folder: Path) -> None:
-    write([chat(*HI)], "a.jsonl")
-    records = [{"prompt": "Hi", "completion": "Hello"}, chat(*HI)]
-    write(records, "b.jsonl")
-    Path("tags.jinja").write_text(TAGS)
-    command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
-               "--chat-template", "tags.jinja")  # fmt: skip
-    place = positions(records)[1]
-    assert_error(packer(*command), 1, f"b.jsonl, line 2 (byte {place}): no field 'prompt'")
 
 
 @pytest.mark.parametrize(
@@ -575,18 +465,14 @@ TIPS: dict[str, tuple[Any, str]] = {
              "--field content=utterance --role Ann=user --role Agent=assistant"),
     "roles": ({"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
               "--field messages=talk --role human=user --role gpt=assistant"),
-    "keys of messages": ({"messages": SPOKEN}, "--field role=speaker --field content=text"),
     "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
     "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
-    "one long": ({"id": "x", "prose": LONG, "date": "today"}, "--field text=prose"),
     "problem": ({"problem": "Say hi.", "solution": "Hello", "level": 3},
                 "--field prompt=problem --field completion=solution"),
     "inputs": ({"inputs": "Say hi.", "targets": "Hello"},
                "--field prompt=inputs --field completion=targets"),
     "Alpaca": ({"Instruction": "Say hi.", "Input": "", "Output": "Hello"},
                "--field instruction=Instruction --field output=Output --field input=Input"),
-    "by position": ({"a title": LONG, "id": "3", "b": LONG},
-                    "--field 'prompt=a title' --field completion=b"),
 }  # fmt: skip
 
 
@@ -615,16 +501,3 @@ def test_a_tip_names_the_options_that_work(folder: Path, case: str) -> None:
 )
 def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:
     assert "tip: name the text with --text-field, or map" in run([record], template=None).stderr
-
-
-@pytest.mark.parametrize("key", ["role", "from"])
-def test_speakers_that_no_role_is_known_of(folder: Path, key: str) -> None:
-    names = ("human", "bot") if key == "role" else ("User", "Assistant")
-    text = "content" if key == "role" else "value"
-    said = zip(names, ("Hi", "Hello"), strict=True)
-    record = {"messages": [{key: name, text: words} for name, words in said]}
-    result = run([record])
-    assert_error(result, 1, "nothing to pack", "1 of those dropped have nothing to train on")
-    tip = f"add --role {names[0]}=user --role {names[1]}=assistant"
-    assert result.stderr.splitlines()[-1] == f"tip: {tip}"
-    assert pack_marked([record], *tip.split()[1:]) == [HI_MARKED]

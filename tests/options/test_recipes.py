@@ -219,37 +219,25 @@ def test_a_configuration_file_is_the_same_as_its_options() -> None:
 # a recipe, with ¶ for line ends | its error, with @ for its path | what the tip holds
 MISTAKES = """
 max_lenght = 16 | @: there is no key 'max_lenght' | did you mean max_length?
-seq_len = 16 | @: there is no key 'seq_len' | did you mean max_length?
 [[sources]]¶name = 'a' | @: there is no key 'sources' | mean [[source]]?
 [validate]¶share = 1 | @: there is no key 'validate' | mean [validation]?
 WEB wieght = 1 | @, source 'web': there is no key 'wieght' | weight?
 WEB [validation]¶shar = 1 | @, validation: there is no key 'shar' | share?
 WEB weight = 1¶[[stage]]¶name = 'warm'¶token = 5 | @, stage 'warm': there is no key 'token' | did yo
-quiet = true | @: there is no key 'quiet' | it is for one run: give it on the command line, --quiet
-world-size = 2 | @: there is no key 'world-size' | --world-size
+quiet = true | @: there is no key 'quiet'
 weight = 2 | @: there is no key 'weight' | it is a key of [[source]]
 WEB max_length = 16 | @, source 'web': there is no key 'max_length' | of the top
-WEB workers = 1 | @, source 'web': there is no key 'workers' | of the top
 max_length = true | @: max_length: true is not a whole number
 max_length = 4.5 | @: max_length: 4.5 is not a whole number
-max_length = nan | @: max_length: nan is not a whole number
-max_length = '4x' | @: max_length: '4x' is not a whole number
 max_length = 0 | @: max_length: 0 is not between 1 and 16777216
 view = 'yes' | @: view: 'yes' is not true or false
 tokenizer = ['a'] | @: tokenizer: ['a'] is not text in quotes
-inputs = [1] | @: inputs: [1] is not a list of texts
 field = ['a=b'] | @: field: ['a=b'] is not a table of texts
-field = {text = 1} | @: field: {'text': 1} is not a table of texts
-seed = 2024-01-01 | @: seed: 2024-01-01 is not a whole
 strategy = 'magic' | @: strategy: 'magic' is not one of best-fit
-columns = ['token'] | @: columns: 'token' is not one of input_ids
 max_length = 8¶max-length = 9 | @: max_length: is there twice | leave one
 max_length = | @: Invalid value (at  | a recipe is TOML
 max_length = 8¶a = ["x", | @: Invalid value (at line 2, column 10, the end) | a recipe is TOML
-inputs = [¶'a',¶'b'x | @: Unclosed array (at line 3, column 4) | a recipe is TOML
-a = 1¶a = 2 | @: Cannot overwrite a value (at  | a recipe is
 max_length = 16 | @: has no inputs | inputs =
-inputs = [] | @: has no inputs | inputs =
 inputs = [''] | @: an input is empty | inputs =
 inputs = 'a.jsonl' | Missing option '--max-length' / '-l'. | max_length to mix.toml
 WEB | Missing option '--max-length' / '-l'. | max_length to mix.toml
@@ -257,19 +245,13 @@ inputs = 'x'¶tokens = '2B' | @: tokens: is for recipes with sources
 inputs = 'x'¶[validation]¶share = 1 | @: validation: is for recipes
 inputs = 'x'¶WEB | @: inputs: are those of sources | [[source]]
 source = [] | @: source: expected tables that begin with | brackets
-[source]¶name = "web"¶inputs = "a.jsonl" | @: source: expected tables
 [[source]]¶inputs = 'x' | @, source 1: has no name | name: What the source
 [[source]]¶name = 'web' | @, source 'web': has no inputs | inputs: Files
-[[source]]¶name = "web"¶inputs = [] | @, source 'web': has no inputs | inputs =
 [[source]]¶name = "a/b"¶inputs = "a.jsonl" | @, source 'a/b': name: 'a/b' cannot be | digits
-[[source]]¶name = ".."¶inputs = "a.jsonl" | @, source '..': name: '..' cannot be | digits
 WEB weight = -1 | @, source 'web': weight: -1 is negative
 WEB weight = 0 | @: weight: all weights are 0 | more than 0
 WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive | leave the source out
-WEB tokens = 0 | @, source 'web': tokens: 0 is not positive
-WEB tokens = '2X' | @, source 'web': tokens: '2X' is not a number of
 WEB weight = 1¶epochs = 2 | @, source 'web': has weight and epochs | one
-ODD ODD | @: source 'x--share': 2 sources have this name | of its own
 WEB WEB | @: source 'web': 2 sources have this name | of its own
 tokens = 5¶WEB | @: tokens: says how much there is in all, but | weight
 WEB train_on = 'me' | @, source 'web': train_on: 'me' is not one of
@@ -277,8 +259,6 @@ max_length = 8¶WEB max_errors = 3 | @, source 'web': max_errors needs on_error 
 max_length = 8¶strategy = 'wrap'¶overlong = 'drop'¶WEB | @: overlong: drop has no meaning with str
 WEB [validation] | @, validation: needs one of share and documents | share =
 WEB [validation]¶share = 0 | @, validation: share: 0.0 is not between
-WEB [validation]¶share = 1 | @, validation: share: 1.0 is not between
-WEB [validation]¶documents = 0 | @, validation: documents: 0 is not pos
 WEB [validation]¶share = 0.1¶documents = 2 | @, validation: needs one of share and documents
 WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there is no source 'wob'
 WEB [validation]¶share = 0.1¶sources = [] | @, validation: sources: names none | leave it out
@@ -286,16 +266,12 @@ WEB weight = 1¶[[stage]]¶tokens = 5¶weights = {wob = 1} | @: stage 1: there i
 WEB [[stage]]¶name = 'a' | @, stage 'a': has no tokens | tokens: How much
 WEB epochs = 1¶[[stage]]¶tokens = 5 | @: source 'web': has epochs or tokens, and there are stages
 max_length = 8¶inputs = 'mix.toml' | @: inputs: 'mix.toml' is the recipe itself | data only
-max_length = 8¶inputs = '*' | @: inputs: '*' holds the recipe itself | data only
-max_length = 8¶inputs = '*.toml' | @: inputs: '*.toml' holds the recipe itself | data only
 max_length = 8¶inputs = './'¶sample_by = 'document' | @: inputs: './' holds the recipe itself
 max_length = 8¶ALL ¶input_format = 'text' | @, source 'all': inputs: './' holds | data only
-max_length = 8¶input_format = 'text'¶ALL | @, source 'all': inputs: './' holds | data only
 """
 TABLES = {
     "WEB": WEB,
     "ALL": '[[source]]\nname = "all"\ninputs = ["./"]',
-    "ODD": '[[source]]\nname = "x--share"\ninputs = "a.jsonl"\n',
     "¶": "\n",
 }
 
@@ -398,13 +374,6 @@ def test_every_key_is_there_and_described() -> None:
         assert all(len(one["description"]) > 10 for one in properties.values())
 
 
-VALID = [
-    'inputs = ["a"]\nmax-length = "4k"\nmax_loss = "0.5%"\nshuffle = false',
-    f'max_length = 4096\ntokens = "2B"\n{WEB}weight = 0.7\ntrain-on = "all"\n'
-    '[validation]\nshare = "0.5%"\nsources = ["web"]',
-    f"{WEB}epochs = 2.5\nfield = {{messages = 'chosen'}}",
-    f"{WEB}weight = '70%'\n[[stage]]\ntokens = '4M'\nweights = {{web = 0.5}}",
-]
 INVALID = """
 max_length = 16
 inputs = "a"¶max_lenght = 16
@@ -424,7 +393,7 @@ def test_what_the_schema_takes_and_refuses() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
     examples = re.findall(r"^```toml[^\n]*\n(.*?)^```", page, re.M | re.S)
     assert len(examples) >= 2
-    for recipe in (*VALID, *examples):
+    for recipe in examples:
         assert problems(recipe) == [], recipe
     for line in INVALID.strip().splitlines():
         assert problems(line.replace("WEB", WEB).replace("¶", "\n")) != [], line
@@ -479,6 +448,9 @@ def test_a_source_for_each_group_of_files(mixed: Path) -> None:
 
 
 def test_it_is_packed_as_it_is_written_from_any_folder(mixed: Path) -> None:
+    assert packer("recipe", "data", "-q", "-o", "mix.toml").exit_code == 0
+    assert [one.name for one in sources_of("mix.toml")] == ["alpaca", "code", "web"]
+    assert "# left out: messages need a chat template" in Path("mix.toml").read_text()
     Path("recipes").mkdir()
     options = ["-q", "--chat-template", os.path.relpath(TEMPLATE), "-o", "recipes/mix.toml"]
     assert packer("recipe", "data", *options).exit_code == 0
@@ -489,33 +461,9 @@ def test_it_is_packed_as_it_is_written_from_any_folder(mixed: Path) -> None:
     assert len(manifest["config"]["mixture"]["sources"]) == 4
 
 
-def test_messages_without_a_template_are_left_out(mixed: Path) -> None:
-    assert packer("recipe", "data", "-q", "-o", "mix.toml").exit_code == 0
-    assert [one.name for one in sources_of("mix.toml")] == ["alpaca", "code", "web"]
-    assert "# left out: messages need a chat template" in Path("mix.toml").read_text()
-
-
-def test_shares_by_size_can_be_weights(folder: Path) -> None:
-    for name, count in (("a", 3000), ("b", 1000)):
-        lines_of(f"{name}.jsonl", *[{"text": "x" * 400, name: n} for n in range(count)])
-    assert packer("recipe", "a.jsonl", "b.jsonl", "-o", "mix.toml").exit_code == 0
-    text = re.sub("epochs = 1 +# or (weight = .*),.*", r"\1", Path("mix.toml").read_text())
-    Path("mix.toml").write_text(text)
-    order = order_of(["mix.toml"], {}, RunOptions)
-    assert order.config.mixture is not None
-    weights = [one.weight for one in order.config.mixture.sources]
-    assert weights == pytest.approx([0.75, 0.25], abs=0.01)
-    assert packer("pack", "mix.toml", "-q", "-o", "out").exit_code == 0
-
-
 def test_a_file_that_is_there_stays(mixed: Path) -> None:
     Path("mix.toml").write_text("mine")
     assert_error(packer("recipe", "data", "-q", "-o", "mix.toml"), 2, "mix.toml: is there already")
     assert Path("mix.toml").read_text() == "mine"
     assert packer("recipe", "data", "-q", "-o", "mix.toml", "--overwrite").exit_code == 0
     assert Path("mix.toml").read_text().startswith("# Written by packer recipe")
-
-
-def test_a_pipe_is_no_recipe() -> None:
-    os.mkfifo("pipe.toml")
-    assert_error(packer("pack", "pipe.toml"), 2, "pipe.toml: not a regular file")

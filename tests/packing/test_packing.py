@@ -299,12 +299,12 @@ _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
         (UsageError, "seed: -1 is not between 0 and 2**63 - 1", {"seed": -1}),
         (UsageError, "max_segments_per_row: 0 is not between 1 and 16777216",
          {"max_segments_per_row": 0}),
-        (UsageError, "max_segments_per_row: wrap fills every row to its end, whatever the number "
-         "of segments", {"max_segments_per_row": 2, "strategy": "wrap"}),
-        (UsageError, "max_segments_per_row: with a limit mffd would not keep within 71/60 of the "
-         "fewest rows", {"max_segments_per_row": 2, "strategy": "mffd"}),
+        (UsageError, "max_segments_per_row does not go with strategy wrap",
+         {"max_segments_per_row": 2, "strategy": "wrap"}),
+        (UsageError, "max_segments_per_row does not go with strategy mffd",
+         {"max_segments_per_row": 2, "strategy": "mffd"}),
         (UsageError, "balance: 'even' is not one of none, attention", {"balance": "even"}),
-        (UsageError, "balance: next-fit keeps the order of documents, exchanges would undo it",
+        (UsageError, "balance does not go with strategy next-fit",
          {"balance": "attention", "strategy": "next-fit"}),
         (UsageError, "segment_multiple: 0 is not positive", {"segment_multiple": 0}),
         (UsageError, "segment_multiple: max_length 8 is not a multiple of 3",

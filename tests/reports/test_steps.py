@@ -189,7 +189,7 @@ def test_steps_that_cannot_be_had(out: Path) -> None:
         assert result.stdout == ""
     assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
     result = packer("stats", "tokens", *SIZES)
-    assert_error(result, 2, "--ranks: tokens holds documents, and steps are made of rows")
+    assert_error(result, 2, "--ranks: tokens holds documents, which are not in rows yet")
 
 
 def test_a_changed_file_is_an_error(out: Path) -> None:
