@@ -13,7 +13,7 @@ from collections.abc import Collection
 from itertools import accumulate
 from typing import Any
 
-from packer_cli.chat.chat_template import ChatTemplate, Rendering
+from packer_cli.chat.chat_template import Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
     RANGES,
@@ -25,7 +25,7 @@ from packer_cli.chat.messages import (
     without_notes,
 )
 from packer_cli.chat.probe import THOUGHT
-from packer_cli.chat.turns import OPEN_TAG, AssistantSpans, Span, Structures
+from packer_cli.chat.turns import OPEN_TAG, Span, Structures
 from packer_cli.options.documents import DocumentConfig
 
 _Message = dict[str, Any]
@@ -36,12 +36,8 @@ _MARKS = re.compile("[\U00100000-\U0010fffd]")
 class UntrainedParts:
     """Finds such parts in the renderings of one template."""
 
-    def __init__(
-        self, template: ChatTemplate, structures: Structures, assistant: AssistantSpans,
-        config: DocumentConfig,
-    ) -> None:  # fmt: skip
-        self._template, self._structures = template, structures
-        self._assistant, self._config = assistant, config
+    def __init__(self, structures: Structures, config: DocumentConfig) -> None:
+        self._structures, self._config = structures, config
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
@@ -198,12 +194,12 @@ class UntrainedParts:
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None
     ) -> dict[int, list[Span]]:
         told = self._structures.of(messages, tools)
-        said = self._assistant.find(rendering, messages, tools, told)
+        said = self._structures.find(rendering, messages, tools, told)
         return {one.number: one.spans for one in said}
 
     def _rendered(self, messages: list[_Message], tools: list[Any] | None) -> Rendering:
         try:
-            return self._template.render(messages, tools)
+            return self._structures.template.render(messages, tools)
         except RefusedError as error:
             raise _undecided(str(error)) from error
 

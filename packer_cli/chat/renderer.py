@@ -27,7 +27,6 @@ from packer_cli.chat.probe import Piece
 from packer_cli.chat.syntax import reads_of
 from packer_cli.chat.turns import (
     PROBE,
-    AssistantSpans,
     Span,
     Structures,
     Told,
@@ -78,14 +77,13 @@ class Renderer:
         """
         self._template, self._config, self._ends_matter = template, config, ends_matter
         self._others: dict[bytes, Renderer] = {}  # by arguments
-        self._structures = Structures(template, find_turns=config.train_on != "all")
-        assistant = AssistantSpans(self._structures)
-        self._assistant = None if config.train_on == "all" else assistant
+        self._finds_turns = config.train_on != "all"
+        self._structures = Structures(template, find_turns=self._finds_turns)
         self._trains_all = config.trains_all_parts
-        self._parts = UntrainedParts(template, self._structures, assistant, config)
+        self._parts = UntrainedParts(self._structures, config)
         self.keep_parts = _shows_parts(template)
-        if self._assistant is not None and ends_matter and not config.allow_open_turns:
-            _refuse_open_turns(self._structures, self._assistant, config.turn_end)
+        if self._finds_turns and ends_matter and not config.allow_open_turns:
+            _refuse_open_turns(self._structures, config.turn_end)
 
     def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
         """The renderer of this template with a record's own arguments. Raises RefusedError and
@@ -95,21 +93,19 @@ class Renderer:
             key = msgspec.json.encode(arguments)
         except (TypeError, ValueError, RecursionError) as error:
             raise RefusedError(f"{ARGUMENTS}: {error}") from None
-        if key not in self._others:
-            made = self._made_with(arguments)
-            if len(self._others) >= _MOST_KEPT:
-                self._others.clear()
-            self._others[key] = made
-        return self._others[key]
-
-    def _made_with(self, arguments: dict[str, Any]) -> Renderer:
+        if key in self._others:
+            return self._others[key]
+        if wrong := reads_of(self._template.source).wrong_flag(arguments):
+            raise RefusedError(f"{ARGUMENTS}.{wrong}")
+        template = self._template.with_arguments(arguments)
         try:
-            if wrong := reads_of(self._template.source).wrong_flag(arguments):
-                raise RefusedError(f"{ARGUMENTS}.{wrong}")
-            template = self._template.with_arguments(arguments)
-            return Renderer(template, self._config, ends_matter=self._ends_matter)
+            made = Renderer(template, self._config, ends_matter=self._ends_matter)
         except UsageError as error:
             raise RefusedError(f"with its {ARGUMENTS}: {error.message}") from error
+        if len(self._others) >= _MOST_KEPT:
+            self._others.clear()
+        self._others[key] = made
+        return made
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
@@ -128,7 +124,7 @@ class Renderer:
         told = self._structures.of(messages, tools)
         left_out, empty = self._missing(told, rendering.text, messages, tools)
         document = Document(rendering.text, None, conversation, left_out=left_out)
-        if self._assistant is None:
+        if not self._finds_turns:
             return document
         all_own = own = speakers(noted)
         if conversation.turn is not None or self._config.train_on == "last-assistant":
@@ -137,12 +133,12 @@ class Renderer:
         if flagged:
             asked = {number for number in own if CONTEXT not in noted[number]}
             trained = {number for number in asked if is_trained(noted[number])}
-        if len(trained) < len(own) and self._assistant.rearranges(rendering, messages):
+        if len(trained) < len(own) and self._structures.rearranges(rendering, messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
                 "messages"
             )
-        said = self._assistant.find(
+        said = self._structures.find(
             rendering, messages, tools, told, whose=bool(empty) or len(trained) < len(all_own)
         )
         spans_asked, spans = (
@@ -280,10 +276,8 @@ def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, li
     return text, ended
 
 
-def _refuse_open_turns(
-    structures: Structures, assistant: AssistantSpans, ends: tuple[str, ...]
-) -> None:
-    where = _open_turn(structures, assistant, ends)
+def _refuse_open_turns(structures: Structures, ends: tuple[str, ...]) -> None:
+    where = _open_turn(structures, ends)
     if where and ends:
         raise UsageError(
             f"--turn-end: {' or '.join(ends)} does not follow the assistant's turn, {where}: the "
@@ -299,7 +293,7 @@ def _refuse_open_turns(
         )
 
 
-def _open_turn(structures: Structures, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
+def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
     """Where the template does not end a turn of the assistant, for people; "" for nowhere.
 
     Of templates with `{% generation %}` tags, "": the tags decide.
@@ -309,7 +303,7 @@ def _open_turn(structures: Structures, assistant: AssistantSpans, ends: tuple[st
         talk = [dict(message) for message in messages]
         try:
             rendering, told = template.render(talk, tools), structures.of(talk, tools)
-            said = assistant.find(rendering, talk, tools, told)
+            said = structures.find(rendering, talk, tools, told)
         except (RefusedError, UndecidableError):
             continue
         text, spans = rendering.text, [span for one in said for span in one.spans]

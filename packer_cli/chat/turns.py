@@ -81,8 +81,8 @@ class Told(NamedTuple):
 
 
 class Structures:
-    """What the probes of conversations tell of one template, with the same arguments. Safe to share
-    between threads.
+    """What the probes of conversations tell of one template, with the same arguments, and what the
+    assistant says in its renderings. Safe to share between threads.
 
     talk, tools  a question and its answer, and the tools that they take
     prompt       what the template writes before a first answer
@@ -167,13 +167,6 @@ class Structures:
             shown=tuple(n for n in speakers(messages) if not shown.isdisjoint(probe.marks[n])),
         )
 
-
-class AssistantSpans:
-    """Finds what the assistant says in the renderings of one template."""
-
-    def __init__(self, structures: Structures) -> None:
-        self._structures, self._template = structures, structures.template
-
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None, told: Told,
         *, whose: bool = True,
@@ -186,7 +179,7 @@ class AssistantSpans:
         if not own:
             return []
         text, learned = rendering.text, told.learned
-        if self._template.marks_generation:
+        if self.template.marks_generation:
             if wrong := learned.refusal or learned.mistagged:
                 raise undecidable(wrong)
             if not whose:
@@ -222,9 +215,9 @@ class AssistantSpans:
             edges = told.learned.edges.get(number, unseen)
             spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
             if spans is None:  # fields of its own may be shown
-                edges = self._structures.learn(messages, tools).edges.get(number, edges)
+                edges = self.learn(messages, tools).edges.get(number, edges)
                 spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
-            if told.words and self._structures.prompts:
+            if told.words and self.prompts:
                 spans = self._by_prompt(spans, text, number, turn, messages, tools, bool(within))
             if spans is None:
                 other = f"message {number} is not rendered as others like it are"
@@ -241,23 +234,23 @@ class AssistantSpans:
         `spans`: by its probe, None where the turn is not as that tells; `holds_others`: whether
         there are turns of others within it.
         """
-        if spans is not None and self._structures.prompt_is_constant:  # a long talk takes no longer
-            asks = self._structures.prompt
+        if spans is not None and self.prompt_is_constant:  # a long talk takes no longer
+            asks = self.prompt
             start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
             return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(asks))
         before = messages[:number]
         try:
-            prompt = self._template.render(before, tools, add_generation_prompt=True).text
+            prompt = self.template.render(before, tools, add_generation_prompt=True).text
             start = shared(prompt, text)
             if start < turn.start:  # what comes before is rendered otherwise by now
-                plain = self._template.render(before, tools).text
+                plain = self.template.render(before, tools).text
                 asks = prompt[common_prefix(plain, prompt) :]
                 start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
             if spans is not None:
                 return _from_prompt(spans, text, turn, start, exact=start == len(prompt))
             if holds_others or not text[turn.start : start].strip():
                 return None
-            after = self._template.render(messages[: number + 1], tools).text
+            after = self.template.render(messages[: number + 1], tools).text
         except RefusedError:
             return spans
         return [(start, max(start, len(after) if text.startswith(after) else turn.stop))]
@@ -267,10 +260,8 @@ class AssistantSpans:
     ) -> Said:
         """What is said in a turn that no loop shows, as some write the last one after the loop."""
         try:
-            before = self._template.render(
-                messages[:number], tools, add_generation_prompt=True
-            ).text
-            after = self._template.render(messages[: number + 1], tools).text
+            before = self.template.render(messages[:number], tools, add_generation_prompt=True).text
+            after = self.template.render(messages[: number + 1], tools).text
         except RefusedError as error:
             raise undecidable(str(error)) from error
         if not (text.startswith(before) and text.startswith(after)):
