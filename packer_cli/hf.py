@@ -105,16 +105,12 @@ def _arrays(sequences: Any) -> Sequence[Any]:
         return chosen
     if not hasattr(pa.array([], sequences.type), "value_lengths"):
         raise DataError(f"expected a column of lists of token ids, got {sequences.type}")
-    if sequences.null_count:
-        row = np.flatnonzero(sequences.is_null())[0]
-        raise DataError(f"sequence {row}: is null", "leave out such rows: Dataset.filter")
     views: list[Any] = []
     for chunk in getattr(sequences, "chunks", [sequences]):
-        edges, values = np.cumsum(chunk.value_lengths()), chunk.flatten()
-        if values.null_count:
-            row = len(views) + np.searchsorted(edges, np.flatnonzero(values.is_null())[0], "right")
-            raise DataError(f"sequence {row}: holds a null")
-        views += np.split(values.to_numpy(), edges)[:-1]
+        values = chunk.flatten()
+        if chunk.null_count or values.null_count:
+            raise DataError("sequences are or hold nulls", "leave them out: Dataset.filter")
+        views += np.split(values.to_numpy(), np.cumsum(chunk.value_lengths()))[:-1]
     return views
 
 

@@ -54,16 +54,18 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    text: str, skip: Sequence[str] = (), anew: Sequence[str] = (), python: bool = True
-) -> dict[str, Any]:
+    text: str, skip: Sequence[str] = (), anew: Sequence[str] = (), python: bool = True,
+    names: dict[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run a page, and give the names of its Python.
 
     Args:
         skip: parts of commands and of blocks of Python that are not run.
         anew: outputs that are removed before a command that writes them and does not update them.
         python: whether Python is run.
+        names: what Python has at the beginning.
     """
-    names: dict[str, Any] = {"__name__": "page"}
+    names = {"__name__": "page", **(names or {})}
     printed, end, ran = "", 0, 0
     for part in _PART.finditer(text):
         command, file, code = part["command"], part["file"], part["code"]
@@ -92,5 +94,5 @@ def _run_python(code: str, names: dict[str, Any]) -> None:
     with redirect_stdout(printed):
         exec(compile(code, "page", "exec", dont_inherit=True), names)  # noqa: S102
     lines = printed.getvalue().splitlines()
-    for expected in re.findall(r"^print\(.*\)  # (.*)$", code, re.M):
+    for expected in re.findall(r"^ *print\(.*\)  # (.*)$", code, re.M):
         assert expected in lines, (expected, lines)

@@ -21,9 +21,8 @@ row's end is a document of its own, which no label trains on.
 
 They take a `RowBatch` or a list of rows. The other parameters are for functools.partial:
 
-    config   the model's, `partial(varlen_collate, config=model.config)`: a collator that would let
-             its documents see each other raises UsageError, see `masks`. None for a model of
-             your own, of which nothing is known: `check_isolation` checks it
+    config   the model's: a collator that would let its documents see each other raises UsageError.
+             None for a model of your own, of which nothing is known: `check_isolation` checks it
     dtype    of input_ids, labels and position_ids: int64 is what losses take, int32 is half the
              bytes to a GPU for `to_device`, which widens them there
     names    of the values to give, for a model of your own that takes fewer; None: all
@@ -43,13 +42,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from packer_cli._kernels import gathering
-from packer_cli.errors import DataError, UsageError, named, one_of
+from packer_cli.errors import UsageError, one_of
 from packer_cli.packing.plan import PackPlan
 from packer_cli.packing.sequences import PackedRows, fill_plan, pack_sequences
 from packer_cli.records import IGNORED
@@ -156,23 +156,13 @@ def block_mask_collate(
         columns |= {"seq_idx": documents} | edges
     if form == "documents":
         return _named(columns | {"document_ids": documents}, names)
-    kind = _mask_dtype(config)
-
-    def mask_of(ids: Any, window: int | None) -> Any:
-        seen = dense_mask(ids, window)
-        if kind == torch.bool:
-            return seen
-        return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
-
-    return _named(columns | {"attention_mask": block_masks(documents, config, mask_of)}, names)
-
-
-def _mask_dtype(config: Any) -> Any:
-    """Type of masks: bool for SDPA; eager attention adds them to scores, in the model's."""
-    if config is None or attention_of(config) != "eager":
-        return torch.bool
-    own = getattr(text_config(config), "dtype", None)
-    return own if isinstance(own, torch.dtype) and own.is_floating_point else torch.float32
+    kind = torch.bool  # for SDPA; eager attention adds masks to scores, in the model's type
+    if config is not None and attention_of(config) == "eager":
+        own = getattr(text_config(config), "dtype", None)
+        is_float = isinstance(own, torch.dtype) and own.is_floating_point
+        kind = own if is_float else torch.float32
+    masks = block_masks(documents, config, partial(dense_mask, kind=kind))
+    return _named(columns | {"attention_mask": masks}, names)
 
 
 def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:
@@ -369,12 +359,6 @@ def documents_of(examples: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
     """(token ids, labels) of documents; labels None when no document has any."""
     if not any(isinstance(one, Mapping) for one in examples):
         return list(examples), None
-    for number, one in enumerate(examples):
-        if isinstance(one, Mapping) and "input_ids" not in one:
-            raise DataError(
-                f"document {number} has no input_ids, only {named(map(str, one))}",
-                "give token ids: tokenize text first",
-            )
     ids = [one["input_ids"] if isinstance(one, Mapping) else one for one in examples]
     labels = [one.get("labels") if isinstance(one, Mapping) else None for one in examples]
     if all(one is None for one in labels):

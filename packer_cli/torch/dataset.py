@@ -9,12 +9,12 @@ process that reads them, on first use; those of a result at a URL are fetched in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,14 +89,23 @@ class PackedDataset:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
-        kept, its_tokens = _cache_of(paths, cache, cache_bytes), tokens_of_each(paths, tokens)
-        self._where = [_Where.of(*one, kept) for one in zip(paths, its_tokens, strict=True)]
-        pairs = zip(self._where, self._results.parts, strict=True)
-        self._where = [one.settled(packed) for one, packed in pairs]
+        # absolute: shards are mapped later, perhaps by a worker elsewhere
+        self.paths: tuple[Path | str, ...] = tuple(
+            name.rstrip("/") if storage.is_url(name) else Path(name).absolute()
+            for name in (os.fspath(one) for one in paths)
+        )
+        self._cache = _cache_of(self.paths, cache, cache_bytes)
+        self._tokens, self._digests = tokens_of_each(paths, tokens), list[str | None]()
+        results = self._results.parts
+        for number, packed in enumerate(results):
+            if isinstance(packed, View):
+                found = [one.path.absolute() for one in packed.directories.values()]
+                self._tokens[number] = found
+        self._digests = [packed.digest for packed in results]
         if tokenizer_sha256 is not None:
-            for place, packed in zip(self.paths, self._results.parts, strict=True):
+            for place, packed in zip(self.paths, results, strict=True):
                 _check_tokenizer(place, packed.facts.tokenizer, str(tokenizer_sha256))
-        self.columns = _columns_of(self.paths, self._results.parts, columns)
+        self.columns = _columns_of(self.paths, results, columns)
 
     def __getstate__(self) -> dict[str, Any]:
         opened = ("_results", "foresight")  # each process opens them once, on first use
@@ -104,18 +113,25 @@ class PackedDataset:
 
     @cached_property
     def _results(self) -> Joined:
-        return Joined([one.open() for one in self._where])
+        """Raises DataError where one is another result by now."""
+        found: list[PackedDirectory] = []
+        digests = self._digests or [None] * len(self.paths)
+        for path, tokens, digest in zip(self.paths, self._tokens, digests, strict=True):
+            if self._cache is not None and isinstance(path, str):
+                found.append(open_cached(path, self._cache, digest))
+                continue
+            found.append(packed := open_packed(path, tokens))
+            if digest not in (None, packed.digest):
+                raise DataError(
+                    f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
+                    "open it again; pack into a new directory while one is in use",
+                )
+        return Joined(found)
 
     @cached_property
     def foresight(self) -> Foresight | None:
         """What a sampler tells which rows come next; None where all results are local."""
-        caches = [one.cache for one in self._where if one.cache is not None]
-        return Foresight(self._results.parts, caches[0]) if caches else None
-
-    @property
-    def paths(self) -> tuple[Path | str, ...]:
-        """The directories; URLs as they were given."""
-        return tuple(one.path for one in self._where)
+        return None if self._cache is None else Foresight(self._results.parts, self._cache)
 
     @property
     def fingerprint(self) -> str:
@@ -182,7 +198,7 @@ class PackedDataset:
         return self._results.places(np.fromiter(map(number, rows), np.int64, len(rows)))
 
     def _gathered(self, result: int, rows: Int64) -> RowBatch:
-        """Rows of one of the results. Raises DataError for what is damaged, or of no source."""
+        """Rows of one of the results. Raises DataError for what is damaged."""
         packed, path = self._results.parts[result], self.paths[result]
         names = ["file" if name == SOURCE else name for name in self.columns]
         try:
@@ -195,82 +211,35 @@ class PackedDataset:
             fixed = {SHIFTED if n == "labels" else n: values for n, values in fixed.items()}
         if "file" in ragged:
             inputs = ragged.pop("file")
-            known = self._source_of_input[result]
-            sources = known[np.clip(inputs.values, -1, len(known) - 1)]
-            if (lost := sources < 0).any():
-                raise DataError(
-                    f"{path}: a segment is of input {inputs.values[lost][0]}, which no source in "
-                    f"{MANIFEST} has",
-                    PACK_AGAIN,
-                )
-            ragged[SOURCE] = Lists(sources, inputs.ends)
+            ragged[SOURCE] = Lists(self._source_of_input[result][inputs.values], inputs.ends)
         return RowBatch(fixed, ragged)
 
     @cached_property
     def _source_of_input(self) -> list[Int32]:
-        """int32[inputs + 1] of each result, the number of each input's source; -1: none."""
+        """int32[inputs] of each result, the number of each input's source."""
         found = []
         for packed in self._results.parts:
-            numbers = np.full(len(packed.facts.inputs) + 1, -1, np.int32)
+            numbers = np.full(len(packed.facts.inputs), -1, np.int32)
             for one in packed.facts.sources:
                 numbers[slice(*one.inputs)] = self.sources.index(one.name)
             found.append(numbers)
         return found
 
 
-class _Where(NamedTuple):
-    """What a result is opened by, in every process; `digest` once it was opened."""
-
-    path: Path | str
-    tokens: Paths | None
-    cache: Cache | None
-    digest: str | None = None
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str], tokens: Paths | None, cache: Cache | None) -> _Where:
-        name = os.fspath(path)
-        if not storage.is_url(name):
-            # absolute: shards are mapped later, perhaps by a worker elsewhere
-            local = storage.local(path, "rows are only read from local directories").absolute()
-            return cls(local, tokens, None)
-        if tokens:
-            raise UsageError(f"tokens: {name} is no view: it has its tokens itself", "leave it out")
-        return cls(name.rstrip("/"), None, cache)
-
-    def open(self) -> PackedDirectory:
-        """Raises DataError where it is another result by now."""
-        if self.cache is not None:
-            return open_cached(str(self.path), self.cache, self.digest)
-        packed = open_packed(self.path, self.tokens)
-        if self.digest not in (None, packed.digest):
-            raise DataError(
-                f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
-                "open it again; pack into a new directory while one is in use",
-            )
-        return packed
-
-    def settled(self, packed: PackedDirectory) -> _Where:
-        """The place with what the opened result says of itself: its tokens and its digest."""
-        tokens = self.tokens
-        if isinstance(packed, View):
-            tokens = [one.path.absolute() for one in packed.directories.values()]
-        return self._replace(tokens=tokens, digest=packed.digest)
-
-
 def _cache_of(
-    paths: Sequence[str | os.PathLike[str]],
-    cache: str | os.PathLike[str] | None,
-    cache_bytes: int | None,
+    paths: Sequence[Path | str], cache: str | os.PathLike[str] | None, cache_bytes: int | None
 ) -> Cache | None:
     """The cache for the URLs among these; None when there are none."""
-    url = next((os.fspath(path) for path in paths if storage.is_url(os.fspath(path))), None)
+    url = next((path for path in paths if isinstance(path, str)), None)
     if url is None and (cache, cache_bytes) != (None, None):
         raise UsageError(
-            f"{'cache' if cache is not None else 'cache_bytes'}: is for results at URLs, "
-            f"{os.fspath(paths[0])} is local and read in place",
-            "leave it out",
+            f"cache and cache_bytes: are for results at URLs, {paths[0]} is local and read in "
+            "place",
+            "leave them out",
         )
-    if url is not None and cache is None:
+    if url is None:
+        return None
+    if cache is None:
         raise UsageError(
             f"{url}: a URL, and no cache= says where its shards are kept",
             'PackedDataset(url, cache="/a/local/directory"), with room for the result or '
@@ -278,8 +247,6 @@ def _cache_of(
         )
     if cache_bytes is not None and cache_bytes < 1:
         raise UsageError(f"cache_bytes: {cache_bytes} is less than 1")
-    if cache is None:
-        return None
     return Cache(storage.local(cache, "a cache is a local directory").absolute(), cache_bytes)
 
 
@@ -290,8 +257,8 @@ def _columns_of(
     results of unlike columns: where some are chosen, pairs and other rows still never go together.
     """
     every = [[n for n in one.facts.config.columns if n != "segments"] for one in results]
-    first, chosen = every[0], [chosen] if isinstance(chosen, str) else chosen
-    for path, own in zip(paths, every, strict=True):
+    first = every[0]
+    for path, packed, own in zip(paths, results, every, strict=True):
         unlike = {*first} ^ {*own}
         if unlike := unlike if chosen is None else unlike & {PAIR, SIDE}:
             name = min(unlike)
@@ -300,22 +267,17 @@ def _columns_of(
                 f"{has} has a column {name}, {lacks} has none",
                 f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
             )
+        for name in chosen or ():
+            if name not in (*own, SOURCE):
+                raise one_of("columns", name, own)
+            its = packed.facts
+            if name == SOURCE and not (its.sources and "segments" in its.config.columns):
+                raise UsageError(
+                    f"columns: {SOURCE!r}: {path} does not say the sources of its segments",
+                    "leave it out, or pack a recipe with the column segments",
+                )
     if chosen is None:
         return tuple(first)
-    if not chosen:
-        raise UsageError(f"columns: is empty; the directory has {', '.join(first)}")
-    for path, packed, own in zip(paths, results, every, strict=True):
-        if absent := [name for name in chosen if name not in (*own, SOURCE)]:
-            raise one_of("columns", absent[0], own)
-        facts = packed.facts
-        if SOURCE in chosen and not (facts.sources and "segments" in facts.config.columns):
-            why = "has no sources, since no recipe made it"
-            if facts.sources:
-                why = "was packed without the column segments, by which sources are found"
-            raise UsageError(
-                f"columns: {SOURCE!r}: {path} {why}",
-                "leave it out, or pack a recipe with that column",
-            )
     both = [PADDED_BOUNDARIES] if "cu_seqlens" in chosen else []
     always = [name for name in (*both, PAIR, SIDE) if name in first]
     return tuple(dict.fromkeys([*chosen, *always]))
@@ -323,16 +285,13 @@ def _columns_of(
 
 def _check_tokenizer(path: Path | str, tokenizer: Any, expected: str) -> None:
     """Raise DataError where rows were packed with another tokenizer, or none."""
-    description = "from token ids, without a tokenizer"
-    if tokenizer is not None:
-        if tokenizer.sha256 == expected.lower():
-            return
-        description = f"with {tokenizer.source}, sha256 {tokenizer.sha256}"
-    raise DataError(
-        f"{path}: was packed {description}; tokenizer_sha256 is {expected}",
-        "pack again with --tokenizer set to the trainer's, of which sha256sum tokenizer.json "
-        "prints the digest; one that was only saved again may have another",
-    )
+    if tokenizer is None or tokenizer.sha256 != expected.lower():
+        its = "none" if tokenizer is None else f"{tokenizer.source}, sha256 {tokenizer.sha256}"
+        raise DataError(
+            f"{path}: its tokenizer is {its}; tokenizer_sha256 is {expected}",
+            "pack again with --tokenizer set to the trainer's, of which sha256sum tokenizer.json "
+            "prints the digest; one that was only saved again may have another",
+        )
 
 
 @dataclass(frozen=True)
@@ -386,14 +345,8 @@ class RowBatch:
 
         The padding at a row's end is a document of its own, so that every place belongs to one.
         A segment's own padding (`--segment-multiple`) is the end of its segment. Raises DataError
-        for invalid boundaries, UsageError for more tokens than int32 counts.
+        for invalid boundaries.
         """
-        if len(self) * self.max_length > np.iinfo(np.int32).max:
-            raise UsageError(
-                f"a batch of {len(self)} rows of {self.max_length} tokens: boundaries count up to "
-                "2**31 - 1",
-                "choose a smaller batch",
-            )
         own = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
         edges = np.empty(len(own.values) + 1, np.int32)
         count, longest = gathering.join_boundaries(own.values, own.ends, self.max_length, edges)
@@ -418,19 +371,12 @@ class RowBatch:
 
     def sources(self, documents: Int64) -> Int32 | None:
         """int32[k], the source of each of documents[row] documents of the rows, -1 of padding,
-        which is a row's last; None where rows do not say. Raises DataError where they say more, or
-        less.
+        which is a row's last; None where rows do not say.
         """
         own = self.ragged.get(SOURCE)
         if own is None:
             return None
         sizes = np.diff(own.ends)
-        if (wrong := ~np.isin(documents - sizes, (0, 1))).any():
-            row = int(wrong.argmax())
-            raise DataError(
-                f"row {row} of a batch has {documents[row]} documents, and sources of {sizes[row]}",
-                PACK_AGAIN,
-            )
         sources = np.full(int(documents.sum()), -1, np.int32)
         begins = np.cumsum(documents) - documents
         sources[np.arange(len(own.values)) + np.repeat(begins - own.ends[:-1], sizes)] = own.values
@@ -470,8 +416,6 @@ def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
 
 
 def _stacked(rows: Any) -> RowBatch:
-    if not all(isinstance(row, Mapping) for row in rows):
-        raise UsageError("a collator of packed rows got something other than rows")
     if unlike := {name for row in rows for name in row.keys() ^ rows[0].keys()}:
         raise UsageError(
             f"some rows of a batch have {min(unlike)}, others do not",

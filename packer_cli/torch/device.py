@@ -34,8 +34,8 @@ def to_device(loader: Iterable[Any], device: Any, *, depth: int = 3) -> Iterator
 
     input_ids, labels, shift_labels and position_ids come as int64, so give collators
     dtype=torch.int32. Tensors that are pinned already are copied from where they are, so a loader
-    must not write to them again. Raises UsageError for a depth below 2, a device other than a CPU
-    or CUDA, or batches of something else.
+    must not write to them again. Raises UsageError for a depth below 2, or a device other than a
+    CPU or CUDA.
 
     On a GPU the loader is depth - 1 batches ahead of training, and its state and its sampler's are,
     too: `PackedSampler.state_dict(rows=...)`.
@@ -54,14 +54,8 @@ def _each_tensor(batch: Any, change: Callable[[str, Any], Any], name: str = "") 
     """A batch with other tensors: `change` takes the name of each, and in dicts in the batch (masks
     of several kinds, the inputs of a batch of pairs) its names from the outermost on.
     """
-    if not isinstance(batch, PackedBatch | Mapping):
-        raise UsageError(
-            f"to_device: a batch is a {type(batch).__name__}, neither a dict nor a PackedBatch",
-            "give the loader a collator of packer_cli.torch",
-        )
-    values: Any = vars(batch) if isinstance(batch, PackedBatch) else batch
-    changed = dict(values)
-    for key, value in values.items():
+    changed = dict(vars(batch) if isinstance(batch, PackedBatch) else batch)
+    for key, value in changed.items():
         if isinstance(value, torch.Tensor):
             changed[key] = change(f"{name}/{key}", value)
         elif isinstance(value, Mapping):

@@ -12,25 +12,18 @@ has a `sliding_window`, and else the first:
 Where layers differ, models of transformers take a dict of masks by these names, with None for
 layers that do not attend, such as Mamba's.
 
-Whatever would silently let documents see each other is refused:
+Whatever would silently let documents see each other is refused: attention that knows documents by
+positions (SDPA, eager and FlexAttention) in families that make their masks without positions;
+convolutions and recurrent layers that do not get `seq_idx`; masks for an attention that takes none,
+or others. Which families these are is read from the code of the installed transformers: see
+`_Code`.
 
-1. SDPA, eager and FlexAttention know documents by their positions only, and some families of
-   models make their masks without positions.
-2. Convolutions and recurrent layers know documents by `seq_idx` only, and some families do not hand
-   it down to their kernels, or have kernels that take none.
-3. FlashAttention takes no 4-D mask, FlexAttention no mask of numbers.
-
-Which families these are is read from the code of the installed transformers: see `_Code`. Only the
-model itself can show the rest, which `check_isolation` asks:
-
-1. The batch goes through the model as it is.
-2. Every second document of each row gets other tokens; the logits of those between them must stay.
-3. The same for the others.
-
-The first document of a row comes before everything that step 3 changes, so a change there is
-noise: experts, for example, compute together what the router sends them. A change that is more
-than ten times as large elsewhere is a document that saw another. This takes three forward passes,
-with the same random numbers in each; the model stays in its mode.
+Only the model itself can show the rest. `check_isolation` gives every second document of each row
+other tokens, in a copy of the batch, and then the others: logits of those in between must stay. The
+first document of a row comes before everything that the second copy changes, so a change there is
+noise: experts, for example, compute together what the router sends them. A change that is more than
+ten times as large elsewhere is a document that saw another. This takes three forward passes, with
+the same random numbers in each; the model stays in its mode.
 """
 
 from __future__ import annotations
@@ -64,11 +57,6 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     Raises UsageError also for a batch in which no row has two documents, or nothing says where they
     begin, and for a model whose logits differ where nothing was changed.
     """
-    if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        raise UsageError(
-            "check_isolation: a batch is a dict with input_ids",
-            "give it the batch of a collator of packer_cli.torch",
-        )
     numbers = _document_numbers(batch)
     ids = batch["input_ids"]
     values, which = torch.unique(ids, return_inverse=True)
@@ -144,10 +132,6 @@ def _logits(model: Any, batch: dict[str, Any]) -> Any:
 def _change(model: Any, batch: dict[str, Any], ids: Any, before: Any) -> Any:
     """float32[rows, length], the largest change of each place's logits with other tokens."""
     after = _logits(model, batch | {"input_ids": ids.to(batch["input_ids"].device)})
-    if after.shape[:2] != ids.shape:
-        raise UsageError(
-            f"check_isolation: logits are {list(after.shape)}, input_ids {list(ids.shape)}"
-        )
     return after.sub_(before).abs_().amax(dim=-1).float().cpu()
 
 
@@ -278,26 +262,24 @@ def _arguments(function: ast.FunctionDef) -> set[str]:
 
 
 def _passes_kwargs_on(nodes: Sequence[ast.AST]) -> bool:
-    """Whether a causal language model passes its **kwargs on to its layers: there is a call
+    """Whether every causal language model passes its **kwargs on to its layers: there is a call
     self.model(..., **kwargs), but for the loss function's.
     """
-
-    def passes(forward: ast.AST) -> bool:
-        calls = [node for node in ast.walk(forward) if isinstance(node, ast.Call)]
-        return any(
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr != "loss_function"
-            and any(one.arg is None for one in call.keywords)
-            for call in calls
-        )
-
-    models = [one for one in nodes if isinstance(one, ast.ClassDef)]
-    return all(
-        passes(function)
-        for model in models
-        if model.name.endswith("ForCausalLM")
-        for function in ast.walk(model)
+    forwards = [
+        function
+        for model in nodes
+        if isinstance(model, ast.ClassDef) and model.name.endswith("ForCausalLM")
+        for function in model.body
         if isinstance(function, ast.FunctionDef) and function.name == "forward"
+    ]
+    return all(
+        any(
+            isinstance(call, ast.Call)
+            and getattr(call.func, "attr", "loss_function") != "loss_function"
+            and any(one.arg is None for one in call.keywords)
+            for call in ast.walk(forward)
+        )
+        for forward in forwards
     )
 
 
@@ -347,10 +329,15 @@ def block_masks(document_ids: Any, config: Any, mask_of: Callable[[Any, int | No
     return masks if len(masks) > 1 else masks[kinds[0]]
 
 
-def dense_mask(ids: Any, window: int | None) -> Any:
-    """A mask bool [b, 1, length, length], True where a query may look."""
+def dense_mask(ids: Any, window: int | None, kind: Any = torch.bool) -> Any:
+    """A mask [b, 1, length, length], True where a query may look; of a type of floats, to be added
+    to scores.
+    """
     seen = (ids[:, None, :, None] == ids[:, None, None, :]).tril_()
-    return seen if window is None else seen.triu_(1 - window)
+    seen = seen if window is None else seen.triu_(1 - window)
+    if kind == torch.bool:
+        return seen
+    return torch.zeros(seen.shape, dtype=kind).masked_fill_(~seen, torch.finfo(kind).min)
 
 
 def flex_mask(ids: Any, window: int | None) -> Any:

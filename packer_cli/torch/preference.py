@@ -96,7 +96,7 @@ class _Answers:
     """The answers of rows of pairs, and where they are in the rows end to end.
 
     rows, begins, ends  int64[S], as `RowBatch.segments` has prompts with their answers
-    pair, side    int64[S], bool[S], as rows have them
+    pair, side    int64[S], bool[S], as rows have them; `desirable` is `side` as a tensor
     targets       int64[K], the places of tokens that are trained on
     answers       int64[K], the answer that each is of
     """
@@ -110,6 +110,7 @@ class _Answers:
         if not alike or not np.isin(side.values, (0, 1)).all():
             raise DataError("pair and side are not a number and 0 or 1 of each segment", PACK_AGAIN)
         self.pair, self.side = pair.values.astype(np.int64), side.values == 1
+        self.desirable = torch.from_numpy(self.side)
         name = next((name for name in _LABELS if name in batch.columns), None)
         if name is None:
             raise UsageError(
@@ -128,11 +129,6 @@ class _Answers:
             raise DataError(
                 f"row {row} of a batch has an answer without a token that is trained on", PACK_AGAIN
             )
-
-    @property
-    def desirable(self) -> Any:
-        """bool[S]."""
-        return torch.from_numpy(self.side)
 
     def sides(self) -> int:
         """How many answers a record has: 2, or 1 where all have a label. UsageError for both."""

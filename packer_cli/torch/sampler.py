@@ -20,7 +20,6 @@ from packer_cli.steps.schedule import (
     WINDOW,
     Balance,
     Cost,
-    Float64,
     Order,
     Schedule,
     StepSizes,
@@ -89,7 +88,8 @@ class PackedSampler:
         )  # fmt: skip
         costs, self._cost = None, dict[str, Any]()
         if balance is not None:
-            costs = _costs_of(rows, hidden_size, cost)
+            sums, length = rows.squared_lengths, rows.max_length  # type: ignore[union-attr]
+            costs = row_costs(sums, length, hidden_size, cost)
             self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
         stages = [one.rows for one in getattr(rows, "stages", ())]
         order = Order(self.rows, seed, stages, block_rows, window_blocks)
@@ -140,7 +140,6 @@ class PackedSampler:
         return self._schedule.grid.epoch_of(self._begin)
 
     def _end(self) -> int:
-        """Where the next iteration ends."""
         return self._schedule.grid.epoch_at(self._begin).end
 
     def set_epoch(self, epoch: int) -> None:
@@ -172,10 +171,7 @@ class PackedSampler:
 
         rows   that this rank has trained on in this iteration, an epoch or the rest of one; more
                than it has are all. None: as many as were drawn from the sampler
-        Raises UsageError for a negative number.
         """
-        if rows is not None and rows < 0:
-            raise UsageError(f"rows: {rows} is negative")
         begin, end = self._now
         taken = self._taken if rows is None else min(begin + rows * self.world_size, end)
         dealt = {"dealt": self._schedule.history(taken)} if self._cost else {}
@@ -256,15 +252,3 @@ def _check_options(balance: Balance | None, *, even: bool, **given: Any) -> None
             f"balance: {balance!r} with even=False: ranks would get different numbers of rows",
             "leave out even=False; the rows left over begin the next epoch",
         )
-
-
-def _costs_of(rows: Any, hidden_size: int | None, cost: Cost | None) -> Float64:
-    """float64[rows], what each row of a data set costs. Raises UsageError for what has no costs,
-    such as a number of rows, and as `row_costs`.
-    """
-    if not hasattr(rows, "squared_lengths"):
-        what = "a number of rows" if isinstance(rows, int) else f"a {type(rows).__name__}"
-        raise UsageError(
-            f"balance: {what} does not say what each row costs", "give the PackedDataset itself"
-        )
-    return row_costs(rows.squared_lengths, rows.max_length, hidden_size, cost)

@@ -121,17 +121,11 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         for index, document in enumerate(self._source):
             if index % parts == mine:
                 yield document
-        if index + 1 >= least:
-            return
-        if index < 0:
+        if index + 1 < least:
             raise DataError(
-                "the source of documents is empty",
-                "give one that can be iterated again, such as a list or a dataset",
+                f"the source has {index + 1} documents for {self._world_size} ranks",
+                "give one that can be iterated again, such as a list or a dataset, and has more",
             )
-        raise DataError(
-            f"{self._world_size} ranks share {index + 1} documents: some would get none",
-            "use fewer ranks, or more data",
-        )
 
     def _packed(
         self, documents: list[Any], read: int, last: bool

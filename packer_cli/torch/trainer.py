@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -51,9 +52,9 @@ class PackedTrainerMixin:
     epoch, or begins the next one.
 
     Raises UsageError for a model without a config where there is no collator, for several GPUs in
-    one process, for context and sequence parallelism, for other sampling strategies, for
-    ignore_data_skip, and on resuming from a checkpoint that has no position or steps of another
-    number of rows; DataError for a checkpoint of other data.
+    one process, for context and sequence parallelism, for other sampling strategies, and on
+    resuming from a checkpoint that has no position or steps of another number of rows; DataError
+    for a checkpoint of other data.
     """
 
     packed_balance: Literal["step", "order"] | None = "step"
@@ -68,8 +69,7 @@ class PackedTrainerMixin:
         **named: Any,
     ) -> None:
         _check_task(self, train_dataset, data_collator)
-        collate = data_collator or _VarlenCollate()
-        taken = train_dataset
+        collate, taken = data_collator or varlen_collate, train_dataset
         of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(self).__mro__)
         if of_trl and isinstance(train_dataset, PackedDataset):
             # SFTTrainer takes no other than a data set of `datasets`, and looks at the first row
@@ -82,18 +82,18 @@ class PackedTrainerMixin:
         super().__init__(model, args, collate, taken, *more, **named)  # type: ignore[call-arg]
         self.train_dataset = train_dataset
         self.args.remove_unused_columns = False
-        if isinstance(collate, _VarlenCollate):
-            collate.know(self.model)
+        if data_collator is None:
+            if (config := getattr(self.model, "config", None)) is None:
+                raise UsageError(
+                    f"data_collator: none given, and {type(self.model).__name__} has no config",
+                    "data_collator=partial(varlen_collate, config=None) for a model of your own",
+                )
+            self.data_collator = partial(varlen_collate, config=config)
         self.add_callback(PackedRows())
 
     def get_train_dataloader(self: Any) -> Any:
         """Batches of this process. The Trainer moves them to its device."""
         args = self.args
-        if not hasattr(self.train_dataset, "__len__"):
-            raise UsageError(
-                f"train_dataset: {type(self.train_dataset).__name__} has no number of rows",
-                "give it to a Trainer without PackedTrainerMixin, which is for PackedDataset",
-            )
         sizes = self._train_batch_size, args.gradient_accumulation_steps
         balance: dict[str, Any] = {}
         text = text_config(getattr(self.model, "config", None))
@@ -123,6 +123,7 @@ class Batches:
     batch_size     rows of a micro-batch
     micro_batches  of a step; the last step of an epoch may have fewer, and its last one fewer rows
     drop_last      leave out a last batch with fewer rows
+    trained        steps of this epoch, which the callback counts
 
     Raises DataError where an epoch has no batch.
     """
@@ -144,8 +145,9 @@ class Batches:
                 "train with smaller batches, or without dataloader_drop_last",
             )
         self._steps = -(-self._count // micro_batches)
+        self._rows_per_step = batch_size * micro_batches * sampler.world_size
         self._to_skip = 0  # steps that the Trainer skips in the next epoch,
-        self._skipped = self._trained = 0  # those that it skips in this one, and has trained on
+        self._skipped = self.trained = 0  # those that it skips in this one, and has trained on
 
     def __len__(self) -> int:
         return self._count
@@ -158,30 +160,25 @@ class Batches:
         for _ in range(skipped, self._count):
             yield list(islice(rows, self._batch_size))
 
-    @property
-    def rows_per_step(self) -> int:
-        """Rows of a step of all processes together."""
-        return self._batch_size * self._micro_batches * self.sampler.world_size
-
     def restore(self, state: dict[str, Any], steps: int) -> None:
         """Go on after a `state_dict`, which was taken after so many steps of the run.
 
         Raises UsageError where the Trainer would count other steps than there are.
         """
         expected = state["rows_per_step"]
-        if self.rows_per_step != expected:
+        if self._rows_per_step != expected:
             raise UsageError(
                 f"the checkpoint's steps had {expected} rows, those of this run have "
-                f"{self.rows_per_step}: the Trainer counts steps, and would count wrong",
+                f"{self._rows_per_step}: the Trainer counts steps, and would count wrong",
                 "set per_device_train_batch_size, gradient_accumulation_steps and the number of "
                 f"processes so that their product is {expected}",
             )
         saved, sampler = state["sampler"], self.sampler
         sampler.load_state_dict(saved)
         epoch, within = divmod(steps, self._steps)
-        place = epoch * sampler.rows + within * self.rows_per_step
+        place = epoch * sampler.rows + within * self._rows_per_step
         # an epoch begins with rows that the processes could not share in the one before
-        if not 0 <= place - saved["samples"] < self.rows_per_step:
+        if not 0 <= place - saved["samples"] < self._rows_per_step:
             raise UsageError(
                 f"the checkpoint is at row {saved['samples']} of the run, the Trainer expects row "
                 f"{place}: it counts {self._steps} steps an epoch",
@@ -196,18 +193,14 @@ class Batches:
         """Called before each epoch of the Trainer."""
         # as a checkpoint at the end of the last epoch has it; some rows may not have been drawn
         self.sampler.load_state_dict(self.sampler.state_dict(rows=sys.maxsize))
-        self._skipped, self._to_skip, self._trained = self._to_skip, 0, 0
-
-    def step(self) -> None:
-        """Called after each step."""
-        self._trained += 1
+        self._skipped, self._to_skip, self.trained = self._to_skip, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, for `restore`."""
-        ended = self._skipped + self._trained == self._steps
-        rows = self._trained * self._micro_batches * self._batch_size
+        ended = self._skipped + self.trained == self._steps
+        rows = self.trained * self._micro_batches * self._batch_size
         state = self.sampler.state_dict(rows=sys.maxsize if ended else rows)
-        return {"sampler": state, "rows_per_step": self.rows_per_step}
+        return {"sampler": state, "rows_per_step": self._rows_per_step}
 
 
 class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
@@ -229,11 +222,6 @@ class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
                 f"the checkpoint of step {state.global_step} has no position of packed rows",
                 "resume from one that a trainer with PackedTrainerMixin wrote",
             )
-        if args.ignore_data_skip:
-            raise UsageError(
-                "ignore_data_skip: the Trainer would train on rows of the epoch again",
-                "leave it out: packed rows are skipped without being read",
-            )
         self._batches.restore(saved["position"], state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -242,31 +230,12 @@ class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the step."""
-        self._batches.step()
+        self._batches.trained += 1
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint saves."""
         position = {"position": self._batches.state_dict()} if self._batches else {}
         return {"args": {}, "attributes": position}
-
-
-class _VarlenCollate:
-    """`varlen_collate` for a model that is known only when the Trainer has made it."""
-
-    config: Any = None
-
-    def know(self, model: Any) -> None:
-        """Raises UsageError for a model without a config."""
-        self.config = getattr(model, "config", None)
-        if self.config is None:
-            raise UsageError(
-                f"data_collator: none given, and {type(model).__name__} has no config to choose "
-                "one by",
-                "data_collator=partial(varlen_collate, config=None) for a model of your own",
-            )
-
-    def __call__(self, rows: Any) -> dict[str, Any]:
-        return varlen_collate(rows, config=self.config)
 
 
 def _seed_of(args: Any) -> int | None:

@@ -94,7 +94,7 @@ def rows() -> list[dict[str, Any]]:
         edges = torch.tensor([0, *lengths]).cumsum(0)
         ids = torch.randint(3, V, (L,), generator=random)
         ids[edges[-1] :] = 0
-        labels = ids.clone()
+        labels = torch.where(torch.rand(L, generator=random) < 0.8, ids, -100)
         labels[edges[:-1]] = -100
         labels[edges[-1] :] = -100
         row = {"input_ids": ids, "labels": labels, "cu_seqlens": edges}
@@ -137,17 +137,26 @@ def documents(packed: list[dict[str, Any]]) -> Iterator[tuple[int, slice]]:
 
 
 @cache
-def alone(name: str) -> tuple[list[Any], float]:
-    """(each document's logits [length, V], their mean loss), one by one in eager attention."""
+def alone(name: str) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """One by one in eager attention: (each document's logits [length, V], the losses of its trained
+    tokens, gradients of the mean loss).
+    """
     model, logits, losses, packed = model_of(name, "eager"), [], [], rows()
-    with torch.no_grad():
-        for number, place in documents(packed):
-            ids = packed[number]["input_ids"][place].long()
-            logits.append(model(input_ids=ids[None], use_cache=False).logits[0])
-            if len(ids) > 1:
-                losses.append(torch.nn.functional.cross_entropy(
-                    logits[-1][:-1], ids[1:], reduction="none"))  # fmt: skip
-    return logits, torch.cat(losses).mean().item()
+    for number, place in documents(packed):
+        ids = packed[number]["input_ids"][place].long()
+        logits.append(model(input_ids=ids[None], use_cache=False).logits[0])
+        losses.append(losses_of(logits[-1], packed[number]["labels"][place]))
+    torch.cat(losses).mean().backward()
+    slopes = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return [one.detach() for one in logits], [one.detach() for one in losses], slopes
+
+
+def losses_of(logits: Any, labels: Any) -> Any:
+    """Of the tokens of a document that are trained on."""
+    trained = labels[1:] != -100
+    return torch.nn.functional.cross_entropy(
+        logits[:-1][trained], labels[1:][trained].long(), reduction="none"
+    )
 
 
 def batch_of(collator: str, attention: str, config: Any) -> dict[str, Any]:
@@ -179,11 +188,12 @@ def laid_out(collator: str, logits: Any) -> list[Any]:
 
 def difference(name: str, model: Any, collator: str, batch: dict[str, Any]) -> float:
     """The largest, of logits and of the loss, between documents packed and alone."""
-    expected, loss = alone(name)
+    expected, losses, _ = alone(name)
     with torch.no_grad():
         found = model(**batch)
     pairs = zip(laid_out(collator, found.logits), expected, strict=True)
-    return max(abs(found.loss.item() - loss), *(float((a - b).abs().max()) for a, b in pairs))
+    loss = found.loss.item() - torch.cat(losses).mean().item()
+    return max(abs(loss), *(float((a - b).abs().max()) for a, b in pairs))
 
 
 EQUAL = 2e-5  # logits are as large as 5; float32
@@ -235,12 +245,15 @@ def cell(outcomes: dict[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {one}" for one, names in sorted(by.items())) or "–"
 
 
-def line(name: str, kernels: bool) -> str:
-    with standing_in(name, kernels):
-        found = {
-            collator: {one: outcome(name, one, collator) for one in ATTENTIONS}
-            for collator in COLLATORS
-        }
+def outcomes(name: str) -> dict[str, dict[str, str]]:
+    """By collator and attention, where a family's kernels stand in or not."""
+    return {
+        collator: {one: outcome(name, one, collator) for one in ATTENTIONS}
+        for collator in COLLATORS
+    }
+
+
+def line(name: str, kernels: bool, found: dict[str, dict[str, str]]) -> str:
     had = ", ".join(ATTENTIONS[one] for one in ATTENTIONS if found["separate_collate"][one])
     cells = [name + (", kernels" if kernels else ""), had, *map(cell, found.values())]
     return f"| {' | '.join(cells)} |"
@@ -256,8 +269,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def table() -> str:
-    rule = "|---" * (len(COLLATORS) + 2) + "|"
-    return "\n".join([HEAD, rule, *(line(*case) for case in cases())])
+    lines = [HEAD, "|---" * (len(COLLATORS) + 2) + "|"]
+    for name, kernels in cases():
+        with standing_in(name, kernels):
+            lines.append(line(name, kernels, outcomes(name)))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Recipes for tests of what reads their results, packed with the library."""
+"""Results for tests of what reads them: of records, and of recipes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support import packer
 
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
@@ -14,6 +17,19 @@ from packer_cli.options.run_options import RunOptions
 from packer_cli.run.recipe import pack_recipe
 
 TOKENS_OF = {"letters": "abc", "digits": "0123456789", "signs": "+-*/"}  # of the sources below
+
+
+def run(*arguments: object) -> None:
+    """Run packer, which must succeed."""
+    result = packer(*arguments, "-q")
+    assert result.exit_code == 0, result.stderr
+
+
+def pack_records(folder: Path, records: Iterable[Any], length: int, *options: object) -> Path:
+    """Pack records into a folder's `out`, by way of its `data.jsonl`."""
+    (folder / "data.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    run("pack", folder / "data.jsonl", "-l", length, "-o", folder / "out", *options)
+    return folder / "out"
 
 
 def write_sources(folder: Path, documents: int = 150, seed: int = 0) -> dict[str, Path]:

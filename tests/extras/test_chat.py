@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support import check_directory, packer, recover_documents
 from transformers import PreTrainedTokenizerFast
@@ -20,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 TOKENIZERS = ("qwen3", "llama3_1", "mistral_v3")
 CHATS = ("chat_glaive_toolcall", "chat_oasst_en100", "chat_sgd_toolcalls", "chat_tau_airline")
+PROMPTS = ("sft_dolly_hhrlhf_small", "sft_gpteacher", "sft_gsm8k_train", "sft_t0_p3_prompts")
 TEMPLATES = sorted(path.stem for path in SHARED.glob("chat_templates/*.jinja"))
 MOST = 30  # conversations of each file
 LENGTH = 1 << 17  # nothing is too long
@@ -41,16 +43,17 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 def records(name: str) -> Iterator[tuple[bytes, list[Message], list[Any] | None]]:
     """(line, messages as transformers wants them, tools)."""
-    import pyarrow as pa
-
-    path = SHARED / "data" / f"{name}.jsonl.zst"
-    with pa.input_stream(str(path), compression="zstd") as source:
-        lines = source.read().split(b"\n")
-    for line in lines[:MOST]:
+    for line in lines_of(name)[:MOST]:
         record = json.loads(line)
         tools = record.get("tools") or None
         tools = json.loads(tools) if isinstance(tools, str) else tools
         yield line, messages_of(record), tools or None
+
+
+def lines_of(name: str) -> list[bytes]:
+    path = SHARED / "data" / f"{name}.jsonl.zst"
+    with pa.input_stream(str(path), compression="zstd") as source:
+        return [line for line in source.read().split(b"\n") if line]
 
 
 def messages_of(record: dict[str, Any]) -> list[Message]:
@@ -115,9 +118,14 @@ def trained(ids: list[int], mask: list[int]) -> list[int]:
     return [-100, *(i if m else -100 for i, m in zip(ids[1:], mask[1:], strict=True))]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+def matrix(templates: list[str]) -> list[tuple[str | None, str]]:
+    """Every tokenizer with its own template, and the other templates with one each in turn."""
+    own = [(None, name) for name in TOKENIZERS]
+    return own + [(one, TOKENIZERS[k % len(TOKENIZERS)]) for k, one in enumerate(templates)]
+
+
+@pytest.mark.parametrize(("template", "name"), matrix(TEMPLATES))
 @pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.parametrize("template", [None, *TEMPLATES])
 def test_ids_and_generation_masks(folder: Path, template: str | None, chat: str, name: str) -> None:
     path = SHARED / "chat_templates" / f"{template}.jinja"
     source = path.read_text() if template else None
@@ -195,9 +203,10 @@ def by_prefixes(
     return mask
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("template", "name"), matrix(["cz__chatml", "cz__llama-3-instruct", "trl__phi3"])
+)
 @pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.parametrize("template", [None, "cz__chatml", "cz__llama-3-instruct", "trl__phi3"])
 def test_turns_without_tags(folder: Path, template: str | None, chat: str, name: str) -> None:
     """Trained is what the assistant said, and the end of its turns; nothing that others said.
 
@@ -237,3 +246,49 @@ def check_turns(ids: list[int], flags: list[bool], messages: list[Message], name
     for flag, text in parts:
         if flag:
             assert text.rstrip().endswith(("<|im_end|>", "<|eot_id|>", "</s>", "<|end|>")), text
+
+
+ALPACA = (
+    "Below is an instruction that describes a task{}. Write a response that appropriately "
+    "completes the request.\n\n### Instruction:\n{}\n\n{}### Response:\n"
+)
+
+
+def texts_of(record: dict[str, Any], as_chat: bool) -> tuple[str, str]:
+    """The prompt and the answer of a record."""
+    answer = str(record.get("completion") or record.get("answer") or record.get("output"))
+    if "instruction" not in record:
+        return str(record.get("prompt") or record["question"]), answer
+    asked, given = record["instruction"], record["input"]
+    if as_chat:
+        return "\n".join(filter(None, (asked, given))), answer
+    more = ", paired with an input that provides further context" if given else ""
+    return ALPACA.format(more, asked, f"### Input:\n{given}\n\n" if given else ""), answer
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("data", PROMPTS)
+def test_prompts(folder: Path, data: str, name: str, as_chat: bool) -> None:
+    """The completion is trained on, and the end; as a chat, what the template makes of it."""
+    whole = lines_of(data)
+    lines = whole[:: len(whole) // 50]
+    how = ("--prompt-template", "chat") if as_chat else ()
+    _, ids, labels = packed(folder, lines, name, *how)
+    assert len(ids) == len(lines)
+    for position, line in zip(positions(lines), lines, strict=True):
+        prompt, answer = texts_of(json.loads(line), as_chat)
+        if as_chat:
+            said = {"user": prompt, "assistant": answer}
+            messages = [{"role": role, "content": text} for role, text in said.items()]
+            encoded = theirs(messages, None, name, None, False)
+            assert encoded
+            expected = encoded["input_ids"]
+            mask = by_prefixes(messages, None, name, None)
+            assert mask is not None
+        else:
+            told = tokenizer(name)(prompt + answer, return_offsets_mapping=True)
+            expected = [*told["input_ids"], tokenizer(name).eos_token_id]
+            mask = [*(int(end > len(prompt)) for _, end in told["offset_mapping"]), 1]
+        assert ids[position] == expected
+        assert labels[position] == trained(expected, mask)

@@ -1,5 +1,7 @@
 """`--turns each` on real templates: every document is the prompt that transformers makes for its
-turn, with the same arguments, and the answer as it is rendered as the last one.
+turn, with the same arguments, and the answer as it is rendered as the last one. Arguments of whole
+conversations: tokens are those of transformers with the same ones, and what the prompt for a turn
+holds is not trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import pytest
 from chats import marked, pack_chat, positions, run
 from support import recover_documents
 from test_real_templates import TEMPLATES, fixed_date  # noqa: F401 a fixture
-from test_template_arguments import CALL, CONVERSATIONS
 from transformers import PreTrainedTokenizerFast
 
 from packer_cli.records import MOST_TURNS
@@ -22,6 +23,35 @@ from packer_cli.records import MOST_TURNS
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 QWEN3 = SHARED / "tokenizers" / "qwen3"
 MISTRAL = SHARED / "tokenizers" / "mistral_v3" / "chat_template.jinja"
+CALL = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
+    [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4", "reasoning_content": "two and two"},
+    ],
+    [
+        message
+        for i in range(3)
+        for message in (
+            {"role": "user", "content": f"{i}+1?"},
+            {"role": "assistant", "content": f"it is {i + 1}", "reasoning_content": f"add {i}"},
+        )
+    ],
+    [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4"},
+        {"role": "user", "content": "3+3?"},
+        {"role": "assistant", "content": "<think>\n\n</think>\n\n6"},
+    ],
+    [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": "", "reasoning_content": "ask", "tool_calls": [CALL]},
+        {"role": "tool", "content": "no"},
+        {"role": "assistant", "content": "No.", "reasoning_content": "so not"},
+    ],
+]
 TOOLS = [{"type": "function", "function": {
     "name": "rain", "description": "whether it rains",
     "parameters": {"type": "object", "properties": {
@@ -177,3 +207,72 @@ def test_a_prompt_in_a_thought_that_the_answer_has_not(folder: Path) -> None:
     assert result.exit_code == 1
     assert "the prompt for message 1 goes on in '<think>" in result.stderr
     assert not Path("out").exists()
+
+
+# --- arguments ---
+
+ARGUMENTS: dict[str, list[dict[str, Any]]] = {
+    "shared/trl__qwen3": [{"enable_thinking": False}, {"enable_thinking": True}],
+    "shared/trl__qwen3_training": [{"enable_thinking": False}],
+    "trl/qwen3": [{"enable_thinking": False}],
+    "trl/qwen3_5_think": [{"enable_thinking": False}, {"enable_thinking": True}],
+    "trl/glm4moe": [{"enable_thinking": False}],
+    "trl/gptoss": [{"reasoning_effort": "high"}, {"model_identity": "You are Ada."}],
+    "trl/nemotron_3_nano": [{"enable_thinking": False}, {"truncate_history_thinking": False}],
+    "trl/llama3_1": [{"date_string": "1 May 2025"}],
+}  # fmt: skip
+GIVEN = [(name, given) for name, every in ARGUMENTS.items() for given in every]
+
+
+@pytest.mark.parametrize(("name", "given"), GIVEN)
+@pytest.mark.parametrize("own", [False, True])
+def test_arguments_are_those_of_transformers(
+    folder: Path, tokenizer: Any, name: str, given: dict[str, Any], own: bool
+) -> None:
+    template = TEMPLATES[name].read_text(encoding="utf-8")
+    expected, records = [], list[Any]()
+    for messages in CONVERSATIONS:
+        try:
+            expected.append(
+                tokenizer.apply_chat_template(
+                    messages, chat_template=template, return_dict=True, **given
+                )["input_ids"]
+            )
+        except Exception:  # noqa: S112 jinja2's many
+            continue
+        records.append({"messages": messages} | ({"chat_template_kwargs": given} if own else {}))
+    assert len(records) > 2
+    plain = [tokenizer.apply_chat_template(record["messages"], chat_template=template,
+             add_generation_prompt=True, tokenize=False, **how) for record in records
+             for how in (given, {})]  # fmt: skip
+    assert plain[::2] != plain[1::2] or given.get("enable_thinking")  # it changes something
+    options = [f"--template-arg={key}={json.dumps(value)}" for key, value in given.items()]
+    pack_chat(
+        records, "--chat-template", TEMPLATES[name], "--keep-untrained", "--allow-open-turns",
+        *([] if own else options), template=None, tokenizer=QWEN3,
+    )  # fmt: skip
+    found = {place: ids.tolist() for (_, place), ids in recover_documents("out").items()}
+    assert [found[place] for place in positions(records)] == expected
+
+
+def test_masks_without_thinking(folder: Path, tokenizer: Any) -> None:
+    """What a prompt without thinking begins, as far as the turn goes on like it, is not learned."""
+    template = TEMPLATES["shared/trl__qwen3"].read_text(encoding="utf-8")
+    records = [{"messages": messages} for messages in CONVERSATIONS]
+    off = ("--template-arg", "enable_thinking=false")
+    pack_chat(records, *off, "--chat-template", TEMPLATES["shared/trl__qwen3"], template=None,
+              tokenizer=QWEN3)  # fmt: skip
+    for text, record in zip(marked("out"), records, strict=True):
+        messages = record["messages"]
+        whole = text.replace("⟦", "").replace("⟧", "")
+        prompt = tokenizer.apply_chat_template(
+            messages[:-1], chat_template=template, tokenize=False, add_generation_prompt=True,
+            enable_thinking=False,
+        )  # fmt: skip
+        last = text[text.rindex("⟦") :]
+        if whole.startswith(prompt):  # nothing was thought
+            assert whole[len(prompt) :].strip() == last.strip("⟦⟧\n")
+        else:
+            assert "</think>\n\n" in last
+            assert not last.startswith("⟦<think>")
+    assert [text.count("⟦") for text in marked("out")] == [1, 1, 3, 2, 2]

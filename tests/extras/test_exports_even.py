@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 from accelerate.data_loader import BatchSamplerShard
 from datasets import load_from_disk
-from support import packer
+from recipes import pack_records, run
+from tiny_models import number_tokenizer
 from torch.utils.data import BatchSampler, SequentialSampler
 from trainer_imports import allow_llamafactory
 from transformers import Trainer
@@ -25,25 +25,19 @@ L, HIDDEN, RANKS, MICRO, BATCH = 256, 8, 4, 3, 2
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some 200 rows of log-normal documents, not all of which are trained on everywhere."""
-    folder = tmp_path_factory.mktemp("packed")
-    random = np.random.default_rng(5)
-    lines = []
+    random, records = np.random.default_rng(5), []
     for length in np.minimum(random.lognormal(3.0, 1.5, 1200).astype(int) + 4, 2000):
         ids = random.integers(1, 100, length).tolist()
         labels = [-100 if place < length // 3 else one for place, one in enumerate(ids)]
-        lines.append(json.dumps({"input_ids": ids, "labels": labels}))
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
-    assert packer(*command, "--overlong", "split").exit_code == 0
-    return folder / "out"
+        records.append({"input_ids": ids, "labels": labels})
+    return pack_records(tmp_path_factory.mktemp("packed"), records, L, "--overlong", "split")
 
 
 def exported(packed: Path, to: str, output: Path, *, micro_batches: int = MICRO) -> Any:
-    result = packer(
+    run(
         "export", packed, "--to", to, "--output", output, "--order", "even", "--ranks", RANKS,
         "--micro-batches", micro_batches, "--batch-size", BATCH, "--hidden-size", HIDDEN,
     )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
     return load_from_disk(str(output))
 
 
@@ -97,7 +91,7 @@ def test_axolotl_deals_the_rows(
         curriculum_sampling=True, sample_packing_sequentially=True,
     ).model_dump(exclude_none=True)  # fmt: skip
     settings = import_module("axolotl.utils.dict").DictDefault(settings)
-    dataset = loading.prepare_datasets(settings, _tokenizer())[0]
+    dataset = loading.prepare_datasets(settings, number_tokenizer(100))[0]
     assert [ids for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)
             if set(labels) != {-100}] == list(dataset["input_ids"])  # fmt: skip
     lengths = samplers.get_dataset_lengths(dataset)
@@ -115,14 +109,6 @@ def test_axolotl_deals_the_rows(
         for one in dealt
     ]  # fmt: skip
     assert unevenness(costs, 1) < 1.05
-
-
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="0"))  # noqa: S106
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
 
 
 def test_trainers_have_settings_that_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import DatasetDict, load_from_disk
-from support import packer, recover_documents
+from recipes import pack_records, run
+from support import recover_documents
+from tiny_models import number_tokenizer, tiny_llama
 from trainer_imports import allow_llamafactory, bridge_datasets
-from transformers import LlamaConfig, LlamaForCausalLM
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -40,24 +40,18 @@ def supervised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pack(folder: Path, *, labels: bool) -> Path:
-    random = np.random.default_rng(3)
-    lines = []
+    random, records = np.random.default_rng(3), []
     for length in random.integers(1, 200, 150):
         ids = random.integers(0, VOCABULARY, length)
         record = {"input_ids": ids.tolist()}
         if labels:
             record["labels"] = np.where(random.random(length) < 0.4, -100, ids).tolist()
-        lines.append(json.dumps(record))
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    command = ["pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q"]
-    result = packer(*command, "--unit-bytes", "4K")
-    assert result.exit_code == 0, result.stderr
-    return folder / "out"
+        records.append(record)
+    return pack_records(folder, records, L, "--unit-bytes", "4K")
 
 
 def export(directory: Path, to: str, output: Path) -> str:
-    result = packer("export", directory, "--to", to, "--output", output)
-    assert result.exit_code == 0, result.stderr
+    run("export", directory, "--to", to, "--output", output)
     return str(output)
 
 
@@ -71,14 +65,7 @@ def rows_of(directory: Path) -> list[list[tuple[list[int], list[int]]]]:
     ]
 
 
-def tiny_model(**how: Any) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=2, **sizes, **how)
-    return LlamaForCausalLM(config).eval()
-
-
-def loss_alone(model: LlamaForCausalLM, row: list[tuple[list[int], list[int]]]) -> float:
+def loss_alone(model: Any, row: list[tuple[list[int], list[int]]]) -> float:
     """The mean loss of a row's trained tokens, every segment computed by itself."""
     total, count = 0.0, 0
     for ids, labels in row:
@@ -112,21 +99,13 @@ def test_trl_trains_on_it(supervised: Path, tmp_path: Path) -> None:
         padding_free=True, max_length=None, report_to="none", use_cpu=True, bf16=False,
     )  # fmt: skip
     trainer = SFTTrainer(
-        model=tiny_model(attn_implementation="eager"), args=arguments, train_dataset=dataset,
-        processing_class=_tokenizer(),
+        model=tiny_llama(VOCABULARY, attn_implementation="eager"), args=arguments,
+        train_dataset=dataset, processing_class=number_tokenizer(VOCABULARY),
     )  # fmt: skip
     assert set(trainer.train_dataset.column_names) >= {"input_ids", "labels", "seq_lengths"}
     starts = sum((batch["position_ids"] == 0).sum() for batch in trainer.get_train_dataloader())
     assert starts == open_packed(supervised).manifest["segments"]
     assert np.isfinite(trainer.train().training_loss)
-
-
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="0")  # noqa: S106
 
 
 def test_llamafactory_computes_the_losses_of_documents_alone(
@@ -143,10 +122,10 @@ def test_llamafactory_computes_the_losses_of_documents_alone(
     saved = load_from_disk(path)
     assert isinstance(saved, DatasetDict)
     dataset = utilities.get_dataset_module(saved)["train_dataset"]
-    model, rows = tiny_model(attn_implementation="sdpa"), rows_of(supervised)
+    model, rows = tiny_llama(VOCABULARY, attn_implementation="sdpa").eval(), rows_of(supervised)
     collator = collation.SFTDataCollatorWith4DAttentionMask(
-        template=template, model=model, tokenizer=_tokenizer(), pad_to_multiple_of=8,
-        label_pad_token_id=-100, block_diag_attn=True, neat_packing=True,
+        template=template, model=model, tokenizer=number_tokenizer(VOCABULARY),
+        pad_to_multiple_of=8, label_pad_token_id=-100, block_diag_attn=True, neat_packing=True,
         attn_implementation="sdpa", compute_dtype=torch.float32,
     )  # fmt: skip
     assert len(dataset) == len(rows)

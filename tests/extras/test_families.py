@@ -1,27 +1,35 @@
-"""The table of docs/training.md is what its collators do, for every family in it.
-
-`python tests/extras/families.py` writes the table anew.
+"""The table of docs/training.md is what its collators do, for every family in it, and packed
+training is unpacked training. `python tests/extras/families.py` writes the table anew.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
+import torch
 from families import (
     ATTENTIONS,
     COLLATORS,
+    EQUAL,
     HEAD,
     PAGE,
+    alone,
     batch_of,
     cases,
     difference,
+    documents,
     had,
+    laid_out,
     line,
-    outcome,
+    losses_of,
+    model_of,
+    outcomes,
     rows,
     standing_in,
 )
+from torch.nn.functional import pad
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import check_isolation, padded_collate, varlen_collate
@@ -47,24 +55,20 @@ def test_the_page_has_a_line_for_each_family() -> None:
 
 @pytest.mark.parametrize(("name", "kernels"), CASES, ids=IDS)
 def test_the_table_of_the_page(name: str, kernels: bool) -> None:
-    """Logits and losses of documents that were packed are those of the documents alone."""
-    made = line(name, kernels)
-    assert made == lines_of_the_page()[CASES.index((name, kernels))]
-    assert "DIFFERS" not in made
-
-
-@pytest.mark.parametrize(("name", "kernels"), CASES, ids=IDS)
-def test_what_is_refused_would_leak_and_the_rest_does_not(name: str, kernels: bool) -> None:
-    """`check_isolation` agrees with the comparison, with the config and without."""
+    """Logits and losses of documents that were packed are those of the documents alone;
+    `check_isolation` agrees, with the config and without.
+    """
     with standing_in(name, kernels):
-        for attention in ATTENTIONS:
-            if (model := had(name, attention)) is None:
-                continue
-            for collator in COLLATORS[:-1]:
-                found = outcome(name, attention, collator)
-                if found == "equal":
+        found = outcomes(name)
+        made = line(name, kernels, found)
+        assert made == lines_of_the_page()[CASES.index((name, kernels))]
+        assert "DIFFERS" not in made
+        for collator in COLLATORS[:-1]:
+            for attention, outcome in found[collator].items():
+                if outcome == "equal":
+                    model = had(name, attention)
                     check_isolation(model, batch_of(collator, attention, model.config))
-                elif found and collator in PLAIN:
+                elif outcome and collator in PLAIN:
                     is_found_out(name, attention, collator)
 
 
@@ -87,3 +91,49 @@ def test_kernels_that_are_missing_are_asked_for(kind: str) -> None:
     for collate in PLAIN.values():
         with pytest.raises(ValueError, match="can't keep packed sequences apart without"):
             had(kind, "eager")(**collate(rows()))
+
+
+@pytest.mark.parametrize("collator", COLLATORS)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_packed_training_is_unpacked_training(name: str, attention: str, collator: str) -> None:
+    if (attention, collator) == ("flash_attention_2", "block_mask_collate"):
+        return  # which takes no masks
+    _, losses, slopes = alone(name)
+    packed = rows()
+    with standing_in(name, kernels=False):
+        model = model_of(name, attention)
+        found = model(**batch_of(collator, attention, model.config))
+        labels = [packed[number]["labels"][place] for number, place in documents(packed)]
+        pairs = zip(laid_out(collator, found.logits), labels, strict=True)
+        each = [losses_of(*one) for one in pairs]
+        torch.testing.assert_close(torch.cat(each), torch.cat(losses), atol=1e-5, rtol=0)
+        found.loss.backward()
+    for parameter, slope in model.named_parameters():
+        torch.testing.assert_close(slope.grad, slopes[parameter], atol=1e-4, rtol=0)
+
+
+def test_labels_that_are_stored_shifted() -> None:
+    """As docs/training.md gives them to a model of transformers."""
+    model, batch = had("Llama", "sdpa"), PLAIN["varlen_collate"](rows())
+    shifted = batch | {"shift_labels": following(batch["labels"]), "labels": None}
+    loss = model(**(shifted | {"labels": shifted["shift_labels"]})).loss
+    assert loss.item() == pytest.approx(model(**batch).loss.item(), abs=EQUAL)
+
+
+def following(labels: Any) -> Any:
+    return pad(labels, (0, 1), value=-100)[..., 1:]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda batch: {"position_ids": torch.arange(32).expand(len(batch["input_ids"]), -1)},
+        lambda batch: {"labels": following(batch["labels"])},
+        lambda batch: {"labels": batch["input_ids"]},
+    ],
+    ids=["positions go on", "shifted twice", "first tokens trained"],
+)
+def test_what_has_been_seen_elsewhere_differs(wrong: Any) -> None:
+    batch = PLAIN["padded_collate"](rows())
+    assert difference("Llama", had("Llama", "sdpa"), "padded_collate", batch | wrong(batch)) > 1e-3

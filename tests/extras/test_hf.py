@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
-import datasets
-import numpy as np
 import pyarrow as pa
 import pytest
 import tiny_tokenizers as tiny
-import torch
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, load_from_disk
+from recipes import pack_records, run
 from support import assert_error, check_directory, jsonl, packer, random_ids, recover_texts
 from tiny_tokenizers import BOS, EOS
 from transformers import AutoTokenizer
@@ -33,12 +31,8 @@ FIXED = {
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 2,000 rows of 512 tokens, 13 MB, in many shards."""
     folder = tmp_path_factory.mktemp("packed")
-    (folder / "data.jsonl").write_text(random_ids(2200, longest=900))
-    result = packer(
-        "pack", folder / "data.jsonl", "-l", L, "-o", folder / "out", "-q", "--columns", COLUMNS,
-        "--unit-bytes", "1M",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.stderr
+    records = map(json.loads, random_ids(2200, longest=900).splitlines())
+    pack_records(folder, records, L, "--columns", COLUMNS, "--unit-bytes", "1M")
     assert len(check_directory(folder / "out")["shards"]) > 3
     return folder / "out"
 
@@ -52,66 +46,27 @@ def table_of(directory: Path) -> Any:
     )
 
 
-def _from_disk(directory: Path, cache: Path) -> Dataset:
-    return load_from_disk(str(directory))
-
-
-def _from_file(directory: Path, cache: Path) -> Dataset:
-    shards = sorted(directory.glob("*.arrow"))
-    return datasets.concatenate_datasets([Dataset.from_file(str(shard)) for shard in shards])
-
-
-def _arrow_builder(directory: Path, cache: Path) -> Dataset:
-    files = [str(shard) for shard in sorted(directory.glob("*.arrow"))]
-    return load_dataset("arrow", data_files=files, split="train", cache_dir=str(cache))
-
-
-WAYS = [_from_disk, _from_file, _arrow_builder]
-Open = Callable[[Path, Path], Dataset]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_datasets_sees_the_rows_of_the_shards(packed: Path, tmp_path: Path, way: Open) -> None:
-    dataset, table = way(packed, tmp_path), table_of(packed)
-    assert dataset.column_names == COLUMNS.split(",")
-    assert len(dataset) == table.num_rows == open_packed(packed).manifest["rows"]
-    for name, kind in FIXED.items():
-        feature = dataset.features[name]
-        assert (feature.feature.dtype, feature.length) == (kind, L)
-    assert dataset.features["cu_seqlens"].feature.dtype == "int32"
-    for name in dataset.column_names:
-        assert (
-            dataset.data.column(name)
-            .combine_chunks()
-            .equals(table.column(name).combine_chunks().cast(dataset.data.schema.field(name).type))
-        )
-    row = dataset[7]
-    assert row["input_ids"] == table["input_ids"][7].as_py()
-    assert row["segments"] == table["segments"][7].as_py()
-
-
-@pytest.mark.parametrize("way", WAYS[:2])
-def test_nothing_is_copied_into_memory(packed: Path, tmp_path: Path, way: Open) -> None:
-    size = sum(shard.stat().st_size for shard in packed.glob("*.arrow"))
+def test_datasets_maps_the_rows_of_the_shards(packed: Path) -> None:
+    """And copies nothing of them into memory."""
+    table, size = table_of(packed), sum(one.stat().st_size for one in packed.glob("*.arrow"))
     before = pa.total_allocated_bytes()
-    dataset = way(packed, tmp_path)
+    dataset = load_from_disk(str(packed))
     mapped = {Path(file["filename"]).name for file in dataset.cache_files}
     assert mapped == {shard.name for shard in packed.glob("*.arrow")}
     chunks = [chunk for name in FIXED for chunk in dataset.data.column(name).chunks]
     views = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in chunks]
     assert sum(view.nbytes for view in views) == len(dataset) * L * 13
     assert pa.total_allocated_bytes() - before < size / 100
-
-
-def test_formats(packed: Path) -> None:
-    dataset = load_from_disk(str(packed))
-    ids = np.array(table_of(packed)["input_ids"][:4].to_pylist())
-    as_numpy = dataset.with_format("numpy")[:4]["input_ids"]
-    assert as_numpy.shape == (4, L)
-    assert np.array_equal(as_numpy, ids)
+    assert dataset.column_names == COLUMNS.split(",")
+    assert len(dataset) == table.num_rows == open_packed(packed).manifest["rows"]
+    for name, kind in FIXED.items():
+        feature = dataset.features[name]
+        assert (feature.feature.dtype, feature.length) == (kind, L)
+    for name in dataset.column_names:
+        ours = table.column(name).cast(dataset.data.schema.field(name).type)
+        assert dataset.data.column(name).combine_chunks().equals(ours.combine_chunks())
     as_torch = dataset.with_format("torch")[:4]
-    assert as_torch["input_ids"].shape == as_torch["labels"].shape == (4, L)
-    assert torch.equal(as_torch["input_ids"], torch.from_numpy(ids))
+    assert as_torch["input_ids"].tolist() == table["input_ids"][:4].to_pylist()
     assert as_torch["labels"].min() == -100
 
 
@@ -120,8 +75,7 @@ def test_datasets_with_the_same_first_shard_are_told_apart(folder: Path) -> None
     found = []
     for last in ("y", "z"):
         Path("data.jsonl").write_bytes(jsonl("x" * 3000, last))
-        command = ["pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", last, "-q"]
-        assert packer(*command, "--unit-bytes", "1K").exit_code == 0
+        run("pack", "data.jsonl", "-l", 64, "-t", "bytes", "-o", last, "--unit-bytes", "1K")
         found.append(load_from_disk(last)._fingerprint)
         first = open_packed(last).manifest["shards"][0]["sha256"]
         found.append(first)
@@ -136,8 +90,7 @@ def test_a_saved_dataset_as_input_gives_the_rows_of_its_jsonl(folder: Path, shar
     dataset.save_to_disk("saved", num_shards=shards)
     Path("data.jsonl").write_bytes(jsonl(*texts))
     for source, out in (("saved", "a"), ("data.jsonl", "b")):
-        result = packer("pack", source, "-l", 128, "-t", "bytes", "-o", out, "-q")
-        assert result.exit_code == 0, result.stderr
+        run("pack", source, "-l", 128, "-t", "bytes", "-o", out)
         check_directory(out)
     columns = ["input_ids", "labels", "attention_mask", "cu_seqlens"]
     a, b = (table_of(Path(out)).select(columns).combine_chunks() for out in "ab")
@@ -157,8 +110,7 @@ def test_transformers_loads_the_copied_tokenizer(folder: Path) -> None:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "bos_token": BOS}
     tiny.save(folder / "tok", tiny.byte_level(), tokenizer_config=config)
     Path("data.jsonl").write_bytes(jsonl("the quick brown fox"))
-    command = ["pack", "data.jsonl", "-l", 32, "-t", "tok", "-o", "out", "-q"]
-    assert packer(*command).exit_code == 0
+    run("pack", "data.jsonl", "-l", 32, "-t", "tok", "-o", "out")
     tokenizer = AutoTokenizer.from_pretrained("./out")
     (row,) = load_from_disk("out")
     ids = [

@@ -97,8 +97,8 @@ def test_errors(how: dict[str, Any], error: type[Exception], message: str) -> No
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (pa.array([[1], None, [2]]), "sequence 1: is null"),
-        (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequence 3: holds a null"),
+        (pa.array([[1], None, [2]]), "sequences are or hold nulls"),
+        (pa.chunked_array([[[1]], [[2, 3], [], [4, None]]]), "sequences are or hold nulls"),
         (pa.array(["text"]), "expected a column of lists of token ids, got string"),
         (pa.array([[0.5]]), "sequence 0: expected a flat sequence of integers"),
     ],
@@ -124,18 +124,12 @@ def test_rows_train_with_the_collators() -> None:
 
 def test_rows_become_a_packed_batch() -> None:
     """As themselves, not as documents that are packed anew, whatever else is said."""
-    rows = pack_dataset([[1, 2, 3], [4, 5, 6], [7, 8], [9, 1]], 10, strategy="next-fit")
-    short = pack_dataset([[1, 2, 3], [4, 5, 6], [7, 8]], 10)
-    expected = {0: [0, 3, 6, 8, 10], 1: [0, 3, 6, 8, 10]}
-    for number, given in enumerate((rows, short)):
+    rows = pack_dataset([[1, 2, 3], [4, 5, 6], [7, 8]], 10)
+    for given in (rows, rows.with_format("numpy")):
         for collate in (packed_collate_fn, partial(packed_collate_fn, max_length=10)):
             batch = collate([given[0]])
-            assert batch.cu_seqlens.tolist() == expected[number]
-            assert batch.input_ids.tolist() == given["input_ids"][:1]
-            assert batch.labels.tolist() == given["labels"][:1]
-            assert batch.position_ids.tolist() == given["position_ids"][:1]
-    arrays = list(rows.with_format("numpy"))
-    assert packed_collate_fn(arrays).cu_seqlens.tolist() == [0, 3, 6, 8, 10]
+            assert batch.cu_seqlens.tolist() == [0, 3, 6, 8, 10]
+            assert batch.labels.tolist() == rows["labels"][:1]
 
 
 def test_rows_and_documents_are_not_mixed() -> None:
@@ -166,3 +160,17 @@ def test_no_python_lists_of_tokens() -> None:
     tracemalloc.stop()
     assert len(dataset) == 2000
     assert peak < 2_000_000 * 60  # arrays of 64 bits; a list of ints would take 36 bytes more
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
+def test_tensors_give_tensors_with_the_rows_of_lists(kind: torch.dtype) -> None:
+    tensors = [torch.tensor(sequence, dtype=kind) for sequence in SEQUENCES]
+    options: dict[str, Any] = {"strategy": "next-fit", "eos_token_id": 99, "return_spans": True}
+    found = pack_sequences(tensors, 8, labels=tensors, **options)
+    expected = pack_sequences(SEQUENCES, 8, labels=SEQUENCES, **options)
+    for name in COLUMNS:
+        assert isinstance(getattr(found, name), torch.Tensor)
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+    assert (found.input_ids.dtype, found.attention_mask.dtype) == (torch.int32, torch.uint8)
+    assert [one.tolist() for one in found.cu_seqlens] == [o.tolist() for o in expected.cu_seqlens]
+    assert found.spans == expected.spans

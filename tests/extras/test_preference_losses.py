@@ -181,8 +181,9 @@ def laid_out(batch: Any, logps: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen"])
-@pytest.mark.parametrize(("way", "form"), FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "way", "form"), [("qwen", "varlen", {}), *(("llama", *one) for one in FORMS)], ids=str
+)
 def test_dpo(dpo: Any, kind: str, way: str, form: dict[str, Any]) -> None:
     """Each batch of a loader: TRL's losses of packed answers, and of its own batch of the same."""
     trainers, pairs, records = dpo

@@ -120,8 +120,12 @@ def assert_same(part: Any, prompt: list[int], answer: list[int], side: int, newl
     assert trained == list(range(len(prompt), last))
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("kind", PAIRS)
+# templates make no difference to text
+CASES = [(name, kind) for name in TOKENIZERS for kind in PAIRS
+         if "text" not in kind or name in ("qwen3", "llama3")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_pairs_are_those_of_dpo(folder: Path, name: str, kind: str) -> None:
     from trl import DPOTrainer
 
@@ -134,8 +138,7 @@ def test_pairs_are_those_of_dpo(folder: Path, name: str, kind: str) -> None:
         assert_same(rejected, one["prompt_ids"], one["rejected_ids"], 0, is_chat)
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("kind", ["text", "explicit"])
+@pytest.mark.parametrize(("name", "kind"), [c for c in CASES if c[1] in ("text", "explicit")])
 def test_answers_with_a_label_are_those_of_kto(folder: Path, name: str, kind: str) -> None:
     from trl import KTOTrainer
 

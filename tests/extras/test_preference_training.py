@@ -5,19 +5,20 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import docs_runner
 import pytest
 import tiny_tokenizers as tiny
 import torch
 from datasets import Dataset
-from support import packer
+from recipes import run
+from tiny_models import save_my_model, tiny_llama
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from trl import DPOTrainer, SFTConfig, SFTTrainer
 
 from packer_cli.errors import DataError, UsageError
@@ -32,8 +33,6 @@ from packer_cli.torch import (
     varlen_collate,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "preference.md"
-_PART = re.compile(r"^    packer ([^\n]*)$|^```python\n(.*?)^```$", re.M | re.S)
 # those of the trainers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -55,40 +54,22 @@ LABELLED = [
 def _reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current directory of a reader of the page: records, and a model called my-model."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    special = {"eos_token": tiny.EOS, "bos_token": tiny.BOS, "pad_token": tiny.EOS}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    tiny.save(folder / "my-model", tiny.byte_level(), tokenizer_config=config)
-    tiny_model().save_pretrained(folder / "my-model")
+    save_my_model(folder, pad_token_id=1)
     for name, records in (("preferences", RECORDS), ("labelled", LABELLED)):
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
 
 
 def tiny_model() -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=400, num_attention_heads=2, pad_token_id=1, **sizes)
-    )
+    return tiny_llama(pad_token_id=1)
 
 
 def packed(name: str, *how: object, output: str = "out", length: int = 128) -> PackedDataset:
-    result = packer("pack", name, "-l", length, "-o", output, "-q", *how)
-    assert result.exit_code == 0, result.stderr
+    run("pack", name, "-l", length, "-o", output, *how)
     return PackedDataset(output)
 
 
-def test_the_page_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    text = PAGE.read_text()
-    for arguments, code in _PART.findall(text):
-        if arguments:
-            result = packer(*arguments.split())
-            assert result.exit_code == 0, (arguments, result.stderr)
-        else:
-            exec(compile(code, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102
-    shown = re.findall(r"^ *print\(.*\)  # (.*)$", text, re.M)
-    assert len(shown) == 2
-    assert set(shown) <= set(capsys.readouterr().out.splitlines())
+def test_the_page_runs_as_written() -> None:
+    names = docs_runner.run(docs_runner.page("docs/trainers/preference.md"))
     check_isolation(names["model"], names["batch"]["inputs"])
     check_isolation(names["model"], names["batch"]["mismatched"]["inputs"])
 
@@ -112,9 +93,8 @@ FORMS = {
 @pytest.mark.parametrize("form", [*FORMS, "view", "joined"])
 def test_pairs_are_their_records_one_by_one(form: str) -> None:
     if form == "view":
-        result = packer("tokenize", "preferences.jsonl", "--shape", "preference", "--tokenizer",
-                        "my-model", "-o", "tokens", "-q")  # fmt: skip
-        assert result.exit_code == 0, result.stderr
+        how = ("--shape", "preference", "--tokenizer", "my-model")
+        run("tokenize", "preferences.jsonl", *how, "-o", "tokens")
         dataset = packed("tokens", "--view")
     else:
         how = ("--shape", "preference", "--tokenizer", "my-model", *FORMS.get(form, []))

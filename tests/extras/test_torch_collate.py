@@ -14,7 +14,6 @@ from support import packer
 from transformers import DataCollatorWithFlattening
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.result.reader import Lists
 from packer_cli.torch import (
     PackedDataset,
     block_mask_collate,
@@ -24,7 +23,6 @@ from packer_cli.torch import (
     separate_collate,
     varlen_collate,
 )
-from packer_cli.torch.dataset import RowBatch
 
 IDS, LABELS = "input_ids", "labels"
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -68,14 +66,6 @@ def test_varlen() -> None:
     assert batch["seq_idx"].tolist() == [[0, 0, 0, 1, 1, *[2] * 3, *[3] * 8]]
     assert batch["use_cache"] is False
     assert batch["max_length_q"] == batch["max_length_k"] == 8
-
-
-def test_more_tokens_than_boundaries_count() -> None:
-    ids = torch.zeros(1, dtype=INT32).expand(128, 1 << 24)
-    lists = Lists.of([torch.tensor([0, 1 << 24])] * 128)
-    assert RowBatch({IDS: ids[1:]}, {"cu_seqlens": Lists.of([lists[0]] * 127)}).boundaries()
-    with pytest.raises(UsageError, match="128 rows of 16777216 tokens: boundaries count up to"):
-        RowBatch({IDS: ids}, {"cu_seqlens": lists}).boundaries()
 
 
 def test_varlen_has_the_names_shapes_and_types_of_transformers() -> None:
@@ -207,14 +197,6 @@ def test_chunks_begin_with_their_document() -> None:
         ".....11.",
         ".......1",
     ]
-
-
-def test_eager_attention_gets_what_it_can_add() -> None:
-    for dtype, expected in ((torch.bfloat16, torch.bfloat16), (None, torch.float32)):
-        eager = config(_attn_implementation="eager", dtype=dtype)
-        assert block_mask_collate(ROWS, config=eager)["attention_mask"].dtype == expected
-    sdpa = config(_attn_implementation="sdpa")
-    assert block_mask_collate(ROWS, config=sdpa)["attention_mask"].dtype == torch.bool
 
 
 @pytest.mark.parametrize(

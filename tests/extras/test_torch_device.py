@@ -1,15 +1,20 @@
-"""to_device: the same batches, wide, on a GPU where there is one and without a copy on a CPU."""
+"""to_device: the same batches, wide, on a GPU where there is one and without a copy on a CPU; and
+attention that only a GPU has. Without one those tests are skipped, and say so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import (
@@ -17,12 +22,15 @@ from packer_cli.torch import (
     PackingIterableDataset,
     block_mask_collate,
     device,
+    flash_attn_collate,
+    flex_block_mask,
     packed_collate_fn,
     to_device,
     varlen_collate,
 )
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+flash = pytest.mark.skipif(find_spec("flash_attn") is None, reason="flash-attn is not installed")
 
 
 def batches(**options: Any) -> list[dict[str, Any]]:
@@ -150,5 +158,65 @@ def test_bad_input() -> None:
         to_device([], "cpu", depth=1)
     with pytest.raises(UsageError, match="meta is neither a CPU nor CUDA"):
         to_device([], "meta")
-    with pytest.raises(UsageError, match="a batch is a list, neither a dict nor a PackedBatch"):
-        next(to_device([[torch.zeros(1)]], "cpu"))
+
+
+# --- attention on a GPU ---
+
+HEADS, HEAD, L = 4, 64, 512
+
+
+def packed_rows() -> list[Any]:
+    return list(PackingIterableDataset([range(n) for n in range(1, 200, 3)], L, seed=None))
+
+
+def one_by_one(q: Any, k: Any, v: Any, edges: list[int]) -> Any:
+    """[tokens, heads, head size], each document attended to by itself."""
+    seen = [
+        scaled_dot_product_attention(*(x[a:b].transpose(0, 1) for x in (q, k, v)), is_causal=True)
+        for a, b in pairwise(edges)
+    ]
+    return torch.cat(seen, dim=1).transpose(0, 1)
+
+
+def query_key_value(tokens: int, kind: Any) -> list[Any]:
+    torch.manual_seed(0)
+    shape = (tokens, HEADS, HEAD)
+    return [torch.randn(shape, device="cuda", dtype=kind, requires_grad=True) for _ in range(3)]
+
+
+def assert_equal_with_gradients(
+    found: Any, alone: Any, inputs: list[Any], tolerance: float
+) -> None:
+    torch.testing.assert_close(found, alone, rtol=tolerance, atol=tolerance)
+    weights = torch.randn_like(alone)
+    gradients = [torch.autograd.grad(x, inputs, weights) for x in (found, alone)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@gpu
+@flash
+def test_flash_attention_is_that_of_documents_alone() -> None:
+    from flash_attn import flash_attn_varlen_func
+
+    batch = next(iter(to_device([flash_attn_collate(packed_rows()[:3])], "cuda")))
+    q, k, v = query_key_value(3 * L, torch.bfloat16)
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    found = flash_attn_varlen_func(q, k, v, *(batch[name] for name in names), causal=True)
+    alone = one_by_one(q, k, v, batch["cu_seqlens_q"].tolist())
+    assert_equal_with_gradients(found, alone, [q, k, v], 2e-2)
+
+
+@gpu
+def test_flex_attention_is_that_of_documents_alone() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    rows = packed_rows()[:1]
+    collate = partial(block_mask_collate, config=None, form="documents")
+    batch = next(iter(to_device([collate(rows)], "cuda")))
+    mask = flex_block_mask(batch["document_ids"], config=None)
+    q, k, v = query_key_value(L, torch.float32)
+    heads_first = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    found = torch.compile(flex_attention)(*heads_first, block_mask=mask)[0].transpose(0, 1)
+    edges = varlen_collate(rows, config=None)["cu_seq_lens_q"].tolist()
+    assert_equal_with_gradients(found, one_by_one(q, k, v, edges), [q, k, v], 1e-2)

@@ -55,12 +55,6 @@ def test_every_token_is_in_a_row_once(strategy: str) -> None:
             assert row["labels"][begin:end].tolist() == [-100, *ids[1:].tolist()]
 
 
-def test_small_buffers_pack_almost_as_well() -> None:
-    source = documents(3000)
-    small = len(list(PackingIterableDataset(source, L, 500)))
-    assert small <= 1.02 * len(plan_packing([len(one) for one in source], L))
-
-
 def test_the_order_of_the_source_is_kept_where_the_strategy_keeps_it() -> None:
     source = documents(200)
     rows = list(PackingIterableDataset(source, L, 17, "next-fit"))
@@ -111,44 +105,38 @@ def test_a_position_of_other_options_is_refused() -> None:
         PackingIterableDataset([], L, 17).load_state_dict(state)
 
 
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [0, 11])
-def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
-    def loader() -> Any:
-        dataset = PackingIterableDataset(documents(300), L, 16)
-        return StatefulDataLoader(
-            dataset, 4, collate_fn=partial(padded_collate, config=None), num_workers=workers
-        )
+def stateful(count: int, buffer_size: int, workers: int, **how: Any) -> Any:
+    dataset = PackingIterableDataset(documents(count), L, buffer_size)
+    collate = partial(padded_collate, config=None)
+    return StatefulDataLoader(dataset, 4, collate_fn=collate, num_workers=workers, **how)
 
-    whole = [batch["input_ids"] for batch in loader()]
-    first = loader()
-    batches = [batch["input_ids"] for batch in islice(first, steps)]
-    again = loader()
+
+def ids_of(loader: Any) -> list[Any]:
+    return [batch["input_ids"] for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize(("workers", "steps"), [(0, 0), (0, 11), (2, 11)])
+def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
+    whole, first, again = (
+        ids_of(stateful(300, 16, workers)),
+        *(stateful(300, 16, workers) for _ in range(2)),
+    )
+    batches = ids_of(islice(first, steps))
     again.load_state_dict(first.state_dict())
-    batches += [batch["input_ids"] for batch in again]
-    assert torch.equal(torch.cat(batches), torch.cat(whole))
+    assert torch.equal(torch.cat(batches + ids_of(again)), torch.cat(whole))
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_that_ended_before_the_other_gives_nothing_again(persistent: bool) -> None:
     """Its position is that of its end, not of the next epoch: torchdata starts it once more."""
-
-    def loader() -> Any:
-        return StatefulDataLoader(
-            PackingIterableDataset(documents(61), L, 8), 4,
-            collate_fn=partial(padded_collate, config=None),
-            num_workers=2, persistent_workers=persistent,
-        )  # fmt: skip
-
-    first, again = loader(), loader()
-    whole = [batch["input_ids"] for batch in first]
-    batches = [batch["input_ids"] for batch in islice(first, len(whole) - 1)]
+    first, again = (stateful(61, 8, 2, persistent_workers=persistent) for _ in range(2))
+    whole = ids_of(first)
+    batches = ids_of(islice(first, len(whole) - 1))
     again.load_state_dict(first.state_dict())
-    batches += [batch["input_ids"] for batch in again]
-    assert torch.equal(torch.cat(batches), torch.cat(whole))
-    assert torch.equal(torch.cat([batch["input_ids"] for batch in again]), torch.cat(whole))
+    assert torch.equal(torch.cat(batches + ids_of(again)), torch.cat(whole))
+    assert torch.equal(torch.cat(ids_of(again)), torch.cat(whole))
 
 
 def test_a_position_of_other_workers_is_refused() -> None:
@@ -187,32 +175,25 @@ def test_a_source_with_nothing_for_a_worker() -> None:
     source = OwnShare(1)
     (row,) = DataLoader(PackingIterableDataset(source, L), 1, num_workers=2, collate_fn=list)
     assert tokens_of(row) == Counter(documents(1)[0].tolist())
-    with pytest.raises(DataError, match="the source of documents is empty"):
+    with pytest.raises(DataError, match="the source has 0 documents"):
         list(DataLoader(PackingIterableDataset(OwnShare(0), L), 1, num_workers=2))
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_ranks_that_would_get_nothing(rank: int) -> None:
-    dataset = PackingIterableDataset(documents(2), L, rank=rank, world_size=3)
-    with pytest.raises(DataError, match="3 ranks share 2 documents: some would get none"):
-        next(iter(dataset))
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    ([], {}, "the source has 0 documents for 1 ranks"),
+    (documents(2), {"rank": 0, "world_size": 3}, "the source has 2 documents for 3 ranks"),
+    ([], {"buffer_size": 0}, "buffer_size: 0"),
+    ([], {"max_length": 0}, "max_length: 0"),
+    ([], {"strategy": "best-fitt"}, "best-fitt"),
+    ([range(33)], {"overlong": "error"}, "document 0 has 33 tokens, max_length is 32"),
+    ([[1], [0.5]], {}, "sequence 1: expected a flat sequence of integers"),
+]
 
 
-def test_bad_input() -> None:
-    with pytest.raises(DataError, match="the source of documents is empty"):
-        next(iter(PackingIterableDataset([], L)))
-    with pytest.raises(UsageError, match="buffer_size: 0"):
-        PackingIterableDataset([], L, 0)
-    with pytest.raises(UsageError, match="max_length: 0"):
-        PackingIterableDataset([], 0)
-    with pytest.raises(UsageError, match="best-fitt"):
-        PackingIterableDataset([], L, strategy="best-fitt")
-    with pytest.raises(DataError, match="document 0 has 33 tokens, max_length is 32"):
-        next(iter(PackingIterableDataset([range(33)], L, overlong="error")))
-    with pytest.raises(DataError, match="sequence 1: expected a flat sequence of integers"):
-        next(iter(PackingIterableDataset([[1], [0.5]], L)))
-    with pytest.raises(DataError, match="document 1 has no input_ids, only text"):
-        next(iter(PackingIterableDataset([{"input_ids": [1]}, {"text": "one"}], L)))
+@pytest.mark.parametrize(("source", "how", "message"), WRONG)
+def test_refused(source: Any, how: dict[str, Any], message: str) -> None:
+    with pytest.raises((DataError, UsageError), match=message):
+        next(iter(PackingIterableDataset(source, **{"max_length": L, **how})))
 
 
 # --- PackedBatch ---
@@ -250,11 +231,6 @@ def test_a_plan_of_other_documents(lengths: list[int]) -> None:
         DataError, match="the plan was made for other lengths than these sequences have"
     ):
         pack_result_to_tensors(plan_packing(lengths, 8), FOUR)
-
-
-def test_a_plan_with_padding_inside_its_rows() -> None:
-    with pytest.raises(UsageError, match="a plan with a segment multiple of 4"):
-        pack_result_to_tensors(plan_packing([3, 2, 4, 3], 8, segment_multiple=4), FOUR)
 
 
 def test_documents_are_packed_by_the_collator() -> None:

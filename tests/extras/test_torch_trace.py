@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recipes import pack_sources, write_sources
-from support import packer
+from recipes import pack_sources, run, write_sources
 from torch.utils.data import DataLoader
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import UsageError
 from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler
 from packer_cli.torch.trainer import Batches
-from packer_cli.trace import TracedStep, find, trace
+from packer_cli.trace import TracedStep, trace
 
 L = 64
 Step = list[list[list[list[int]]]]  # of each rank, batches of rows of tokens
@@ -31,12 +30,10 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     """Results by what they are: a packed directory, a view, a recipe with stages, all joined."""
     folder = tmp_path_factory.mktemp("traced")
     files = write_sources(folder, 300)
-    plain = ["pack", files["letters"], files["digits"], "-t", "bytes", "-l", L, "-q"]
-    packed(*plain, "--unit-bytes", "3K", "-o", folder / "plain")
-    packed(
-        "tokenize", files["signs"], files["digits"], "-t", "bytes", "-o", folder / "tokens", "-q"
-    )
-    packed("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view", "-q")
+    some, bytes_ = (files["letters"], files["digits"]), ("-t", "bytes")
+    run("pack", *some, *bytes_, "-l", L, "--unit-bytes", "3K", "-o", folder / "plain")
+    run("tokenize", files["signs"], files["digits"], *bytes_, "-o", folder / "tokens")
+    run("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view")
     stages = tuple(Stage(3000, ((name, 1.0),), name) for name in ("signs", "letters"))
     weights = {name: {"weight": 0.0} for name in files}
     recipe = pack_sources(
@@ -44,11 +41,6 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     )
     paths = {"plain": folder / "plain", "view": folder / "view", "recipe": recipe}
     return {name: [path] for name, path in paths.items()} | {"joined": list(paths.values())}
-
-
-def packed(*arguments: object) -> None:
-    result = packer(*arguments)
-    assert result.exit_code == 0, result.stderr
 
 
 @lru_cache
@@ -177,20 +169,6 @@ def test_a_state_tells_the_step_that_was_last_and_those_that_follow(
         checked += 1
 
 
-def test_a_state_in_the_middle_of_a_step(kinds: dict[str, list[Path]]) -> None:
-    dataset = PackedDataset(kinds["plain"])
-    sizes = {"world_size": 2, "batch_size": 3, "micro_batches": 2}
-    for balance in ({}, {"balance": "step", "hidden_size": 1}):
-        own = {"batch_size": 3, "micro_batches": 2} if balance else {}
-        sampler = PackedSampler(dataset, rank=0, world_size=2, **balance, **own)
-        rows = list(islice(sampler, 12 + 4))
-        state = sampler.state_dict()
-        found = trace(kinds["plain"], state=state, **({} if balance else sizes))
-        assert (found.step.number, found.taken) == (2, (8, 12))
-        assert [one.row.number for one in found.rows(0)][:4] == rows[12:]
-        assert len(list(found.rows())) == 12
-
-
 class TrainersLoop(Training):
     """The same with the batches of `PackedTrainerMixin`, in the Trainer's calls."""
 
@@ -221,7 +199,7 @@ class TrainersLoop(Training):
             for _ in range(skipped, self.per_epoch):
                 drawn = [list(islice(one, self.micro_batches)) for one in epochs]
                 for one in self.batches:
-                    one.step()
+                    one.trained += 1
                 self.done += 1
                 yield [[[_tokens(self.dataset[row]) for row in rows] for rows in batches]
                        for batches in drawn]  # fmt: skip
@@ -266,47 +244,3 @@ def test_steps_are_those_of_the_trainers_batches(kinds: dict[str, list[Path]], k
                 assert found == step, (stop, number, named, state)
         checked += 1
     assert moved > 20
-
-
-def test_documents_are_found_where_the_loop_has_them(kinds: dict[str, list[Path]]) -> None:
-    """Each of them, in all their pieces, and nowhere else."""
-    random, paths = np.random.default_rng(5), kinds["joined"]
-    rows = len(PackedDataset(paths))
-    for _ in range(4):
-        _, named, _ = random_loop(random)
-        where: dict[tuple[str, int], set[tuple[int, ...]]] = {}
-        number = -1
-        while True:
-            number += 1
-            traced = trace(paths, step=number, **named)
-            if traced.step.epoch > 2:
-                break
-            for place in traced.rows():
-                at = number, place.rank, place.micro_batch, place.place
-                for one in place.row.segments:
-                    key = one.origin.file, one.origin.position
-                    where.setdefault(key, set()).add((*at, one.index, one.origin.start))
-        keys = list(where)
-        for index in random.integers(0, len(keys), 10).tolist():
-            path, position = keys[index]
-            found = find(paths, f"{Path(path).name}:{position}", epochs=2, **named)
-            assert len({one.place.place for one in found}) == len(found)
-            pieces = {
-                (one.step.number, one.place.rank, one.place.micro_batch, one.place.place,
-                 segment.index, segment.origin.start)
-                for one in found if one.step is not None for segment in one.segments
-            }  # fmt: skip
-            assert pieces == {piece for piece in where[path, position] if piece[3] < 2 * rows}
-            dropped = [one for one in found if one.step is None]
-            assert not dropped or named["drop_last"]
-
-
-def test_a_state_of_other_rows_is_refused(kinds: dict[str, list[Path]]) -> None:
-    state = PackedSampler(PackedDataset(kinds["plain"])).state_dict()
-    with pytest.raises(DataError, match=r"the state has data .*, the result has"):
-        trace(kinds["view"], step=0, state=state, world_size=1)
-    cost = PackedSampler(
-        PackedDataset(kinds["plain"]), balance="step", batch_size=2, cost=lambda sums: sums + 1
-    ).state_dict()
-    found = trace(kinds["plain"], step=0, state=cost, cost=lambda sums: sums + 1)
-    assert len(list(found.rows())) == 2

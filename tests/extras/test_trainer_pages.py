@@ -21,62 +21,45 @@ from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
 
+import docs_runner
 import numpy as np
 import pytest
-import tiny_tokenizers as tiny
 import torch
 import yaml
 from support import packer
+from tiny_models import save_my_model
 from trainer_imports import allow_llamafactory, bridge_datasets
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from packer_cli import open_packed
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "trainers"
 # those of the trainers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")
 
-_PART = re.compile(r"^    (packer|energon) ([^\n]*)$|^```(python|yaml)\n(.*?)^```$", re.M | re.S)
 
-
-@pytest.fixture
-def reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current directory of a reader of the pages: sample_data, and a model called my-model."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     shutil.copytree(ROOT / "sample_data", folder / "sample_data")
-    special = {"eos_token": tiny.EOS, "bos_token": tiny.BOS, "pad_token": tiny.EOS}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
-    tiny.save(folder / "my-model", tiny.byte_level(), tokenizer_config=config)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, num_attention_heads=2, **sizes))
-    model.save_pretrained(folder / "my-model")
+    save_my_model(folder)
+
+
+def page(name: str) -> str:
+    return docs_runner.page(f"docs/trainers/{name}")
 
 
 def run_page(name: str, **given: Any) -> dict[str, Any]:
-    """Run a page; (what its Python named, its configuration as "yaml")."""
-    names: dict[str, Any] = {"__name__": "page", **given}
-    lines = 0
-    for command, arguments, language, code in _PART.findall((PAGES / name).read_text()):
-        lines += sum(map(bool, code.split("\n")))
-        if command == "packer":
-            result = packer(*arguments.split())
-            assert result.exit_code == 0, (arguments, result.stderr)
-        elif command:
-            script = Path(sys.executable).with_name(command)
-            subprocess.run([script, *arguments.split()], check=True, timeout=60)
-        elif language == "yaml":
-            names["yaml"] = yaml.safe_load(code)
-        else:
-            exec(compile(code, name, "exec", dont_inherit=True), names)  # noqa: S102
-    assert 10 <= lines <= 30, lines
+    """Run a page; what its Python named, its configuration as "yaml"."""
+    text = page(name)
+    for arguments in re.findall(r"^    energon (.*)$", text, re.M):
+        script = Path(sys.executable).with_name("energon")
+        subprocess.run([script, *arguments.split()], check=True, timeout=60)
+    names = docs_runner.run(text, names=given)
+    for code in re.findall(r"^```yaml\n(.*?)^```$", text, re.M | re.S):
+        names["yaml"] = yaml.safe_load(code)
     return names
-
-
-def shown(name: str) -> list[str]:
-    """What the page says that it prints."""
-    return re.findall(r"^print\(.*\)  # (.*)$", (PAGES / name).read_text(), re.M)
 
 
 def documents(ids: Any, labels: Any, positions: Any) -> Iterator[tuple[Any, Any]]:
@@ -109,55 +92,60 @@ def assert_documents_are_apart(trainer: Any) -> None:
     assert model(**batch).loss.item() == pytest.approx(loss_alone(model, batch), rel=1e-5)
 
 
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("page", ["transformers.md", "trl.md"])
-def test_trainers_of_hugging_face(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_page(page)
-    printed = capsys.readouterr().out.splitlines()
-    assert shown(page)
-    assert set(shown(page)) <= set(printed)
-    assert_documents_are_apart(names["trainer"])
+@pytest.mark.parametrize("name", ["transformers.md", "trl.md"])
+def test_trainers_of_hugging_face(name: str) -> None:
+    assert_documents_are_apart(run_page(name)["trainer"])
 
 
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("page", ["accelerate.md", "ddp.md"])
-def test_loops_in_processes_train_on_the_same_sum(page: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["accelerate.md", "ddp.md"])
+def test_loops_in_processes_train_on_the_same_sum(name: str, folder: Path) -> None:
     """Two processes with two micro-batches each, and one with four: the page's steps, with SGD."""
-    trained = [
-        train_in_processes(page, folder, processes, micro_batches)
-        for processes, micro_batches in ((2, 2), (1, 4))
-    ]
+    pack_as_on(name)
+    trained = [train_in_processes(name, folder, *how) for how in ((2, 2), (1, 4))]
     first = LlamaForCausalLM.from_pretrained("my-model").state_dict()
-    for name, value in trained[0].items():
-        assert not torch.equal(value, first[name])
-        torch.testing.assert_close(value, trained[1][name], rtol=1e-4, atol=1e-6)
+    for weight, value in trained[0].items():
+        assert not torch.equal(value, first[weight])
+        torch.testing.assert_close(value, trained[1][weight], rtol=1e-4, atol=1e-6)
 
 
-def train_in_processes(page: str, folder: Path, processes: int, micro_batches: int) -> Any:
-    """The model's weights after the page's commands and code."""
-    parts = _PART.findall((PAGES / page).read_text())
-    for command, arguments, _, _ in parts:
-        if command and not Path("documents-packed-1024").exists():
-            assert packer(*arguments.split()).exit_code == 0
-    (code,) = (code for *_, language, code in parts if language == "python")
-    for written, tested in (
-        ("AdamW(model.parameters(), lr=1e-5)", "SGD(model.parameters(), lr=0.1)"),
-        ("micro_batches = 2\n", f"micro_batches = {micro_batches}\n"),
-    ):
+def pack_as_on(name: str) -> None:
+    (arguments,) = re.findall(r"^    packer (.*)$", page(name), re.M)
+    assert packer(*arguments.split()).exit_code == 0
+
+
+def code_of(name: str, changes: dict[str, str]) -> str:
+    """The Python of a page, with other words for some."""
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page(name), re.M | re.S)
+    for written, tested in changes.items():
         assert written in code
         code = code.replace(written, tested)
-    saving = "model = getattr(model, 'module', model)\nif not rank:\n    "
-    saving += f"torch.save(model.state_dict(), 'weights-{processes}')\n"
-    # torch may wait for ever when it frees what its processes had in common
-    saving += "import os\nos._exit(0)\n"
-    script = folder / f"train{processes}.py"
-    script.write_text("if __name__ == '__main__':\n" + indent(code + saving, "    "))
+    return str(code)
+
+
+# torch may wait for ever when it frees what its processes had in common
+THE_END = "\nimport os\nos._exit(0)\n"
+
+
+def start(script: Path, processes: int) -> None:
+    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone",
          f"--nproc-per-node={processes}", script],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}, check=True,
-        timeout=300,
+        env=os.environ | environment, check=True, timeout=300,
     )  # fmt: skip
+
+
+def train_in_processes(name: str, folder: Path, processes: int, micro_batches: int) -> Any:
+    """The model's weights after the page's code."""
+    code = code_of(name, {
+        "AdamW(model.parameters(), lr=1e-5)": "SGD(model.parameters(), lr=0.1)",
+        "micro_batches = 2\n": f"micro_batches = {micro_batches}\n",
+    })  # fmt: skip
+    code += "model = getattr(model, 'module', model)\nif not rank:\n    "
+    code += f"torch.save(model.state_dict(), 'weights-{processes}')\n" + THE_END
+    script = folder / f"train{processes}.py"
+    script.write_text("if __name__ == '__main__':\n" + indent(code, "    "))
+    start(script, processes)
     return torch.load(f"weights-{processes}")
 
 
@@ -176,7 +164,6 @@ class Layer(torch.nn.Module):
         return self.out(attend(q, k, v).flatten(1))[None]
 
 
-@pytest.mark.usefixtures("reader")
 def test_a_loop_of_ones_own() -> None:
     torch.manual_seed(0)
     model = Layer()
@@ -195,52 +182,37 @@ def test_a_loop_of_ones_own() -> None:
         torch.testing.assert_close(whole[:, begin:end], alone)
 
 
-@pytest.mark.usefixtures("reader")
 def test_a_loop_of_ones_own_in_processes(folder: Path) -> None:
     """With what its page says of torchrun: gradients are one, and the process group is ended."""
-    text = (PAGES / "pytorch.md").read_text()
-    said = re.search(r"^\* Under `torchrun`:.*?(?=^\*|\Z)", text, re.M | re.S)
+    said = re.search(r"^\* Under `torchrun`:.*?(?=^\*|\Z)", page("pytorch.md"), re.M | re.S)
     assert said
     begin, wrap, sampler, end = re.findall("`([^`]*)`", said[0])[1:]
-    (pack,) = re.findall(r"^    packer (.*)$", text, re.M)
-    assert packer(*pack.split()).exit_code == 0
-    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    alone = "PackedSampler(dataset, seed=0)"
-    assert alone in code
-    saved = "torch.save([p.grad for p in model.parameters()], f'slopes-{dist.get_rank()}')"
+    pack_as_on("pytorch.md")
     lines = [
         "import torch, torch.distributed as dist", "from typing import Any",
         "from torch.nn.parallel import DistributedDataParallel", getsource(Layer),
-        "torch.manual_seed(0)", "model = Layer()", begin, wrap, code.replace(alone, sampler),
-        saved, end, "assert not dist.is_initialized()",
-        # torch may wait for ever when it frees what its processes had in common
-        "import os", "os._exit(0)",
+        "torch.manual_seed(0)", "model = Layer()", begin, wrap,
+        code_of("pytorch.md", {"PackedSampler(dataset, seed=0)": sampler}),
+        "torch.save([p.grad for p in model.parameters()], f'slopes-{dist.get_rank()}')",
+        end, "assert not dist.is_initialized()", THE_END,
     ]  # fmt: skip
     script = folder / "train.py"
     script.write_text("\n".join(lines))
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         script],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, timeout=300,
-        check=True,
-    )  # fmt: skip
+    start(script, 2)
     slopes = [torch.load(f"slopes-{rank}") for rank in range(2)]
     for one, other in zip(*slopes, strict=True):
         assert one.any()
         assert torch.equal(one, other)
 
 
-@pytest.mark.usefixtures("reader")
-def test_energon(capsys: pytest.CaptureFixture[str]) -> None:
+def test_energon() -> None:
     names = run_page("energon.md")
-    assert set(shown("energon.md")) <= set(capsys.readouterr().out.splitlines())
     whole = names["loader"]()
     expected = [row.input_ids.tolist() for row, _ in zip(whole, range(6), strict=False)]
     found = [row.input_ids.tolist() for row, _ in zip(names["rows"], range(5), strict=False)]
     assert [names["row"].input_ids.tolist(), *found] == expected
 
 
-@pytest.mark.usefixtures("reader")
 def test_llamafactory_trains_by_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     allow_llamafactory(monkeypatch)
     config = run_page("llama-factory.md")["yaml"]
@@ -263,7 +235,6 @@ def test_llamafactory_trains_by_the_configuration(monkeypatch: pytest.MonkeyPatc
     assert found == pytest.approx(loss_alone(model, batch), rel=1e-4)
 
 
-@pytest.mark.usefixtures("reader")
 def test_axolotl_packs_by_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its schema, its loader, its sampler and its collator; training itself wants a GPU."""
     schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
@@ -294,26 +265,15 @@ def test_axolotl_packs_by_the_configuration(monkeypatch: pytest.MonkeyPatch) -> 
     assert (tokens, trained) == (manifest["tokens"], manifest["trained_tokens"])
 
 
-@pytest.mark.usefixtures("reader")
-def test_megatron_bridge(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_megatron_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = bridge_datasets(monkeypatch).GPTSFTPackedDataset
     names = run_page("megatron-bridge.md")
-    assert set(shown("megatron-bridge.md")) <= set(capsys.readouterr().out.splitlines())
-    path = str(names["specs"].packed_train_data_path)
-    tokenizer = SimpleNamespace(eos_id=-1, bos_id=-1)
     dataset = kind(
-        path,
-        tokenizer,
-        max_seq_length=1024,
-        prompt_template="{input}{answer}",
-        label_key="answer",
+        str(names["specs"].packed_train_data_path), SimpleNamespace(eos_id=-1, bos_id=-1),
+        max_seq_length=1024, prompt_template="{input}{answer}", label_key="answer",
         truncation_field="input",
-    )
+    )  # fmt: skip
     packed = open_packed("documents-packed-1024")
     assert len(dataset) == len(packed)
-    batches = [dataset.collate_fn([dataset[row]]) for row in range(len(packed))]
-    assert (
-        sum(int(batch["loss_mask"].sum()) for batch in batches) == packed.manifest["trained_tokens"]
-    )
+    masks = (dataset.collate_fn([dataset[row]])["loss_mask"] for row in range(len(packed)))
+    assert sum(int(one.sum()) for one in masks) == packed.manifest["trained_tokens"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,8 +21,8 @@ import numpy as np
 import pytest
 import s3_server
 import torch
+from recipes import pack_records, run
 from s3fs import S3FileSystem
-from support import packer
 from torch.utils.data import DataLoader
 
 from packer_cli import open_packed, storage
@@ -53,20 +51,12 @@ def servers() -> Iterator[tuple[str, s3_server.Proxy]]:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 650 rows in two dozen shards."""
-    folder = tmp_path_factory.mktemp("packed")
-    pack(folder / "out", 0)
-    assert len(open_packed(folder / "out").facts.shards) > 10
-    return folder / "out"
-
-
-def pack(out: Path, seed: int, *more: object) -> None:
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, 90, 900)
-    lines = (json.dumps({"input_ids": random.integers(0, 50_000, n).tolist()}) for n in lengths)
-    data = out.parent / f"data-{out.name}.jsonl"
-    data.write_text("\n".join(lines))
-    result = packer("pack", data, "-l", L, "-q", "--unit-bytes", "15K", "-o", out, *more)
-    assert result.exit_code == 0, result.stderr
+    random = np.random.default_rng(0)
+    records = [{"input_ids": random.integers(0, 50_000, n).tolist()}
+               for n in random.integers(1, 90, 900)]  # fmt: skip
+    out = pack_records(tmp_path_factory.mktemp("packed"), records, L, "--unit-bytes", "15K")
+    assert len(open_packed(out).facts.shards) > 10
+    return out
 
 
 @pytest.fixture
@@ -141,22 +131,6 @@ def size_of(folder: str) -> int:
     return sum(path.stat().st_size for path in found)
 
 
-def test_resuming_with_a_cold_cache(proxy: s3_server.Proxy, packed: Path) -> None:
-    """In the middle of an epoch, on another machine."""
-    local = PackedDataset(packed)
-    expected = list(PackedSampler(local, **SMALL))
-    dataset = PackedDataset(URL, cache="cache")
-    sampler = PackedSampler(dataset, **SMALL)
-    first = list(islice(sampler, 300))
-    state = sampler.state_dict()
-    dataset = PackedDataset(URL, cache="other", cache_bytes=200_000)
-    sampler = PackedSampler(dataset, **SMALL)
-    sampler.load_state_dict(state)
-    rest = ids(dataset, sampler, workers=1)
-    assert first == expected[:300]
-    assert torch.equal(rest.int(), local.__getitems__(expected[300:]).columns["input_ids"])
-
-
 def test_balanced_steps(proxy: s3_server.Proxy, packed: Path) -> None:
     """Costs are a file of the result; the cache keeps it, too."""
     local, dataset = PackedDataset(packed), PackedDataset(URL, cache="cache", cache_bytes=400_000)
@@ -226,8 +200,8 @@ def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:
     Path("data.jsonl").write_text('{"input_ids": [1, 2, 3]}\n')
-    assert packer("tokenize", "data.jsonl", "-o", "tokens", "-q").exit_code == 0
-    assert packer("pack", "tokens", "-l", 8, "--view", "-o", "view", "-q").exit_code == 0
+    run("tokenize", "data.jsonl", "-o", "tokens")
+    run("pack", "tokens", "-l", 8, "--view", "-o", "view")
     upload(proxy, Path("view"))
     with pytest.raises(UsageError, match=f"{URL}: a view, which is only read from a local"):
         PackedDataset(URL, cache="cache")
@@ -242,9 +216,8 @@ class TestRoom:
         with pytest.raises(UsageError, match=r"fetched for .* bytes of rows: the order asks for"):
             ids(dataset, shuffle=True, generator=torch.Generator().manual_seed(0))
 
-    @pytest.mark.parametrize("workers", [0, 1])
     def test_one_rank_of_many_reads_little_of_each_shard(
-        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+        self, proxy: s3_server.Proxy, packed: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """That is no waste: its sampler's order fits, whoever fetches the shards."""
         monkeypatch.setattr(Foresight, "coming", lambda self, rows: None)  # as if it were too slow
@@ -252,7 +225,7 @@ class TestRoom:
         both = dataset, PackedDataset(packed)
         share = {"rank": 0, "world_size": 64, "block_rows": 16, "window_blocks": 2}
         samplers = [PackedSampler(one, **share) for one in both]
-        rows = [[ids(one, sampler, workers) for _ in range(12)]
+        rows = [[ids(one, sampler) for _ in range(12)]
                 for one, sampler in zip(both, samplers, strict=True)]  # fmt: skip
         assert torch.equal(*map(torch.cat, rows))
 
