@@ -17,6 +17,7 @@ from measuring import report, run, say, seconds_of
 from settings import CHECKOUT, Settings, from_environment
 
 from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shapes import Shape
 from packer_cli.ownership import Folder, claim
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -82,7 +83,7 @@ def main() -> None:
         say(f"making {count:,} units")
         _simulate(record, folder / "out", count)
         os.sync()
-        seconds = seconds_of(lambda: finalize_now(folder / "out"))
+        seconds = seconds_of(lambda: finalize_now(folder / "out", RunOptions()))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         manifest = (folder / "out" / "manifest.json").stat().st_size
         units = (folder / "out" / RECORDS).stat().st_size

@@ -11,6 +11,7 @@ relative to descriptors. Locks end with the process that holds them (flock).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -21,9 +22,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from packer_cli.errors import DataError, UsageError, named
+from packer_cli.errors import DataError, UsageError, from_os_error, named
 
 ID = "dd4cbd969ee4cf0b968a8b865edeed7a"
 LOCK = "lock"
@@ -41,9 +42,12 @@ class InUseError(DataError):
 class Folder:
     """A directory held open: its names mean the same files even if its path changes."""
 
-    def __init__(self, path: Path, within: Folder | None = None) -> None:
-        """`within`: the folder that holds it; then `path` may be no link. Raises OSError."""
+    def __init__(self, path: Path, within: Folder | None = None, *, no_lock: bool = False) -> None:
+        """`within`: the folder that holds it; then `path` may be no link. `no_lock`: go on where
+        there are no locks: two runs in one directory silently give wrong data. Raises OSError.
+        """
         self.path = path
+        self.no_lock: bool = within.no_lock if within else no_lock
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         if within is None:
             self.descriptor = os.open(path, flags)
@@ -144,10 +148,6 @@ def unchanged(folder: Folder, name: str, listed: Listed, record: Times | None = 
     return _tell_times(status, record) or folder.digest(name) == listed.sha256
 
 
-def times_of(status: os.stat_result) -> Times:
-    return status.st_mtime_ns, status.st_ctime_ns
-
-
 def _tell_times(file: os.stat_result, record: Times | None) -> bool:
     """Tell whether nobody has changed a file since packer wrote the record, as the last of all, and
     then renamed both to their places, which sets the time of change of status only.
@@ -207,13 +207,7 @@ def claim(parent: Folder, name: str) -> Folder:
 
 @contextmanager
 def own_folder(
-    parent: Folder,
-    name: str,
-    place: Path,
-    *,
-    shared: bool = False,
-    tries: int = 1,
-    without: bool = False,
+    parent: Folder, name: str, place: Path, *, shared: bool = False, tries: int = 1
 ) -> Iterator[Folder]:
     """Packer's folder in the one of that name, claimed and locked; the options are those of
     `locked`.
@@ -224,9 +218,7 @@ def own_folder(
         with ExitStack() as stack:
             try:
                 inside = stack.enter_context(claim(parent, name))
-                stack.enter_context(
-                    locked(inside, LOCK, place, shared=shared, tries=tries, without=without)
-                )
+                stack.enter_context(locked(inside, LOCK, place, shared=shared, tries=tries))
             except FileNotFoundError:  # it is gone
                 continue
             yield inside
@@ -245,20 +237,18 @@ def locked(
     shared: bool = False,
     wait: bool = False,
     tries: int = 1,
-    without: bool = False,
 ) -> Iterator[None]:
     """Hold the lock file `name`, made if necessary. `place`: what errors say is in use.
 
     `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
-    `tries` times, a twentieth of a second apart. `without`: go on where there are no locks: two
-    runs in one directory silently give wrong data. Raises InUseError when another process holds
+    `tries` times, a twentieth of a second apart. Raises InUseError when another process holds
     it, DataError where there are no locks, FileNotFoundError when the folder is gone.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:
         descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
         try:
-            _lock(descriptor, how, tries, place, without)
+            _lock(descriptor, how, tries, place, no_lock=folder.no_lock)
             status = folder.status(name)
             if status is None or not os.path.samestat(status, os.fstat(descriptor)):
                 continue  # whoever held it has removed it
@@ -268,7 +258,7 @@ def locked(
             os.close(descriptor)
 
 
-def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> None:
+def _lock(descriptor: int, how: int, tries: int, place: Path, *, no_lock: bool) -> None:
     for attempt in range(tries):
         try:
             fcntl.flock(descriptor, how)
@@ -277,7 +267,7 @@ def _lock(descriptor: int, how: int, tries: int, place: Path, without: bool) -> 
             if attempt < tries - 1:
                 time.sleep(_SECONDS)
         except OSError as error:
-            if without:
+            if no_lock:
                 return
             raise DataError(
                 f"{place}: cannot be locked: {error.strerror}",
@@ -329,3 +319,64 @@ def in_the_way(folder: Path | str, names: Iterable[str]) -> UsageError:
         f"{named(sorted(names), _MOST_NAMED)}",
         "nothing was changed; move them elsewhere, or choose another --output",
     )
+
+
+# Files that are there whole or not at all, also after a power loss
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which is synced to the disk at the end."""
+    try:
+        with open(path, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file and sync it to the disk."""
+    with written(path) as file:
+        file.write(content)
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, also after a power loss."""
+    part = path.with_name(path.name + ".part")
+    try:
+        write_file(part, content)
+        os.rename(part, path)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error
+    sync(path.parent)
+
+
+def make_folders(path: Path) -> None:
+    """Make a directory and those above it, so that a power loss takes none of them away.
+
+    Raises NotADirectoryError below a file.
+    """
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():  # nobody else made it meanwhile
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    if os.access(path.parent, os.R_OK):
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Sync a file or a directory to the disk (fsync)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise from_os_error(error, path, "write") from error

@@ -145,7 +145,6 @@ def stat(path: str, *, again: bool = False) -> Stat:
 
 
 def _stat(path: str, info: dict[str, Any]) -> Stat:
-    """The status of an object as its store tells it."""
     if info["size"] is None:
         raise UsageError(f"{path}: the server does not tell its size", "copy it to a local path")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")

@@ -51,22 +51,16 @@ def pack(
     if output is None:
         output = default_output(inputs, f"packed-{order.config.max_length}")
     place, staging, state = _place_of(output, command.staging)
-    run, notify = _of_run(order.options, how), notes(quiet=how.quiet)
+    run = _of_run(order.options, how, staging)
     made: list[tuple[Path | str, object]] = []
     if order.recipe:
         from packer_cli.run.recipe import pack_recipe
 
-        made += pack_recipe(
-            order.recipe, place, run, notify, print_note, staging,
-            command.max_share_error,
-        )  # fmt: skip
+        made += pack_recipe(order.recipe, place, run, command.max_share_error)
     else:
         from packer_cli.run import pipeline
 
-        manifest = pipeline.pack(
-            order.inputs, place, order.config, run, command.tokenizer, notify,
-            print_note, staging,
-        )  # fmt: skip
+        manifest = pipeline.pack(order.inputs, place, order.config, run, command.tokenizer)
         made.append((place, manifest))
     # a rank that leaves units to others has none
     results = [(path, one) for path, one in made if isinstance(one, Manifest)]
@@ -97,10 +91,8 @@ def tokenize(
     place, staging, state = _place_of(
         its.output or default_output(inputs, "tokenized"), its.staging
     )
-    manifest = pipeline.pack(
-        inputs, place, documents, _of_run(options, how), its.tokenizer,
-        notes(quiet=how.quiet), print_note, staging,
-    )  # fmt: skip
+    run = _of_run(options, how, staging)
+    manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer)
     if manifest is not None:  # other ranks have units to tokenize
         print_results([(place, manifest)], as_json=how.as_json, state=state)
 
@@ -121,7 +113,7 @@ def finalize(
     from packer_cli.storage import local
 
     directory = local(name, "ranks only share local directories")
-    manifest = pipeline.finalize_now(directory, no_lock="no_lock" in options)
+    manifest = pipeline.finalize_now(directory, RunOptions(**options))
     print_results([(directory, manifest)], as_json=how.as_json)
 
 
@@ -164,12 +156,15 @@ def _place_of(output: str, staging: str | None) -> tuple[Path | str, Path | None
     return destination, None, "kept, marked incomplete"
 
 
-def _of_run(options: RunOptions, how: OneRun) -> RunOptions:
+def _of_run(options: RunOptions, how: OneRun, staging: Path | None) -> RunOptions:
     """The options of a run, with what the command line alone says."""
     from packer_cli.run.pipeline import find_rank
 
     ranks: Values = dict(find_rank(how.rank, how.world_size))
-    return replace(options, progress=not how.quiet, **ranks)
+    notify = notes(quiet=how.quiet)
+    return replace(
+        options, progress=not how.quiet, notify=notify, warn=print_note, staging=staging, **ranks
+    )
 
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h

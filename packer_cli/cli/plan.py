@@ -147,9 +147,8 @@ def _plans(
     """Plans of the result, or of each side of a recipe's split with its name."""
     from packer_cli.plan.run import Planning
 
-    planning = Planning(
-        order.options, sample, notes(quiet=quiet), print_note, show_progress=not quiet
-    )
+    options = replace(order.options, notify=notes(quiet=quiet), warn=print_note)
+    planning = Planning(options, sample, show_progress=not quiet)
     if order.recipe is None:
         return [(None, planning.plan(order.inputs, configs, order.command.tokenizer))]
     lengths = dict.fromkeys(one.max_length for one in configs)

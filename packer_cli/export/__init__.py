@@ -62,9 +62,7 @@ def export(
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
     kind, exported = FORMATS[to], _opened(directory, tokens)
-    if even:
-        _refuse_unordered(to, kind)
-    _refuse(exported, to, kind)
+    _refuse(exported, to, kind, even=even is not None)
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
         parts: Callable[..., Iterable[Any]] = partial(_FEEDS[kind.takes], exported)
@@ -98,18 +96,7 @@ def _opened(directory: str | os.PathLike[str], tokens: Paths | None) -> Exported
     return open_packed(directory, tokens)
 
 
-def _refuse_unordered(to: str, kind: type[Writer]) -> None:
-    why = {
-        "documents": "is a format of documents, of which its readers make rows of their own",
-        "units": "is a result of packer, in the order of its work units",
-    }
-    ordered = [name for name, one in FORMATS.items() if one.in_order]
-    reason = why.get(kind.takes, "is read by a trainer that shuffles rows")
-    tip = f"choose one of {', '.join(ordered)}, or leave out --order"
-    refuse([(not kind.in_order, f"--order even: --to {to} {reason}", tip)])
-
-
-def _refuse(exported: Exported, to: str, kind: type[Writer]) -> None:
+def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> None:
     """UsageError for a directory that has not what a format needs, or what it cannot keep."""
     place, facts = exported.path, exported.facts
     if isinstance(exported, PackedDirectory):
@@ -120,11 +107,17 @@ def _refuse(exported: Exported, to: str, kind: type[Writer]) -> None:
     missing = next((name for name in kind.needs if name not in columns), "")
     with_pairs = " or ".join(name for name, one in FORMATS.items() if one.keeps_pairs)
     with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes == "documents")
+    ordered = ", ".join(name for name, one in FORMATS.items() if one.in_order)
     keeps_mask = not of_rows or "labels" in columns or kind.takes in ("batches", "units")
     # the first token of a piece is never trained on, whatever the format
     pieces = facts.segments if of_rows else facts.documents
     untrained = facts.tokens - pieces - facts.trained_tokens
     refuse([
+        (
+            even and not kind.in_order,
+            f"--order even: rows of --to {to} are not read in an order of ours",
+            f"choose one of {ordered}, or leave out --order",
+        ),
         (
             missing,
             f"{place}: has no column {missing}, which --to {to} needs",

@@ -24,11 +24,28 @@ from pathlib import Path
 
 import msgspec
 
-from packer_cli.durable import make_folders, put_file, sync
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.options.option import refuse
-from packer_cli.ownership import LOCK, Folder, Listed, in_the_way, own_folder, remove_own, unchanged
-from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, SHARD_NAME, SIDE_FILES
+from packer_cli.ownership import (
+    LOCK,
+    Folder,
+    Listed,
+    in_the_way,
+    make_folders,
+    own_folder,
+    put_file,
+    remove_own,
+    sync,
+    unchanged,
+)
+from packer_cli.result.layout import (
+    DATASET_DICT,
+    INCOMPLETE,
+    MANIFEST,
+    SHARD_NAME,
+    SIDE_FILES,
+    digest,
+)
 from packer_cli.run.destination import holds_result
 
 MARKER = ".packer-export.json"
@@ -72,11 +89,8 @@ def new_directory(
     try:
         make_folders(real.parent)
         with ExitStack() as stack:
-            parent = stack.enter_context(Folder(real.parent))
-            try:
-                inside = stack.enter_context(own_folder(parent, name, output, without=no_lock))
-            except PermissionError as error:
-                raise from_os_error(error, real.parent, "write") from error
+            parent = stack.enter_context(Folder(real.parent, no_lock=no_lock))
+            inside = stack.enter_context(own_folder(parent, name, output))
             stack.callback(remove_own, parent, name, inside, _OWN_FILES)
             stack.callback(_settle, parent, inside, real)
             _settle(parent, inside, real)
@@ -85,7 +99,8 @@ def new_directory(
             work.mkdir()
             yield work
             if details is not None:
-                _write_marker(work, details)
+                files = _files_of(work)
+                put_file(work / MARKER, json.dumps(details | {"files": files}, indent=1).encode())
             for path in (*work.rglob("*"), work):
                 sync(path)
             _refuse_taken(output, overwrite, closely=True)  # the last check may have been hours ago
@@ -136,14 +151,9 @@ def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
     raise OSError(number, os.strerror(number), new)
 
 
-def _write_marker(work: Path, details: dict[str, str]) -> None:
-    files = {}
-    for path in sorted(work.rglob("*")):
-        if not path.is_dir():
-            with Folder(path.parent) as folder:
-                listed = path.stat().st_size, folder.digest(path.name)
-            files[str(path.relative_to(work))] = listed
-    put_file(work / MARKER, json.dumps(details | {"files": files}, indent=1).encode())
+def _files_of(work: Path) -> dict[str, Listed]:
+    files = [path for path in sorted(work.rglob("*")) if not path.is_dir()]
+    return {str(path.relative_to(work)): Listed(*digest(path)) for path in files}
 
 
 def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:
@@ -176,7 +186,6 @@ class _Marker(msgspec.Struct):
 
 
 def _listed(export: Path) -> dict[str, Listed] | None:
-    """The files of an export as its marker lists them."""
     try:
         with Folder(export) as folder:
             return msgspec.json.decode(folder.read(MARKER) or b"", type=_Marker).files

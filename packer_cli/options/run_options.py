@@ -5,14 +5,20 @@ which tokenizer, which text, and where the result goes; and those of training lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from packer_cli.options.option import Count, Options, Rule, Share, Whole, option
 
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
+
+
+def _unheard(message: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,8 @@ class EncodingOptions(Options):
     Beyond what --help says:
 
     max_seconds_per_record  longer may find fewer bad records, and changes no other
+    notify, warn            hear one-line messages for the user, and those that nobody should miss
+    stop                    once it is set, work ends as soon as it can
     """
 
     workers: Count = option(
@@ -42,6 +50,9 @@ class EncodingOptions(Options):
         "What encodes; it never changes the result:",
         choices=("auto", "gigatoken", "tokenizers"),
     )
+    notify: Callable[[str], None] = _unheard
+    warn: Callable[[str], None] = _unheard
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +69,8 @@ class RunOptions(EncodingOptions):
     add                an update that keeps the inputs which are not named, as they are packed
     progress           show progress on stderr
     rank, world_size   pack only every world_size-th unit, as one of that many processes
+    staging            where what goes to a URL is packed
+    before_switch      called when all is packed, before a new result takes its place
     """
 
     overwrite: bool = option(False, "Replace an earlier result in the output.", elsewhere="--force")
@@ -99,6 +112,8 @@ class RunOptions(EncodingOptions):
     )
     rank: int | None = None
     world_size: int | None = None
+    staging: Path | None = None
+    before_switch: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "update", self.update or self.add)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -116,15 +115,12 @@ class Planning:
     """Plans what `packer pack` would make. Nothing is written anywhere.
 
     sample        about the share of the inputs to read, more than 0; figures are then estimates
-    notify, warn  as in `pipeline.pack`, which says what is raised, too
+    options       as in `pipeline.pack`, which says what is raised, too
     """
 
     options: EncodingOptions
     sample: float | None = None
-    notify: Notify = lambda message: None
-    warn: Notify = lambda message: None
     show_progress: bool = False
-    stop: threading.Event = field(default_factory=threading.Event)
 
     def plan(
         self, inputs: list[str], configs: Sequence[PackConfig], tokenizer: str | None = None
@@ -132,9 +128,9 @@ class Planning:
         """Plan what would come out of `inputs` with each of `configs`, which differ in max_length
         and strategy only.
         """
-        begin_stdin(self.stop.is_set)
-        files = find_inputs(inputs, configs[0], self.notify)
-        return self._of(settle(files, configs[0], tokenizer, self.notify, self.warn), configs)
+        begin_stdin(self.options.stop.is_set)
+        files = find_inputs(inputs, configs[0], self.options.notify)
+        return self._of(settle(files, configs[0], tokenizer, self.options), configs)
 
     def plan_recipe(
         self, recipe: Recipe, destinations: Sequence[Path | str], configs: Sequence[PackConfig]
@@ -144,14 +140,15 @@ class Planning:
         read as they are. If one is not tokenized, a sample of all of them is, in memory.
         """
         # what it has to say of the inputs was said when they were tokenized
-        silent, its = (lambda message: None), replace(self, warn=once(self.warn))
-        tokens = tokens_of(recipe, tokens_root(recipe, *destinations), silent)
+        options = replace(self.options, warn=once(self.options.warn))
+        its, silent = replace(self, options=options), replace(options, notify=lambda message: None)
+        tokens = tokens_of(recipe, tokens_root(recipe, *destinations), silent.notify)
         raw = [one for one in tokens if one.files]
         if not all(one.is_there for one in raw):
             return its._estimated(recipe, tokens, raw, configs)
         for one in raw:
             with naming(recipe, one.source):
-                run = settle(one.files, one.config, recipe.tokenizer, silent, its.warn)
+                run = settle(one.files, one.config, recipe.tokenizer, silent)
                 _refuse_stale(Path(one.directories[0]), run, recipe.path)
         sides = rows_of(recipe, tokens, configs)
         return [(side, its.plan(inputs, of_side)) for side, inputs, of_side in sides]
@@ -168,16 +165,13 @@ class Planning:
         everything, nothing is estimated.
         """
         paths = [path for one in tokens for path in one.directories]
-        runs = [
-            settle(one.files, one.config, recipe.tokenizer, self.notify, self.warn).cut()
-            for one in raw
-        ]
+        runs = [settle(one.files, one.config, recipe.tokenizer, self.options).cut() for one in raw]
         read = self._read_of(recipe, runs, is_mixed=len(paths) > len(raw))
         share = min(
             weight_of(some) / weight_of(run.units) for some, run in zip(read, runs, strict=True)
         )
         whole = "everything, and is exact" if share == 1 else f"{share:.1%}, and is an estimate"
-        self.notify(f"the sources are not tokenized yet: the plan is made from {whole}")
+        self.options.notify(f"the sources are not tokenized yet: the plan is made from {whole}")
         files, made = list[InputFile](), {one.directories[0]: n for n, one in enumerate(raw)}
         for path in paths:
             if path in made:
@@ -185,7 +179,7 @@ class Planning:
                 with naming(recipe, raw[number].source):
                     file = self._held(runs[number], read[number], share, path, len(files))
             else:
-                (file,) = find_inputs([path], configs[0], self.notify)
+                (file,) = find_inputs([path], configs[0], self.options.notify)
             files.append(replace(file, index=len(files)))
         is_tokenized(files)  # with one tokenizer, or UsageError
         facts, shape = opened(files[0]).facts, shape_of(files)
@@ -220,8 +214,10 @@ class Planning:
                 "run packer tokenize first, and name its output directories in the recipe",
             )
         if is_mixed and sample is not None and sample < 1:
-            self.warn("warning: --sample is not followed: a source is a tokenized directory, "
-                      "so all is read")  # fmt: skip
+            self.options.warn(
+                "warning: --sample is not followed: a source is a tokenized directory, so all is "
+                "read"
+            )
         share = min(1.0, _READ_BYTES / size) if sample is None else sample
         return [some_of(run.units, 1.0 if is_mixed else share, recipe.config.seed) for run in runs]
 
@@ -264,7 +260,7 @@ class Planning:
     ) -> list[_Made]:
         """Give what is made of units, in their order."""
         made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-        job = Job.of(run, units, NOWHERE, self.options, self.notify, self.stop, progress)
+        job = Job.of(run, units, NOWHERE, self.options, progress)
         with closing(job.source), as_flag():
 
             def task(place: int) -> None:
@@ -272,7 +268,7 @@ class Planning:
 
             try:
                 every = [partial(task, place) for place in range(len(tasks))]
-                run_all(every, self.options.workers, self.stop, job.source.stop)
+                run_all(every, self.options.workers, self.options.stop, job.source.stop)
             except Interrupted as error:
                 again = "nothing was written; run the same command again"
                 raise Interrupted(error.message, again) from error
@@ -296,9 +292,10 @@ class Planning:
                 if first.shortens_conversations
                 else "longer rows have larger work units"
             )
-            self.notify(f"reads the inputs {len(passes)} times: {why}")
-        _note_beginnings(files, passes, self.notify)
-        its = replace(self, notify=once(self.notify))  # what tokenizers say, each pass would
+            self.options.notify(f"reads the inputs {len(passes)} times: {why}")
+        _note_beginnings(files, passes, self.options.notify)
+        # what tokenizers say, each pass would
+        its = replace(self, options=replace(self.options, notify=once(self.options.notify)))
         size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
         outcomes: dict[PackConfig, Outcome] = {}
         with Progress(size, show=self.show_progress, doing="planning") as progress:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from packer_cli.durable import put_file
 from packer_cli.errors import UsageError, from_os_error, one_line
+from packer_cli.ownership import put_file
 from packer_cli.reports.report import Report
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import is_manifest

@@ -97,11 +97,6 @@ def named_by_digest(unnamed: str, sha256: str) -> str:
     return f"{unnamed.removesuffix('.arrow')}-{sha256[:16]}.arrow"
 
 
-def is_shard_of(name: str, unit: int, part: int, sha256: str) -> bool:
-    """Whether this is the name of a shard of such content."""
-    return name == named_by_digest(unnamed_shard(kind_of(name), unit, part), sha256)
-
-
 def is_named_by_content(name: str) -> bool:
     """Whether a name is that of a shard, which tells its bytes by their digest."""
     return bool(re.match(_SHARD_PATTERN, name))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -29,13 +29,13 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.durable import put_file
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
+from packer_cli.ownership import put_file
 from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, is_shard_of, kind_of
+from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
 from packer_cli.run.identity import RUN, IsSame, Run, sealed, unsealed
 from packer_cli.storage import open_regular
@@ -74,19 +74,6 @@ class UnitRecord(msgspec.Struct, frozen=True):
     rejected_from: int = 0
     stretches: list[tuple[int, int, int, str]] = []
 
-    def is_of(self, unit: WorkUnit) -> bool:
-        if (self.unit, self.slices) != (unit.index, slices_of(unit)):
-            return False
-        parts = Counter[str]()  # of each kind
-        for shard in self.shards:
-            kind = kind_of(shard.file)
-            if shard.unit != self.unit or not is_shard_of(
-                shard.file, self.unit, parts[kind], shard.sha256
-            ):
-                return False
-            parts[kind] += 1
-        return True
-
     @property
     def work_unit(self) -> WorkUnit:
         return WorkUnit(self.unit, tuple(Slice(*part) for part in self.slices))
@@ -113,7 +100,7 @@ def write_unit(folder: Path, record: UnitRecord) -> None:
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     """The record of a unit whose files are all there, at their full size; None otherwise."""
     record: UnitRecord | None = _decoded(_unit_path(folder, unit.index), UnitRecord)
-    if record is None or not record.is_of(unit):
+    if record is None or (record.unit, record.slices) != (unit.index, slices_of(unit)):
         return None
     sizes = {shard.file: shard.bytes for shard in record.shards}
     rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)

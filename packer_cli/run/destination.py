@@ -15,6 +15,7 @@ all of the other. Then what the earlier manifest lists goes, if it is unchanged,
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
@@ -27,9 +28,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from packer_cli import storage
-from packer_cli.durable import make_folders, put_file, sync, write_file
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
+from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import (
     LOCK,
     Folder,
@@ -39,13 +40,16 @@ from packer_cli.ownership import (
     find_own,
     in_the_way,
     locked,
+    make_folders,
     own_folder,
+    put_file,
     remove_own,
     strangers,
-    times_of,
+    sync,
     unchanged,
+    write_file,
 )
-from packer_cli.records import InputFile, Notify
+from packer_cli.records import InputFile
 from packer_cli.result.layout import (
     INCOMPLETE,
     INPUT_TIMES,
@@ -107,17 +111,13 @@ class Claim:
     folder, inside  the directory and our folder in it, held open; `work` is the path of the latter
     ended           the run whose result has just been put in place, because whoever packed it was
                     interrupted while doing so
-    shared          with other ranks of the same run
-    no_lock         go on where there are no locks
     """
 
     output: Path
     folder: Folder
     inside: Folder
-    notify: Notify
+    options: RunOptions
     ended: Run | None
-    shared: bool
-    no_lock: bool
 
     @property
     def work(self) -> Path:
@@ -125,22 +125,15 @@ class Claim:
 
 
 @contextmanager
-def claimed(
-    output: Path,
-    files: Sequence[InputFile],
-    *,
-    notify: Notify,
-    rank: tuple[int, int] | None = None,
-    no_lock: bool = False,
-) -> Iterator[Claim]:
+def claimed(output: Path, files: Sequence[InputFile], options: RunOptions) -> Iterator[Claim]:
     """Claim `output`, with the units that an interrupted run has packed.
 
-    They stay there when this one fails, too, for the next; whatever else is left goes. `rank`: and
-    how many there are: others may pack units of the same run meanwhile. `no_lock`: go on where
-    there are no locks. Raises UsageError when the directory holds something that nobody may
-    replace, InUseError when another run is writing to it.
+    They stay there when this one fails, too, for the next; whatever else is left goes. Of ranks,
+    others may pack units of the same run meanwhile. Raises UsageError when the directory holds
+    something that nobody may replace, InUseError when another run is writing to it.
     """
     refuse_inputs_inside(output, files)
+    rank = options.as_rank
     shared = rank is not None
     try:
         if output.exists() and not output.is_dir():
@@ -148,25 +141,26 @@ def claimed(
         created = not output.exists()
         make_folders(output)
         with ExitStack() as stack:
-            folder = stack.enter_context(Folder(output))
+            folder = stack.enter_context(Folder(output, no_lock=options.no_lock))
             if not is_replacing(output):
                 _refuse_foreign(folder)
             if rank is not None:
-                stack.callback(clean, output, no_lock=no_lock)
+                alone = dataclasses.replace(options, rank=None, world_size=None)
+                stack.callback(clean, output, alone)
             tries = _TRIES if shared else 1
-            own = own_folder(folder, WORK, output, shared=shared, tries=tries, without=no_lock)
+            own = own_folder(folder, WORK, output, shared=shared, tries=tries)
             inside = stack.enter_context(own)
             try:
                 if foreign := strangers(inside, _WORK_FILES):
                     raise in_the_way(inside.path, foreign)
                 if rank is not None:
-                    _hold_rank(stack, inside, rank, output, no_lock)
+                    _hold_rank(stack, inside, rank, output)
                 # ranks begin at the same time
-                with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=no_lock):
+                with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
                     ended = _ended(folder, inside)
                 if ended is None:  # now that nobody else can change it
                     _refuse_foreign(folder)
-                yield Claim(output, folder, inside, notify, ended, shared, no_lock)
+                yield Claim(output, folder, inside, options, ended)
             finally:
                 kept = (REPLACING, STAGED)
                 if not (shared or is_begun(inside.path) or any(map(inside.status, kept))):
@@ -184,16 +178,14 @@ def _place(error: OSError, output: Path) -> Path:
     return path if output.is_relative_to(path) else output / path
 
 
-def _hold_rank(
-    stack: ExitStack, inside: Folder, rank: tuple[int, int], output: Path, no_lock: bool
-) -> None:
+def _hold_rank(stack: ExitStack, inside: Folder, rank: tuple[int, int], output: Path) -> None:
     """Hold the lock of a rank. Raises InUseError when ranks of another world size are at work."""
-    stack.enter_context(locked(inside, _RANK_LOCK.format(*rank), output, without=no_lock))
+    stack.enter_context(locked(inside, _RANK_LOCK.format(*rank), output))
     for name in inside.names():
         parts = re.fullmatch(_RANK_LOCK.format("[0-9]+", "([0-9]+)"), name)
         if parts and int(parts[1]) != rank[1]:
             try:
-                with locked(inside, name, output, shared=True, without=no_lock):
+                with locked(inside, name, output, shared=True):
                     pass
             except InUseError:
                 raise InUseError(
@@ -202,15 +194,15 @@ def _hold_rank(
                 ) from None
 
 
-def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: bool) -> bool:
+def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
     """Make the work folder that of `run`, with the units that it has already; False when its
     result is in place. Raises UsageError for units or a result that may not be thrown away, and
     for files of others where the result is to be.
 
-    `side_files`: those of `run`, by name. `may_replace`: what another run has packed.
+    `may_replace`: what another run has packed.
     """
     inside = claim.inside
-    with locked(inside, _BEGIN_LOCK, inside.path, wait=True, without=claim.no_lock):
+    with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
             if not differences(claim.ended, run, as_packed_in(claim.output)):
                 return False
@@ -219,7 +211,7 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
         _refuse_in_the_way(claim.folder, _names_of(run), earlier_result(claim.folder))
         if not _continues(claim, run, may_replace):
             forget(inside)
-            for name, content in side_files.items():
+            for name, content in run.chosen.side_files.items():
                 write_file(claim.work / name, content)
         put_file(claim.work / RUN, run.to_bytes())  # its limits may be others
         sync(claim.work.parent)
@@ -229,10 +221,13 @@ def begin(claim: Claim, run: Run, side_files: dict[str, bytes], *, may_replace: 
 
 def _continues(claim: Claim, run: Run, may_replace: bool) -> bool:
     """True if the units in the work folder are those of `run`."""
-    output, work = claim.output, claim.work
-    if not run.resumable or not (is_begun(work) or (claim.shared and (work / RUN).exists())):
+    output, work, options = claim.output, claim.work, claim.options
+    shared = options.as_rank is not None
+    if not run.resumable or not (is_begun(work) or (shared and (work / RUN).exists())):
         if any(not name.endswith((LOCK, STAGED, UPLOADED)) for name in claim.inside.names()):
-            claim.notify(f"{output} holds an unfinished run; starting it again from the beginning")
+            options.notify(
+                f"{output} holds an unfinished run; starting it again from the beginning"
+            )
         return False
     earlier = load_run(work / RUN)
     differ = (
@@ -246,11 +241,9 @@ def _continues(claim: Claim, run: Run, may_replace: bool) -> bool:
         raise UsageError(
             f"{output}: holds an unfinished run that differs: {'; '.join(differ)}",
             "to continue it, give its options and inputs; to start over, "
-            + (
-                f"remove {output / WORK} when no rank is at work" if claim.shared else "--overwrite"
-            ),
+            + (f"remove {output / WORK} when no rank is at work" if shared else "--overwrite"),
         )
-    claim.notify(f"{output}: the unfinished run is discarded: {'; '.join(differ)}")
+    options.notify(f"{output}: the unfinished run is discarded: {'; '.join(differ)}")
     return False
 
 
@@ -264,7 +257,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
 
 def _names_of(run: Run) -> set[str]:
     """Names that the result of a run may have beside shards, for a look before all the work."""
-    names = {*SIDE_FILES, MANIFEST, INCOMPLETE} - ({*TOKENIZER_FILES} - run.side_files.keys())
+    names = {*SIDE_FILES, MANIFEST, INCOMPLETE} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
     if run.config.on_error != "skip":
         names -= {REJECTED}
     if run.is_to_tokenize or run.row_config.max_loss is None:
@@ -309,15 +302,12 @@ def _ended(folder: Folder, inside: Folder) -> Run | None:
     return ended
 
 
-def clean(output: Path, *, no_lock: bool) -> None:
+def clean(output: Path, options: RunOptions) -> None:
     """Remove what runs leave beside a result, such as the locks of ranks, if none is at work. One
     that was interrupted while it took its place does so.
     """
     if (output / WORK).is_dir() and holds_result(output):
-        with (
-            suppress(InUseError),
-            claimed(output, [], notify=lambda line: None, no_lock=no_lock),
-        ):
+        with suppress(InUseError), claimed(output, [], options):
             pass
 
 
@@ -399,7 +389,8 @@ def earlier_result(folder: Folder) -> Earlier | None:
     for name in (MANIFEST, INCOMPLETE):
         content, status = folder.read(name), folder.status(name)
         if content is not None and status is not None and looks_like_one(content):
-            return relied_on(folder.path / name, content, times_of(status))
+            times = status.st_mtime_ns, status.st_ctime_ns
+            return relied_on(folder.path / name, content, times)
     return None
 
 

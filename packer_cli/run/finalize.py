@@ -15,7 +15,6 @@ import numpy as np
 from msgspec.structs import asdict
 
 import packer_cli
-from packer_cli.durable import write_file, written
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
@@ -23,7 +22,11 @@ from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.ownership import unchanged
+from packer_cli.ownership import (
+    unchanged,
+    write_file,
+    written,
+)
 from packer_cli.packing.figures import lower_bound_rows, squared_sums
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
@@ -157,33 +160,17 @@ def _side_files(
         _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, reused), head)
         joined.append(SQUARED_LENGTHS)
     first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
-    return first | run.side_files | last
+    return first | run.chosen.hashes | last
 
 
 def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index)
-        if record is not None:
-            _refuse_lost(claim, record.shards)
-        else:
-            record = commits.read_unit(claim.work, unit)
+        record = reused.get(unit.index) or commits.read_unit(claim.work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {claim.work} are not right"
             )
         yield record
-
-
-def _refuse_lost(claim: Claim, kept: Iterable[Shard]) -> None:
-    """DataError for a shard of the earlier result that was there when the update began."""
-    for shard in kept:
-        status = claim.folder.status(shard.file)
-        if status is None or status.st_size != shard.bytes:
-            raise DataError(
-                f"{claim.output / shard.file}: is missing or cut short since the update began",
-                "restore it, or remove what is left of it; then run the same command again, which "
-                "packs its documents again",
-            )
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:
@@ -225,25 +212,21 @@ def check_limits(
     config: DocumentConfig, total: Counts, bad: int, read: int, see: str, later: str
 ) -> None:
     """Raise DataError for more `bad` records among those that were `read`, or more unused text,
-    than the options allow. `see`, `later`: what helps with the former, and with the latter.
+    than the options allow; InternalError where an encoded token is neither in a row nor known to
+    be lost. `see`, `later`: what helps with the former, and with the latter.
     """
     limit = config.max_errors
     if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
         raise DataError(f"{bad:,} of {read:,} records are bad; --max-errors is {limit}", see)
-    check_conserved(total)
+    if not total.conserved():
+        raise InternalError(
+            f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
+            f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
+        )
     unused = total.looked_at_characters, total.unused
     if reason := why_too_much_unused(config.max_unused, *unused):
         tip = "name fields with --field, or leave them out of the input; "
         raise DataError(reason, tip + later)
-
-
-def check_conserved(counts: Counts) -> None:
-    """Raise InternalError where an encoded token is neither in a row nor known to be lost."""
-    if not counts.conserved():
-        raise InternalError(
-            f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "
-            f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
-        )
 
 
 def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:

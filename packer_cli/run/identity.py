@@ -72,7 +72,7 @@ class Chosen:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """The sha256 of each side file."""
+        """The sha256 of each side file, by name."""
         known = self.known | ({TOKENIZER: self.files.sha256} if self.files else {})
         new = {n: content for n, content in self.side_files.items() if n not in known}
         return known | {n: hashlib.sha256(content).hexdigest() for n, content in new.items()}
@@ -93,11 +93,6 @@ class Run:
     units: tuple[WorkUnit, ...]
     chosen: Chosen
     packer_version: str = field(default_factory=lambda: packer_cli.__version__)
-
-    @property
-    def side_files(self) -> dict[str, str]:
-        """Name -> sha256 of what the result keeps of the tokenizer and the chat template."""
-        return self.chosen.hashes
 
     @property
     def row_config(self) -> PackConfig:
@@ -129,7 +124,7 @@ class Run:
         """The content of its record."""
         own = {one.name: getattr(self, one.name) for one in fields(self)}
         del own["chosen"]
-        own |= {"tokenizer": self.chosen.name, "side_files": self.side_files}
+        own |= {"tokenizer": self.chosen.name, "side_files": self.chosen.hashes}
         return sealed(msgspec.json.encode(own))
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,12 @@ from packer_cli.interrupts import Task, as_flag, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.options.run_options import RunOptions
+from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import for_shape, refuse_idle
 from packer_cli.options.shapes import ARGUMENTS, LABEL
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Notify, WorkUnit
+from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
 from packer_cli.result.warnings import RAW, UNUSED, warnings_of
 from packer_cli.result.wording import count
@@ -82,38 +82,35 @@ def pack(
     config: DocumentConfig,
     options: RunOptions,
     tokenizer_name: str | None = None,
-    notify: Notify = lambda message: None,
-    warn: Notify = lambda message: None,
-    staging: Path | None = None,
-    before_switch: Callable[[], None] = lambda: None,
 ) -> Result | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
     documents are tokenized only.
 
-    `notify` hears one-line messages for the user, `warn` those that nobody should miss.
-    `staging`: where what goes to a URL is packed. `before_switch`: called
-    when all is packed, before a new result takes its place. Raises PackerError: UsageError before
-    anything is written, DataError for bad records or storage, Interrupted for Ctrl-C. Units that
-    are packed by then are kept for the next run.
+    Raises PackerError: UsageError before anything is written, DataError for bad records or
+    storage, Interrupted for Ctrl-C. Units that are packed by then are kept for the next run.
     """
     begun = time.monotonic()
+    options = replace(options, stop=threading.Event())
     url = str(destination) if storage.is_url(str(destination)) else None
     if url:
         check_options(url, options)
     _refuse_impossible(inputs, config, options, tokenizer_name)
-    stop = threading.Event()
-    begin_stdin(stop.is_set)
-    files = find_inputs(inputs, config, notify)
+    begin_stdin(options.stop.is_set)
+    files = find_inputs(inputs, config, options.notify)
     known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
-    run = settle(files, config, tokenizer_name, notify, warn, known)
+    run = settle(files, config, tokenizer_name, options, known)
     choice_of(run.files, run.config)  # what a recipe asks of its sources is there
-    packing = _Packing(run, options, notify, stop, before_switch)
-    done = packing.to_url(url, staging) if url else packing.to_directory(Path(destination))
+    done: Result | None
+    if url:
+        run = run.cut()
+        done = publish(url, run, options, partial(_pack_claimed, run, options))
+    else:
+        done = _pack_to_directory(run, Path(destination), options)
     if done is not None:
-        _warn_of_losses(str(destination), done, run.chosen, config, notify, warn)
+        _warn_of_losses(str(destination), done, run.chosen, config, options)
     what = "done" if done else "this rank is done"
-    notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
+    options.notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
 
 
@@ -121,8 +118,7 @@ def settle(
     files: list[InputFile],
     config: DocumentConfig,
     tokenizer_name: str | None,
-    notify: Notify,
-    warn: Notify,
+    options: EncodingOptions,
     known: KnownShapes = NOTHING_KNOWN,
 ) -> Run:
     """The run of these inputs, not cut into units yet: what the records are, the options with their
@@ -130,7 +126,7 @@ def settle(
     together.
     """
     if is_tokenized(files):
-        shape, chosen = choose_tokenized(files, config, tokenizer_name, notify)
+        shape, chosen = choose_tokenized(files, config, tokenizer_name, options.notify)
         return Run(for_shape(config, shape), shape, tuple(files), (), chosen)
     if isinstance(config, PackConfig) and config.view:
         raise UsageError(
@@ -138,150 +134,116 @@ def settle(
             "packer tokenize INPUT -o DIR first, then packer pack DIR --view",
         )
     files, shape, unused = detect_shape(files, config, known)
-    _name_columns(unused, config.shape, notify, warn)
+    _name_columns(unused, config.shape, options)
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
-            notify(f"{_first_of(some)}: {member}")
+            options.notify(f"{_first_of(some)}: {member}")
     refuse_idle(config, shape)
     config = for_shape(config, shape)
-    chosen = choose_encoding(shape, config, tokenizer_name, notify, warn)
+    chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)
 
 
-@dataclass(frozen=True)
-class _Packing:
-    """A run, and how it is to go."""
+def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Result | None:
+    """Pack all, or this rank's share, or what an update calls for."""
 
-    run: Run
-    options: RunOptions
-    notify: Notify
-    stop: threading.Event
-    before_switch: Callable[[], None]
+    def put(claim: output.Claim) -> None:
+        options.before_switch()
+        output.replace(claim)
 
-    def to_url(self, url: str, staging: Path | None) -> Result:
-        """Pack into a staging directory and upload that."""
-        run = self.run.cut()
+    with output.claimed(destination, run.files, options) as claim:
+        update, earlier = None, None
+        if output.holds_result(destination) and not options.overwrite:
+            earlier = load_as_is(destination)
+        if earlier and (options.update or options.as_rank):
+            update = plan_update(destination, earlier, run, options)
+            run = update.run
+            if options.as_rank and update.changed:
+                raise output.finished(destination)
+        else:
+            if options.update and not options.prune:
+                refuse_to_forget(destination, run.files)
+            run = run.cut()
+            if earlier and not claim.ended:
+                refuse_other_result(destination, earlier, run)
+        if earlier and not (update.changed if update else claim.ended):
+            how = "already finished" if options.as_rank else "up to date"
+            options.notify(f"{destination}: {how}")
+            if not options.as_rank:
+                if update:
+                    output.forget(claim.inside)
+                write_lost(destination, earlier.inputs, run.files)
+            return earlier
+        manifest = _pack_claimed(run, options, claim, put, update)
+        if manifest is not None:
+            return manifest
+    return finalize_if_last(destination, options)
 
-        def pack_staged(claim: output.Claim, put: Callable[[output.Claim], None]) -> Result:
-            manifest = self._pack_claimed(claim, run, None, put)
-            return manifest or load_as_is(claim.output)
 
-        return publish(
-            url, staging, run, self.options, pack_staged, self.before_switch, self.notify
-        )
+def _pack_claimed(
+    run: Run,
+    options: RunOptions,
+    claim: output.Claim,
+    put: Callable[[output.Claim], None],
+    update: Update | None = None,
+) -> Result | None:
+    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+    # an update without an earlier result is a plain run: it discards nobody else's units
+    may_replace = options.overwrite or update is not None
+    if not output.begin(claim, run, may_replace=may_replace):
+        options.notify(f"{claim.output}: was complete except for its last step")
+        return load_as_is(claim.output)
+    reused = update.reused if update else {}
+    new = replace(run, units=tuple(one for one in run.units if one.index not in reused))
+    try:
+        _pack_rest(new, claim.work, options)
+    except PackerError as error:
+        raise _with_progress(error, new, claim.work, may_replace) from error
+    if options.as_rank:
+        return None
+    return finalize(run, claim, put, reused, update.digests if update else {})
 
-    def to_directory(self, destination: Path) -> Result | None:
-        """Pack all, or this rank's share, or what an update calls for."""
-        rank, options, files = self.options.as_rank, self.options, self.run.files
 
-        def put(claim: output.Claim) -> None:
-            self.before_switch()
-            output.replace(claim)
+def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
+    """Pack the units, and hash the inputs, that have no record in the work folder."""
+    stop, ours = options.stop, slice(options.rank, None, options.world_size)
+    units, inputs = commits.left_to_do(run, work, ours)
+    mine = len(run.units[ours])
+    if len(units) < mine:
+        packed = f"{mine - len(units)} of {mine} units are already packed"
+        options.notify(f"{work.parents[1]}: continuing: {packed}")
+    inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
+    tasks: list[Task] = [partial(commit_input, file, work, stop.is_set) for file in inputs]
+    if not units:
+        run_all(tasks, options.workers, stop)
+        return
+    with ExitStack() as stack:
+        progress = stack.enter_context(_progress(run, units, options))
+        if options.engine == "ray":
+            from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
-        with output.claimed(
-            destination, files, notify=self.notify, rank=rank,
-            no_lock=options.no_lock,
-        ) as claim:  # fmt: skip
-            run, update, earlier = self.run, None, None
-            if output.holds_result(destination) and not options.overwrite:
-                earlier = load_as_is(destination)
-            if earlier and (options.update or rank):
-                update = plan_update(destination, earlier, run, options)
-                for note in update.notes:
-                    self.notify(note)
-                run = update.run
-                if not update.changed:
-                    how = "already finished" if rank else "up to date"
-                    self.notify(f"{destination}: {how}")
-                    if not rank:
-                        output.forget(claim.inside)
-                        write_lost(destination, earlier.inputs, run.files)
-                    return earlier
-                if rank:
-                    raise output.finished(destination)
-            else:
-                if options.update and not options.prune:
-                    refuse_to_forget(destination, files)
-                run = run.cut()
-                if earlier and not claim.ended:
-                    refuse_other_result(destination, earlier, run)
-                    self.notify(f"{destination}: up to date")
-                    write_lost(destination, earlier.inputs, files)
-                    return earlier
-            manifest = self._pack_claimed(claim, run, update, put)
-            if manifest is not None:
-                return manifest
-        return finalize_if_last(destination, self.notify, no_lock=options.no_lock)
-
-    def _pack_claimed(
-        self,
-        claim: output.Claim,
-        run: Run,
-        update: Update | None,
-        put: Callable[[output.Claim], None],
-    ) -> Result | None:
-        """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
-        # an update without an earlier result is a plain run: it discards nobody else's units
-        may_replace = self.options.overwrite or update is not None
-        if not output.begin(claim, run, run.chosen.side_files, may_replace=may_replace):
-            self.notify(f"{claim.output}: was complete except for its last step")
-            return load_as_is(claim.output)
-        reused = update.reused if update else {}
-        new = replace(run, units=tuple(one for one in run.units if one.index not in reused))
-        try:
-            self._pack_rest(new, claim.work)
-        except PackerError as error:
-            raise _with_progress(error, new, claim.work, may_replace) from error
-        if self.options.as_rank:
-            return None
-        return finalize(run, claim, put, reused, update.digests if update else {})
-
-    def _pack_rest(self, run: Run, work: Path) -> None:
-        """Pack the units, and hash the inputs, that have no record in the work folder."""
-        options, stop = self.options, self.stop
-        ours = slice(options.rank, None, options.world_size)
-        units, inputs = commits.left_to_do(run, work, ours)
-        mine = len(run.units[ours])
-        if len(units) < mine:
-            done = mine - len(units)
-            self.notify(f"{work.parents[1]}: continuing: {done} of {mine} units are already packed")
-        inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
-        tasks: list[Task] = [partial(commit_input, file, work, stop.is_set) for file in inputs]
-        if not units:
             run_all(tasks, options.workers, stop)
+            pack_on_ray(run, units, work, options, progress)
             return
-        self._pack_units(run, units, tasks, work)
+        job = Job.of(run, units, work, options, progress)
+        stack.enter_context(closing(job.source))
+        stack.enter_context(as_flag())  # for the storage threads, too
+        committing: ThreadPoolExecutor | None = None
+        if options.workers > 1:
+            # threads of their own bring shards to the disk and hash them: workers go on
+            threads = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
+            committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
 
-    def _pack_units(self, run: Run, units: list[WorkUnit], tasks: list[Task], work: Path) -> None:
-        """Pack the units, then do the other tasks."""
-        options, stop = self.options, self.stop
-        with ExitStack() as stack:
-            progress = stack.enter_context(_progress(run, units, options))
-            if options.engine == "ray":
-                from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
+        def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
+            result = job.pack(unit)
+            if committing is not None:
+                return [committing.submit(job.commit, result)]
+            job.commit(result)
+            return []
 
-                run_all(tasks, options.workers, stop)
-                pack_on_ray(run, units, work, options, self.notify, progress)
-                return
-            job = Job.of(run, units, work, options, self.notify, stop, progress)
-            stack.enter_context(closing(job.source))
-            stack.enter_context(as_flag())  # for the storage threads, too
-            committing: ThreadPoolExecutor | None = None
-            if options.workers > 1:
-                # threads of their own bring shards to the disk and hash them: workers go on
-                threads = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
-                committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
-
-            def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
-                result = job.pack(unit)
-                if committing is not None:
-                    return [committing.submit(job.commit, result)]
-                job.commit(result)
-                return []
-
-            packing = [partial(pack_and_commit, unit) for unit in units]
-            run_all([*packing, *tasks], options.workers, stop, job.source.stop)
+        packing = [partial(pack_and_commit, unit) for unit in units]
+        run_all([*packing, *tasks], options.workers, stop, job.source.stop)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
@@ -333,7 +295,7 @@ def _refuse_impossible(
 
 
 def _name_columns(
-    unused: Mapping[str, list[str]], shape: str | None, notify: Notify, warn: Notify
+    unused: Mapping[str, list[str]], shape: str | None, options: EncodingOptions
 ) -> None:
     """Name columns of supervised inputs that no option uses. `unused`: by path; `shape`: --shape.
 
@@ -348,11 +310,13 @@ def _name_columns(
         what = "column" if len(names) == 1 else "columns"
         line = f"{_first_of(paths)}: no option uses the {what} {named(names)}; see --field"
         if LABEL in names and shape is None:
-            warn(f"warning: {line}, and --shape preference if it says which answers are good")
+            options.warn(
+                f"warning: {line}, and --shape preference if it says which answers are good"
+            )
         elif {"chosen", "rejected"} <= {*names}:
-            notify(f"{line}, and --shape preference for pairs")
+            options.notify(f"{line}, and --shape preference for pairs")
         else:
-            notify(line)
+            options.notify(line)
 
 
 def _first_of(paths: Sequence[str]) -> str:
@@ -360,12 +324,7 @@ def _first_of(paths: Sequence[str]) -> str:
 
 
 def _warn_of_losses(
-    place: str,
-    manifest: Result,
-    chosen: Chosen,
-    config: DocumentConfig,
-    notify: Notify,
-    warn: Notify,
+    place: str, manifest: Result, chosen: Chosen, config: DocumentConfig, options: RunOptions
 ) -> None:
     """Say what was lost or left out, and which fields of records nobody reads. `config`: as given,
     which says what of it is meant.
@@ -373,13 +332,13 @@ def _warn_of_losses(
     meant = {RAW: config.prompt_template == "none", UNUSED: config.max_unused is not None}
     for one in warnings_of(manifest):
         if not meant.get(one.about):
-            warn(f"warning: {place}: {one}")
+            options.warn(f"warning: {place}: {one}")
     names = [
         f"{name} ({count(number)}){_meant(name, chosen)}"
         for name, number in manifest.unread.items()
     ]
     if names:
-        notify(f"{place}: neither packer nor the chat template reads {named(names)}")
+        options.notify(f"{place}: neither packer nor the chat template reads {named(names)}")
 
 
 def _meant(name: str, chosen: Chosen) -> str:
@@ -398,15 +357,14 @@ def _meant(name: str, chosen: Chosen) -> str:
 # Ranks: processes, perhaps on several machines, that share nothing but the output directory
 
 _AUTO = "auto"
-# (rank, world size, rank of the first, step) as job schedulers and launchers say them.
-_VARIABLES = (
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN",
-     "SLURM_ARRAY_TASK_STEP"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "", ""),
-    ("RANK", "WORLD_SIZE", "", ""),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "", ""),
-    ("JOB_COMPLETION_INDEX", "", "", ""),
-)  # fmt: skip
+_ARRAY = "SLURM_ARRAY_TASK_"
+# As job schedulers and launchers say them.
+_VARIABLES = {
+    "--rank": (
+        f"{_ARRAY}ID", "SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX",
+    ),
+    "--world-size": (f"{_ARRAY}COUNT", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+}  # fmt: skip
 
 
 def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
@@ -418,31 +376,25 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
 
-    def number(name: str, text: str) -> int:
-        if not text.isdecimal():
+    def number(option: str, given: str | None) -> int:
+        name, text = option, given
+        if text in (None, _AUTO):
+            tried = _VARIABLES[option]
+            name = next((one for one in tried if one in os.environ), "")
+            if not name:
+                raise UsageError(
+                    f"{option}: not given, and none of {', '.join(tried)} is set",
+                    "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
+                )
+            text = os.environ[name]
+        if text is None or not text.isdecimal():
             raise UsageError(f"{name}: {text!r} is not a number")
+        if name == f"{_ARRAY}ID":  # --array=1-7:2
+            first, step = (os.environ.get(f"{_ARRAY}{one}", "") for one in ("MIN", "STEP"))
+            return (int(text) - int(first or 0)) // int(step or 1)
         return int(text)
 
-    numbers: dict[str, int | None] = {}
-    for place, name, given in ((0, "rank", rank), (1, "world_size", world_size)):
-        option = f"--{name.replace('_', '-')}"
-        if given not in (None, _AUTO):
-            numbers[name] = number(option, str(given))
-            continue
-        known = next((names for names in _VARIABLES if names[place] in os.environ), None)
-        if known is None:
-            tried = ", ".join(names[place] for names in _VARIABLES if names[place])
-            raise UsageError(
-                f"{option}: not given, and none of {tried} is set",
-                "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
-            )
-        found = number(known[place], os.environ[known[place]])
-        if name == "rank":  # --array=0-6:2
-            first, step = (os.environ.get(one, "") for one in known[2:])
-            found -= number(known[2], first) if first else 0
-            found //= max(1, number(known[3], step)) if step else 1
-        numbers[name] = found
-    return numbers
+    return {"rank": number("--rank", rank), "world_size": number("--world-size", world_size)}
 
 
 class _NotPackedError(DataError):
@@ -453,20 +405,20 @@ class _FinishedError(UsageError):
     """A finished result, and no run that is to take its place."""
 
 
-def finalize_if_last(destination: Path, notify: Notify, *, no_lock: bool = False) -> Result | None:
+def finalize_if_last(destination: Path, options: RunOptions) -> Result | None:
     """The manifest, if no other rank is working and all units are packed."""
     try:
-        return finalize_now(destination, no_lock=no_lock)
+        return finalize_now(destination, replace(options, rank=None, world_size=None))
     except (_FinishedError, _NotPackedError) as error:
         if output.holds_result(destination):  # another rank was the last, perhaps just now
             return load_as_is(destination)
-        notify(error.message)
+        options.notify(error.message)
     except InUseError:
-        notify(f"{destination}: other ranks are at work; the last one finishes")
+        options.notify(f"{destination}: other ranks are at work; the last one finishes")
     return None
 
 
-def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
+def finalize_now(destination: Path, options: RunOptions) -> Result:
     """The manifest of what ranks have packed. Raises DataError when units are missing."""
     work = output.work_of(destination)
     if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
@@ -474,7 +426,7 @@ def finalize_now(destination: Path, *, no_lock: bool = False) -> Result:
         raise _FinishedError(f"{destination}: is already finished", "see packer stats")
     # before it is locked, or a rank that begins now would find it locked
     _refuse_missing(destination, load_run(work / RUN), work)
-    with output.claimed(destination, [], notify=lambda message: None, no_lock=no_lock) as claim:
+    with output.claimed(destination, [], options) as claim:
         run = load_run(claim.work / RUN)
         if claim.ended is not None or (run is None and output.holds_result(destination)):
             return load_as_is(destination)

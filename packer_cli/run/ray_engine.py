@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import packer_cli
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
-from packer_cli.interrupts import as_flag, handled_as_before
-from packer_cli.options.run_options import RunOptions
+from packer_cli.interrupts import as_flag
+from packer_cli.options.option import options_of
+from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
-from packer_cli.records import Notify, WorkUnit
+from packer_cli.records import WorkUnit
 from packer_cli.run.identity import RUN, Run
 from packer_cli.run.unit import Job
 
@@ -37,7 +37,6 @@ def pack_on_ray(
     units: Sequence[WorkUnit],
     work: Path,
     options: RunOptions,
-    notify: Notify,
     progress: Progress,
 ) -> None:
     """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
@@ -51,20 +50,21 @@ def pack_on_ray(
         ) from None
     _refuse_unreachable(options.ray_address)
     try:
-        with handled_as_before():  # Ray takes SIGTERM for itself
-            ray.init(
-                options.ray_address,
-                log_to_driver=False,
-                include_dashboard=False if options.ray_address is None else None,
-                logging_level=logging.ERROR,
-            )
+        handler = signal.getsignal(signal.SIGTERM)
+        ray.init(
+            options.ray_address,
+            log_to_driver=False,
+            include_dashboard=False if options.ray_address is None else None,
+            logging_level=logging.ERROR,
+        )
+        signal.signal(signal.SIGTERM, handler)  # which Ray has taken for itself
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
             "check that the cluster runs: ray status",
         ) from error
     try:
-        _pack_all(ray, run, units, work, options, notify, progress)
+        _pack_all(ray, run, units, work, options, progress)
     finally:
         # Ray ends the workers of a driver that has gone; ray.cancel(force=True) beside that aborts
         # the whole process now and then (task_manager.cc, "unexpected system state", Ray 2.60)
@@ -90,16 +90,15 @@ def _pack_all(
     units: Sequence[WorkUnit],
     work: Path,
     options: RunOptions,
-    notify: Notify,
     progress: Progress,
 ) -> None:
-    """Pack `units`, a few more at a time than there are cores."""
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
     # not the run itself, which may name a million units: a worker fetches it once
-    told = [ray.put(_Told(run, work.resolve(), Path.cwd(), options))]
+    its = {name: getattr(options, name) for name in options_of(EncodingOptions)} | {"workers": 1}
+    told = [ray.put(_Told(run, work.resolve(), Path.cwd(), EncodingOptions(**its)))]
     queue, running = iter(units), dict[Any, WorkUnit]()
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
+    options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
     with as_flag() as interrupted:
         while True:
             while len(running) < most and (unit := next(queue, None)):
@@ -131,7 +130,7 @@ class _Told(NamedTuple):
     run: Run
     folder: Path
     directory: Path
-    options: RunOptions
+    options: EncodingOptions
 
 
 _jobs: dict[Any, Job] = {}
@@ -160,11 +159,8 @@ def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> tuple[int, int,
         for old in list(_jobs):
             _jobs.pop(old).source.close()
         os.chdir(its.directory)
-        options = replace(its.options, workers=1, progress=False)
-        _jobs[told[0]] = Job.of(
-            its.run, [unit], its.folder, options, lambda message: None, threading.Event(),
-            Progress(0, show=False),
-        )  # fmt: skip
+        silent = Progress(0, show=False)
+        _jobs[told[0]] = Job.of(its.run, [unit], its.folder, its.options, silent)
     result = _jobs[told[0]].pack(unit)
     _jobs[told[0]].commit(result)
     return result.counts.documents, result.counts.tokens, result.counts.rows

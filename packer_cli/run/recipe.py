@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.durable import put_file
 from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
@@ -31,7 +30,11 @@ from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
-from packer_cli.ownership import Folder, InUseError
+from packer_cli.ownership import (
+    Folder,
+    InUseError,
+    put_file,
+)
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import (
@@ -77,9 +80,6 @@ def pack_recipe(
     recipe: Recipe,
     destination: Path | str,
     options: RunOptions,
-    notify: Notify = lambda message: None,
-    warn: Notify = lambda message: None,
-    staging: Path | None = None,
     max_share_error: float | None = None,
 ) -> list[tuple[Path | str, Manifest | None]]:
     """Pack a recipe into `destination`, a directory or a URL, or into a directory for each side of
@@ -89,24 +89,22 @@ def pack_recipe(
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
-    mixture, warn = recipe.config.mixture, once(warn)
+    mixture, options = recipe.config.mixture, replace(options, warn=once(options.warn))
     joined = Path(destination) / DATASET_DICT  # makes one dataset of both sides
     is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
     if is_joined:
         _refuse_in_the_way(joined)
-    tokens = tokens_of(recipe, tokens_root(recipe, destination), notify)
+    tokens = tokens_of(recipe, tokens_root(recipe, destination), options.notify)
     for one in tokens:
         if one.files:
             with naming(recipe, one.source):
-                _tokenize(one, options, notify, warn)
+                _tokenize(one, options)
     sides = rows_of(recipe, tokens, [recipe.config])
     places = [_inside(destination, side) for side, *_ in sides]
     if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
-    _tell_shares(*sides[0][1:], max_share_error, notify, warn)
-    results = _pack_sides(
-        sides, places, joined if is_joined else None, options, notify, warn, staging
-    )
+    _tell_shares(*sides[0][1:], max_share_error, options)
+    results = _pack_sides(sides, places, joined if is_joined else None, options)
     return [(place, results.get(number)) for number, place in enumerate(places)]
 
 
@@ -115,9 +113,6 @@ def _pack_sides(
     places: Sequence[Path | str],
     joined: Path | None,
     options: RunOptions,
-    notify: Notify,
-    warn: Notify,
-    staging: Path | None,
 ) -> dict[int, Manifest | None]:
     """Pack each side to its place; gives what `pack_recipe` does, by number. `joined`: a file that
     makes one dataset of both.
@@ -141,17 +136,16 @@ def _pack_sides(
                     folder.sync()
 
         (side, inputs, (config,)), place = sides[number], places[number]
-        own_staging = staging / side if staging and side else staging
+        staging = options.staging / side if options.staging and side else options.staging
+        own = replace(options, staging=staging, before_switch=before_switch)
 
         def packed(options: RunOptions) -> Manifest | None:
-            done = pack(
-                inputs, place, config, options, None, notify, warn, own_staging, before_switch
-            )
+            done = pack(inputs, place, config, options)
             if done is not None and not isinstance(done, Manifest):
                 raise InternalError(f"{place}: rows were to be packed")
             return done
 
-        results[number] = _packed(packed, place, options, notify, goes_on=goes_on)
+        results[number] = _packed(packed, place, own, goes_on=goes_on)
         if results[number] is not None:
             pack_side(number + 1)
 
@@ -166,7 +160,6 @@ def _packed(
     packed: Callable[[RunOptions], Manifest | None],
     place: Path | str,
     options: RunOptions,
-    notify: Notify,
     *,
     goes_on: bool,
 ) -> Manifest | None:
@@ -187,7 +180,7 @@ def _packed(
     except InUseError:
         if not is_rank:
             raise
-        notify(f"{place}: another rank packs the rows")
+        options.notify(f"{place}: another rank packs the rows")
         return None
 
 
@@ -286,22 +279,23 @@ def once(notify: Notify) -> Notify:
     return say
 
 
-def _tokenize(one: Tokens, options: RunOptions, notify: Notify, warn: Notify) -> None:
+def _tokenize(one: Tokens, options: RunOptions) -> None:
     """Bring the tokenized directory of a source up to date."""
     config, name, to = one.config, one.recipe.tokenizer, Path(one.directories[0])
-    now, finished = options, holds_result(to)
+    finished, notify = holds_result(to), options.notify
     if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
         raise UsageError(f"{to}: holds packed rows", "name another directory: tokenized = DIR")
-    if finished and not options.as_rank:
-        now = replace(options, update=True, add=False, overwrite=False)
 
     def say(message: str) -> None:  # what does not name the directory names the source
         named = message.startswith(f"{to}: ")
         notify(message if named else f"source {one.source.name!r}: {message}")
 
-    inputs = list(one.source.inputs)
+    inputs, anew = list(one.source.inputs), replace(options, notify=say, staging=None)
+    now = anew
+    if finished and not options.as_rank:
+        now = replace(anew, update=True, overwrite=False)
     try:
-        done = pack(inputs, to, config, now, name, say, warn)
+        done = pack(inputs, to, config, now, name)
     except UsageError:
         if not (finished and options.overwrite):
             raise
@@ -313,7 +307,7 @@ def _tokenize(one: Tokens, options: RunOptions, notify: Notify, warn: Notify) ->
                 "name another directory: tokenized = DIR, or give the source another name; if "
                 "nothing needs those documents any more, remove the directory",
             ) from None
-        done = pack(inputs, to, config, options, name, say, warn)
+        done = pack(inputs, to, config, anew, name)
     if done is None:
         notify(f"{to}: the ranks that tokenize the rest go on with it")
 
@@ -322,12 +316,11 @@ def _tell_shares(
     inputs: list[str],
     configs: list[PackConfig],
     most: float | None,
-    notify: Notify,
-    warn: Notify,
+    options: RunOptions,
 ) -> None:
     """Say which sources' shares are off, since documents stay whole."""
-    files = find_inputs(inputs, configs[0], lambda _: None)
-    run = settle(files, configs[0], None, lambda _: None, warn)
+    files = find_inputs(inputs, configs[0])
+    run = settle(files, configs[0], None, RunOptions(warn=options.warn))
     choice, mixture = choice_of(run.files, run.config), run.row_config.mixture
     if choice is None or mixture is None:
         return
@@ -335,7 +328,7 @@ def _tell_shares(
         refuse_missed(mixture, choice.shares, most)
     for share in choice.shares:
         if share.is_missed:
-            notify(told(mixture, share))
+            options.notify(told(mixture, share))
 
 
 def _inside(destination: Path | str, side: str | None) -> Path | str:

@@ -81,11 +81,10 @@ _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 
 
 def choose_encoding(
-    shape: Shape, config: DocumentConfig, tokenizer: str | None, notify: Notify, warn: Notify
+    shape: Shape, config: DocumentConfig, tokenizer: str | None, options: EncodingOptions
 ) -> Chosen:
-    """The choice that `tokenizer` and the options name. `notify` hears what was chosen, `warn` what
-    was most likely not meant. Raises UsageError.
-    """
+    """The choice that `tokenizer` and `config` name. Raises UsageError."""
+    notify, warn = options.notify, options.warn
     chosen, origin = choose(tokenizer)
     if shape.kind == "tokens" and origin == "default":
         notify("input_ids found: no tokenizer needed; padding is id 0")
@@ -221,10 +220,13 @@ class Source:
             self.processes.close()
 
 
-def prepare(
-    run: Run, units: Sequence[WorkUnit], options: EncodingOptions, notify: Notify
-) -> Source:
-    """Load what `run` needs for `units`. `notify` hears which engine is used. Raises UsageError."""
+def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> Source:
+    """Load what `run` needs for `units`. Raises UsageError."""
+    if run.is_tokenized:
+        # inputs that no unit reads need not be there any more, as those of an update
+        read = {part.file for unit in run.units for part in unit.slices}
+        inputs = [file for file in run.files if run.row_config.mixture or file.index in read]
+        return tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
     reads = _plain_reads(own)
     if run.chosen.name is None:
@@ -248,7 +250,8 @@ def prepare(
     file, texts = ahead[0][0], iter(tuple[str]())
     first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
     # what is rendered for this is rendered once more by its unit, and may take seconds
-    can_look = first.stop is not None and run.resumable and _is_soon_read(units)
+    is_soon_read = sum(part.weight for unit in units for part in unit.slices) < MIB
+    can_look = first.stop is not None and run.resumable and is_soon_read
     if file.shape not in rendered or can_look:
         texts = _first_texts(own[file.shape][0], file, first, reads[file.shape])
         if files is not None and options.tokenizer_backend != "tokenizers":
@@ -257,7 +260,11 @@ def prepare(
         for one, part in ahead if run.resumable else ():
             if processes is not None and one.shape in rendered:
                 processes.start(one, part)
-        tokenizer = _loaded(files, own[file.shape][1], options, texts, notify)
+        framing = framing_of(own[file.shape][1])
+        tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
+            files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
+            notify=options.notify,
+        )  # fmt: skip
         return _source(own, files, tokenizer, reads, renders, processes)
     except BaseException:
         if processes is not None:
@@ -266,7 +273,6 @@ def prepare(
 
 
 def _plain_reads(own: _Own) -> dict[str | None, Read]:
-    """Readers of records as they are stored."""
     return {name: partial(read_plainly, *one) for name, one in own.items()}
 
 
@@ -307,11 +313,6 @@ def _read_here(
             yield processes.compose(records, file.shape)
         except UndecidableError as error:
             raise placed(error, file) from error
-
-
-def _is_soon_read(units: Sequence[WorkUnit]) -> bool:
-    """Whether the units hold so little that rendering a record twice costs next to nothing."""
-    return sum(part.weight for unit in units for part in unit.slices) < MIB
 
 
 def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
@@ -453,27 +454,7 @@ def uses_template(shape: Shape, config: DocumentConfig) -> bool:
 
 
 def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specials:
-    """The policy for names of special tokens in texts."""
     return Specials(files.specials if files else (), config.special_tokens_in_text)
-
-
-def _loaded(
-    files: TokenizerFiles | None,
-    config: DocumentConfig,
-    options: EncodingOptions,
-    first_texts: Iterator[str],
-    notify: Notify,
-) -> Tokenizer:
-    """The tokenizer of `files`; the built-in one for None. Raises UsageError."""
-    if files is None:
-        return bytes_tokenizer(framing_of(config))
-    return load_tokenizer(
-        files,
-        backend=options.tokenizer_backend,
-        framing=framing_of(config),
-        first_documents=first_texts,
-        notify=notify,
-    )
 
 
 def framing_of(config: DocumentConfig) -> Framing:
@@ -485,16 +466,6 @@ def _agreed(values: Sequence[Any], name: str) -> Any:
     """The value that all have by this name; None where they differ."""
     first, *others = (getattr(one, name) for one in values)
     return first if all(other == first for other in others) else None
-
-
-def tokenized_source(run: Run) -> Source:
-    """The documents of the run's inputs, in the order of its seed. Inputs are not opened that none
-    of its units reads: those of an update need not be there any more.
-    """
-    read = {part.file for unit in run.units for part in unit.slices}
-    if run.row_config.mixture:
-        read = {file.index for file in run.files}
-    return tokenized_again([run.files[index] for index in sorted(read)], run.row_config)
 
 
 def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:

@@ -23,7 +23,6 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from packer_cli.durable import sync
 from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
@@ -32,6 +31,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shapes import Shape
+from packer_cli.ownership import sync
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
@@ -76,7 +76,7 @@ from packer_cli.run.commits import (
     squared_lengths_name,
 )
 from packer_cli.run.identity import Run
-from packer_cli.run.source import Source, prepare, tokenized_source
+from packer_cli.run.source import Source, prepare
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3
@@ -119,15 +119,14 @@ class Job:
         units: Sequence[WorkUnit],
         folder: Path,
         options: EncodingOptions,
-        notify: Notify,
-        stop: threading.Event,
         progress: Progress,
     ) -> Job:
         """`units`: those that will be packed, at least one. Raises UsageError."""
-        source = tokenized_source(run) if run.is_tokenized else prepare(run, units, options, notify)
+        source = prepare(run, units, options)
         return cls(
-            run.files, run.config, run.shape, source, folder, progress, stop, notify, run.resumable
-        )
+            run.files, run.config, run.shape, source, folder, progress, options.stop,
+            options.notify, run.resumable,
+        )  # fmt: skip
 
     @property
     def pad_token_id(self) -> int:

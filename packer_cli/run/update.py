@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
@@ -34,7 +35,7 @@ from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
 from packer_cli.options.shapes import Shape, joined, shape_again, shape_named
 from packer_cli.ownership import Folder, Listed, unchanged
-from packer_cli.records import InputFile, WorkUnit
+from packer_cli.records import InputFile
 from packer_cli.result.layout import (
     INCOMPLETE,
     INFO,
@@ -89,14 +90,12 @@ class Update:
     reused   records of the units that stay, by their index
     digests  of the inputs that these read and share
     changed  whether there is anything to do
-    notes    what is dropped, has moved, is left out and stays, for the user
     """
 
     run: Run
     reused: dict[int, UnitRecord]
     digests: dict[int, commits.Digest]
     changed: bool
-    notes: list[str]
 
 
 def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions) -> Update:
@@ -114,7 +113,7 @@ def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions
             refuse_other_result(directory, manifest, run)
         except UsageError:
             changed = True
-        return Update(run, {}, {}, changed, [])
+        return Update(run, {}, {}, changed)
     _refuse_other_options(directory, manifest, now)
     return _Comparison(directory, manifest, now, options).update()
 
@@ -154,7 +153,11 @@ class _Comparison:
         files = _numbered(names, [*current.values(), *again])
         if policy != "dropped":
             refuse_to_forget(self.directory, files)
-        new = self._new_units(files, records, standing)
+        to_pack = [file for file in files if file.format and file.index not in standing]
+        weight = sum(part[-1] for record in records for part in record.slices)
+        cut = work_units(to_pack, self.now.config, weight) if to_pack else []
+        free = _free({record.unit for record in records})
+        new = [replace(unit, index=next(free)) for unit in cut]
         units = sorted([*new, *(one.work_unit for one in records)], key=lambda unit: unit.index)
         shared = standing - {index for record in records for index, *_ in record.inputs}
         digests = {index: (then[index].size, then[index].sha256) for index in shared}
@@ -162,20 +165,8 @@ class _Comparison:
         is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
         run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
         changed = bool(new or dropped or moved or lost or is_limited)
-        notes = self._notes(dropped, moved, copies, kept, records)
-        return Update(run, {one.unit: one for one in records}, digests, changed, notes)
-
-    def _new_units(
-        self, files: list[InputFile], records: list[UnitRecord], standing: set[int]
-    ) -> list[WorkUnit]:
-        """The units of inputs that no unit which stays has read, with numbers that are free."""
-        to_pack = [file for file in files if file.format and file.index not in standing]
-        if not to_pack:
-            return []
-        weight = sum(part[-1] for record in records for part in record.slices)
-        free = _free({record.unit for record in records})
-        units = work_units(to_pack, self.now.config, weight)
-        return [replace(unit, index=next(free)) for unit in units]
+        self._tell(dropped, moved, copies, kept)
+        return Update(run, {one.unit: one for one in records}, digests, changed)
 
     def _find_contents(self, same: Container[int]) -> tuple[dict[int, str], dict[str, str]]:
         """Inputs by new names whose content the result holds, so that no document is there twice.
@@ -218,9 +209,7 @@ class _Comparison:
         return "jsonl" if name == JSON else name, compression
 
     def _refuse_to_drop(self, unnamed: _Unnamed) -> None:
-        """UsageError where documents would go that nobody has asked to drop, or be there twice: by
-        two names of a file.
-        """
+        """UsageError where documents would go that nobody has asked to drop."""
         if self.options.unnamed == "dropped":
             return
         if STDIN in self.current and any(one.path == STDIN for one in self.then.values()):
@@ -228,14 +217,6 @@ class _Comparison:
                 "-: stdin would replace the documents that came from stdin before",
                 "write the data to a file and name that, or use --prune to drop the earlier ones",
             )
-        now = {storage.identity(path): path for path in self.current if unnamed and path != STDIN}
-        for path in (one.path for one in unnamed.values()):
-            # no file has a null byte in its name, whatever a damaged manifest says
-            if path != STDIN and "\0" not in path and storage.identity(path) in now:
-                raise UsageError(
-                    f"{now[storage.identity(path)]}: is {path} in the result, by another name",
-                    "use the name that the result has, from the same directory",
-                )
         if unnamed and not self.options.add:
             raise UsageError(
                 f"{self.directory}: the update would drop {_described(unnamed)}",
@@ -274,47 +255,37 @@ class _Comparison:
 
     def _again(self, index: int, path: str) -> InputFile:
         """An input that is not named, to be packed again. UsageError if it is not what it was."""
-        tip = ""
-        try:
-            if path == STDIN:
-                reason = "came by stdin"
-            elif self.is_same(file := input_file(index, path, self.now.config), file):
-                return file
-            else:
-                reason, tip = "has changed", "to pack it as it is now, name it; "
-                if not self.options.checksum:
-                    tip = f"to compare contents rather than times, --checksum; {tip}"
-        except PackerError:
-            reason = "cannot be read" if may_exist(path) else "no longer exists"
+        reason = "is gone or cannot be read"
+        if path != STDIN:
+            with suppress(PackerError):
+                if self.is_same(file := input_file(index, path, self.now.config), file):
+                    return file
+                reason = "has changed"
         raise UsageError(
             f"{path}: is not named, {reason}, and would have to be packed again: its unit holds "
             "another input that has changed, or a lost shard",
-            f"{tip}to keep its documents, restore the file, or leave out the changed inputs of "
-            "that unit; to drop everything that is not named, use --update --prune",
+            "to pack it as it is now, name it; to compare contents rather than times, --checksum; "
+            "or restore the file, or leave out the changed inputs of that unit",
         )
 
-    def _notes(
+    def _tell(
         self,
         dropped: _Unnamed,
         moved: dict[int, str],
         copies: dict[str, str],
         kept: _Unnamed,
-        records: list[UnitRecord],
-    ) -> list[str]:
-        """Lines on what becomes of inputs, for the user."""
+    ) -> None:
         moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
-        bad = sum(commits.counts_of(one).rejected_records for one in records if one.rejected)
         notes = {
             f"drops {_described(dropped)}": dropped and self.options.as_rank is None,
             f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}": moved,
             f"has these inputs already: {named(held, _MOST_NAMED)}": copies,
             f"keeps {_described(kept)}": kept,
-            f"{plural(bad, 'bad record')} skipped by an earlier run":
-                bad and self.now.config.on_error == "fail",
         }  # fmt: skip
-        return [f"{self.directory}: {note}" for note, is_so in notes.items() if is_so]
+        for note in (note for note, is_so in notes.items() if is_so):
+            self.options.notify(f"{self.directory}: {note}")
 
 
 def _described(unnamed: _Unnamed) -> str:
@@ -353,16 +324,11 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     except DataError as error:
         differ = [error.message]
     lost = [f"{name} is missing or damaged" for name in _lost(place, manifest)]
-    if text := "; ".join([one for one in differ if one != OTHER_ORDER] or lost[:1]):
-        raise finished(place, text, may_update=not is_remote)
+    if differ != [OTHER_ORDER] and (differ or lost):
+        raise finished(place, "; ".join(differ or lost[:1]), may_update=not is_remote)
     units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
     if differ or units != [(one.unit, one.slices) for one in manifest.units]:
-        raise UsageError(
-            f"{place}: holds a finished result of these inputs, which were packed one after "
-            "another, or in another order",
-            "nothing need be done to have their documents; for the rows that this command gives, "
-            "choose another --output, or replace it with --overwrite",
-        )
+        raise finished(place, "its inputs were packed one after another, or in another order")
 
 
 def _lost(place: Path | str, manifest: Result) -> list[str]:
@@ -421,7 +387,6 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
 
 
 def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
-    """The records of the result's units."""
     # with one record more or less, documents would be there twice or never, unnoticed
     if digest(directory / UNITS)[1] != manifest.side_files.get(UNITS):
         raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)

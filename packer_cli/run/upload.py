@@ -19,7 +19,6 @@ import hashlib
 import os
 import stat
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -30,14 +29,18 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.durable import make_folders, put_file
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.interrupts import Task, run_all
 from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions
-from packer_cli.ownership import LOCK, Listed, in_the_way
+from packer_cli.ownership import (
+    LOCK,
+    Listed,
+    in_the_way,
+    make_folders,
+    put_file,
+)
 from packer_cli.progress import Progress
-from packer_cli.records import Notify
 from packer_cli.result.layout import (
     INCOMPLETE,
     INPUT_TIMES,
@@ -48,7 +51,7 @@ from packer_cli.result.layout import (
     digest,
     is_named_by_content,
 )
-from packer_cli.result.manifest import Result, looks_like_one, parse
+from packer_cli.result.manifest import Result, load_as_is, looks_like_one, parse
 from packer_cli.run import destination as output
 from packer_cli.run.destination import STAGED, UPLOADED, Claim, Earlier
 from packer_cli.run.identity import Run
@@ -78,18 +81,15 @@ def check_options(url: str, options: RunOptions) -> None:
 
 def publish(
     url: str,
-    staging: Path | None,
     run: Run,
     options: RunOptions,
-    pack: Callable[[Claim, Callable[[Claim], None]], Result],
-    before_switch: Callable[[], None],
-    notify: Notify,
+    pack: Callable[[Claim, Callable[[Claim], None]], Result | None],
 ) -> Result:
     """Pack `run` and upload its result to a URL; returns its manifest.
 
     `pack` packs it in a local directory, or goes on with it, and puts it in place by what it is
-    given. `before_switch`: called before the manifest is uploaded. A result that is marked
-    incomplete is not uploaded, and stays in the staging directory. Raises PackerError.
+    given. A result that is marked incomplete is not uploaded, and stays in the staging directory.
+    Raises PackerError.
     """
     output.refuse_inputs_inside(url, run.files)
 
@@ -98,11 +98,11 @@ def publish(
         if manifest.incomplete:
             output.replace(claim)
             return
-        _Upload(url, claim, manifest, options, notify).go_on(look(url), before_switch)
+        _Upload(url, claim, manifest).go_on(look(url))
         output.discard(claim)
 
     try:
-        with _staged(url, staging, run, options, notify) as claim:
+        with _staged(url, run, options) as claim:
             there = look(url)
             staged, marker = claim.inside.read(MANIFEST) or b"", there.marker or _Marker("")
             is_ours = there.result is not None and there.result.content == staged
@@ -117,11 +117,11 @@ def publish(
                     if not options.overwrite:
                         raise
                 else:
-                    notify(f"{url}: up to date")
+                    options.notify(f"{url}: up to date")
                     return there.result.manifest
             _refuse_to_replace(url, there, None, overwrite=options.overwrite)
             with _reserved(url, there):
-                manifest = pack(claim, put)
+                manifest = pack(claim, put) or load_as_is(claim.output)
             if manifest.incomplete:
                 _unmark_empty(url)
             return manifest
@@ -136,10 +136,9 @@ def default_staging(url: str) -> Path:
 
 
 @contextmanager
-def _staged(
-    url: str, path: Path | None, run: Run, options: RunOptions, notify: Notify
-) -> Iterator[Claim]:
+def _staged(url: str, run: Run, options: RunOptions) -> Iterator[Claim]:
     """The staging directory, claimed, with what an equal run left in it."""
+    path = options.staging
     if path is None:
         path = default_staging(url)
         _make_private(path)
@@ -153,7 +152,7 @@ def _staged(
                 f"--staging: {path}: is neither empty nor left by an interrupted upload",
                 "choose another --staging",
             )
-        with output.claimed(path, run.files, notify=notify, no_lock=options.no_lock) as claim:
+        with output.claimed(path, run.files, options) as claim:
             if _holds_work(claim) and claim.inside.read(STAGED) not in (None, mine):
                 raise UsageError(
                     f"--staging: {path}: holds files for an upload to another URL",
@@ -309,10 +308,8 @@ def _reserved(url: str, there: _There) -> Iterator[None]:
 class _Upload:
     """A staged result on its way to a URL."""
 
-    def __init__(
-        self, url: str, claim: Claim, manifest: Result, options: RunOptions, notify: Notify
-    ) -> None:
-        self.url, self.folder, self.options, self.notify = url, claim.work, options, notify
+    def __init__(self, url: str, claim: Claim, manifest: Result) -> None:
+        self.url, self.folder, self.options = url, claim.work, claim.options
         self.manifest, self.record = digest(self.folder / MANIFEST), self.folder / UPLOADED
         hashes = {shard.file: shard.sha256 for shard in manifest.shards}
         hashes |= dict(sorted(manifest.side_files.items())) | {INPUT_TIMES: ""}
@@ -320,14 +317,14 @@ class _Upload:
             name: Listed((self.folder / name).stat().st_size, sha256)
             for name, sha256 in hashes.items()
         }
-        self.stop, self.uploaded = threading.Event(), dict[str, tuple[str, int]]()
+        self.uploaded = dict[str, tuple[str, int]]()
         with suppress(OSError):
             for line in self.record.read_bytes().splitlines():
                 with suppress(ValueError):  # what a power loss has cut short is uploaded again
                     name, sha256, version = msgspec.json.decode(line, type=tuple[str, str, int])
                     self.uploaded[name] = sha256, version
 
-    def go_on(self, there: _There, before_switch: Callable[[], None]) -> None:
+    def go_on(self, there: _There) -> None:
         """Upload what is not there yet, the manifest last; then remove the earlier result."""
         url, (size, sha256) = self.url, self.manifest
         _refuse_to_replace(url, there, sha256, overwrite=self.options.overwrite)
@@ -345,13 +342,13 @@ class _Upload:
             _mark(url, marker)
         left = [name for name in self.files if not self._is_uploaded(name, there.objects)]
         if 0 < len(left) < len(self.files):
-            self.notify(f"{url}: continuing: {self._done(left)} are already uploaded")
+            self.options.notify(f"{url}: continuing: {self._done(left)} are already uploaded")
         total = sum(file.size or 0 for file in self.files.values())
         progress = Progress(total, show=self.options.progress, doing="uploading")
         progress.skip(1 - sum(self.files[name].size or 0 for name in left) / total)
         with progress:
             self._put_all(left, progress)
-        before_switch()
+        self.options.before_switch()
         self._check_uploaded(marker)
         self._put(MANIFEST, Listed(size, sha256), progress)
         if storage.stat(storage.join(url, MANIFEST), again=True).size != size:
@@ -416,7 +413,7 @@ class _Upload:
                 names = [name for name in left if (name in SIDE_FILES) == side_files]
                 tasks: list[Task] = [partial(put, name) for name in names]
                 # a request may take minutes: threads in one write nothing after it
-                run_all(tasks, threads, self.stop, wait_seconds=_WAIT_SECONDS)
+                run_all(tasks, threads, self.options.stop, wait_seconds=_WAIT_SECONDS)
         except PackerError as error:
             rest = [name for name in left if name not in self.uploaded]
             kept = f"{self._done(rest)} are uploaded; run the same command again to continue"
@@ -437,7 +434,7 @@ class _Upload:
         try:
             with open(path, "rb") as opened:
                 while block := opened.read(_BLOCK_BYTES):
-                    if self.stop.is_set():
+                    if self.options.stop.is_set():
                         raise Interrupted("interrupted")
                     sha.update(block)
                     yield block

@@ -112,18 +112,3 @@ def test_axolotl_cannot_but_make_the_rows_again(
     costs = np.array([sum(n * n for n in one) for one in lengths]) + 6 * HIDDEN * L * batch_size
     ranks = costs[: len(costs) // 4 * 4].reshape(-1, 4)
     assert (ranks.max(axis=1) / ranks.mean(axis=1)).mean() < 1.05
-
-
-def test_views_are_laid_out_alike(packed: Path, tmp_path: Path) -> None:
-    data = packed.parent / "data.jsonl"
-    assert packer("tokenize", data, "-o", tmp_path / "tokens", "-q").exit_code == 0
-    for name, how in (("view", ["--view"]), ("rows", [])):
-        result = packer(
-            "pack", tmp_path / "tokens", "-l", L, "--overlong", "split", "-q",
-            "-o", tmp_path / name, *how,
-        )  # fmt: skip
-        assert result.exit_code == 0, result.stderr
-    tables = [
-        export(tmp_path / name, "trl", tmp_path / f"{name}-trl", *EVEN) for name in ("view", "rows")
-    ]
-    assert tables[0] == tables[1]

@@ -22,7 +22,7 @@ from support import contents, heavy, jsonl, packer, random_texts
 
 from packer_cli.result.layout import digest
 
-KILLS = int(os.environ.get("PACKER_KILLS", "6"))
+KILLS = int(os.environ.get("PACKER_KILLS", "4"))
 RECIPE = """
 max_length = 64
 tokenizer = "bytes"

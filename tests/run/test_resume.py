@@ -121,7 +121,6 @@ GOES_ON: dict[str, tuple[Change, tuple[str, ...], int]] = {
         PACKED - 1,
     ),
     "half a record": (rewrite(RECORD, lambda data: data[: len(data) // 2]), (), PACKED - 1),
-    "a deep record": (rewrite(RECORD, lambda data: b'{"unit":' + b"[" * 100_000), (), PACKED - 1),
 }  # fmt: skip
 
 
@@ -139,10 +138,6 @@ UNREADABLE = "it is damaged, or of another"
 # what is done, the second command's inputs and options, and how the run that is there differs
 DIFFERS: dict[str, tuple[Change, str, tuple[str, ...], str]] = {
     "length": (lambda: None, "", ("-l", "128"), "--max-length was 256, is now 128"),
-    "end": (lambda: None, "", ("--no-eos",), "--eos was on, is now off"),
-    "columns": (
-        lambda: None, "", ("--columns", "input_ids,cu_seqlens"), "--columns was input_ids,labels,",
-    ),
     "an update": (lambda: None, "", ("--update", "-l", "128"), "--max-length was"),
     "more of an input": (
         rewrite("a.jsonl", lambda data: data + jsonl("more")), "", (), "a.jsonl has changed: ",
@@ -158,7 +153,6 @@ DIFFERS: dict[str, tuple[Change, str, tuple[str, ...], str]] = {
         "", (), UNREADABLE,
     ),
     "a deep run": (rewrite("run.json", lambda data: b"[" * 100_000), "", (), UNREADABLE),
-    "an empty run": (rewrite("run.json", lambda data: b""), "", (), UNREADABLE),
 }  # fmt: skip
 
 

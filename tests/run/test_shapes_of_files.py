@@ -18,7 +18,6 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\
 OPTIONS = ["-t", "bytes", "--chat-template", "chat.jinja"]
 PACK = [*OPTIONS, "-l", 256]
 QUIET = [*PACK, "-q"]
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 MESSAGES = "sft/messages.jsonl"
 NAMES = ["alpaca", "messages", "prompts", "sharegpt"]
 
@@ -345,35 +344,3 @@ def test_verify_notices_shapes_that_are_not_those_of_the_inputs(change: Any, pro
     done = packer("verify", "out", "--against-inputs", "--sample", "all")
     assert done.exit_code == 1, done.stderr
     assert problem in done.stdout
-
-
-def test_some_inputs_that_changed_leave_the_others_comparable() -> None:
-    run("pack", "sft", *PACK, "-o", "out")
-    for name in NAMES[1:]:
-        Path(f"sft/{name}.jsonl").write_text("{}\n")
-    done = packer("verify", "out", "--against-inputs")
-    assert done.stdout.count("the manifest says") == 3
-    assert "alpaca" not in done.stdout.replace("alpaca.jsonl", "")
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason=f"needs the real data in {SHARED}")
-def test_real_conversations_and_instructions(sft: Path) -> None:
-    """OASST (messages), Glaive (ShareGPT) and GPTeacher (Alpaca): 15,131 records, none rejected."""
-    packs = {"chat_oasst_en100": ("messages", 400), "chat_glaive_toolcall": ("conversations", 600),
-             "sft_gpteacher": ("alpaca", 14_131)}  # fmt: skip
-    for path in sft.iterdir():
-        path.unlink()
-    for name in packs:
-        shutil.copy(SHARED / "data" / f"{name}.jsonl.zst", sft)
-    template = SHARED / "chat_templates" / "trl__qwen3_training.jinja"
-    tokenizer = SHARED / "tokenizers" / "qwen3"
-    run("pack", "sft", "-t", tokenizer, "-l", 2048, "--chat-template", template, "-o", "out")
-    manifest = check_directory("out")
-    assert (manifest["documents"] + manifest["dropped_documents"]) == 15_131
-    assert manifest["rejected_records"] == 0
-    for one in manifest["inputs"]:
-        shape, records = packs[Path(one["path"]).name.split(".")[0]]
-        assert (one["shape"], one["documents"] + one["dropped_documents"]) == (shape, records)
-    done = packer("verify", "out", "--against-inputs", "--sample", 200)
-    assert done.exit_code == 0, done.stdout

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from altered import unaltered
-from chats import CHATML, assistant, chat, chat_tokenizer, user
+from chats import chat_tokenizer
 from support import (
     BYTES_EOS,
     assert_error,
@@ -61,38 +61,6 @@ def test_documents_are_those_that_are_packed(texts: list[str]) -> None:
     assert {place: ids.tolist() for place, ids in packed.items()} == found
 
 
-CHATS = [
-    chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao")),
-    chat(user("nothing to train on")),
-    chat(user("2+2?"), assistant("4")),
-]
-
-
-def test_what_chats_train_on(folder: Path) -> None:
-    chat_tokenizer(folder / "tok", CHATML)
-    Path("a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in CHATS))
-    manifest = tokenize("a.jsonl", tokenizer="tok")
-    options = ["-l", 512, "-t", "tok", "-q", "--keep-untrained", "-o", "out"]
-    assert packer("pack", "a.jsonl", *options).exit_code == 0
-    labels, ids = recover_documents("out", "labels"), recover_documents("out")
-    for file, position, tokens, trained in documents_in("tokens"):
-        expected = labels[file, position] != -100
-        assert tokens == ids[file, position].tolist()
-        assert trained_of(tokens, trained).tolist() == expected.tolist()
-    assert manifest["trained_turns"] == 3
-    assert documents_in("tokens")[1][3] == []  # nothing, and not everything
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        assert name in manifest["side_files"]
-
-
-def test_prompts_train_on_the_answer() -> None:
-    Path("a.jsonl").write_text('{"prompt": "2+2?", "completion": " 4"}\n')
-    tokenize("a.jsonl")
-    ((_, _, ids, trained),) = documents_in("tokens")
-    flags = trained_of(ids, trained)
-    assert np.array(ids)[flags].tolist() == [*b" 4", BYTES_EOS]
-
-
 @pytest.mark.parametrize(
     ("records", "expected"),
     [
@@ -114,49 +82,6 @@ def test_tokens_and_labels(records: list[Any], expected: list[Any]) -> None:
         (ids, trained_of(ids, trained).tolist()) for ids, trained in expected
     ]
     assert (found[0][1] is None) == (expected[0][1] is None)
-
-
-@pytest.mark.parametrize(
-    ("ids", "named", "message"),
-    [
-        ("[1, -5]", None, "line 1 (byte 0): input_ids[1] is -5"),
-        ("[1, 5000]", "bytes", "line 1 (byte 0): input_ids holds 5000, the tokenizer's highest"),
-        ("[3000000000]", None, "input_ids[0] is 3000000000"),
-    ],
-)
-def test_ids_that_are_none(ids: str, named: str | None, message: str) -> None:
-    Path("a.jsonl").write_text(f'{{"input_ids": {ids}}}\n')
-    chosen = ["-t", named] if named else []
-    done = packer("tokenize", "a.jsonl", *chosen, "-q", "-o", "tokens")
-    assert_error(done, 1, "a.jsonl", message)
-    assert not Path("tokens/manifest.json").exists()
-
-
-def test_bad_records_are_skipped_and_told() -> None:
-    Path("a.jsonl").write_bytes(jsonl("a") + b"{broken\n" + jsonl("b") + b'{"text": 5}\n')
-    assert_error(packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens"), 1, "line 2")
-    manifest = tokenize("a.jsonl", "--on-error", "skip")
-    assert texts_in("tokens") == ["a", "b"]
-    assert manifest["rejected_records"] == 2
-    rejected = [json.loads(line) for line in Path("tokens/rejected.jsonl").read_text().splitlines()]
-    assert [(one["file"], one["position"]) for one in rejected] == [
-        ("a.jsonl", 14),
-        ("a.jsonl", 36),
-    ]
-    failed = packer(
-        "tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "new", "--on-error", "skip",
-        "--max-errors", "1",
-    )  # fmt: skip
-    assert_error(failed, 1, "2 records are bad so far; --max-errors is 1")
-
-
-def test_ranks_change_nothing(texts: list[str]) -> None:
-    command = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-q", "--unit-bytes", "9k"]
-    assert packer(*command, "-o", "whole").exit_code == 0
-    for rank in (2, 0, 1):
-        done = packer(*command, "--rank", rank, "--world-size", 3, "-o", "out")
-        assert done.exit_code == 0, done.stderr
-    assert contents("out") == contents("whole")
 
 
 def test_a_unit_of_several_shards() -> None:

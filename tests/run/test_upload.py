@@ -234,21 +234,6 @@ def test_an_upload_that_fails_halfway_goes_on() -> None:
     assert there() == local()
 
 
-def test_an_upload_of_documents_goes_on() -> None:
-    command = ["tokenize", "a.jsonl", "-t", "bytes", "--unit-bytes", 6000, "--workers", 1, "-q"]
-    assert packer(*command, "-o", "here").exit_code == 0
-    fail_at(4, OSError("no"))
-    assert_error(packer(*command, "-o", OUT), 1, f"{OUT}/", ".arrow: cannot write: no")
-    shards = {name for name in there() if name.endswith(".arrow")}
-    assert {name.partition("-")[0] for name in shards} == {"documents", "index"}
-    undisturbed()
-    result = packer(*command[:-1], "-o", OUT)
-    assert result.exit_code == 0, result.stderr
-    assert f"{OUT}: continuing: 3 of " in result.stderr
-    assert not shards & {name for what, name in Shop.log if what == "write"}
-    assert there() == contents("here")
-
-
 @pytest.mark.parametrize("earlier", [False, True])
 def test_only_a_beginning_of_what_is_uploaded_is_replaced(earlier: bool) -> None:
     how = ["--overwrite"] if earlier else []
