@@ -6,7 +6,7 @@ python benchmarks/readme.py    (`make bench` does it; tests/test_docs.py holds t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,44 @@ PAGES: dict[str, tuple[tuple[str, ...] | None, str]] = {
 }
 
 
-def _lines(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(what was measured, its line of the table)."""
-    for answer in results["answers"]:
-        for row in answer["rows"]:
-            reached = {True: "ok", False: "missed", None: ""}[row.get("reached")]
-            result = f"skipped: {row['skipped']}" if "skipped" in row else reached
-            line = f"| {row['what']} | {row['target']} | {row['measured']} | {result} |"
-            yield row["what"], line
+def _result(row: dict[str, Any]) -> str:
+    reached = {True: "ok", False: "missed", None: ""}[row.get("reached")]
+    return f"skipped: {row['skipped']}" if "skipped" in row else reached
 
 
-def _table(results: dict[str, Any], rows: tuple[str, ...] | None, link: str) -> str:
-    machine, lines = results["machine"], dict(_lines(results))
+def _parts(row: dict[str, Any]) -> tuple[str, str]:
+    """What was measured, and in which case: what follows a colon, or else the last comma."""
+    what, _, case = row["what"].rpartition(": " if ": " in row["what"] else ", ")
+    return (what, case) if what else (case, "")
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, str, str]:
+    return _parts(row)[0], row["target"], _result(row)
+
+
+def _lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of the table: cases of one thing with the same target and result share one."""
+    lines = list[str]()
+    for (what, target, result), group in groupby(rows, _kind):
+        first, *others = group
+        if others:
+            cases = [
+                f"{_parts(row)[1]}: {row['measured']}".rstrip(": ") for row in (first, *others)
+            ]
+            lines.append(f"| {what} | {target} | {' · '.join(cases)} | {result} |")
+        else:
+            lines.append(f"| {first['what']} | {target} | {first['measured']} | {result} |")
+    return lines
+
+
+def _table(results: dict[str, Any], chosen: tuple[str, ...] | None, link: str) -> str:
+    machine = results["machine"]
+    answers = [answer["rows"] for answer in results["answers"]]
+    if chosen is None:
+        lines = [line for rows in answers for line in _lines(rows)]
+    else:
+        named = {row["what"]: row for rows in answers for row in rows}
+        lines = [line for what in chosen for line in _lines([named[what]])]
     return "\n".join(
         [
             f"On {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, by "
@@ -46,7 +72,7 @@ def _table(results: dict[str, Any], rows: tuple[str, ...] | None, link: str) -> 
             "",
             "| what | target | measured | |",
             "|---|---|---|---|",
-            *(lines.values() if rows is None else [lines[what] for what in rows]),
+            *lines,
         ]
     )
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from packer_cli.errors import DataError, UsageError, nearest
+from packer_cli.errors import DataError, UsageError
 from packer_cli.options.option import options_of, refuse_missing
 from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
 from packer_cli.options.run_options import Loop
@@ -189,10 +189,10 @@ class Run:
         names = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not names:
             raise UsageError("there is no result to trace", "give the --output of packer pack")
-        its_tokens, self.said = tokens_of_each(names, tokens), list[str]()
+        its_tokens = tokens_of_each(names, tokens)
         self.rows_of = Joined([open_packed(*one) for one in zip(names, its_tokens, strict=True)])
         self.parts, self.firsts = self.rows_of.parts, self.rows_of.firsts
-        self.said += [
+        self.said = [
             f"{one.path}: was packed without the column segments: which documents are in rows is "
             "unknown"
             for one in self.parts
@@ -206,27 +206,14 @@ class Run:
         self.state = None if state is None else State.of(state)
         self.begin = 0  # where steps begin to count
         if self.state is not None:
-            self._refuse_other_rows(self.state)
+            self.state.refuse_others(
+                data=self.rows_of.fingerprint, rows=len(self.rows_of), stages=self._stages or None
+            )
             given = self.state.loop(given, same=not resumed)
             self.begin = self.state.samples if resumed else self.state.begin
         refuse_missing(Loop, given)
         self.loop = Loop(**given)
         self.steps = Steps(len(self.rows_of), self.loop, self.begin)
-
-    def _refuse_other_rows(self, state: State) -> None:
-        """Raise DataError for a state of other rows."""
-        known = {
-            "data": self.rows_of.fingerprint,
-            "rows": len(self.rows_of),
-            "stages": self._stages or None,
-        }
-        for name, value in known.items():
-            its = getattr(state, name)
-            if its != value and not (name == "data" and its is None):
-                raise DataError(
-                    f"the state has {name} {its}, the result has {value}",
-                    "name the results that the run read, in its order",
-                )
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -260,18 +247,16 @@ class Run:
         own, parts = self.rows_of.places(numbers)
         for part in np.unique(parts).tolist():
             here, packed = np.flatnonzero(parts == part), self.parts[part]
-            its = own[here]
             columns = [name for name in _COLUMNS if name in packed.stored_columns]
-            batch = sound_rows(packed, its, columns)
-            segments, first = segments_in(batch), segments_of(batch)[2]
+            batch = sound_rows(packed, own[here], columns)
+            segments, edges = segments_in(batch), segments_of(batch)[2].tolist()
             origins: list[Any] = [None] * segments.shape[1]
             if "segments" in columns:
                 origins = self.origins[part].of(segments[:3])
             every = list(zip(segments[3].tolist(), origins, strict=True))
-            edges = pairwise(first.tolist())
-            for place, number, (begin, end) in zip(here, its.tolist(), edges, strict=True):
+            for place, (begin, end) in zip(here.tolist(), pairwise(edges), strict=True):
                 pieces = tuple(TracedSegment(i, *one) for i, one in enumerate(every[begin:end]))
-                found[place] = TracedRow(packed.path, number, pieces)
+                found[place] = TracedRow(packed.path, int(own[place]), pieces)
         return found
 
 
@@ -279,26 +264,19 @@ class TracedStep:
     """A step of a run. `step` has its number, its epoch and its places."""
 
     def __init__(self, run: Run, step: Step) -> None:
-        self.run, self.step = run, step
-        run.said += [self.doubt] if self.doubt else []
+        self.run, self.step, state = run, step, run.state
+        first_known = state.dealt[0][0] if state and state.dealt else 0
+        if state and first_known and step.end <= state.samples:
+            run.said.append(
+                f"the run went on at place {first_known:,} with other sizes: a step or window "
+                "that this interrupted had other rows, which the state does not tell any more"
+            )
 
     @property
     def taken(self) -> tuple[int, int]:
         """Its rows that were taken when the state was saved, and all of its rows, counted."""
         places, state = self.run.steps.places(self.step), self.run.state
         return int((places < state.samples).sum()) if state else len(places), len(places)
-
-    @property
-    def doubt(self) -> str:
-        """A sentence on what is not certain of its rows, or ""."""
-        state = self.run.state
-        first_known = state.dealt[0][0] if state and state.dealt else 0
-        if not state or not first_known or self.step.end > state.samples:
-            return ""
-        return (
-            f"the run went on at place {first_known:,} with other sizes: a step or window "
-            "that this interrupted had other rows, which the state does not tell any more"
-        )
 
     def found(self, rank: int | None = None) -> Iterator[Found]:
         """Rows with all of their segments, as `Search.places` gives those of a document."""
@@ -519,9 +497,7 @@ def _named(run: Run, text: str) -> tuple[list[_Input], int, int | None]:
         if path.endswith(f"/{file.removeprefix('./')}") or file.endswith(f"/{path}")
     ]
     if not chosen:
-        names = {os.path.basename(path): path for path in paths} | {path: path for path in paths}
-        near = nearest(file, names) or nearest(os.path.basename(file), names)
-        tip = f"did you mean {names[near]}?" if near else "packer stats DIR --by input lists inputs"
+        tip = "packer stats DIR --by input lists inputs"
         raise UsageError(f"--find: no input is {file!r} or ends with it", tip)
     if len(chosen) > 1:
         some = " or ".join(chosen[:5]) + (f" or {len(chosen) - 5} more" if chosen[5:] else "")
@@ -576,8 +552,7 @@ def _absent(run: Run, document: str, inputs: list[_Input], position: int) -> Dat
     next to the position, as it may be in the middle of one.
     """
     why = next((why for one in inputs for why in _reasons(run, one, position)), "")
-    counted = [text for one in inputs for text in _losses(run, one)]
-    if not why and counted:
+    if not why and (counted := [text for one in inputs for text in _losses(run, one)]):
         why = f"left out of its input or source: {', '.join(counted)}"
     why = why or "every document of this input is in rows, and none begins there"
     tip = "packer stats DIR --by input counts what is in rows, and what is not"
@@ -674,6 +649,16 @@ class State(msgspec.Struct, frozen=True):
     window: AtLeastOne = 64
     cost: AtLeastOne | str | None = None
     dealt: list[tuple[Count, AtLeastOne, AtLeastOne, AtLeastOne]] = []
+
+    def refuse_others(self, **rows: Any) -> None:
+        """DataError where these are not the rows of the state; `data` is not in all states."""
+        for name, value in rows.items():
+            its = getattr(self, name)
+            if its != value and not (name == "data" and its is None):
+                raise DataError(
+                    f"the state has {name} {its}, the result has {value}",
+                    "name the results that the run read, in its order",
+                )
 
     @classmethod
     def of(cls, content: Any) -> State:

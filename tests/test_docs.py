@@ -132,7 +132,8 @@ def test_every_export_format_has_a_row_and_a_command() -> None:
 
 def test_every_key_of_recipes_is_on_their_page() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text().split("## All keys")[1]
-    tables = [re.findall(r"^\| `(\w+)` \|", part, re.M) for part in page.split("\n\n| key |")[1:]]
+    places = ("top", "`[[source]]`", "`[validation]`", "`[[stage]]`")
+    tables = [re.findall(rf"^\| {re.escape(where)} \| `(\w+)` \|", page, re.M) for where in places]
     top, source = recipe.keys_of(*recipe.TOP), recipe.keys_of(*recipe.SOURCE)
     of_all, of_top = (
         re.findall(r"`(\w+)`", re.findall(rf"^\| {where} \| (.*) \|$", page, re.M)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,6 @@ from packer_cli.options.run_options import Reporting, Sizes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from packer_cli.reports.steps import Prediction
     from packer_cli.result.manifest import Result
 
 
@@ -129,7 +128,9 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
     ])  # fmt: skip
 
 
-def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[Prediction | None]:
+def _steps(
+    results: Sequence[tuple[Path | str, Result]], sizes: Sizes
+) -> list[dict[str, Any] | None]:
     """What steps of each result would cost. Of several, those too small for a step are noted."""
     if sizes.ranks is None or sizes.hidden_size is None:
         return [None] * len(results)
@@ -138,7 +139,7 @@ def _steps(results: Sequence[tuple[Path | str, Result]], sizes: Sizes) -> list[P
     from packer_cli.steps import schedule
 
     of_step = schedule.StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
-    steps: list[Prediction | None] = []
+    steps: list[dict[str, Any] | None] = []
     for place, manifest in results:
         assert isinstance(manifest, Manifest)  # noqa: S101 for mypy: `_refuse` refuses others
         try:

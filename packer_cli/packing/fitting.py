@@ -6,9 +6,9 @@ and 5 ns more once somebody asks where the pieces are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,23 +42,15 @@ class Loss:
     untrained_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Untrained:
+class Untrained(NamedTuple):
     """Documents that are left out since nothing of them is trained on.
 
     documents  int64[u], ascending indices in their batch
     tokens     int64[u], how many each of them has in pieces
     """
 
-    documents: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-    tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
-
-    @property
-    def loss(self) -> Loss:
-        """Loss of untrained documents and their tokens only."""
-        return Loss(
-            untrained_documents=len(self.documents), untrained_tokens=int(self.tokens.sum())
-        )
+    documents: Int64 = np.empty(0, np.int64)
+    tokens: Int64 = np.empty(0, np.int64)
 
 
 # What `fit` does where a document of these policies is still too long.

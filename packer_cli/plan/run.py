@@ -60,7 +60,7 @@ from packer_cli.run.update import plan_update
 
 _READ_BYTES = 64 << 20  # of raw text, where nobody says how much
 _MOST_BYTES = 256 << 20  # of raw text that is read whole into memory
-OF_SOURCE = ("documents", "tokens", "trained_tokens")  # what is counted of each in rows
+_OF_SOURCE = ("documents", "tokens", "trained_tokens")  # what is counted of each in rows
 _Made = TypeVar("_Made")
 _Read = tuple[float, tuple[int, int]]  # the share that is read, and units as in `Outcome`
 
@@ -471,7 +471,7 @@ def _of_mixture(outcome: Outcome, choice: Choice, read: _Read | None) -> Outcome
         sources.append(structs.replace(one, asked=one.asked * factor, **grown))
         counts = [outcome.planned.file(index) for index in range(*one.inputs)]
         by_source.append({"name": one.name} | {
-            name: sum(getattr(own, name) for own in counts) for name in OF_SOURCE
+            name: sum(getattr(own, name) for own in counts) for name in _OF_SOURCE
         })  # fmt: skip
     reached = [
         replace(one, asked=one.asked * factor, taken=round(one.taken * factor))

@@ -42,13 +42,13 @@ class Part:
 
     unit         with these slices alone
     unit_weight  bytes of text of the whole unit
-    limits       for each slice its bytes in the file, and the share of these that is read from the
-                 beginning; () for a unit that is read whole
+    limits       for each slice the share of it that is read, from its beginning; () for a unit
+                 that is read whole
     """
 
     unit: WorkUnit
     unit_weight: int
-    limits: tuple[tuple[float, float], ...] = ()
+    limits: tuple[float, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -56,9 +56,8 @@ class Part:
 
     def weight_of(self, files: Container[int] | None = None) -> float:
         """Bytes of text that are read of some inputs, about. None: of all."""
-        limits = self.limits or [(0.0, 1.0)] * len(self.unit.slices)
-        each = zip(self.unit.slices, limits, strict=True)
-        return sum(one.weight * min(share, 1.0) for one, (_, share) in each
+        each = zip(self.unit.slices, self.limits or [1.0] * len(self.unit.slices), strict=True)
+        return sum(one.weight * min(share, 1.0) for one, share in each
                    if files is None or one.file in files)  # fmt: skip
 
 
@@ -71,8 +70,8 @@ class PartReader:
         self.weight = 0.0
 
     def __call__(self, file: InputFile, one: Slice) -> Iterator[Records]:
-        stored, share = self._limits.get(one, (0.0, 1.0))
-        consumed = 0
+        share, consumed = self._limits.get(one, 1.0), 0
+        stored = _stored(file, one) if share < 1 else 0.0
         for records in self._read(file, one):
             yield records
             consumed += records.consumed
@@ -152,9 +151,8 @@ def _parts(
         some = _spread(unit.slices, math.ceil(share * len(unit.slices)), config.seed, unit.index)
         begun = WorkUnit(unit.index, tuple(some))
         each = share * weight / max(weight_of([begun]), 1)
-        sizes = [_stored(files, one) for one in some]
-        limits = ((size, max(each, _BEGINNING_BYTES / max(size, 1))) for size in sizes)
-        return [Part(begun, weight, tuple(limits))]
+        sizes = [max(_stored(files[one.file], one), 1) for one in some]
+        return [Part(begun, weight, tuple(max(each, _BEGINNING_BYTES / size) for size in sizes))]
     most = share * weight / _PIECE_BYTES
     named = [(files[one.file], one) for one in unit.slices]
     groups = sum(
@@ -170,7 +168,7 @@ def _parts(
     step = max(min(weight, _BYTES_PER_TOKEN * (config.window_tokens or 0)) / pieces, size)
     parts: list[Part] = []
     for number in range(count):
-        found = list[tuple[Slice, tuple[float, float]]]()
+        found = list[tuple[Slice, float]]()
         first = (number + _drawn(config.seed, unit.index, number)) / count * weight
         for place in range(pieces):
             drawn = _drawn(config.seed, unit.index, number, place)
@@ -184,7 +182,7 @@ def _parts(
 
 def _between(
     files: Sequence[InputFile], unit: WorkUnit, begin: float, end: float
-) -> Iterator[tuple[Slice, tuple[float, float]]]:
+) -> Iterator[tuple[Slice, float]]:
     """Slices of what lies from `begin` to `end` in the unit, counted in weight, each with its limit
     as `Part` has it.
     """
@@ -203,7 +201,7 @@ def _between(
                 start, stop = _line_from(file, start), _line_from(file, stop)
                 weight = stop - start
             if start < stop:
-                yield Slice(one.file, start, stop, max(round(weight), 1)), (0.0, 1.0)
+                yield Slice(one.file, start, stop, max(round(weight), 1)), 1.0
             continue
         own = groups[one.start : one.stop]
         begins = list(accumulate((group.bytes for group in own), initial=0))
@@ -214,22 +212,18 @@ def _between(
             last = next(place for place, at in enumerate(begins) if at > low)
             first = last - 1
             share = (high - low) / max(begins[last] - begins[first], 1)
-        piece = Slice(one.file, one.start + first, one.start + last, begins[last] - begins[first])
-        yield piece, (_stored(files, piece), share)
+        size = begins[last] - begins[first]
+        yield Slice(one.file, one.start + first, one.start + last, size), share
 
 
-def _stored(files: Sequence[InputFile], one: Slice) -> float:
+def _stored(file: InputFile, one: Slice) -> float:
     """Bytes of a slice in its file."""
-    file = files[one.file]
-    if (groups := reader_for(file.format).groups(file)) is not None:
+    reader = reader_for(file.format)
+    if (groups := reader.groups(file)) is not None:
         rows = [group.rows for group in groups]
         return file.size * sum(rows[one.start : one.stop]) / max(sum(rows), 1)
-    share = (
-        file.size / documents.count
-        if (documents := reader_for(file.format).documents(file))
-        else 1.0
-    )
-    return share * (_stop(file, one) - one.start)
+    documents = reader.documents(file)
+    return (_stop(file, one) - one.start) * (file.size / documents.count if documents else 1.0)
 
 
 def _stop(file: InputFile, one: Slice) -> int:

@@ -26,6 +26,8 @@ from packer_cli.result.layout import PART, Shard, named_by_digest
 from packer_cli.result.manifest import TokenizedManifest
 from packer_cli.result.shard_writer import (
     ShardParts,
+    fixed,
+    ragged,
     stored_batch_rows,
     stored_schema,
 )
@@ -237,29 +239,23 @@ class _Unwritten:
 
 
 def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
-    """How many bytes a record batch of so many rows has in a shard."""
-    columns = [
-        _zeros(field.type, rows, segments + (0 if field.name in OF_SEGMENTS else rows))
-        for field in schema
-    ]
+    """How many bytes a record batch of so many rows has in a shard. Pages of its zeros are never
+    touched.
+    """
+    columns = []
+    for column in schema:
+        kind = column.type
+        if pa.types.is_fixed_size_list(kind):
+            zeros = np.zeros((rows, kind.list_size), kind.value_type.to_pandas_dtype())
+            columns.append(fixed(kind, zeros))
+            continue
+        ends = np.zeros(rows + 1, np.int32)
+        ends[-1] = segments + (0 if column.name in OF_SEGMENTS else rows)
+        of_structs = pa.types.is_struct(kind.value_type)
+        types = [one.type for one in kind.value_type] if of_structs else [kind.value_type]
+        parts = [np.zeros(ends[-1], one.to_pandas_dtype()) for one in types]
+        columns.append(ragged(kind, ends, parts))
     return int(pa.ipc.get_record_batch_size(pa.record_batch(columns, schema=schema)))
-
-
-def _zeros(kind: Any, count: int, inside: int = 0) -> Any:
-    """An Arrow array of zeros, in pages that are never touched; lists hold `inside` values."""
-    if pa.types.is_struct(kind):
-        fields = [_zeros(kind.field(i).type, count) for i in range(kind.num_fields)]
-        return pa.Array.from_buffers(kind, count, [None], children=fields)
-    if pa.types.is_fixed_size_list(kind):
-        values = _zeros(kind.value_type, count * kind.list_size)
-        return pa.Array.from_buffers(kind, count, [None], children=[values])
-    if pa.types.is_list(kind):
-        ends = np.zeros(count + 1, np.int32)
-        ends[-1] = inside
-        values = _zeros(kind.value_type, inside)
-        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends)], children=[values])
-    zeros = np.zeros(count * (kind.bit_width // 8), np.uint8)
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(zeros)])
 
 
 class Thinned(UnitDocuments):

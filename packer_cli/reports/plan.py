@@ -17,7 +17,6 @@ from packer_cli.reports.report import (
     Part,
     Report,
     Section,
-    SourceLine,
     Table,
     Text,
     document_lengths,
@@ -185,7 +184,7 @@ _ROWS: _Columns = {
     "utilization": lambda one: _with_error(
         one, "utilization", percent(one["utilization"]), "{:.2%}"
     ),
-    "above bound": lambda one: percent(max(one["rows_over_bound"] - 1, 0)),
+    "above bound": lambda one: percent(one["rows_over_bound"] - 1 if one["rows"] else 0),
     "of one length": _of_one_length,
 }
 _COSTS: _Columns = {
@@ -224,15 +223,7 @@ def _sources(plan: Plan, outcomes: Sequence[_Figures]) -> Iterator[Section]:
     for group in groups.values():
         lengths = ", ".join(dict.fromkeys(count(one["max_length"]) for one in group))
         at = f" at max_length {lengths}" if len(groups) > 1 else ""
-        lines = [
-            SourceLine(
-                its["name"],
-                {"documents": its["documents"], "tokens": its["tokens"],
-                 "trained": its["trained_tokens"]},
-                one["epochs"], one["share_asked"], one["share_reached"],
-            )
-            for one, its in zip(group[0]["sources"], group[0]["by_source"], strict=True)
-        ]  # fmt: skip
-        tables.append(table_of_sources(f"sources{at}, in shares of {counted}", lines))
+        title = f"sources{at}, in shares of {counted}"
+        tables.append(table_of_sources(title, group[0]["sources"], group[0]["by_source"]))
     if tables:
         yield Section("Sources", tables)

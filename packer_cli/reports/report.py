@@ -4,7 +4,7 @@ it, and `content` is its JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -113,27 +113,23 @@ class Report:
     about: Sequence[str] = ()
 
 
-class SourceLine(NamedTuple):
-    """A source's part of the rows: counts by the titles of columns, and shares of all."""
-
-    name: str
-    counts: dict[str, int]
-    epochs: float
-    asked: float
-    reached: float
+# What sources are counted by, with the titles of columns.
+OF_SOURCES = {"documents": "documents", "tokens": "tokens", "trained_tokens": "trained"}
 
 
-def table_of_sources(title: str, lines: Iterable[SourceLine]) -> Table:
-    """A line for each source, and bars of its shares. The lines have the same counts."""
-    lines = list(lines)
+def table_of_sources(
+    title: str, sources: Sequence[dict[str, Any]], by_source: Sequence[dict[str, Any]]
+) -> Table:
+    """A line for each source, and bars of its shares; both as in the JSON of reports."""
+    names = [name for name in OF_SOURCES if all(name in one for one in by_source)]
+    shares = [(one["share_asked"], one["share_reached"]) for one in sources]
     rows = [
-        [one.name, *map(count, one.counts.values()), f"{one.epochs:.2f}", percent(one.asked),
-         percent(one.reached)]
-        for one in lines
+        [one["name"], *(count(own[name]) for name in names), f"{one['epochs']:.2f}",
+         *map(percent, its)]
+        for one, own, its in zip(sources, by_source, shares, strict=True)
     ]  # fmt: skip
-    head = ["source", *lines[0].counts, "epochs", "asked", "reached"]
-    bars = [(one.asked, one.reached) for one in lines]
-    return Table(title, head, rows, drawn="asked, and below it reached", bars=bars)
+    head = ["source", *map(OF_SOURCES.__getitem__, names), "epochs", "asked", "reached"]
+    return Table(title, head, rows, drawn="asked, and below it reached", bars=shares)
 
 
 def document_lengths(counts: Sequence[int], max_lengths: Sequence[int] = ()) -> Histogram:

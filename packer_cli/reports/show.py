@@ -32,7 +32,6 @@ from packer_cli.result.wording import plural
 from packer_cli.tokenization.decoding import Decoder
 
 _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
-_IDS_PER_LINE = 16
 
 
 @dataclass(frozen=True)
@@ -295,14 +294,9 @@ class Printer:
             if trained and not self._coloured:
                 before, after = self._open, self._close
             for span in run:
-                if self._decoder is None:
-                    self._add(_gap(span.begin) + before)
-                    text = str(span.ids[0]) + "".join(
-                        f"{_gap(span.begin + i)}{one}" for i, one in enumerate(span.ids[1:], 1)
-                    )
-                else:
-                    self._add(before)
-                    text = visible(span.text, brackets)
+                are_ids = self._decoder is None
+                self._add((" " if are_ids and span.begin else "") + before)
+                text = " ".join(map(str, span.ids)) if are_ids else visible(span.text, brackets)
                 self._add(text, f"{style} reverse" if span.special else style, data=True)
                 before = ""
             self._add(after)
@@ -319,11 +313,6 @@ class Printer:
             self._pieces += [Piece(line + mark, look), Piece("\n")]
         if last:
             self._pieces.append(Piece(last, look))
-
-
-def _gap(place: int) -> str:
-    """Stands before the id of a token."""
-    return " " if place % _IDS_PER_LINE else "\n" if place else ""
 
 
 def _counts(segments: Sequence[Segment]) -> str:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import asdict
@@ -27,11 +27,11 @@ from packer_cli.options.options import (
 from packer_cli.options.shapes import kinds_of, prompts_described
 from packer_cli.packing.figures import cost_spread
 from packer_cli.reports.report import (
+    OF_SOURCES,
     Fact,
     Figure,
     Report,
     Section,
-    SourceLine,
     Table,
     Text,
     alike,
@@ -53,27 +53,26 @@ from packer_cli.result.manifest import (
     Tokenizer,
     by_source,
     shape_of,
-    shares,
     sources_as_json,
 )
 from packer_cli.result.warnings import warnings_of
 from packer_cli.result.wording import count, directories, percent, plural, size, unshown
 
-if TYPE_CHECKING:
-    from packer_cli.reports.steps import Prediction
-
 _MOST_INPUTS = 100  # that a page lists: it stays small
 _OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records", "size")
 # What inputs are counted by, as columns: the rest of a name is what the tables begin with.
 _TITLES = {
-    "documents": "documents", "tokens": "tokens", "trained_tokens": "trained",
     "empty_documents": "empty", "rejected_records": "rejected",
     "truncated_documents": "truncated", "truncated_tokens": "tokens cut off",
     "dropped_documents": "dropped", "dropped_tokens": "their tokens",
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
-_ALWAYS = ("documents", "tokens", "trained_tokens")
 _LOSSES = {name for name in _TITLES if name.split("_")[0] in ("truncated", "dropped", "untrained")}
+_ORDERS: dict[str, str] = {
+    "random": "random order",
+    "step": 'balance="step": the rows of each step, dealt evenly to ranks',
+    "order": 'balance="order": rows of like cost meet in a step',
+}
 _BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _SHOWN = ("max_length", "strategy", "overlong")
 _PAIRS = ("fields", "roles", "template_args", "turn_end")
@@ -86,14 +85,14 @@ def stats_report(
     manifest: Result,
     *,
     by: str | None = None,
-    steps: Prediction | None = None,
+    steps: dict[str, Any] | None = None,
     is_detailed: bool = True,
     is_recounted: bool = False,
 ) -> Report:
     """Report what was packed or tokenized, and how well.
 
     by           shard, input or source: what to list, too
-    steps        what steps of training would cost
+    steps        what steps of training would cost, as `reports.steps` predicts it
     is_detailed  with histograms and warnings, which the end of a run says on stderr
     """
     sections = [*_histograms(manifest)] if is_detailed else []
@@ -101,7 +100,7 @@ def stats_report(
         sections.insert(0, _of_recipe(manifest, by))
     sections += _listed(manifest, by)
     if steps is not None:
-        sections.append(Section("Steps", [steps.table()]))
+        sections.append(Section("Steps", [_steps(steps)]))
     if is_recounted:
         agreed = Text("recounted from the shards: all figures agree", only_page=False)
         sections.append(Section("Recounted", [agreed]))
@@ -119,7 +118,7 @@ def stats_report(
 
 
 def _content(
-    directory: Path | str, manifest: Result, by: str | None, steps: Prediction | None
+    directory: Path | str, manifest: Result, by: str | None, steps: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The report for programs; what newer packers add to histograms, shards and inputs is kept."""
     document = manifest.document
@@ -127,7 +126,7 @@ def _content(
     if isinstance(manifest, Manifest):
         content |= _origin(manifest) | figures(manifest)
         if steps is not None:
-            content["steps"] = steps.as_json()
+            content["steps"] = steps
         if manifest.sources:
             content["sources"] = sources_as_json(manifest.sources)
             content["stages"] = document["stages"]
@@ -343,6 +342,24 @@ def _nonzero(title: str, what: str, lines: Sequence[tuple[str, dict[str, int]]])
     return [Table(title, [what, *(_TITLES.get(n, n) for n in names)], rows)] if names else []
 
 
+def _steps(found: dict[str, Any]) -> Table:
+    """A line for each order that was predicted."""
+    steps, counted = found["steps"], found["steps_counted"]
+    batches = plural(found["micro_batches"], "micro-batch", "micro-batches")
+    sizes = f"{plural(found['ranks'], 'rank')} × {batches} × {plural(found['batch_size'], 'row')}"
+    some = f", {counted:,} of them counted" if counted < steps else ""
+    title = (
+        f"a step waits for its costliest rank: {sizes}, hidden size "
+        f"{found['hidden_size']:,} ({plural(steps, 'step')}{some})"
+    )
+    rows = []
+    for name, meaning in _ORDERS.items():
+        saved = found[name].get("time_saved")  # may be less than nothing by a hair
+        shown = "" if saved is None else percent(round(saved, 4) + 0.0)
+        rows.append([meaning, f"{found[name]['max_over_mean']:.3f}", shown])
+    return Table(title, ["rows", "costliest / mean rank", "time saved"], rows)
+
+
 def _shards(manifest: Result) -> Table:
     if not isinstance(manifest, Manifest):
         rows = [
@@ -370,7 +387,9 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
         for one in sources
     ]  # fmt: skip
     parts = [
-        _shares(manifest, counted),
+        table_of_sources(
+            f"sources, in shares of {counted}", sources_as_json(sources), by_source(manifest)
+        ),
         _missed(manifest, counted),
         *_nonzero("documents left out", "source", left_out),
         _records(manifest),
@@ -382,7 +401,7 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
             for one in sources
         ]  # fmt: skip
         lost = [
-            (one["name"], {name: one[name] for name in one if name not in (*_ALWAYS, "name")})
+            (one["name"], {name: one[name] for name in one if name not in (*OF_SOURCES, "name")})
             for one in by_source(manifest)
         ]
         title = f"one epoch of each source, and {counted} asked of it and taken"
@@ -393,17 +412,6 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
     ]
     parts.append(Table("stages", ["stage", "first row", "rows"], stages))
     return Section("Sources", [part for part in parts if part.rows])
-
-
-def _shares(manifest: Manifest, counted: str) -> Table:
-    """A table of what is packed of every source, and its share."""
-    counts = by_source(manifest)
-    names = [name for name in _ALWAYS if all(name in one for one in counts)]
-    lines = [
-        SourceLine(one.name, {_TITLES[name]: own[name] for name in names}, one.epochs, *of_all)
-        for one, own, of_all in zip(manifest.sources, counts, shares(manifest.sources), strict=True)
-    ]
-    return table_of_sources(f"sources, in shares of {counted}", lines)
 
 
 def _missed(manifest: Manifest, counted: str) -> Table:

@@ -267,8 +267,9 @@ class Counts(Totals):
 
     def add_untrained(self, file: Int32, untrained: Untrained) -> None:
         """Count documents without anything to train on; `file` int32[n] as in their batch."""
-        self.add_loss(untrained.loss)
         files = file[untrained.documents]
+        self.untrained_documents += len(files)
+        self.untrained_tokens += int(untrained.tokens.sum())
         self._of_files("untrained_documents", files)
         self._of_files("untrained_tokens", files, untrained.tokens)
 

@@ -141,21 +141,16 @@ def row_costs(
     if cost is None:
         linear = _LINEAR * whole_size("hidden_size", hidden_size)
         return np.add(squared_lengths, linear * max_length, dtype=np.float64)
-    given, problem = cost(squared_lengths), ""
+    given = cost(squared_lengths)
     try:
         with np.errstate(over="ignore"):  # to inf, which is refused below
             costs = np.array(given, np.float32).astype(np.float64)
     except (TypeError, ValueError):
-        problem = f"returned {type(given).__name__}, which is no array of numbers"
-    else:
-        wrong = ~(np.isfinite(costs) & (costs >= 0))
-        if costs.shape != squared_lengths.shape:
-            problem = f"returned an array of shape {costs.shape} for {len(squared_lengths)} rows"
-        elif wrong.any():
-            problem = f"is {costs[wrong][0]} for row {wrong.argmax()}"
-    if problem:
+        costs = np.empty(0)
+    if costs.shape != squared_lengths.shape or not (np.isfinite(costs) & (costs >= 0)).all():
         raise UsageError(
-            f"cost: {problem}", "return a finite cost, 0 or more, for each of the sums"
+            f"cost: returned no array of {len(squared_lengths)} finite costs, each 0 or more",
+            "return a cost for each of the sums that it is given",
         )
     return costs
 

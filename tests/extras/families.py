@@ -269,11 +269,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def table() -> str:
-    lines = [HEAD, "|---" * (len(COLLATORS) + 2) + "|"]
+    families: dict[str, list[str]] = {}  # those with the same cells share a line
     for name, kernels in cases():
         with standing_in(name, kernels):
-            lines.append(line(name, kernels, outcomes(name)))
-    return "\n".join(lines)
+            family, cells = line(name, kernels, outcomes(name)).removeprefix("| ").split(" | ", 1)
+            families.setdefault(cells, []).append(family)
+    lines = (f"| {'; '.join(names)} | {cells}" for cells, names in families.items())
+    return "\n".join([HEAD, "|---" * (len(COLLATORS) + 2) + "|", *lines])
 
 
 if __name__ == "__main__":

@@ -286,6 +286,7 @@ def test_a_plain_run_goes_on_balanced(dataset: PackedDataset) -> None:
 
 BALANCED: dict[str, Any] = {"balance": "step"} | SIZES
 OWN = BALANCED | {"hidden_size": None}
+NO_COST = r"cost: returned no array of \d+ finite costs"
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("batch_size: is only for balance", {"batch_size": 2}),
     ("cost: is only for balance", {"cost": lambda sums: sums}),
@@ -301,10 +302,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("micro_batches: -1 is less than 1", BALANCED | {"micro_batches": -1}),
     ("window: is only for balance='order'", BALANCED | {"window": 8}),
     ("balance: 'step' with even=False", BALANCED | {"even": False}),
-    ("an array of shape .* for .* rows", OWN | {"cost": lambda sums: sums[1:]}),
-    ("cost: is inf for row 0", OWN | {"cost": lambda sums: sums * 1e300}),
-    ("cost: is -1.0 for row 0", OWN | {"cost": lambda sums: -1 + 0 * sums}),
-    ("cost: returned str, which is no array", OWN | {"cost": lambda sums: "much"}),
+    (NO_COST, OWN | {"cost": lambda sums: sums[1:]}),
+    (NO_COST, OWN | {"cost": lambda sums: sums * 1e300}),
+    (NO_COST, OWN | {"cost": lambda sums: -1 + 0 * sums}),
+    (NO_COST, OWN | {"cost": lambda sums: "much"}),
 ]
 
 

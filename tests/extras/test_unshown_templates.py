@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,5 +129,6 @@ def test_the_table_of_the_page(folder: Path, family: str) -> None:
     if name not in TEMPLATES:
         pytest.skip(f"needs the template {name}")
     given = [f"--template-arg={code}" for code in family.split("`")[1::2] if "=" in code]
-    row = " | ".join([family, *cells(TEMPLATES[name], chat_tokenizer(folder / "t", None), *given)])
-    assert f"| {row} |" in PAGE.read_text().splitlines(), row
+    row = " | ".join(cells(TEMPLATES[name], chat_tokenizer(folder / "t", None), *given))
+    lines = re.findall(rf"^\| (.*) \| {re.escape(row)} \|$", PAGE.read_text(), re.M)
+    assert [one for one in lines if family in one.split("; ")], row

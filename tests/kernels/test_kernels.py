@@ -978,14 +978,6 @@ def test_the_order_of_hashes_depends_on_them_and_on_the_seed() -> None:
     assert abs(np.corrcoef(out[0].argsort().argsort(), out[1].argsort().argsort())[0, 1]) < 0.15
 
 
-def test_balance_rows_exchanges_one_segment_for_two_of_its_length() -> None:
-    lengths, offsets = fixed([6, 2, 3, 3, 1], np.int32), fixed([0, 2, 5])
-    order, new_offsets = output(5), output(3)
-    assert plans.balance_rows(lengths, offsets, 10, 1, 0, order, new_offsets) == 1
-    rows = [sorted(lengths[order[a:b]].tolist()) for a, b in pairwise(new_offsets.tolist())]
-    assert rows == [[2, 3, 3], [1, 6]]  # 22 and 37 instead of 40 and 19
-
-
 @pytest.mark.parametrize(
     ("costs", "size", "exchange", "sums"),
     [
@@ -1000,18 +992,6 @@ def test_rows_dealt_to_ranks(costs: Any, size: Any, exchange: bool, sums: list[i
     out = output(len(costs))
     dealing.deal(fixed(costs, float), *size, exchange, out)
     assert np.array(costs)[out].reshape(-1, size[0]).sum(axis=0).tolist() == sums
-
-
-def test_fill_rows_of_the_middle_of_a_plan() -> None:
-    begin, length = fixed([0, 4, 7]), fixed([4, 3, 3], np.int32)
-    order, offsets = fixed([2, 0, 1]), fixed([0, 1, 2, 3])
-    out, edges_of_rows, edges = output((2, 5), np.int32), output(4, np.int32), output(3, np.int32)
-    filling.fill_rows(
-        fixed(range(10), np.uint32), None, begin, length, order, offsets[1:], 5, 99,
-        out, None, None, None, edges_of_rows, edges,
-    )  # fmt: skip
-    assert out.tolist() == [[0, 1, 2, 3, 99], [4, 5, 6, 99, 99]]
-    assert (edges_of_rows.tolist(), edges.tolist()) == ([0, 4, 0, 3], [0, 2, 4])
 
 
 def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:

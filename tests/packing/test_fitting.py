@@ -58,13 +58,6 @@ def test_truncating_on_the_left_keeps_the_end_of_every_document(
     assert loss_of(pieces, offsets) == loss_of(fit(offsets, max_length, "truncate"), offsets)
 
 
-@relaxed
-@given(documents, st.integers(1, 20), st.sampled_from(["split", "drop"]))
-def test_only_truncating_has_a_side(lengths: list[int], max_length: int, policy: str) -> None:
-    pieces = fit(offsets_of(lengths), max_length, policy, "left")
-    assert as_tuples(pieces) == expected_pieces(lengths, max_length, policy)
-
-
 @pytest.mark.parametrize(
     ("policy", "kept"),
     [("truncate", [(0, 0, 9), (1, 0, 10), (2, 0, 3)]), ("drop", [(0, 0, 9), (2, 0, 3)])],

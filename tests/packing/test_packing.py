@@ -186,12 +186,6 @@ def test_every_strategy_is_its_definition(strategy: str, problem: tuple[list[int
     assert plan.rows() == _expected_rows(strategy, lengths, capacity)
 
 
-def test_wrap_cuts_documents_at_the_edges_of_rows() -> None:
-    plan = plan_packing([3, 0, 7, 2], 4, strategy="wrap")
-    assert plan.rows() == [[0, 2], [2], [2, 3]]
-    assert plan.pieces.start.tolist() == [0, 0, 1, 5, 0]
-
-
 @pytest.mark.parametrize("strategy", [name for name in NAMES if not keeps_order(name)])
 @relaxed
 @given(problem=problems(), seed=st.integers(0, 2**63 - 1))
@@ -350,15 +344,6 @@ def test_the_rows_are_those_of_the_plan(strategy: str, data: st.DataObject, most
     assert sorted(rows) == sorted(expected)
     if strategy == "next-fit":
         assert rows == expected
-
-
-def test_rows_come_as_they_close() -> None:
-    packer = StreamPacker(8, "nf")
-    assert [packer.add(length) for length in (5, 4, 0, 4, 8)] == [[], [[0]], [], [[1, 3]], [[4]]]
-    assert packer.finish() == []
-    packer = StreamPacker(12, "hk")
-    assert [packer.add(length) for length in (5, 7, 4, 6)] == [[], [[1]], [], [[0, 3]]]
-    assert packer.finish() == [[2]]
 
 
 def test_few_rows_are_open() -> None:

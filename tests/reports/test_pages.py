@@ -12,9 +12,6 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
 from support import assert_error, jsonl, pack, packer, packer_process
 
-from packer_cli.reports.page import page
-from packer_cli.reports.report import Report, Section, SourceLine, table_of_sources
-
 pytestmark = pytest.mark.usefixtures("folder")
 
 TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9, "g" * 40, ""]
@@ -96,15 +93,6 @@ def test_bars_are_as_long_as_buckets_are_full_and_max_length_is_marked() -> None
     assert page.widths == shown
     (marked,) = [line for line in page.table("tokens") if line[3]]
     assert (marked[0], marked[3]) == ("16-31", "▴ max_length 16")
-
-
-def test_a_chart_alone_says_which_rows_it_counts() -> None:
-    Path("a.jsonl").write_bytes(jsonl(*["a"] * 20))
-    pack("a.jsonl", "-l", 16)
-    written()
-    content = Path("page.html").read_text()
-    assert "<h3>Rows of one length, among those with four segments or more</h3>" in content
-    assert "<h3>Row fill" not in content  # as the section's title says it
 
 
 HOSTILE = [
@@ -217,30 +205,30 @@ def test_lines_for_each_input_are_not_in_a_page() -> None:
     assert not Path("page.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("pages", "--html: pages is a directory"),
-        ("none/page.html", "--html: none is no directory"),
-        ("a.jsonl/page.html", "--html: a.jsonl is no directory"),
-        ("a.jsonl", "--html: a.jsonl is there, and is not a page of packer's"),
-        ("other.html", "--html: other.html is there, and is not a page of packer's"),
-        ("mine", "--html: mine.part is there, and is not a page of packer's"),
-        ("out/page.html", "--html: out/page.html would be in a result of packer"),
-        ("out/manifest.json", "--html: out/manifest.json would be in a result of packer"),
-        ("pipe", "--html: pipe is not a regular file"),
-        ("s3://bucket/page.html", "--html: s3://bucket/page.html: pages are only written to local"),
-        ("", "--html: is empty"),
-    ],
-)
-def test_where_no_page_is_written(name: str, message: str) -> None:
+PLACES = {
+    "pages": "pages is a directory",
+    "none/page.html": "none is no directory",
+    "a.jsonl/page.html": "a.jsonl is no directory",
+    "a.jsonl": "a.jsonl is there, and is not a page of packer's",
+    "other.html": "other.html is there, and is not a page of packer's",
+    "mine": "mine.part is there, and is not a page of packer's",
+    "out/page.html": "out/page.html would be in a result of packer",
+    "out/manifest.json": "out/manifest.json would be in a result of packer",
+    "pipe": "pipe is not a regular file",
+    "s3://bucket/page.html": "s3://bucket/page.html: pages are only written to local",
+    "": "is empty",
+}
+
+
+def test_where_no_page_is_written() -> None:
     packed()
     Path("pages").mkdir()
     Path("other.html").write_text("<!DOCTYPE html>\n<html><body>mine</body></html>\n")
     Path("mine.part").write_text("half of something")
     os.mkfifo("pipe")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    assert_error(packer("stats", "out", "--html", name), 2, message)
+    for name, message in PLACES.items():
+        assert_error(packer("stats", "out", "--html", name), 2, f"--html: {message}")
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
 
 
@@ -297,13 +285,3 @@ def test_the_page_of_a_plan_has_sources_for_each_length() -> None:
         assert f"Sources at max_length {length}, in shares of tokens" in drawn.text
     tables = [table for table in drawn.tables if table[0][0] == "source"]
     assert [[line[0] for line in table[1:]] for table in tables] == [["web", "code"]] * 2
-
-
-def test_names_are_escaped_and_many_sources_stay_a_small_page() -> None:
-    lines = [SourceLine(f"<b>{i}</b>" + "x" * 200, {}, 1.0, 1 / 300, 1 / 300) for i in range(300)]
-    content = page(Report("title", sections=[Section("", [table_of_sources("", lines)])]))
-    assert_stands_alone(content)
-    drawn = Page(content)
-    assert "b" not in drawn.tags
-    assert len(drawn.table("source")) == 300
-    assert len(content) < 300_000

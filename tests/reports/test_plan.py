@@ -18,7 +18,7 @@ from altered import unaltered
 from pages import Page, assert_stands_alone
 from planning import assert_planned, planned
 from showing import on_terminal
-from support import assert_error, contents, jsonl, packer, packer_process
+from support import assert_error, contents, heavy, jsonl, packer, packer_process
 
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
@@ -36,7 +36,7 @@ def lines(*lengths: int) -> bytes:
 
 
 CASES: dict[str, tuple[Any, list[int], list[str], list[Any]]] = {
-    "lengths and strategies": ([DOCUMENTS], [512, 1000, 8192], ["best-fit", "next-fit", "wrap"],
+    "lengths and strategies": ([DOCUMENTS], [512, 8192], ["best-fit", "next-fit", "wrap"],
                                []),
     "truncated on the left": ([DOCUMENTS], [256, 1024], ["best-fit"],
                               ["--overlong", "truncate", "--truncate-side", "left"]),
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Any, list[int], list[str], list[Any]]] = {
                 ["--balance", "attention", "--columns", "input_ids,cu_seqlens,segments"]),
     "in order": ([DOCUMENTS], [256, 1024], ["best-fit"],
                  ["--label-shift", "pre", "--seed", "3", "--no-shuffle"]),
-    **{f"chats, {how}": (CHAT, [64, 128, 256, 1024], ["best-fit", "next-fit"],
+    **{f"chats, {how}": (CHAT, [64, 256], ["best-fit", "next-fit"],
                          ["--overlong", how]) for how in ("drop", "truncate", "truncate-turns")},
     "chats, cut": (CHAT, [128, 300], ["best-fit", "wrap"],
                    ["--overlong", "split", "--force-split", "--train-on", "all"]),
@@ -61,7 +61,7 @@ def test_what_is_planned_is_what_is_packed(case: str) -> None:
     options = options if inputs is CHAT else [*options, "-t", "bytes"]
     outcomes = assert_planned(inputs, lengths, strategies, *options)["outcomes"]
     if case in ("chats, drop", "chats, truncate"):
-        lost, what = outcomes[2], "dropped" if case.endswith("drop") else "truncated"
+        lost, what = outcomes[1], "dropped" if case.endswith("drop") else "truncated"
         assert lost[f"{what}_tokens"] > lost[f"{what}_trained_tokens"] > 0
     assert case != "chats, cut" or all(one["cut_documents"] for one in outcomes)
 
@@ -165,7 +165,7 @@ def large(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, heavy(1), heavy(2)])
 @pytest.mark.usefixtures("large")
 def test_a_sample_is_within_its_stated_error(seed: int) -> None:
     whole = planned(*SAMPLED, "--seed", seed)["outcomes"]
@@ -220,7 +220,7 @@ def one_file(folder: Path) -> Callable[[str], Path]:
     return write
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "sorted", "groups", "group"])
+@pytest.mark.parametrize("kind", [heavy("shuffled"), "sorted", "groups", "group"])
 def test_a_sample_is_of_pieces_of_a_file(one_file: Callable[[str], Path], kind: str) -> None:
     path, options = one_file(kind), ["-l", "8k,32k", "-t", "bytes", "--unit-bytes", "1G"]
     exact = planned(path, *options)
@@ -279,18 +279,6 @@ def test_a_file_that_cannot_be_entered_stands_for_itself_alone(folder: Path, kin
     assert estimated["rows"] == pytest.approx(one["rows"], rel=0.05)
     assert estimated["utilization"] == pytest.approx(one["utilization"], abs=0.01)
     assert abs(estimated["rows"] - one["rows"]) < 3 * estimated["standard_errors"]["rows"]
-
-
-def test_a_damaged_file_in_a_sample_is_one_bad_record(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(lines(*[600] * 8_000))
-    whole = gzip.compress(jsonl(random.Random(0).randbytes(2_000_000).hex()), 1)
-    (folder / "b.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    options = ["-l", "512", "-t", "bytes", "--on-error", "skip", "--unit-bytes", "1M"]
-    exact = planned("a.jsonl", "b.jsonl.gz", *options)["outcomes"][0]
-    sample = planned("a.jsonl", "b.jsonl.gz", *options, "--sample", "50%")["outcomes"][0]
-    assert sample["standard_errors"]
-    assert sample["rejected_records"] == exact["rejected_records"] == 1
-    assert sample["rows"] == pytest.approx(exact["rows"], rel=0.05)
 
 
 def test_a_sample_leaves_out_a_damaged_file_as_packing_does(folder: Path) -> None:
@@ -354,6 +342,7 @@ def test_losses_beyond_max_loss_are_said_and_fail(folder: Path) -> None:
 
 
 def test_lines_in_a_pipe() -> None:
+    """But for what docs/plan.md shows."""
     options = ["-l", "512,4k", "-t", "bytes", "-q", "--strategy", "best-fit,wrap"]
     result = packer("plan", DOCUMENTS, *options, "--batch-tokens", "64k")
     assert result.exit_code == 0
@@ -364,15 +353,8 @@ def test_lines_in_a_pipe() -> None:
         "tokenizer    bytes",
         "documents    400 with 196,415 tokens",
     ]
-    assert [len(table) for table in tables[1:]] == [5, 5, 5]
-    heads = [" ".join(table[0].split()) for table in tables[1:]]
-    assert heads == [
-        "max length strategy rows utilization above bound of one length",
-        "max length strategy segments in a row on disk attention span attention share "
-        "steps of an epoch",
-        "max length strategy documents cut",
-    ]
-    assert tables[1][1].split() == ["512", "best-fit", "385", "99.64%", "0.26%", "12.50%"]
+    assert tables[1][1].split()[:3] == ["512", "best-fit", "385"]
+    assert tables[2][0].endswith("  steps of an epoch")
     assert all(line == line.rstrip() for table in tables for line in table)
 
 

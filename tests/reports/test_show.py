@@ -72,14 +72,6 @@ def test_ids(packed: Path) -> None:
     ]
 
 
-def test_ids_stand_16_to_a_line(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("a" * 32))
-    pack("a.jsonl", "-l", 64)
-    lines = show("--ids").splitlines()[4:]
-    assert lines == ["97 ⟦" + " ".join(["97"] * 15), " ".join(["97"] * 16), "256⟧",
-                     "... 31 padding tokens"]  # fmt: skip
-
-
 def test_one_segment(packed: Path) -> None:
     assert show("--segment", 1) == show("--segment", -1)
     text = show("--segment", 1)
@@ -104,28 +96,21 @@ def test_which_rows(packed: Path) -> None:
     assert rows_shown("2--1", "--ids") == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["4"], "ROW: 4: there is no row 4, only 0 to 3"),
-        (["-5"], "ROW: -5: there is no row -5, only 0 to 3"),
-        (["0-4"], "ROW: 0-4: there is no row 4, only 0 to 3"),
-        (["0", "9" * 30], "there is no row 999999999999"),
-        (["2-1"], "ROW: 2-1: ends before it begins"),
-        (["-1-0"], "ROW: -1-0: ends before it begins"),
-        (["one"], "ROW: 'one' is not a row number"),
-        (["1.5"], "ROW: '1.5' is not a row number"),
-        (["1-"], "ROW: '1-' is not a row number"),
-        ([""], "ROW: '' is not a row number"),
-        (["²"], "ROW: '²' is not a row number"),
-        (["--colour"], "ROW: '--colour' is not a row number"),
-        (["--segment", "2"], "--segment: 2 is not in row 0, which has 0 to 1"),
-        (["--segment", "-3"], "--segment: -3 is not in row 0, which has 0 to 1"),
-    ],
-)
-def test_what_is_not_there(packed: Path, rows: list[str], message: str) -> None:
-    assert_error(packer("show", "out", *rows), 2, message)
-    assert packer("show", "out", *rows, "--json").exit_code == 2
+ABSENT = {
+    "4": "ROW: 4: there is no row 4, only 0 to 3",
+    "-5": "ROW: -5: there is no row -5, only 0 to 3",
+    "0-4": "ROW: 0-4: there is no row 4, only 0 to 3",
+    "2-1": "ROW: 2-1: ends before it begins",
+    "one": "ROW: 'one' is not a row number",
+    "²": "ROW: '²' is not a row number",
+    "--segment=2": "--segment: 2 is not in row 0, which has 0 to 1",
+    "--segment=-3": "--segment: -3 is not in row 0, which has 0 to 1",
+}
+
+
+def test_what_is_not_there(packed: Path) -> None:
+    for row, message in ABSENT.items():
+        assert_error(packer("show", "out", row), 2, message)
 
 
 def test_rows_are_found_in_many_shards(many_shards: Path) -> None:
@@ -174,14 +159,8 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -
     ("column", "value", "message"),
     [
         ("cu_seqlens", [0, 17], "row 0: is damaged: cu_seqlens ends outside 1..16: 17"),
-        ("cu_seqlens", [0, 6, 6], "cu_seqlens does not increase"),
-        ("cu_seqlens", [1, 6, 14], "cu_seqlens does not begin with 0"),
-        ("cu_seqlens", [0], "cu_seqlens has fewer than two boundaries"),
-        ("cu_seqlens", [], "cu_seqlens has fewer than two boundaries"),
-        ("cu_seqlens", [0, -3, 14], "cu_seqlens does not increase"),
         ("cu_seqlens", [0, 14], "segments does not match cu_seqlens"),
         ("segments", [{"file": 1, "position": 0, "start": 0}] * 2, "not an input of its unit: 1"),
-        ("segments", [{"file": -1, "position": 0, "start": 0}] * 2, "not an input of its unit: -1"),
     ],
 )
 def test_damaged_rows(packed: Path, column: str, value: object, message: str) -> None:
@@ -332,13 +311,6 @@ def test_special_and_unknown_tokens(folder: Path) -> None:
         {"text": "yes it is</s>", "trained": True},
         {"text": "<id 99999>", "trained": False},
     ]
-
-
-@pytest.mark.usefixtures("any_ids")
-def test_an_unknown_id_with_the_bytes_tokenizer(folder: Path) -> None:
-    write_ids(folder / "a.jsonl", ([97, 257, 300, 98], [0, 1, 1, 1]))
-    assert packer("pack", "a.jsonl", "-l", 4, "-t", "bytes", "-q", "-o", "out").exit_code == 0
-    assert show().endswith("\na⟦<pad><id 300>b⟧\n")
 
 
 def test_the_tokenizer_is_gone_or_another(folder: Path) -> None:

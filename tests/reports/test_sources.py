@@ -111,16 +111,6 @@ def test_stages_are_listed_with_their_first_rows() -> None:
     }  # fmt: skip
 
 
-def test_tables_have_room_in_80_columns_and_names_stay_whole() -> None:
-    recipe = recipe_of(IN_SHARES, validation_share=0.1, dedup="exact")
-    pack_mixed(recipe)
-    result = packer("stats", "out/train", "--by", "source")
-    lines = result.stdout.splitlines()
-    tables = lines[lines.index("sources, in shares of tokens") : lines.index("row fill (rows)")]
-    assert max(map(len, tables)) <= 80
-    assert {line.split()[-1] for line in tables if line} >= {"web", "code", "chat"}
-
-
 def test_what_has_no_sources_says_so() -> None:
     packer("pack", "web", "-l", 64, "-t", "bytes", "-q", "-o", "plain")
     assert_error(packer("stats", "plain", "--by", "source"), 2, "--by source", "plain", "recipe")

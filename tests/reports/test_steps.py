@@ -14,7 +14,6 @@ from forging import Result
 from support import assert_error, jsonl, packer, squared_lengths_by_hand
 
 from packer_cli.reports import steps as waiting
-from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.steps.schedule import Order, Schedule, StepSizes
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -190,13 +189,3 @@ def test_steps_that_cannot_be_had(out: Path) -> None:
     assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
     result = packer("stats", "tokens", *SIZES)
     assert_error(result, 2, "--ranks: tokens holds documents, which are not in rows yet")
-
-
-def test_a_changed_file_is_an_error(out: Path) -> None:
-    path = out / SQUARED_LENGTHS
-    path.write_bytes(path.read_bytes()[:-8])
-    rows = Result("out").manifest["rows"]
-    result = packer("stats", "out", *SIZES)
-    assert_error(
-        result, 1, f"out/{SQUARED_LENGTHS}: is no array of numpy's format 1.0, <i8[{rows}]"
-    )

@@ -15,11 +15,10 @@ from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER
 from support import assert_error, jsonl, pack, packer
 
-from packer_cli.errors import DataError, UsageError
 from packer_cli.options.run_options import Loop
 from packer_cli.result.opening import Joined, open_packed
 from packer_cli.steps.schedule import Order
-from packer_cli.trace import Steps, find, trace
+from packer_cli.trace import Steps
 
 pytestmark = pytest.mark.usefixtures("folder")
 TEXTS = [*showing.TEXTS, "5", "the sixth one"]
@@ -66,24 +65,6 @@ def in_rows(directory: str = "out") -> list[list[tuple[Any, ...]]]:
 def _as_place(one: dict[str, Any]) -> tuple[Any, ...]:
     names = ("source", "file", "position", "start", "tokens", "tokenized", "document")
     return tuple(one.get(name) for name in names)
-
-
-def test_a_step_as_a_table(packed: Path) -> None:
-    assert traced("--step", 0, "--ranks", 2, "--batch-size", 2, "--no-shuffle") == (
-        "step 0, in epoch 0: places 0 to 3 of the order of the shards\n"
-        "2 ranks with 1 batch of 2 rows each\n"
-        "\n"
-        "rank  micro-batch  row  tokens  document\n"
-        "   0            0    0       6  a.jsonl byte 0\n"
-        "                             8  a.jsonl byte 18\n"
-        "   0            0    2      16  a.jsonl byte 65\n"
-        "   1            0    1      12  a.jsonl byte 39\n"
-        "   1            0    3       5  a.jsonl byte 65 from its token 16\n"
-        "                             2  a.jsonl byte 98\n"
-        "\n"
-        "4 rows, 6 segments, 49 tokens\n"
-        "a row as text: packer show out 3\n"
-    )
 
 
 def test_the_last_step_of_an_epoch_is_short_and_what_is_left_over_begins_the_next(
@@ -208,32 +189,26 @@ def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--step", "0"], "Missing option '--ranks'."),
-        (["--ranks", "1"], "which step is not said"),
-        (["--step", "-1", "--ranks", "1"], "--step: -1 is not between 0 and"),
-        (["--step", "0", "--ranks", "0"], "--ranks: 0 is not between 1 and"),
-        (["--step", "x", "--ranks", "1"], "--step: 'x' is not a whole number"),
-        (["--step", "0", "--find", "a:0", "--ranks", "1"], "--step and --find: are two questions"),
-        (["--find", "a:0", "--ranks", "2", "--rank", "1"], "--rank: is for --step and --state"),
-        (["--step", "0", "--ranks", "1", "--epochs", "2"], "--epochs needs --find"),
-        (["--step", "0", "--ranks", "1", "--hidden-size", "8"], "--hidden-size needs --balance"),
-        (["--step", "0", "--ranks", "1", "--balance", "step"], "what rows cost is not said"),
-        (["--step", "0", "--ranks", "1", "--window", "3"], "--window needs --balance order"),
-        (
-            ["--step", "0", "--ranks", "1", "--no-shuffle", "--seed", "4"],
-            "--seed and --no-shuffle: exclude one another",
-        ),
-        (
-            ["--step", "0", "--ranks", "1", "--balance", "x"],
-            "--balance: 'x' is not one of step, order",
-        ),
-    ],
-)
-def test_questions_that_cannot_be_answered(packed: Path, options: list[str], message: str) -> None:
-    assert_error(packer("trace", "out", *options), 2, message)
+QUESTIONS = {
+    "--step 0": "Missing option '--ranks'.",
+    "--ranks 1": "which step is not said",
+    "--step -1 --ranks 1": "--step: -1 is not between 0 and",
+    "--step 0 --ranks 0": "--ranks: 0 is not between 1 and",
+    "--step x --ranks 1": "--step: 'x' is not a whole number",
+    "--step 0 --find a:0 --ranks 1": "--step and --find: are two questions",
+    "--find a:0 --ranks 2 --rank 1": "--rank: is for --step and --state",
+    "--step 0 --ranks 1 --epochs 2": "--epochs needs --find",
+    "--step 0 --ranks 1 --hidden-size 8": "--hidden-size needs --balance",
+    "--step 0 --ranks 1 --balance step": "what rows cost is not said",
+    "--step 0 --ranks 1 --window 3": "--window needs --balance order",
+    "--step 0 --ranks 1 --no-shuffle --seed 4": "--seed and --no-shuffle: exclude one another",
+    "--step 0 --ranks 1 --balance x": "--balance: 'x' is not one of step, order",
+}
+
+
+def test_questions_that_cannot_be_answered(packed: Path) -> None:
+    for options, message in QUESTIONS.items():
+        assert_error(packer("trace", "out", *options.split()), 2, message)
 
 
 def test_what_is_not_there(packed: Path) -> None:
@@ -246,18 +221,6 @@ def test_what_is_not_there(packed: Path) -> None:
     assert_error(tokenized, 1, "tokens: holds tokenized documents, not packed rows")
     large = packer("trace", "out", "--step", 0, "--ranks", 2, "--batch-size", 4, "--drop-last")
     assert_error(large, 1, "an epoch has 2 rows for each rank, and a loader that drops batches")
-
-
-def test_from_python(packed: Path) -> None:
-    found = trace("out", step=1, world_size=2, batch_size=2, seed=None)
-    assert (found.step.number, found.step.epoch, found.step.begin) == (1, 1, 4)
-    places = list(found.rows())
-    assert [(one.rank, one.row.number) for one in places] == [(0, 4), (0, 1), (1, 0), (1, 2)]
-    assert places[0].row.segments[0].origin.position == 112
-    with pytest.raises(UsageError, match="step: -1 is negative"):
-        trace("out", step=-1, world_size=2)
-    with pytest.raises(DataError, match="nowhere: no such directory"):
-        trace("nowhere", step=1, world_size=2)
 
 
 class TestStates:
@@ -349,27 +312,17 @@ class TestStates:
         assert result.stderr.startswith("packer: the run went on at place 2 with other sizes: ")
         assert packer("trace", "out", "--state", "state.json", "--step", 0).stderr == ""
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
+    def test_what_is_no_state_of_these_rows(self, state: dict[str, Any]) -> None:
+        for change, message in (
             ({"rows": 6}, "the state has rows 6, the result has 5"),
             ({"data": "x"}, "the state has data x, the result has "),
             ({"stages": [1, 4]}, "the state has stages [1, 4], the result has None"),
             ({"samples": -1}, "the state is not one of a PackedSampler: Expected `int` >= 0"),
-            ({"samples": True}, "the state is not one of a PackedSampler"),
-            ({"rows": None}, "the state is not one of a PackedSampler"),
             ({"samples": 0}, "the state was saved before the first step"),
             ({"dealt": [[1]]}, "the state is not one of a PackedSampler"),
-            ({"dealt": 5}, "the state is not one of a PackedSampler"),
-            ({"seed": "x"}, "the state is not one of a PackedSampler"),
-            ({"balance": "x"}, "the state is not one of a PackedSampler"),
-        ],
-    )
-    def test_what_is_no_state_of_these_rows(
-        self, state: dict[str, Any], change: dict[str, Any], message: str
-    ) -> None:
-        result = packer("trace", "out", "--state", self.file(state | change), "--ranks", 2)
-        assert_error(result, 1, message)
+        ):
+            result = packer("trace", "out", "--state", self.file(state | change), "--ranks", 2)
+            assert_error(result, 1, message)
 
     def test_what_is_no_state(self, state: dict[str, Any]) -> None:
         for content in ([], 5, {}, {"sampler": {"rows": 5}}, "x"):
@@ -457,14 +410,6 @@ def test_names_that_are_unclear(folder: Path) -> None:
     unknown = packer("trace", "out", "--find", "other.txt:0", *ONE_RANK)
     assert_error(unknown, 2, "--find: no input is 'other.txt' or ends with it")
     assert unknown.stderr.endswith("tip: packer stats DIR --by input lists inputs\n")
-    for name, meant in {
-        "y.jsonl": "b/yy.jsonl",
-        "c/yyy.jsonl": "b/yy.jsonl",
-        "a/x.json": "a/x.jsonl",
-    }.items():
-        near = packer("trace", "out", "--find", f"{name}:0", *ONE_RANK)
-        assert_error(near, 2, f"--find: no input is {name!r}")
-        assert near.stderr.endswith(f"tip: did you mean {meant}?\n")
     part = packer("trace", "out", "--find", "l:0", *ONE_RANK)
     assert_error(part, 2, "--find: no input is 'l'")
     for name in ("x.jsonl", "x.jsonl:", "x.jsonl:-1", ":7", "x.jsonl:²", f"x.jsonl:{2**63}"):
@@ -564,10 +509,3 @@ def test_documents_of_recipes(folder: Path) -> None:
         "no document begins there",
         f"the nearest documents begin at byte 0 and byte {every[1]}",
     )
-
-
-@pytest.mark.usefixtures("in_folder")
-def test_finding_from_python() -> None:
-    first, second = find("out", "a.jsonl:65", world_size=2, batch_size=2, seed=None)
-    assert (first.step.number, first.place.row.number) == (0, 2)
-    assert [one.origin.start for one in (*first.segments, *second.segments)] == [0, 16]
