@@ -280,7 +280,8 @@ class _Generator(CodeGenerator):
         is_plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs or forward_caller)
         kind = _METHODS.get(getattr(method, "attr", ""))
         # arguments are written twice
-        if not is_plain or kind is None or not all(map(_is_short, node.args)):
+        short = all(isinstance(one, nodes.Const | nodes.Name) for one in node.args)
+        if not (is_plain and short) or kind is None:
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return
         value = self.temporary_identifier()
@@ -297,10 +298,6 @@ class _Generator(CodeGenerator):
         for number, argument in enumerate(node.args):
             self.write(", " if number else "")
             self.visit(argument, frame)
-
-
-def _is_short(node: nodes.Expr) -> bool:
-    return isinstance(node, nodes.Const | nodes.Name)
 
 
 class _Environment(ImmutableSandboxedEnvironment):

@@ -322,14 +322,14 @@ def _answers(messages: list[_Message], train_on: str | None) -> list[int]:
     own = speakers(messages)
     if train_on == "last-assistant":
         return own[-1:]
-    return [n for n in own if _ends_exchange(messages, n)] if train_on == "final" else own
-
-
-def _ends_exchange(messages: list[_Message], number: int) -> bool:
-    """Whether an answer is final: it calls no tool, and the assistant does not go on."""
-    following = messages[number + 1 : number + 2]
-    goes_on = any(message.get("role") in (ASSISTANT, "tool") for message in following)
-    return not (messages[number].get("tool_calls") or goes_on)
+    if train_on != "final":
+        return own
+    roles = [message.get("role") for message in messages] + [None]
+    return [  # those that call no tool, and after which the assistant does not go on
+        n
+        for n in own
+        if not messages[n].get("tool_calls") and roles[n + 1] not in (ASSISTANT, "tool")
+    ]
 
 
 def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversation]:

@@ -24,7 +24,6 @@ from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
     InputFile,
-    Int64,
     Records,
     TokenBatch,
     UInt8,
@@ -227,8 +226,8 @@ def _joined_sides(
     """
     bad = [*bad, *_without_answer(batch, {one.position for one in bad})]
     bad.sort(key=lambda record: record.position)
-    kept = np.flatnonzero(~np.isin(batch.position, [one.position for one in bad]))
-    batch = _only(batch, kept)
+    kept = ~np.isin(batch.position, [one.position for one in bad])
+    batch = batch.take(kept)
     sides, lengths = sides[kept], np.diff(batch.offsets)
     first = np.flatnonzero(np.diff(batch.position, prepend=-1))
     chosen = np.where(sides[first] == 1, lengths[first], 0).astype(np.int32)
@@ -250,19 +249,3 @@ def _without_answer(batch: TokenBatch, known: set[int]) -> list[BadRecord]:
     reason = "one of its answers has no token that something comes before, expected a longer one"
     tip = "mend the record, or use --on-error skip"
     return [BadRecord(one, reason, tip) for one in positions if one not in known]
-
-
-def _only(batch: TokenBatch, kept: Int64) -> TokenBatch:
-    """The documents of these indices."""
-    lengths = np.diff(batch.offsets)
-    if len(kept) == len(lengths):
-        return batch
-    tokens = np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)
-    return replace(
-        batch,
-        ids=batch.ids[tokens],
-        offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
-        trained=None if batch.trained is None else batch.trained[tokens],
-        file=batch.file[kept],
-        position=batch.position[kept],
-    )

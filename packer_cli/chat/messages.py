@@ -168,7 +168,7 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
     Raises MalformedError.
     """
     if isinstance(value, str):
-        value = _parse_json(value, name)
+        value = parse_json(value, name)
     if not isinstance(value, list):
         raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of messages")
     if not value:
@@ -263,7 +263,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 def _listed(value: Any, where: str) -> list[dict[str, Any]]:
     """A list of objects, from a list, from one object, or from JSON text of either."""
     if isinstance(value, str):
-        value = _parse_json(value, where) if value.strip() else []
+        value = parse_json(value, where) if value.strip() else []
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, dict) for item in items):
         raise MalformedError(f"{where} is not a call: expected a JSON object, or a list of them")
@@ -286,7 +286,7 @@ def _part(part: Any, where: str) -> str:
 def parse_tools(value: Any, name: str) -> list[Any] | None:
     """Tools as a list, or None when there are none: a list, one object, or JSON text of that."""
     if isinstance(value, str):
-        value = _parse_json(value, name) if value.strip() else None
+        value = parse_json(value, name) if value.strip() else None
     if isinstance(value, dict):
         value = [value]
     if value is not None and not isinstance(value, list):
@@ -294,7 +294,8 @@ def parse_tools(value: Any, name: str) -> list[Any] | None:
     return value or None
 
 
-def _parse_json(text: str, name: str) -> Any:
+def parse_json(text: str, name: str) -> Any:
+    """The value that a field's text is JSON of. Raises MalformedError."""
     try:
         return msgspec.json.decode(text)
     except _JSON_ERRORS as error:

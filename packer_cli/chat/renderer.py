@@ -277,19 +277,15 @@ def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, li
 
 
 def _refuse_open_turns(structures: Structures, ends: tuple[str, ...]) -> None:
-    where = _open_turn(structures, ends)
-    if where and ends:
+    what = "the chat template does not end"
+    tip = "name the token that ends it with --turn-end TOKEN, such as the one that begins the next"
+    if ends:
+        what = f"--turn-end: {' or '.join(ends)} does not follow"
+        tip = "name the token that begins the next"
+    if where := _open_turn(structures, ends):
         raise UsageError(
-            f"--turn-end: {' or '.join(ends)} does not follow the assistant's turn, {where}: the "
-            "model would not learn to stop",
-            "name the token that begins the next turn, or insist with --allow-open-turns",
-        )
-    if where:
-        raise UsageError(
-            f"the chat template does not end the assistant's turn, {where}: the model would "
-            "not learn to stop",
-            "name the token that ends it with --turn-end TOKEN, such as the one that begins the "
-            "next turn, or insist with --allow-open-turns",
+            f"{what} the assistant's turn, {where}: the model would not learn to stop",
+            f"{tip} turn, or insist with --allow-open-turns",
         )
 
 

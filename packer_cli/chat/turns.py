@@ -89,7 +89,6 @@ class Structures:
     prompts      whether it does so if it is asked to
                  All of these only where turns have to be found.
     mentions     all names and texts in the template: it reads no key but these
-    looks        what it looks for in the words of messages and of tools
     """
 
     def __init__(self, template: ChatTemplate, *, find_turns: bool) -> None:
@@ -98,7 +97,8 @@ class Structures:
         """
         self.template, self._find_turns = template, find_turns
         self.mentions = mentions_in(template.tree)
-        self.looks = looks_of(template.tree, template.known)
+        self._looks = looks_of(template.tree, "messages", template.known)
+        self._tools_matter = looks_of(template.tree, "tools", template.known).asks
         self.prompt_is_constant = is_constant_prompt(template.tree)
         self.prompt, self.prompts = "", False
         self.talk: list[_Message] = []
@@ -110,7 +110,7 @@ class Structures:
 
     def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
         """What is told of a conversation."""
-        words = self.looks.messages.find(messages)
+        words = self._looks.find(messages)
         if words and not all(map(PROBED.issuperset, messages)):  # it may be of this record alone
             return Told(True, self.learn(messages, tools))
         structure = words, self._structure(messages, tools)
@@ -135,13 +135,13 @@ class Structures:
             for key, value in message.items()
             if key in known and (key not in PROBED or type(value) is list)
         ]
-        looked_into = tools and self.looks.tools.asks
+        looked_into = tools and self._tools_matter
         told = repr(tools) if looked_into else told_of(tools, known)
         return told, kinds_of(messages), tuple(others)
 
     def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
         """The conversation with marks in the place of words."""
-        return probe_of(messages, tools, names_tools=self.looks.tools.asks)
+        return probe_of(messages, tools, names_tools=self._tools_matter)
 
     def learn(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the conversation's own probe tells."""

@@ -81,37 +81,6 @@ def test_what_is_wrong_ends_the_run(folder: Path) -> None:
     refused([PAIR, PAIR | {"rejected": "4"}], 1, "data.jsonl, line 2", text, options=SHAPE)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--overlong", "split"], "--overlong split is not for records of preference"),
-        (["--overlong", "truncate"], "--overlong truncate is not for records of preference"),
-        (["--overlong", "truncate-turns"], "--overlong truncate-turns is not for records of"),
-        (["--strategy", "wrap"], "--strategy wrap is not for records of preference"),
-        (["--force-split"], "--force-split is not for records of preference"),
-        (["--balance", "attention"], "--balance attention is not for records of preference"),
-        (
-            ["--max-segments-per-row", 1],
-            "--max-segments-per-row 1 is not for records of preference",
-        ),
-        (["--train-on", "all"], "--train-on: all is not for records of shape preference"),
-        (["--columns", "input_ids,cu_seqlens,side"], "--columns: 'side' is not one of"),
-    ],
-)
-def test_options_that_part_pairs(folder: Path, options: Sequence[Any], text: str) -> None:
-    refused([PAIR], 2, text, options=options)
-
-
-def test_pairs_are_not_mixed_with_other_records(folder: Path) -> None:
-    write([PAIR], "pairs.jsonl")
-    write([{"prompt": "2+2=", "completion": "4"}], "prompts.jsonl")
-    result = packer("pack", "pairs.jsonl", "prompts.jsonl", "-l", 64, "-t", "bytes", "-o", "out")
-    assert result.exit_code == 2
-    assert "records of preference and of prompt-completion cannot lie in one result" in (
-        result.stderr
-    )
-
-
 LABELLED_ONE = {"prompt": "2+2=", "completion": "4", "label": True}
 BOTH_FORMS = "pairs and answers with a label cannot lie in one result"
 
