@@ -95,8 +95,8 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --template-arg a=1          | --template-arg: is for messages
 --max-seconds-per-record 0  | --max-seconds-per-record: 0 is not
 --max-seconds-per-record=-1 | --max-seconds-per-record: -1 is not
---max-seconds-per-record nan | --max-seconds-per-record: 
---max-seconds-per-record inf | --max-seconds-per-record: 
+--max-seconds-per-record nan | --max-seconds-per-record:
+--max-seconds-per-record inf | --max-seconds-per-record:
 pack ask.jsonl -l 16 --turns each              | --turns: is for conversations
 pack ask.jsonl -l 16 --overlong truncate-turns | --overlong: truncate-turns is for messages
 pack ask.jsonl -l 16 --overlong split          | must not be cut
@@ -107,13 +107,13 @@ pack chat.jsonl -l 16 --turns each --train-on all | --turns each: --train-on all
 pack chat.jsonl -l 16 --no-train-reasoning --train-on all  | --train-on all
 pack chat.jsonl -l 16 --train-reasoning --train-on all     | --train-on all
 pack chat.jsonl -l 16 --no-train-tool-calls --train-on all | --train-on all
-pack dpo.jsonl -l 16 --overlong split          | --overlong: split is not for records of preference
-pack dpo.jsonl -l 16 --overlong truncate       | --overlong: truncate is not for records of pref
-pack dpo.jsonl -l 16 --overlong truncate-turns | --overlong: truncate-turns is not for records of
-pack dpo.jsonl -l 16 --strategy wrap           | --strategy: wrap cuts documents, and a pair must st
-pack dpo.jsonl -l 16 --force-split             | --force-split: a pair must stay whole
-pack dpo.jsonl -l 16 --balance attention       | --balance: attention is not for records of pref
-pack dpo.jsonl -l 16 --max-segments-per-row 1  | --max-segments-per-row: a pair has two segments
+pack dpo.jsonl -l 16 --overlong split          | --overlong split is not for records of preference
+pack dpo.jsonl -l 16 --overlong truncate       | --overlong truncate is not for records of pref
+pack dpo.jsonl -l 16 --overlong truncate-turns | --overlong truncate-turns is not for record
+pack dpo.jsonl -l 16 --strategy wrap           | --strategy wrap is not for records of preference
+pack dpo.jsonl -l 16 --force-split             | --force-split is not for records of preference
+pack dpo.jsonl -l 16 --balance attention       | --balance attention is not for records of pref
+pack dpo.jsonl -l 16 --max-segments-per-row 1  | --max-segments-per-row 1 is not for record
 pack dpo.jsonl -l 16 --train-on all            | --train-on: all is not for records of shape
 pack dpo.jsonl -l 16 --columns input_ids,cu_seqlens,side | --columns: 'side' is not one of
 pack dpo.jsonl ask.jsonl -l 16 | records of preference and of prompt-completion cannot lie in one
