@@ -117,7 +117,7 @@ class TokenizedReader(DocumentReader):
 
     def describe(self, file: InputFile, position: int) -> str:
         tokenized = opened(file)
-        number, place = tokenized.place(position)
+        number, place = tokenized.places(np.array([position], np.int64))[:, 0].tolist()
         return f"document {position} ({tokenized.facts.inputs[number].path} at {place})"
 
 
@@ -199,7 +199,8 @@ class TokenizedInputs:
     def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        trained = self.tokens.gather_trained(file, number, np.zeros_like(lengths), lengths)
+        numbered = self.tokens.numbered(file, number)
+        trained = self.tokens.trained_of(numbered, np.zeros_like(lengths), lengths)
         chosen = None
         if next(iter(self._directories.values())).has_pairs:
             chosen = np.empty(len(number), np.int32)

@@ -143,7 +143,7 @@ def document_reader(tokenized: TokenizedDirectory) -> Callable[[int], Shown]:
 def _read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> Shown:
     number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
     shard, facts = tokenized.shards[number], tokenized.facts
-    file, position = tokenized.place(index)
+    file, position = tokenized.places(np.array([index], np.int64))[:, 0].tolist()
     if not 0 <= file < len(facts.inputs):
         raise DataError(
             f"{tokenized.path / shard.file}: document {index} is of input {file}, the manifest "
@@ -151,12 +151,12 @@ def _read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) ->
             AGAIN,
         )
     length, first = tokenized.lengths[index : index + 1], np.zeros(1, np.int32)
-    piece = first, np.array([index]), first, length
-    trained = tokens.gather_trained(*piece)
+    trained = tokens.trained_of(np.array([index]), first, length)
     flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
     flags[:1] = False  # nothing predicts it
     origin = input_origin(facts.inputs[file], facts.config, position)
-    whole, sides = Segment(0, origin, tokens.gather(*piece).view(np.int32), flags), []
+    ids = tokens.gather(first, np.array([index]), first, length)
+    whole, sides = Segment(0, origin, ids.view(np.int32), flags), []
     if tokenized.has_pairs:
         edge = int(tokenized.chosen[index])
         parts = [one for one in (slice(0, edge), slice(edge, None)) if len(whole.ids[one])]

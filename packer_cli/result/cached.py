@@ -11,9 +11,8 @@ whoever writes to it later breaks. So an object that is replaced, damaged or cut
 ends in an error, and never in other rows.
 
 The folder is never larger than the bound: before a file is fetched, those that were not used (their
-atime) for the longest time go; manifests and side files a day later than shards. A shard may go
-while processes read it: what they have mapped stays theirs, until they look what is gone, so that
-the disk has it back.
+atime) for the longest time go. A shard may go while processes read it: what they have mapped stays
+theirs, until they look what is gone, so that the disk has it back.
 
 What may pass (a connection that is cut, a server's error) is tried again a few times, after ever
 longer waits, besides what the store's own package does. The caches of fsspec have no digests, no
@@ -23,7 +22,6 @@ bound, and no locks between processes.
 from __future__ import annotations
 
 import atexit
-import errno
 import fcntl
 import hashlib
 import os
@@ -42,7 +40,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -57,16 +54,14 @@ from packer_cli.ownership import (
     strangers,
 )
 from packer_cli.records import Int64
-from packer_cli.result.layout import MANIFEST, PART, SQUARED_LENGTHS, Shard
-from packer_cli.result.manifest import Manifest, checksum, load, load_as_is
+from packer_cli.result.layout import PART, SQUARED_LENGTHS, Shard
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.result.reader import HEADER_BYTES, Mapped, PackedDirectory
 from packer_cli.result.wording import size as in_words
 
 NAME = "packer-cache"
-_SHARD, _MANIFEST, _SIDE = "shard", "manifest", "side"
-_OWN = re.compile(rf"{LOCK}|({_SHARD}|{_MANIFEST}|{_SIDE})-[0-9a-f]{{64}}(\.part)?")
+_OWN = re.compile(rf"{LOCK}|(shard|side|manifest)-[0-9a-f]{{64}}(\.part)?")
 _MOVE = "move them elsewhere, or choose another cache="
-_KEPT_LONGER = 24 * 60 * 60 * 1_000_000_000  # manifests and side files: small, and all need them
 RANGE_BYTES, _AT_ONCE = 8 << 20, 4  # so that 32 MiB are held in memory
 TRIES = 3  # each of which the store's package may repeat by itself, as s3fs does
 _FIRST_WAIT, _WAIT_SECONDS = 0.5, 0.05  # for a store; for another process that fetches
@@ -97,42 +92,29 @@ def _forget_locks() -> None:
 os.register_at_fork(after_in_child=_forget_locks)
 
 
-def open_cached(url: str, cache: Cache, digest: str | None = None) -> CachedDirectory:
-    """Open a result at a URL. `digest`: go on with the one that was opened, as its `digest` says.
+def open_cached(url: str, cache: Cache) -> CachedDirectory:
+    """Open a result at a URL.
 
-    Raises DataError when it is unfinished, of another format version, lacks a shard, cannot be
-    read, or is another one than `digest` says; UsageError for a view, a cache that is somebody
-    else's, or too small.
+    Raises DataError when it is unfinished, of another format version, lacks a shard, or cannot be
+    read; UsageError for a view, a cache that is somebody else's, or too small.
     """
-    if digest is not None:
-        kept = Wanted("", None, digest, _MANIFEST)
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
-            cache.touch([kept])
-            document = msgspec.json.decode(cache.path(kept).read_bytes())
-            if checksum(document) == digest:
-                return CachedDirectory(url, Manifest.of(document), cache)
     packed = CachedDirectory(url, _patiently(lambda: load(url)), cache)
     if packed.facts.config.view:
         raise UsageError(
             f"{url}: a view, which is only read from a local directory",
             "copy it and its tokenized directories to local paths; or pack without --view",
         )
-    if digest not in (None, packed.digest):
-        raise DataError(
-            f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
-            "open it again; upload into a new folder while one is in use",
-        )
-    packed.keep()
+    packed.check_room()
     return packed
 
 
 class Wanted(NamedTuple):
-    """A file of a result at a URL. `size` None: it is not known, and not to be fetched so."""
+    """A file of a result at a URL."""
 
     url: str
-    size: int | None
+    size: int
     sha256: str
-    kind: str = _SHARD
+    kind: str = "shard"
 
     @property
     def name(self) -> str:
@@ -186,7 +168,7 @@ class Cache:
         status = self._inside.status(wanted.name)
         if status is None or not stat.S_ISREG(status.st_mode):
             return False
-        is_whole = wanted.size in (None, status.st_size)
+        is_whole = wanted.size == status.st_size
         return is_whole and (not sealed or status.st_mtime_ns == wanted.seal)
 
     def _is_here(self, wanted: Wanted) -> bool:
@@ -201,17 +183,16 @@ class Cache:
                     return True
         return False
 
-    def local(self, wanted: Wanted, content: bytes | None = None) -> Path:
-        """A local file, fetched, or made of its `content`, if it is not here. Waits for another
-        process that fetches it.
+    def local(self, wanted: Wanted) -> Path:
+        """A local file, fetched if it is not here. Waits for another process that fetches it.
 
         Raises DataError for an object with other content, for whatever the store says, and when
         the disk is full.
         """
         self.touch([wanted])
         while not self._is_here(wanted):
-            if self._made(wanted, content):
-                self.waited_for += wanted.size or 0
+            if self._made(wanted):
+                self.waited_for += wanted.size
                 break  # where times have no nanoseconds, there are no seals
             if not self.holds(wanted):
                 time.sleep(_WAIT_SECONDS)
@@ -223,7 +204,7 @@ class Cache:
         """
         return not self._is_here(wanted) and self._made(wanted)
 
-    def _made(self, wanted: Wanted, content: bytes | None = None) -> bool:
+    def _made(self, wanted: Wanted) -> bool:
         """Write a file, locked and with room for its bytes. False when the process ends, another
         one writes or has just written the file, or others write what takes the room.
         """
@@ -234,11 +215,11 @@ class Cache:
                 if descriptor is None:
                     return False
                 stack.callback(self._discard, part, descriptor)
-                if self.holds(wanted) or not self._has_room(part, wanted.size or 0):
+                if self.holds(wanted) or not self._has_room(part, wanted.size):
                     return False
-                os.ftruncate(descriptor, wanted.size or 0)
+                os.ftruncate(descriptor, wanted.size)
             with open(descriptor, "wb", closefd=False) as file:
-                for block in _fetched(wanted) if content is None else [content]:
+                for block in _fetched(wanted):
                     if _process_ends.is_set():
                         return False
                     file.write(block)
@@ -255,7 +236,7 @@ class Cache:
             return True
         used = sum(status.st_size for status in files.values())
         whole = [name for name in files if name != LOCK and not name.endswith(PART)]
-        for victim in sorted(whole, key=lambda name: _used_at(name, files[name])):
+        for victim in sorted(whole, key=lambda name: files[name].st_atime_ns):
             if used + size <= self.limit:
                 break
             self._inside.unlink(victim)
@@ -344,18 +325,10 @@ class Cache:
         try:
             yield
         except OSError as error:
-            place = self._inside.path
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DataError(
-                    f"cache: {place}: the disk is full",
-                    "free some space, or give cache_bytes, and run it again",
-                ) from error
-            raise from_os_error(error, place, "write") from error
-
-
-def _used_at(name: str, status: os.stat_result) -> int:
-    """When a file was used last, in ns; a manifest or a side file counts as used a day later."""
-    return status.st_atime_ns + (0 if name.startswith(_SHARD) else _KEPT_LONGER)
+            message = from_os_error(error, f"cache: {self._inside.path}", "write").message
+            raise DataError(
+                message, "free some space, or give cache_bytes=, if it is full"
+            ) from error
 
 
 def _refuse_others(inside: Folder) -> None:
@@ -364,15 +337,12 @@ def _refuse_others(inside: Folder) -> None:
     written = {*inside.names()} - {LOCK}  # listed first: who writes has set the modes
     for folder in (place.parent, place):
         status = os.stat(folder, follow_symlinks=False)
-        if status.st_uid != os.geteuid():
+        theirs = status.st_uid != os.geteuid()
+        if theirs or (status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and written):
             raise UsageError(
-                f"cache: {folder}: belongs to another user, whose files are not trusted",
-                "choose another cache=",
-            )
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and written:
-            raise UsageError(
-                f"cache: {folder}: others may write in it, and their files are not trusted",
-                f"remove it, or choose another cache=; to keep it: chmod go-w {folder}",
+                f"cache: {folder}: {'belongs to another user' if theirs else 'others may write'}, "
+                "so its files are not trusted",
+                f"choose another cache=, or remove it; to keep one of yours: chmod go-w {folder}",
             )
         try:
             os.chmod(folder, 0o700)  # whatever the umask lets others do with the files in it
@@ -405,81 +375,44 @@ def _fetched(wanted: Wanted) -> Iterator[bytes]:
     """The content of an object, in parts. Raises DataError, after the last for another digest, to
     which a byte after the end adds.
     """
-    size, sha, found = wanted.size or 0, hashlib.sha256(), 0
+    size, sha = wanted.size, hashlib.sha256()
     spans = list(pairwise([*range(0, size, RANGE_BYTES), size]))
     for first in range(0, len(spans), _AT_ONCE):
         some = spans[first : first + _AT_ONCE]
-        try:
-            blocks = _patiently(partial(storage.ranges, wanted.url, some, size))
-        except DataError as error:
-            now = size
-            with suppress(PackerError):
-                now = storage.stat(wanted.url, again=True).size
-            if now == size:
-                raise
-            raise _resized(wanted, now) from error
-        for block in blocks:
+        for block in _patiently(partial(storage.ranges, wanted.url, some, size)):
             sha.update(block)
-            found += len(block)
             yield block
     if sha.hexdigest() != wanted.sha256:
-        problem = f"its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}"
-        if found > size:
-            problem = f"has more bytes than the {size} that the manifest says"
-        raise DataError(f"{wanted.url}: {problem}", _UPLOAD_AGAIN)
-
-
-def _resized(wanted: Wanted, found: int) -> DataError:
-    """The error for an object that has `found` bytes."""
-    return DataError(
-        f"{wanted.url}: has {found} bytes, the manifest says {wanted.size}", _UPLOAD_AGAIN
-    )
+        raise DataError(
+            f"{wanted.url}: its sha256 is {sha.hexdigest()}, the manifest says {wanted.sha256}",
+            _UPLOAD_AGAIN,
+        )
 
 
 class CachedDirectory(PackedDirectory):
     """A result at `url`. `path` is the folder of the cache, where its files have other names.
-
-    Its manifest is fetched each time, and also kept in the cache by its digest, for processes that
-    go on with a result that was opened. Shards are fetched when they are first read.
+    Shards are fetched when they are first read.
     """
 
     def __init__(self, url: str, facts: Manifest, cache: Cache) -> None:
         super().__init__(cache.folder, facts)
-        self.url, self.cache = url, cache
+        self.where, self.cache = url, cache
         self._bytes = sum(shard.bytes for shard in facts.shards)
         self._used = np.zeros(len(facts.shards), bool)  # which were read since the last look
         self._looked = 0.0  # seconds
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of what the manifest says, whoever wrote it."""
-        return str(checksum(self.manifest))
-
-    def place_of(self, name: str) -> str:
-        return storage.join(self.url, name)
-
-    @cached_property
-    def beside_shards(self) -> int:
-        """How many bytes its manifest and side files may take in the cache."""
-        sums = HEADER_BYTES + 8 * len(self) if SQUARED_LENGTHS in self.facts.side_files else 0
-        return len(msgspec.json.encode(self.manifest)) + sums
+    @property
+    def side_bytes(self) -> int:
+        """How many bytes its side file may take in the cache."""
+        return HEADER_BYTES + 8 * len(self) if SQUARED_LENGTHS in self.facts.side_files else 0
 
     def wanted(self, shard: Shard) -> Wanted:
         return Wanted(self.place_of(shard.file), shard.bytes, shard.sha256)
 
-    def holds(self, shard: Shard) -> bool:
-        """Whether a shard is in the cache."""
-        return self.cache.holds(self.wanted(shard))
-
-    def local(self, name: str) -> Path:
-        wanted = Wanted(self.place_of(name), None, self.facts.side_files[name], _SIDE)
-        try:
-            if not self.cache.holds(wanted):
-                size = _patiently(lambda: storage.stat(wanted.url, again=True)).size
-                wanted = wanted._replace(size=size)
-            return self.cache.local(wanted)
-        except DataError as error:
-            raise self.replaced() or error from error
+    def local_squares(self) -> Path:
+        sha256 = self.facts.side_files[SQUARED_LENGTHS]
+        url = self.place_of(SQUARED_LENGTHS)
+        return self.cache.local(Wanted(url, self.side_bytes, sha256, "side"))
 
     def _map(self, shard: Shard) -> Any:
         wanted = self.wanted(shard)
@@ -514,7 +447,7 @@ class CachedDirectory(PackedDirectory):
         self._looked = now
         shards, mapped = self.facts.shards, self._mapped
         used = [self.wanted(shards[index]) for index in np.flatnonzero(self._used)]
-        self.cache.touch([Wanted("", None, self.digest, _MANIFEST), *used])
+        self.cache.touch(used)
         self._used[:] = False
         here = np.unique(self.shards_of(mapped.firsts)).tolist()
         lost = [one for one in here if not self.cache.path(self.wanted(shards[one])).exists()]
@@ -526,7 +459,7 @@ class CachedDirectory(PackedDirectory):
         useless = limit is not None and fetched >= _TURNS * limit and fetched > _WASTE * read
         if useless and not self.cache.planned:
             raise UsageError(
-                f"{self.url}: {fetched:,} bytes of shards were fetched for {read:,.0f} bytes of "
+                f"{self.where}: {fetched:,} bytes of shards were fetched for {read:,.0f} bytes of "
                 f"rows: the order asks for other shards than the cache holds, cache_bytes is "
                 f"{limit:,}",
                 "shuffle with PackedSampler, or give cache_bytes="
@@ -537,46 +470,31 @@ class CachedDirectory(PackedDirectory):
     def check_size(self, shard: Shard) -> None:
         """Nothing: what is fetched is compared with the manifest."""
 
-    def replaced(self) -> DataError | None:
-        try:
-            now = load_as_is(self.url)
-        except DataError:
-            return None
-        if checksum(now.document) == self.digest:
-            return None
-        return DataError(
-            f"{self.url}: was replaced by another result while it was read", "open it again"
-        )
-
-    def keep(self) -> None:
-        """Keep the manifest. Raises UsageError for a cache or a disk that is too small, DataError
-        for a shard that is not at the URL, or has another size, where servers list what they have.
+    def check_room(self) -> None:
+        """Raise UsageError for a cache or a disk that is too small, DataError for a shard that is
+        not at the URL, or has another size, where servers list what they have.
         """
         cache, shards = self.cache, self.facts.shards
-        content = msgspec.json.encode(self.manifest)
         largest = max(shard.bytes for shard in shards)
-        if cache.limit is not None and cache.limit < largest + len(content):
+        if cache.limit is not None and cache.limit < largest:
             raise UsageError(
-                f"cache_bytes: {cache.limit:,} bytes do not hold the largest shard of {self.url}, "
-                f"{largest:,} bytes, and its manifest",
+                f"cache_bytes: {cache.limit:,} bytes do not hold the largest shard of "
+                f"{self.where}, {largest:,} bytes",
                 "give more: all of a shard is fetched at once",
             )
         missing = [one for one in shards if not cache.holds(self.wanted(one), sealed=False)]
         cache.check_space(sum(shard.bytes for shard in missing), self._bytes)
-        if missing and self.url.partition("://")[0] not in _WITHOUT_LISTINGS:
-            self._check_sizes(missing)
-        cache.local(Wanted("", len(content), self.digest, _MANIFEST), content)
-
-    def _check_sizes(self, shards: Sequence[Shard]) -> None:
-        """Raise DataError for a shard that the folder's listing lacks, or has with another size."""
-        sizes = _patiently(lambda: storage.sizes(self.url))
-        for shard in shards:
-            wanted, found = self.wanted(shard), sizes.get(shard.file)
+        if not missing or self.where.partition("://")[0] in _WITHOUT_LISTINGS:
+            return
+        sizes = _patiently(lambda: storage.sizes(self.where))
+        for shard in missing:
+            found = sizes.get(shard.file)
+            problem, tip = f"has {found} bytes, the manifest says {shard.bytes}", _UPLOAD_AGAIN
             if found is None:
-                missing = DataError(f"{wanted.url}: is missing", "upload the result again")
-                raise self.replaced() or missing
-            if found != wanted.size:
-                raise self.replaced() or _resized(wanted, found)
+                problem, tip = "is missing", "upload the result again"
+            if found != shard.bytes:
+                error = DataError(f"{self.place_of(shard.file)}: {problem}", tip)
+                raise self.replaced() or error
 
 
 class Foresight:
@@ -597,10 +515,10 @@ class Foresight:
             for result in results
             for shard in result.facts.shards
         ]
-        sizes = [(one.size or 0) if one else 0 for one in self._shards]
+        sizes = [one.size if one else 0 for one in self._shards]
         self._ends: Int64 = np.cumsum([one.rows for each in results for one in each.facts.shards])
         self._edges: Int64 = np.cumsum([0, *sizes])  # of bytes, before each shard
-        beside = sum(one.beside_shards for one in results if isinstance(one, CachedDirectory))
+        beside = sum(one.side_bytes for one in results if isinstance(one, CachedDirectory))
         self.room = sys.maxsize if cache.limit is None else max(0, cache.limit - beside)
         self._process = 0  # whose threads they are
 
@@ -619,7 +537,7 @@ class Foresight:
         shards, first = np.unique(np.searchsorted(self._ends, rows, side="right"), True)
         needed = [self._shards[shard] for shard in shards[np.argsort(first)].tolist()]
         remote = [one for one in needed if one is not None]
-        ends = accumulate(one.size or 0 for one in remote)
+        ends = accumulate(one.size for one in remote)
         fitting = [one for one, end in zip(remote, ends, strict=True) if end <= self.room]
         self._cache.touch(reversed(fitting))
         with self._lock:

@@ -49,12 +49,6 @@ def fill_histogram(row_tokens: Int64, max_length: int | Int64) -> Int64:
     return np.bincount(bucket, minlength=ROW_FILL_BUCKETS).astype(np.int64)
 
 
-def share_from(histogram: Sequence[int], least: float) -> float | None:
-    """Share of the rows in such a histogram with at least this share; None of none."""
-    first = round(least * (ROW_FILL_BUCKETS - 1))
-    return sum(histogram[first:]) / sum(histogram) if sum(histogram) else None
-
-
 def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """How mixed rows are, by the totals of a manifest; {} where an earlier packer did not count.
 
@@ -67,10 +61,11 @@ def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]
         return {}
     names = ("length_squares", "length_squares_in_rows", "tokens", "segments", "rows")
     of_data = length_spread(*(totals[name] for name in names))
-    shares = {"one_length": ONE_LENGTH, "one_input": ONE_INPUT}
-    return {"spread": None if math.isnan(of_data) else of_data} | {
-        name: share_from(histograms[name], least) for name, least in shares.items()
-    }
+    found = {"spread": None if math.isnan(of_data) else of_data}
+    for name, least in (("one_length", ONE_LENGTH), ("one_input", ONE_INPUT)):
+        rows, first = sum(histograms[name]), round(least * (ROW_FILL_BUCKETS - 1))
+        found[name] = sum(histograms[name][first:]) / rows if rows else None
+    return found
 
 
 def _packed(counts: Int64) -> str:

@@ -479,7 +479,23 @@ def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifes
     """The manifest of a result of any kind, also of one that is marked incomplete, and of a side of
     a split whatever the other side is. Raises DataError where there is none, or it is damaged.
     """
-    return _load(os.fspath(directory), incomplete_too=True)
+    name = os.fspath(directory)
+    path = _manifest_in(name)
+    if path is None:
+        raise _no_result(name)
+    try:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+            return parse(file.read())
+    except OSError as error:
+        raise from_os_error(error, path, "read") from error
+    except DataError as error:
+        raise DataError(f"{path}: {error.message}", error.tip) from error
+
+
+def _manifest_in(name: str) -> str | None:
+    """The path of a result's manifest, also of one that is marked incomplete."""
+    paths = (storage.join(name, one) for one in (MANIFEST, INCOMPLETE))
+    return next(filter(storage.is_file, paths), None)
 
 
 def load_any(
@@ -491,7 +507,12 @@ def load_any(
     """
     name = os.fspath(directory)
     for _ in range(_WAITS):
-        manifest = _load(name, incomplete_too=incomplete_too)
+        manifest = load_as_is(name)
+        if manifest.incomplete and not incomplete_too:
+            raise DataError(
+                f"{name}: is marked incomplete: {manifest.incomplete}",
+                "pack again with --overwrite and another --overlong, --max-length or --max-loss",
+            )
         other = _other_side(name, manifest)
         if other is None or _same_run(manifest, other):
             return manifest
@@ -540,8 +561,7 @@ class _Half(Struct):
 def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
     """Whether the side at `other` is of the run of `manifest`, or is not there at all."""
     try:
-        paths = [storage.join(other, name) for name in (MANIFEST, INCOMPLETE)]
-        path = next((one for one in paths if storage.is_file(one)), None)
+        path = _manifest_in(other)
         if path is None:
             return not _begun(other)
         with storage.open_bytes(path, _FETCHED_BYTES) as file:
@@ -551,32 +571,6 @@ def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
     mixture = half.config.get("mixture")
     is_side = isinstance(mixture, dict) and mixture.get("part") == storage.base_name(other)
     return not is_side or half.run == getattr(manifest, "run", "")
-
-
-def _load(name: str, *, incomplete_too: bool) -> Manifest | TokenizedManifest:
-    path = storage.join(name, MANIFEST)
-    if storage.is_file(path):
-        return _read(path)
-    incomplete = storage.join(name, INCOMPLETE)
-    if not storage.is_file(incomplete):
-        raise _no_result(name)
-    manifest = _read(incomplete)
-    if not incomplete_too:
-        raise DataError(
-            f"{name}: is marked incomplete: {manifest.incomplete}",
-            "pack again with --overwrite and another --overlong, --max-length or --max-loss",
-        )
-    return manifest
-
-
-def _read(path: str) -> Manifest | TokenizedManifest:
-    try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            return parse(file.read())
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
-    except DataError as error:
-        raise DataError(f"{path}: {error.message}", error.tip) from error
 
 
 def _no_result(name: str) -> PackerError:
@@ -617,9 +611,7 @@ def splits_of(directory: str | os.PathLike[str]) -> list[str]:
 
 def _begun(name: str) -> bool:
     """Whether a directory holds a result, or the beginning of one."""
-    if any(storage.is_file(storage.join(name, one)) for one in (MANIFEST, INCOMPLETE)):
-        return True
-    return storage.kind(storage.join(name, WORK)) == "folder"
+    return bool(_manifest_in(name)) or storage.kind(storage.join(name, WORK)) == "folder"
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:

@@ -129,23 +129,26 @@ class View(PackedDirectory):
         Raises as `batches`.
         """
         kinds, step = self._schema(), rows_per_batch(self.max_length)
+        first = 0
         with self._readable(shard):
-            for first, stored in self._numbered(shard):
+            for stored in self.stored(shard):
                 mapped = self._nothing_mapped().added(first, [stored])
                 for begin in range(first, first + stored.num_rows, step):
                     rows = np.arange(begin, min(begin + step, first + stored.num_rows))
                     columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
                     yield as_batch(columns, kinds), trained
+                first += stored.num_rows
 
     def segments(self, shard: Shard) -> Int64:
         """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
         Raises as `batches`.
         """
-        found = []
+        found, first = [], 0
         with self._readable(shard):
-            for first, stored in self._numbered(shard):
+            for stored in self.stored(shard):
                 mapped = self._nothing_mapped().added(first, [stored])
-                self._pieces(mapped, np.arange(first, first + stored.num_rows))  # which checks them
+                rows = np.arange(first, first := first + stored.num_rows)
+                self._pieces(mapped, rows)  # which checks them
                 found.append(segments_in(stored))
         return np.concatenate(found, axis=1)
 
@@ -237,24 +240,17 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
     A relative path is tried from the current directory, from the view, and from the folder that the
     view is in: the usual place of who packed it. The digest tells whether it is the right one.
     """
-    other = ""
+    folder, what = Path(path).parent, "is gone"
+    if not folder.is_absolute():
+        what += ", from here and from the view"
     for place in dict.fromkeys([Path(path), view / path, view.absolute().parent / path]):
         if storage.is_file(str(place)):
-            sha256 = digest(place)[1]
-            if sha256 == expected:
+            if digest(place)[1] == expected:
                 return place.parent
-            other = other or sha256
-    folder = Path(path).parent
-    if other:
-        raise DataError(
-            f"{view}: its tokenized directory {folder} has changed: the sha256 of {MANIFEST} is "
-            f"{other}, expected {expected}",
-            f"if what the view was packed from is elsewhere, {_WHERE}; or pack it again",
-        )
-    looked = "" if folder.is_absolute() else ", from here and from the view"
+            what = "has changed"
     raise DataError(
-        f"{view}: its tokenized directory {folder} is gone{looked}: expected its {MANIFEST} "
-        f"with the sha256 {expected}",
+        f"{view}: its tokenized directory {folder} {what}: expected its {MANIFEST} with the "
+        f"sha256 {expected}",
         _WHERE,
     )
 
@@ -295,7 +291,12 @@ class Joined:
     @property
     def fingerprint(self) -> str:
         """Digest that rows in the same order share, wherever they lie."""
-        prints = [_fingerprint_of(part.facts) for part in self.parts]
+        prints = []
+        for facts in (part.facts for part in self.parts):
+            digests = [shard.sha256 for shard in facts.shards]
+            if facts.config.view:  # whose shards hold no tokens
+                digests += [one.sha256 for one in facts.inputs_now.values()]
+            prints.append(sha256("".join(digests).encode()).hexdigest())
         return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
 
     @property
@@ -325,30 +326,17 @@ class Joined:
 
 def _properties(packed: PackedDirectory) -> dict[str, object]:
     """What rows of one batch must have in common, in words."""
-    tokenizer = packed.facts.tokenizer
+    facts, tokenizer, form = packed.facts, packed.facts.tokenizer, dict[str, object]()
+    if PAIR in facts.config.columns:  # one segment a document, or two
+        labels = facts.segments == facts.documents
+        form["what the records are"] = "answers with a label" if labels else "pairs"
     return {
         "max_length": packed.max_length,
-        **_form_of_answers(packed.facts),
+        **form,
         "the label shift": packed.label_shift,
         "the segment multiple": packed.segment_multiple,
         "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
     }
-
-
-def _form_of_answers(facts: Manifest) -> dict[str, object]:
-    """Form of records of preference: pairs, each of two segments, or answers with a label."""
-    if PAIR not in facts.config.columns:
-        return {}
-    labels = facts.segments == facts.documents
-    return {"what the records are": "answers with a label" if labels else "pairs"}
-
-
-def _fingerprint_of(facts: Manifest) -> str:
-    """Digest that rows in the same order share, wherever they lie."""
-    digests = "".join(shard.sha256 for shard in facts.shards)
-    if facts.config.view:  # whose shards hold no tokens
-        digests += "".join(one.sha256 for one in facts.inputs_now.values())
-    return sha256(digests.encode()).hexdigest()
 
 
 def tokens_of_each(

@@ -29,12 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
 from packer_cli.records import Int32, Int64
-from packer_cli.result.layout import MANIFEST, MISSING, SQUARED_LENGTHS, Shard, problem_of
-from packer_cli.result.manifest import Manifest, replaced
+from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, problem_of
+from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (
     PADDED,
     fixed,
@@ -43,7 +44,6 @@ from packer_cli.result.shard_writer import (
     schema_problem,
     stored_schema,
 )
-from packer_cli.storage import open_regular
 
 # Places of fields in Arrow's Message.fbs.
 _MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
@@ -182,20 +182,90 @@ def in_parts(columns: Sequence[str]) -> list[str]:
     return [part for name in columns for part in (PARTS if name == "segments" else [name])]
 
 
-class PackedDirectory:
-    """A finished result. `path` is the directory, `facts` what its manifest says.
+class Stored:
+    """A finished result of any kind. `path` is the directory, `where` its path or its URL, `facts`
+    what its manifest says.
+    """
+
+    facts: Result
+    what, again = "rows", PACK_AGAIN  # what shards hold, and what to do about damaged ones
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.where = path, str(path)
+
+    def place_of(self, name: str) -> str:
+        """Where a file of the result is, for messages."""
+        return storage.join(self.where, name)
+
+    def replaced(self) -> DataError | None:
+        """The error to raise when another result has taken the place of this one."""
+        return replaced(self.where, self.facts)
+
+    def check_size(self, shard: Shard) -> None:
+        """Raise DataError when a shard is missing or not as long as the manifest says."""
+        if problem := problem_of(self.path / shard.file, shard):
+            missing = problem == MISSING and self.replaced()
+            raise missing or DataError(f"{self.place_of(shard.file)}: {problem}", self.again)
+
+    def stored(self, shard: Shard) -> Iterator[Any]:
+        """The record batches of a shard as they are stored, mapped, each safe to look into.
+
+        Raises DataError when the shard cannot be read or holds another number of rows.
+        """
+        with self._readable(shard):
+            source = self._map(shard)
+        return self._batches(shard, source)
+
+    def _batches(self, shard: Shard, source: Any) -> Iterator[Any]:
+        count = 0
+        with self._readable(shard), source:
+            for batch in stored_batches(source, self._stored_schema(shard)):
+                count += batch.num_rows
+                if count > shard.rows:
+                    break
+                yield batch
+        if count != shard.rows:
+            raise DataError(
+                f"{self.place_of(shard.file)}: holds {count} {self.what}, the manifest says "
+                f"{shard.rows}",
+                self.again,
+            )
+
+    @contextmanager
+    def _readable(self, shard: Shard) -> Iterator[None]:
+        """Turn errors of Arrow and of the system in reading a shard into DataErrors."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError) as error:  # the last one: an empty file
+            raise self.replaced() or DataError(
+                f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
+                self.again,
+            ) from error
+
+    def _map(self, shard: Shard) -> Any:
+        """The shard's bytes, mapped. Raises ArrowException or OSError."""
+        return pa.memory_map(str(self.path / shard.file))
+
+    def _stored_schema(self, shard: Shard) -> Any:
+        """The Arrow schema of a shard."""
+        raise NotImplementedError
+
+
+class PackedDirectory(Stored):
+    """A finished packed directory.
 
     Record batches are either as stored, or complete, with all columns of the manifest. Only in a
     view do they differ; `View` completes them.
     """
 
+    facts: Manifest
+
     def __init__(self, path: Path, facts: Manifest) -> None:
-        self.path = path
+        super().__init__(path)
         self.facts = facts
         self.max_length = facts.config.max_length
         self.segment_multiple = facts.config.segment_multiple
         self.label_shift = facts.config.label_shift
-        self.max_segments_per_row = facts.config.max_segments_per_row
         self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
 
     @property
@@ -210,22 +280,15 @@ class PackedDirectory:
 
     def __len__(self) -> int:
         """Rows in all shards."""
-        return self.facts.rows
+        return int(self._ends[-1])
 
     def find(self, row: int) -> tuple[Shard, int]:
-        """The shard that holds a row counted over all shards, and the row's number in it.
-
-        Raises IndexError for a negative row, DataError for one that no shard has.
+        """The shard that holds a row counted over all shards, and the row's number in it. Raises
+        IndexError.
         """
-        if row < 0:  # numpy would find it in the first shard
+        if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
         index = int(np.searchsorted(self._ends, row, side="right"))
-        if index == len(self._ends):
-            raise DataError(
-                f"{self.path / MANIFEST}: its total is {len(self)} rows, its shards hold "
-                f"{self._ends[-1]}",
-                "pack the data again",
-            )
         shard = self.facts.shards[index]
         return shard, row - (int(self._ends[index]) - shard.rows)
 
@@ -233,52 +296,14 @@ class PackedDirectory:
         """int64[n], the number of the shard that holds each of these rows."""
         return np.searchsorted(self._ends, rows, side="right")
 
-    def check_size(self, shard: Shard) -> None:
-        """Raise DataError when a shard is missing or not as long as the manifest says."""
-        file = self.path / shard.file
-        if problem := problem_of(file, shard):
-            missing = problem == MISSING and self.replaced()
-            raise missing or DataError(f"{file}: {problem}", PACK_AGAIN)
-
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
-        """The complete record batches of a shard (an entry of manifest["shards"]), mapped.
-
-        Raises DataError when the shard cannot be read or holds another number of rows.
+        """The complete record batches of a shard, an entry of manifest["shards"], mapped. Raises
+        as `stored`.
         """
         return self._complete(msgspec.convert(shard, Shard) if isinstance(shard, dict) else shard)
 
     def _complete(self, shard: Shard) -> Iterator[Any]:
         return self.stored(shard)
-
-    def stored(self, shard: Shard) -> Iterator[Any]:
-        """The record batches of a shard as they are stored, mapped. Raises as `batches`."""
-        with self._readable(shard):
-            for _, batch in self._numbered(shard):
-                yield batch
-
-    def _numbered(self, shard: Shard) -> Iterator[tuple[int, Any]]:
-        """(number of its first row in the shard, record batch as it is stored)."""
-        first = 0
-        with self._map(shard) as source:
-            for batch in stored_batches(source, self):
-                yield first, batch
-                first += batch.num_rows
-        if first != shard.rows:
-            raise DataError(
-                f"{self.place_of(shard.file)}: holds {first} rows, the manifest says {shard.rows}",
-                PACK_AGAIN,
-            )
-
-    @contextmanager
-    def _readable(self, shard: Shard) -> Iterator[None]:
-        """Turn errors of Arrow and of the system in reading a shard into DataErrors."""
-        try:
-            yield
-        except (pa.ArrowException, OSError) as error:
-            raise self.replaced() or DataError(
-                f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
-                PACK_AGAIN,
-            ) from error
 
     def take(self, rows: Int64, columns: Sequence[str] | None = None) -> Any:
         """Rows 0 <= row < len(self) as one complete record batch, copied, in the order given.
@@ -331,33 +356,20 @@ class PackedDirectory:
         """The Arrow schema of complete rows."""
         return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
 
-    def stored_schema(self) -> Any:
-        """The Arrow schema of shards."""
+    def _stored_schema(self, shard: Shard) -> Any:
         facts = self.facts
         return stored_schema(facts.config, facts.pad_token_id, facts.tokenizer_sha256)
 
-    def place_of(self, name: str) -> str:
-        """Where a file of the result is, for messages."""
-        return str(self.path / name)
-
-    def local(self, name: str) -> Path:
-        """A local file with the content of a side file."""
-        return self.path / name
-
-    def _map(self, shard: Shard) -> Any:
-        """The shard's bytes, mapped. Raises ArrowException or OSError."""
-        return pa.memory_map(str(self.path / shard.file))
-
-    def replaced(self) -> DataError | None:
-        """The error to raise when another result has taken the place of this one."""
-        return replaced(self.path, self.facts)
+    def local_squares(self) -> Path:
+        """A local file with the content of `squared_lengths.npy`."""
+        return self.path / SQUARED_LENGTHS
 
 
-def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
-    """The record batches of an Arrow stream, each safe to look into.
+def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
+    """The record batches of an Arrow stream with the schema `expected`.
 
-    Raises ArrowException or OSError for what no shard of such a result can hold: a stream may come
-    from anywhere, so nothing is allocated by what it says of itself.
+    Raises ArrowException or OSError for what no shard of ours can hold: a stream may come from
+    anywhere, so nothing is allocated by what it says of itself.
     """
     messages = pa.ipc.MessageReader.open_stream(source)
     try:
@@ -365,7 +377,7 @@ def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
         if first.type != "schema":  # Arrow would take its bytes for a schema, and crash
             raise pa.ArrowInvalid(f"begins with a {first.type} message")
         schema = pa.ipc.read_schema(first)
-        if problem := schema_problem(schema, packed.stored_schema()):
+        if problem := schema_problem(schema, expected):
             raise pa.ArrowInvalid(problem)
     except StopIteration:
         raise pa.ArrowInvalid("no schema") from None
@@ -384,8 +396,9 @@ def stored_batches(source: Any, packed: PackedDirectory) -> Iterator[Any]:
         batch.validate(full=True)
         if not batch.num_rows:
             raise pa.ArrowInvalid("a record batch without rows")
-        if any(map(_has_nulls, batch.columns)):
-            raise pa.ArrowInvalid("a null")
+        for field, column in zip(schema, batch.columns, strict=True):
+            if _has_nulls(column.values if field.nullable else column):
+                raise pa.ArrowInvalid("a null")
         yield batch
 
 
@@ -479,9 +492,10 @@ def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64
     another result has taken the place of this one: the file has the same name in all of them, so
     its digest is compared, unless it is `compared` already.
     """
-    path = packed.local(SQUARED_LENGTHS)
+    path: Path | str = packed.place_of(SQUARED_LENGTHS)
     try:
-        with open_regular(os.fspath(path)) as file:
+        path = packed.local_squares()
+        with storage.open_regular(os.fspath(path)) as file:
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         return parsed_squares(content, path, packed.facts, compared=compared)

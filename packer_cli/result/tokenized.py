@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
-from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of, problem_of
+from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
-from packer_cli.result.reader import first_line
+from packer_cli.result.reader import Stored
 from packer_cli.result.shard_writer import (
     GOLDEN,
     documents_schema,
     index_schema,
-    schema_problem,
 )
 
 Bool = npt.NDArray[np.bool_]
@@ -44,20 +42,23 @@ AGAIN = "copy the directory again, or run packer tokenize again with --overwrite
 _MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
 
 
-class TokenizedDirectory:
-    """A finished tokenized directory. Documents are numbered over all shards, from 0.
+class TokenizedDirectory(Stored):
+    """A finished tokenized directory. Documents are numbered over all shards, from 0."""
 
-    path   the directory
-    facts  what its manifest says
-    """
+    facts: TokenizedManifest
+    what, again = "documents", AGAIN
 
     def __init__(self, path: Path, facts: TokenizedManifest) -> None:
-        self.path = path
+        super().__init__(path)
         self.facts = facts
         self.shards = [one for one in facts.shards if kind_of(one.file) == DOCUMENTS]
         self.indexes = [one for one in facts.shards if kind_of(one.file) == INDEX]
-        if wrong := _wrong_pairs(facts.shards):
-            raise DataError(f"{path / MANIFEST}: {wrong}", AGAIN)
+        said = [[(one.file.split("-")[1:3], one.unit, one.rows, one.tokens, one.trained_tokens)
+                 for one in some] for some in (self.shards, self.indexes)]  # fmt: skip
+        kinds = [kind_of(one.file) for one in facts.shards]
+        if kinds != [DOCUMENTS, INDEX] * len(self.shards) or said[0] != said[1]:
+            text = "not every shard of documents is followed by its index, with as much in it"
+            raise DataError(f"{path / MANIFEST}: {text}", AGAIN)
         self.firsts = np.concatenate([[0], np.cumsum([one.rows for one in self.shards])])
         self.firsts = self.firsts.astype(np.int64)
 
@@ -129,8 +130,7 @@ class TokenizedDirectory:
     def index_batches(self, number: int) -> list[Any]:
         """The record batches of the index of shard `number`, mapped. Raises DataError."""
         shard = self.indexes[number]
-        batches = list(self._mapped(shard, index_schema(has_chosen=self.has_pairs)))
-        self._check_count(shard, batches)
+        batches = list(self.stored(shard))
         for name, listed in (("length", shard.tokens), ("trained_tokens", shard.trained_tokens)):
             values = [_values(batch.column(name), np.int32) for batch in batches]
             total = sum(int(one.sum(dtype=np.int64)) for one in values)
@@ -142,43 +142,35 @@ class TokenizedDirectory:
                 )
         return batches
 
-    def _check_count(self, shard: Shard, batches: list[Any]) -> None:
-        if (count := sum(map(len, batches))) != shard.rows:
-            raise DataError(
-                f"{self.path / shard.file}: holds {count} documents, the manifest says "
-                f"{shard.rows}",
-                AGAIN,
-            )
-
-    def batches(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Iterator[Any]:
-        """The record batches of a shard of documents, mapped. Raises DataError.
-
-        OUT maps: that of the file.
-        """
-        schema = documents_schema(
+    def _stored_schema(self, shard: Shard) -> Any:
+        if kind_of(shard.file) == INDEX:
+            return index_schema(has_chosen=self.has_pairs)
+        return documents_schema(
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",
             has_chosen=self.has_pairs,
         )
-        for batch in self._mapped(shard, schema, maps):
-            for name in {"input_ids", "trained"} & {*batch.schema.names} if len(batch) else ():
-                column = batch.column(name)
-                edges = edges_of(column)  # by which kernels take lists, from addresses
-                if edges[0] < 0 or (np.diff(edges) < 0).any() or edges[-1] > len(column.values):
-                    place = self.path / shard.file
-                    raise DataError(f"{place}: damaged: a list of {name} is not in the file", AGAIN)
-            yield batch
+
+    def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
+        """The shard's bytes; unlike Arrow's own mapping, no pages are asked for before they are
+        read. OUT maps.
+        """
+        with open(self.path / shard.file, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if maps is not None:
+            maps.append(mapped)
+        return pa.BufferReader(pa.py_buffer(mapped))
 
     def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
         """The record batches of all shards, whose documents are as long as the indexes say. OUT
-        maps: as `batches`.
+        maps: those of the files.
         """
         first = 0
         for shard in self.shards:
-            batches = list(self.batches(shard, maps))
-            self._check_count(shard, batches)
-            for batch in batches:
-                lengths = np.diff(edges_of(batch.column("input_ids")))
+            with self._readable(shard):
+                source = self._map(shard, maps)
+            for batch in self._batches(shard, source):
+                lengths = np.diff(batch.column("input_ids").offsets.to_numpy())
                 indexed = self.lengths[first : first + len(batch)]
                 if not np.array_equal(lengths, indexed):
                     at = int(np.argmax(lengths != indexed))
@@ -190,33 +182,9 @@ class TokenizedDirectory:
                 first += len(batch)
                 yield batch
 
-    def _mapped(
-        self, shard: Shard, expected: Any, maps: list[mmap.mmap] | None = None
-    ) -> Iterator[Any]:
-        path = self.path / shard.file
-        try:
-            with open(path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if maps is not None:
-                maps.append(mapped)
-            with pa.ipc.open_stream(pa.py_buffer(mapped)) as stream:
-                if problem := schema_problem(stream.schema, expected):
-                    raise DataError(f"{path}: {problem}", AGAIN)
-                for batch in stream:
-                    batch.validate(full=True)  # of lists that is their offsets, not their tokens
-                    yield batch
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{path}: not a readable shard: {first_line(error)}", AGAIN) from error
-
-    def place(self, document: int) -> tuple[int, int]:
-        """(file, position): the input of a document by its number in the manifest, and where in
-        it the document is, as in `records.TokenBatch`. Raises as `places`.
-        """
-        (file,), (position,) = self.places(np.array([document], np.int64)).tolist()
-        return file, position
-
     def places(self, documents: Int64) -> Int64:
-        """int64[2, n], the same of n documents; each shard is gone through once.
+        """int64[2, n] (file, position) of n documents: the input by its number in the manifest, and
+        where in it the document is, as in `records.TokenBatch`. Each shard is gone through once.
 
         Raises DataError for one that is not there.
         """
@@ -228,7 +196,7 @@ class TokenizedDirectory:
         for number in np.unique(of_shard).tolist():
             here = np.flatnonzero(of_shard == number)
             rows = documents[here] - self.firsts[number]
-            for batch in self.batches(self.shards[number]):
+            for batch in self.stored(self.shards[number]):
                 inside = (rows >= 0) & (rows < len(batch))
                 files = _values(batch.column("file"), np.int32)
                 positions = _values(batch.column("position"), np.int64)
@@ -251,7 +219,7 @@ class TokenizedDirectory:
         for first, shard in zip(self.firsts.tolist(), self.shards, strict=False):
             if shard.unit in units:
                 at = first
-                for batch in self.batches(shard):
+                for batch in self.stored(shard):
                     its = np.flatnonzero(_values(batch.column("file"), np.int32) == file)
                     positions = _values(batch.column("position"), np.int64)[its]
                     found.append(np.stack([at + its, positions]))
@@ -262,12 +230,6 @@ class TokenizedDirectory:
         return DataError(
             f"{self.path}: has no document {document}, expected numbers below {len(self)}", AGAIN
         )
-
-    def check_size(self, shard: Shard) -> None:
-        """Check the size of one shard."""
-        file = self.path / shard.file
-        if problem := problem_of(file, shard):
-            raise DataError(f"{file}: {problem}", AGAIN)
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
@@ -283,12 +245,6 @@ def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
     return tokenized
 
 
-def edges_of(column: Any) -> Int32:
-    """int32[n + 1], where the lists of a column begin and end, without a copy."""
-    edges: Int32 = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
-    return edges
-
-
 def _values(column: Any, kind: Any, width: int = 1) -> Any:
     """The values of a column without nulls as an array, without a copy."""
     if not len(column):
@@ -296,22 +252,6 @@ def _values(column: Any, kind: Any, width: int = 1) -> Any:
     item = np.dtype(kind).itemsize * width
     data = np.frombuffer(column.buffers()[1], kind, len(column) * width, column.offset * item)
     return data.reshape(len(column), width) if width > 1 else data
-
-
-def _wrong_pairs(shards: list[Shard]) -> str:
-    """What is wrong where each shard of documents is to be followed by their index; "" if nothing
-    is.
-    """
-    for first, second in zip_longest(shards[::2], shards[1::2]):
-        names = [one.file.split("-")[:3] if one else [] for one in (first, second)]
-        if names[0] != [DOCUMENTS, *names[1][1:]] or names[1][:1] != [INDEX]:
-            return f"{first.file} is not a shard of documents that is followed by its index"
-        if any(
-            getattr(first, name) != getattr(second, name)
-            for name in ("unit", "rows", "tokens", "trained_tokens")
-        ):
-            return f"{second.file} is not said to hold as much as {first.file}"
-    return ""
 
 
 class Tokens:
@@ -375,14 +315,10 @@ class Tokens:
                 )
         return out
 
-    def gather_trained(
-        self, directory: Int32, document: Int64, start: Int32, length: Int32
-    ) -> UInt8 | None:
-        """uint8 of the same tokens, 1 where one is trained on; None: everywhere."""
-        return self.trained_of(self.numbered(directory, document), start, length)
-
     def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
-        """Trained tokens, by `numbered` documents."""
+        """uint8 of the tokens of pieces, by `numbered` documents, 1 where one is trained on; None:
+        everywhere.
+        """
         if all(one.facts.config.shape == "text" for one in self._directories.values()):
             return None
         out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint8), self.spans

@@ -24,9 +24,9 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
-from packer_cli.result.cached import Cache, Foresight, open_cached
+from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import TrainingStage
+from packer_cli.result.manifest import Manifest, TrainingStage
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Joined,
@@ -66,8 +66,8 @@ class PackedDataset:
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
 
-    It pickles as its paths, and threads may share it. A request that fails is repeated; rows of
-    shards that are not what the manifest says are never given.
+    It pickles as its paths, those at URLs with their manifests, and threads may share it. A request
+    that fails is repeated; rows of shards that are not what the manifest says are never given.
 
     Raises DataError when a directory is not finished, of another format version, packed with
     another tokenizer or changed since it was pickled, a shard is missing or cut short, a tokenized
@@ -96,12 +96,15 @@ class PackedDataset:
         )
         self._cache = _cache_of(self.paths, cache, cache_bytes)
         self._tokens, self._digests = tokens_of_each(paths, tokens), list[str | None]()
+        self._facts = list[Manifest | None]()  # at URLs, where another result may be later
         results = self._results.parts
         for number, packed in enumerate(results):
             if isinstance(packed, View):
                 found = [one.path.absolute() for one in packed.directories.values()]
                 self._tokens[number] = found
         self._digests = [packed.digest for packed in results]
+        self._facts = [packed.facts if isinstance(path, str) else None
+                       for path, packed in zip(self.paths, results, strict=True)]  # fmt: skip
         if tokenizer_sha256 is not None:
             for place, packed in zip(self.paths, results, strict=True):
                 _check_tokenizer(place, packed.facts.tokenizer, str(tokenizer_sha256))
@@ -115,10 +118,14 @@ class PackedDataset:
     def _results(self) -> Joined:
         """Raises DataError where one is another result by now."""
         found: list[PackedDirectory] = []
-        digests = self._digests or [None] * len(self.paths)
-        for path, tokens, digest in zip(self.paths, self._tokens, digests, strict=True):
+        unknown: list[None] = [None] * len(self.paths)
+        known = zip(self._digests or unknown, self._facts or unknown, strict=True)
+        for path, tokens, (digest, facts) in zip(self.paths, self._tokens, known, strict=True):
             if self._cache is not None and isinstance(path, str):
-                found.append(open_cached(path, self._cache, digest))
+                if facts is None:
+                    found.append(open_cached(path, self._cache))
+                else:
+                    found.append(CachedDirectory(path, facts, self._cache))
                 continue
             found.append(packed := open_packed(path, tokens))
             if digest not in (None, packed.digest):

@@ -30,6 +30,7 @@ from packer_cli.result.manifest import (
     replaced,
 )
 from packer_cli.result.opening import Paths, opened
+from packer_cli.result.reader import Stored
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.destination import is_replacing
 from packer_cli.run.identity import refuse_other_packer
@@ -40,7 +41,7 @@ from packer_cli.verify.files import (
     check_files,
     check_manifest,
 )
-from packer_cli.verify.shards import Checks, DocumentChecks, RowChecks, Stored
+from packer_cli.verify.shards import Checks, DocumentChecks, RowChecks
 
 __all__ = ["Findings", "Problem", "recount", "verify"]
 
@@ -127,12 +128,10 @@ def _opened(
     """The options that made a result, its rows or documents, and what checks these."""
     try:
         if isinstance(facts, Manifest):
-            rows = config_of(facts)
-            packed = opened(directory, facts, tokens)
-            return rows, packed, partial(RowChecks, packed)
-        documents = document_config_of(facts)
-        tokenized = TokenizedDirectory(directory, facts)
-        return documents, tokenized, partial(DocumentChecks, tokenized)
+            rows, packed = config_of(facts), opened(directory, facts, tokens)
+            return rows, packed, partial(RowChecks, packed, rows)
+        documents, tokenized = document_config_of(facts), TokenizedDirectory(directory, facts)
+        return documents, tokenized, partial(DocumentChecks, tokenized, documents)
     except ValueError as error:
         raise DataError(
             f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"

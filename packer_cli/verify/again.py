@@ -38,7 +38,7 @@ from packer_cli.interrupts import run_all
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.options.shape_rules import by_file_shape
+from packer_cli.options.shape_rules import by_file_shape, for_shape
 from packer_cli.options.shapes import Shape, joined, shape_named
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, record_position
@@ -61,9 +61,10 @@ from packer_cli.result.manifest import (
     Manifest,
     Result,
     document_config_of,
+    run_of_sides,
     shape_of,
 )
-from packer_cli.result.reader import PackedDirectory, segments_of
+from packer_cli.result.reader import Stored, segments_of
 from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
@@ -78,10 +79,8 @@ from packer_cli.verify.files import (
     DIFFERENT,
     STALE,
     Findings,
-    other_options,
     uncovered,
 )
-from packer_cli.verify.shards import Stored
 
 _TOO_SLOW = re.compile(
     rb"takes more than ([0-9]{1,6}(?:\.[0-9]{1,9})?) s \(--max-seconds-per-record\)"
@@ -114,7 +113,7 @@ def compare_inputs(
         if isinstance(config, PackConfig) and are_tokenized:
             some = list(files.values())
             shape, source = shape_of_tokenized(some), tokenized_again(some, config)
-            findings.add(MANIFEST, *other_options(config, shape), remedy=DIFFERENT)
+            findings.add(MANIFEST, *_other_options(config, shape), remedy=DIFFERENT)
         else:
             files, shape = _with_shapes(facts, files, config, findings)
             source = _encoding(stored, config, shape)
@@ -322,8 +321,7 @@ def _batches_of(stored: Stored, shards: list[Shard]) -> Iterator[tuple[str, int,
     """(shard, number of the first row in it, record batch) of what is stored."""
     for shard in shards:
         first = 0
-        batches = stored.stored if isinstance(stored, PackedDirectory) else stored.batches
-        for batch in batches(shard):
+        for batch in stored.stored(shard):
             yield shard.file, first, batch
             first += batch.num_rows
 
@@ -399,7 +397,8 @@ def _other_units(facts: Manifest, config: PackConfig, files: list[InputFile]) ->
         ]
         if expected != [(unit.unit, unit.slices) for unit in facts.units]:
             return ["units: are not those that the recipe gives for these tokenized directories"]
-        tables = tables_of(files, config, facts.shards)
+        tables: dict[str, Any] = {**tables_of(files, config, facts.shards)}
+        tables["run"] = run_of_sides(facts.document) if facts.side and facts.run else ""
         wrong = [name for name, table in tables.items() if getattr(facts, name) != table]
         text = f"{' and '.join(wrong)}: are not those of what the recipe takes"
         return [text] if wrong else []
@@ -435,18 +434,37 @@ def _with_shapes(
 ) -> tuple[dict[int, InputFile], Shape]:
     """The files with the shapes of their records, which are compared with those in the manifest."""
     some, shape, _ = detect_shape(list(files.values()), config)
-    if not shape_of(facts).members:
-        findings.add(MANIFEST, *other_options(config, shape), remedy=DIFFERENT)
+    then = shape_of(facts)
+    findings.add(
+        MANIFEST, *_other_options(config, then if then.members else shape), remedy=DIFFERENT
+    )
+    if not then.members:
         return {file.index: file for file in some}, shape
     if not shape.members:  # all that are left of the files have one shape
         some = [replace(file, shape=shape.described()) for file in some]
         shape = joined({shape.described(): shape})
     for file in some:
-        kind, then = shape.of(file.shape).kind, shape_named(facts.inputs[file.index].shape or "")
-        if kind != then.kind:
-            text = f"its records are {kind}, {then.kind} in the manifest"
+        kind = shape.of(file.shape).kind
+        listed = shape_named(facts.inputs[file.index].shape or "").kind
+        if kind != listed:
+            text = f"its records are {kind}, {listed} in the manifest"
             findings.add(file.path, text, remedy=DIFFERENT)
     return {file.index: file for file in some}, shape
+
+
+def _other_options(config: DocumentConfig, shape: Shape) -> list[str]:
+    """Options that a run with records of this shape would have set differently."""
+    try:
+        made = dict(vars(for_shape(config, shape)))
+    except UsageError as error:
+        return [f"config: {error.message}"]
+    if not shape.members or config.shape is not None:  # None: each input has its own
+        made["shape"] = shape.kind
+    return [
+        f"config: {name} is {value!r}, a run would have {made[name]!r}"
+        for name, value in vars(config).items()
+        if made[name] != value
+    ]
 
 
 def _other_tokenizer(facts: Result, own: TokenizerInfo | None) -> Iterator[str]:

@@ -7,23 +7,18 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate, pairwise
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
-from packer_cli.errors import DataError, Interrupted, UsageError, from_os_error
+from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import PackConfig
-from packer_cli.options.shape_rules import for_shape
-from packer_cli.options.shapes import KINDS, Shape
 from packer_cli.records import Notify
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
@@ -34,19 +29,15 @@ from packer_cli.result.layout import (
     MANIFEST,
     REJECTED,
     SIDE_FILES,
-    SQUARED_LENGTHS,
     STATE,
     TOKENIZER,
     UNITS,
     WORK,
-    Count,
     digest,
     kind_of,
     saved_dataset,
-    unnamed_shard,
 )
-from packer_cli.result.manifest import Manifest, Result, checksum, run_of_sides, shape_of
-from packer_cli.result.warnings import why_too_much_unused
+from packer_cli.result.manifest import Manifest, Result, checksum
 from packer_cli.result.wording import plural
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
@@ -196,71 +187,7 @@ def check_manifest(
         findings.add(MANIFEST, text)
     if not (directory / name).is_file():
         findings.add(MANIFEST, f"is not named {name}")
-    findings.add(MANIFEST, *_impossible_options(facts, config), *uncovered(facts, config, {}))
-    if isinstance(facts, Manifest) and isinstance(config, PackConfig):
-        findings.add(MANIFEST, *_wrong_tables(facts, config))
-
-
-def _impossible_options(facts: Result, config: DocumentConfig) -> Iterator[str]:
-    """Options that no finished run with such records, or bad ones, can have."""
-    shape, kind = shape_of(facts), facts.document["config"]["shape"]
-    if shape.members:
-        yield from (
-            f"{name!r} is no shape of records"
-            for name, member in shape.members.items() if member.kind not in KINDS
-        )  # fmt: skip
-        yield from (
-            f"{one.path} has no shape, though other inputs have"
-            for one in facts.inputs_now.values() if one.shape is None
-        )  # fmt: skip
-        if kind != shape.kind:
-            yield f"config: shape is {kind!r}, by the inputs it is {shape.kind!r}"
-    yield from other_options(config, shape)
-    if facts.rejected_records and config.on_error == "fail":
-        yield f"config: on_error is 'fail', but rejected_records is {facts.rejected_records}"
-    if reason := why_too_much_unused(config.max_unused, facts.looked_at_characters, facts.unused):
-        yield f"config: {reason}"
-
-
-def other_options(config: DocumentConfig, shape: Shape) -> list[str]:
-    """Options that a run with records of this shape would have set differently."""
-    try:
-        made = dict(vars(for_shape(config, shape)))
-    except UsageError as error:
-        return [f"config: {error.message}"]
-    if not shape.members or config.shape is not None:  # None: each input has its own
-        made["shape"] = shape.kind
-    return [
-        f"config: {name} is {value!r}, a run would have {made[name]!r}"
-        for name, value in vars(config).items()
-        if made[name] != value
-    ]
-
-
-def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
-    """Sources and stages that are not those of the options, or leave out inputs or rows."""
-    mixture = config.mixture
-    amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
-    edges = list(accumulate((one.inputs for one in amounts), initial=0))
-    firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
-    expected = {
-        "run": run_of_sides(facts.document) if facts.side and facts.run else "",
-        "sources": [(one.name, its) for one, its in zip(amounts, pairwise(edges), strict=True)],
-        "inputs of sources": len(facts.inputs) if amounts else 0,
-        "stages": list(zip((one.name for one in stages), firsts, strict=False)),
-        "rows of stages": facts.rows if stages else 0,
-    }
-    listed = {
-        "run": facts.run,
-        "sources": [(one.name, one.inputs) for one in facts.sources],
-        "inputs of sources": edges[-1],
-        "stages": [(one.name, one.first_row) for one in facts.stages],
-        "rows of stages": firsts[-1],
-    }
-    for name, value in listed.items():
-        if value != expected[name]:
-            yield f"{name}: {value!r}, {expected[name]!r} by the rest of the manifest"
-            return  # others follow from it
+    findings.add(MANIFEST, *uncovered(facts, config, {}))
 
 
 def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) -> list[str]:
@@ -308,8 +235,7 @@ def _gap(parts: Iterable[tuple[float, float]], end: float) -> float | None:
 def check_files(directory: Path, facts: Result, findings: Findings) -> None:
     """Check the names and digests of side files against the manifest."""
     digests, sha256 = dict(facts.side_files), facts.tokenizer_sha256
-    never = {INPUT_TIMES} if isinstance(facts, Manifest) else {INPUT_TIMES, SQUARED_LENGTHS}
-    for name in sorted(digests.keys() - SIDE_FILES | digests.keys() & never):
+    for name in sorted(digests.keys() - SIDE_FILES):
         findings.add(MANIFEST, f"lists {name} as a side file, which packer does not write")
     for name in (STATE, INFO, UNITS):
         if name not in digests:
@@ -354,30 +280,6 @@ def check_contents(
     for name, data in saved_dataset(files, identity).items():
         if facts.side_files.get(name) != hashlib.sha256(data).hexdigest():
             findings.add(name, "is not the one that `datasets` opens the manifest's shards with")
-    if REJECTED in facts.side_files:
-        findings.add(REJECTED, *_wrong_rejected(directory, facts))
-
-
-class _Rejected(msgspec.Struct):
-    file: str
-    position: Count | None  # None: the whole file
-
-
-def _wrong_rejected(directory: Path, facts: Result) -> Iterator[str]:
-    """Lines that are no rejected records, and inputs with another number of them."""
-    decode, found, listed = msgspec.json.Decoder(_Rejected).decode, Counter[str](), Counter[str]()
-    with open(directory / REJECTED, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                found[decode(line).file] += 1
-            except (ValueError, RecursionError) as error:
-                yield f"line {number} is not a rejected record: {error}"
-                return
-    for one in facts.inputs:
-        listed[one.path] += one.rejected_records
-    for path in sorted(found | listed):
-        if found[path] != listed[path]:
-            yield f"has {found[path]} records of {path}, the manifest says {listed[path]}"
 
 
 # The records of units
@@ -416,19 +318,12 @@ def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> li
         *wrong,
         *(text for text, is_so in are_others.items() if is_so),
         *(f"{name}: {value} in all units, {listed} in the manifest"
-          for name, value, listed in _other_figures(total, facts, config)),
+          for name, value, listed in other_figures(facts, config, total)),
     ]  # fmt: skip
 
 
 def _wrong_record(record: UnitRecord, facts: Result) -> Iterator[str]:
     """How a record is none of a finished result with these inputs and this tokenizer."""
-    kinds = Counter[str]()
-    for shard in record.shards:
-        kind = kind_of(shard.file)
-        begin = unnamed_shard(kind, record.unit, kinds[kind]).removesuffix(".arrow")
-        if shard.unit != record.unit or not shard.file.startswith(begin):
-            yield f"{shard.file} is not where part {kinds[kind]} belongs"
-        kinds[kind] += 1
     if any(part[0] >= len(facts.inputs) for part in record.slices):
         yield "has a slice of an input that is not among the inputs"
     if record.reused or record.rejected_from or record.rejected < 0:
@@ -444,27 +339,30 @@ def _wrong_record(record: UnitRecord, facts: Result) -> Iterator[str]:
             yield f"its input {index} is not as in the manifest"
 
 
-def _other_figures(
-    total: Counts, facts: Result, config: DocumentConfig
+def other_figures(
+    facts: Result, config: DocumentConfig, total: Counts, names: Collection[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value by the units, value in the manifest) of every figure that a run writes, where
-    they differ. Raises ValueError for values that no manifest can have.
+    """(name, value by the counts, value in the manifest) of every figure that a run writes, or only
+    of those with such `names`, where they differ. Raises ValueError for values that no manifest can
+    have.
     """
     made = (
         totals_of_rows(config, total)
         if isinstance(config, PackConfig)
         else totals_of_documents(total)
     )
+    if names is not None:
+        made = {name: one for name, one in made.items() if name in {*names, "histograms"}}
     rest = {name: one for name, one in facts.document.items() if name not in _SOMETIMES}
     again = type(facts).of(rest | made)
-    for name in sorted((made.keys() | _SOMETIMES) - {"histograms"} & {*facts.__struct_fields__}):
-        if getattr(again, name) != getattr(facts, name):
-            yield name, made.get(name), facts.document.get(name)
-    for name, listed in asdict(facts.histograms).items():
-        value = getattr(again.histograms, name)
-        if listed and value != listed:  # an earlier packer did not count all
-            yield name, value, listed
-    for index, one in enumerate(facts.inputs):
-        for name in facts.counted_by_input:
+    ours, theirs = (asdict(one) | asdict(one.histograms) for one in (again, facts))
+    values, listed = (one | one["histograms"] for one in (made, facts.document))
+    for name in sorted(((values.keys() | _SOMETIMES) & theirs.keys()) - {"histograms"}):
+        if ours[name] == theirs[name] or (names is not None and name not in names):
+            continue
+        if theirs[name] or name not in made["histograms"]:  # an earlier packer did not count all
+            yield name, values.get(name), listed.get(name)
+    for index, one in enumerate(facts.inputs if names is None or total.files else ()):
+        for name in facts.counted_by_input if names is None else ("documents", "tokens"):
             if (value := getattr(total.file(index), name)) != getattr(one, name):
                 yield f"{name} of {one.path}", value, getattr(one, name)

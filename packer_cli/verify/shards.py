@@ -6,26 +6,27 @@ A shard whose bytes are not those of the manifest is not looked into. Units are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import UNSET
-from msgspec.structs import asdict, replace
+from msgspec.structs import astuple
 
 from packer_cli.errors import PackerError
-from packer_cli.options.options import PAIR
-from packer_cli.packing.figures import AttentionCost, lower_bound_rows, squared_sums
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import PAIR, PackConfig
+from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import item_lengths
 from packer_cli.progress import Progress
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
-from packer_cli.result.manifest import Cost, DocumentHistograms, config_of
 from packer_cli.result.reader import (
     PackedDirectory,
+    Stored,
     first_line,
     rows_of,
     segments_of,
@@ -44,9 +45,8 @@ from packer_cli.result.rules import (
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
-from packer_cli.verify.files import Findings
+from packer_cli.verify.files import Findings, other_figures
 
-Stored: TypeAlias = PackedDirectory | TokenizedDirectory
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
 
@@ -63,9 +63,16 @@ class Checks(ABC):
     together = 2
 
     def __init__(
-        self, stored: Stored, findings: Findings, progress: Progress, *, bytes_too: bool = True
+        self,
+        stored: Stored,
+        config: DocumentConfig,
+        findings: Findings,
+        progress: Progress,
+        *,
+        bytes_too: bool = True,
     ) -> None:
         facts = stored.facts
+        self._config = config
         self._facts, self._path, self._check_size = facts, stored.path, stored.check_size
         self._findings, self._progress, self._bytes_too = findings, progress, bytes_too
         self._highest = self._highest_id()
@@ -92,21 +99,11 @@ class Checks(ABC):
 
     def check_totals(self) -> None:
         """Check the manifest's figures, if everything could be counted."""
-        if not self._complete:
-            return
-        listed = asdict(self._facts) | asdict(self._facts.histograms)
-        figures = [(name, value, listed[name]) for name, value in self._figures()]
-        figures += [
-            (f"{name} of the input {one.path}", getattr(self._counts.file(index), name), own)
-            for index, one in enumerate(self._facts.inputs)
-            for name, own in (("documents", one.documents), ("tokens", one.tokens))
-            if self._counts.files
-        ]
-        self._findings.add(
-            MANIFEST,
-            *(f"{name}: {value} in the shards, {own} in the manifest"
-              for name, value, own in figures if value != own),
-        )  # fmt: skip
+        if self._complete:
+            others = other_figures(self._facts, self._config, self._counts, self._counted())
+            texts = (f"{name}: {value} in the shards, {listed} in the manifest"
+                     for name, value, listed in others)  # fmt: skip
+            self._findings.add(MANIFEST, *texts)
 
     def _is_sound(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> bool:
         """Whether shards that are read together are sound. OUT counts, places."""
@@ -179,8 +176,8 @@ class Checks(ABC):
         """Errors in how a unit follows its inputs. OUT counts, of what only a unit shows."""
 
     @abstractmethod
-    def _figures(self) -> Iterable[tuple[str, Any]]:
-        """(name, value by the shards) of figures and histograms that the manifest has."""
+    def _counted(self) -> set[str]:
+        """The manifest's figures and histograms that shards tell."""
 
 
 class RowChecks(Checks):
@@ -188,11 +185,11 @@ class RowChecks(Checks):
 
     together = 1
 
-    def __init__(
-        self, packed: PackedDirectory, findings: Findings, progress: Progress, **how: bool
-    ) -> None:
-        super().__init__(packed, findings, progress, **how)
-        self._packed, self._config = packed, config_of(packed.facts)
+    _config: PackConfig
+
+    def __init__(self, packed: PackedDirectory, *how: Any, **more: Any) -> None:
+        super().__init__(packed, *how, **more)
+        self._packed = packed
         self._limits = RowLimits.of(packed.facts, self._highest)
         self._squares: dict[str, Int64] = {}  # int64[rows] of each shard
         trained = ("trained_tokens",) if "labels" in self._config.columns else ()
@@ -252,32 +249,21 @@ class RowChecks(Checks):
             self._check_squares()
         super().check_totals()
 
-    def _figures(self) -> Iterable[tuple[str, Any]]:
-        counts, facts, packed = self._counts, self._packed.facts, self._packed
-        names, places = self._config.columns, counts.rows * packed.max_length
+    def _counted(self) -> set[str]:
+        facts, names = self._packed.facts, self._config.columns
+        counted = {"rows", "segments", "tokens", "padding_tokens", "utilization",
+                   "lower_bound_rows", "row_fill", "segments_per_row"}  # fmt: skip
         if facts.attention_cost is not UNSET:
-            after = Cost(**counts.attention_after.as_json())
-            yield "attention_cost", replace(facts.attention_cost, after=after)
-        yield from {
-            "padding_tokens": places - counts.tokens,
-            "utilization": counts.tokens / max(places, 1),
-            "lower_bound_rows": lower_bound_rows(
-                counts.piece_length,
-                packed.max_length,
-                max_segments=packed.max_segments_per_row,
-                segment_multiple=packed.segment_multiple,
-            ),
-        }.items()
-        counted = ["rows", "segments", "tokens", "row_fill", "segments_per_row"]
-        counted += ["trained_tokens"] if "labels" in names else []
+            counted.add("attention_cost")
+            self._counts.attention_before = AttentionCost(*astuple(facts.attention_cost.before))
+        if "labels" in names:
+            counted.add("trained_tokens")
         if facts.histograms.one_length:
-            counted += ["length_squares", "length_squares_in_rows", "one_length"]
-            counted += ["one_input"] if "segments" in names else []
+            counted |= {"length_squares", "length_squares_in_rows", "one_length"}
         if "segments" in names:
-            counted += ["documents", "unpacked_rows", "document_length"]
-        for name in counted:
-            value = getattr(counts, name)
-            yield name, value.tolist() if isinstance(value, np.ndarray) else value
+            counted |= {"documents", "unpacked_rows", "document_length"}
+            counted |= {"one_input"} if facts.histograms.one_length else set()
+        return counted
 
     def _check_squares(self) -> None:
         """Compare the side file that has an int64 for each row, unless it is known to be wrong."""
@@ -326,10 +312,8 @@ def _of_rows(batch: Any, max_length: int) -> Counts:
 class DocumentChecks(Checks):
     """Checks documents of a tokenized directory, each of which has its number in its shard."""
 
-    def __init__(
-        self, tokenized: TokenizedDirectory, findings: Findings, progress: Progress, **how: bool
-    ) -> None:
-        super().__init__(tokenized, findings, progress, **how)
+    def __init__(self, tokenized: TokenizedDirectory, *how: Any, **more: Any) -> None:
+        super().__init__(tokenized, *how, **more)
         self._tokenized = tokenized
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
@@ -365,8 +349,5 @@ class DocumentChecks(Checks):
             else:
                 yield f"its document {at} is at {position[at]} of {path}, not after the one before"
 
-    def _figures(self) -> Iterable[tuple[str, Any]]:
-        for name in ("documents", "tokens", "trained_tokens"):
-            yield name, getattr(self._counts, name)
-        for name in DocumentHistograms.__struct_fields__:
-            yield name, getattr(self._counts, name).tolist()
+    def _counted(self) -> set[str]:
+        return {"documents", "tokens", "trained_tokens", "document_length"}

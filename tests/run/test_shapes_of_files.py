@@ -330,9 +330,9 @@ def swap_shapes(manifest: dict[str, Any]) -> None:
     ("change", "problem"),
     [
         (swap_shapes, "sft/alpaca.jsonl: its records are alpaca, messages in the manifest"),
-        (lambda m: m["inputs"][0].pop("shape"), "sft/alpaca.jsonl has no shape"),
-        (lambda m: m["inputs"][0].update(shape="poem"), "'poem' is no shape of records"),
-        (lambda m: m["config"].update(shape="text"), "config: shape is 'text'"),
+        (lambda m: m["inputs"][0].pop("shape"), "sft/alpaca.jsonl: its records are alpaca"),
+        (lambda m: m["inputs"][0].update(shape="poem"), "its records are alpaca, poem in the"),
+        (lambda m: m["config"].update(shape="text"), "the records' fields fit none of: text"),
         (lambda m: m["config"].update(train_on="all"), "-100"),
     ],
 )  # fmt: skip

@@ -51,14 +51,11 @@ def test_a_sound_result(packed: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--columns", "input_ids,cu_seqlens"],
         ["--columns", "input_ids,cu_seqlens,segments"],
         ["--label-shift", "pre", "--segment-multiple", 4],
         ["--max-segments-per-row", 2, "--balance", "attention"],
         ["--overlong", "truncate", "--truncate-side", "left"],
-        ["--overlong", "truncate"],
         ["--overlong", "drop", "--unit-bytes", 100],
-        ["--strategy", "wrap"],
         ["--strategy", "wrap", "--segment-multiple", 8],
         ["--shard-bytes", 1, "--unit-bytes", 300, "--workers", 2],
         ["--no-eos"],
