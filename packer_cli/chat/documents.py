@@ -308,7 +308,7 @@ def _with_ranges_moved(message: _Message) -> _Message:
         return message
     places = [i for i, c in enumerate(joined_content(message.get("content"))) if not is_marked(c)]
     return message | {
-        RANGES: [(places[start], places[stop - 1] + 1) for start, stop in message[RANGES]]
+        RANGES: [[places[start], places[stop - 1] + 1] for start, stop in message[RANGES]]
     }
 
 

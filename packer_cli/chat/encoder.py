@@ -144,7 +144,7 @@ def shorten(
         if (conversation := conversations[i]) is None:
             continue
         try:
-            tokens = _fitting(conversation, render, tokenizer, config.max_length)
+            tokens = _fitting(conversation, render, tokenizer, config)
         except UndecidableError as error:
             if config.on_error == "fail":
                 error.position = int(batch.position[i])
@@ -156,7 +156,7 @@ def shorten(
 
 
 def _fitting(
-    conversation: Conversation, render: _Render, tokenizer: Tokenizer, max_length: int
+    conversation: Conversation, render: _Render, tokenizer: Tokenizer, config: PackConfig
 ) -> _Tokens | None:
     """The tokens of a conversation without the fewest oldest turns that have to go.
 
@@ -177,7 +177,11 @@ def _fitting(
                 tokens = _tokens_of(render(replace(conversation, messages=kept)), tokenizer)
             except RefusedError:  # the template may insist on leaving out more
                 number += 1
-        if tokens is not None and len(tokens[0]) > max_length:
+            except UndecidableError:
+                if best is None or config.on_error == "fail":
+                    raise
+                return best
+        if tokens is not None and len(tokens[0]) > config.max_length:
             low, step = number + 1, 2 * step
         else:
             best, high = tokens or best, first

@@ -43,12 +43,12 @@ _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), T
 }  # fmt: skip
 _DETAIL = "train_detail"
 # Notes of packer, and no fields of the record: a message that the user's choice leaves untrained,
-# which no flag can say; and [(from, to)] of the characters of its content that are not trained on.
+# which no flag can say; and [from, to] of the characters of its content that are not trained on.
 CONTEXT, RANGES = "\0context", "\0ranges"
 _NOTES = frozenset((CONTEXT, RANGES))
 OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_NOTES))
 _UNTRAINED = re.compile(rb"\0+")
-_Range = tuple[int, int]
+_Range = list[int]  # [from, to]; no tuple, which a copy with marks would make a list
 _Message = dict[str, Any]
 _ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
@@ -380,11 +380,11 @@ def _ranges_of(message: _Message, where: str) -> list[_Range]:
                 f"{len(content)} of the content, from 0 on"
             )
         trained[begin : end + 1] = bytes([bool(one["train"])]) * (end + 1 - begin)
-    return [found.span() for found in _UNTRAINED.finditer(trained)]
+    return [list(found.span()) for found in _UNTRAINED.finditer(trained)]
 
 
 def _ranges_of_parts(parts: list[Any], texts: list[str]) -> list[_Range]:
     """The characters of content that is made of parts which are not trained on."""
     flags = [not isinstance(part, dict) or is_trained(part) for part in parts]
     trained = b"".join(bytes([flag]) * len(text) for flag, text in zip(flags, texts, strict=True))
-    return [found.span() for found in _UNTRAINED.finditer(trained)]
+    return [list(found.span()) for found in _UNTRAINED.finditer(trained)]
