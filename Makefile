@@ -14,7 +14,7 @@ SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-templates test-debug test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-templates test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,17 +95,14 @@ test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat templa
 
 KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py tests/packing/test_sequences.py
 
-build/%/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
-	rm -rf build/$*
-	PACKER_KERNELS=$* $(BIN)/python $(PIP) --no-deps --target build/$*/site .
+build/asan/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
+	rm -rf build/asan
+	PACKER_KERNELS=asan $(BIN)/python $(PIP) --no-deps --target build/asan/site .
 	@touch $@
-
-test-debug: build/debug/.installed ## kernel tests with bounds checks
-	PYTHONPATH=build/debug/site $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
 
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
 
-test-asan: build/asan/.installed ## kernel tests under AddressSanitizer and UBSan
+test-asan: build/asan/.installed ## kernel tests with bounds checks, AddressSanitizer and UBSan
 	LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 \
 	PYTHONPATH=build/asan/site $(BIN)/pytest $(KERNEL_TESTS) $(ARGS)
 
@@ -142,7 +139,7 @@ bench-quick: $(VENV)/.testing ## a short form, without peers
 	$(BIN)/python benchmarks/run.py --quick $(ARGS)
 
 wheel: $(VENV)/.testing ## a wheel in dist/
-	rm -rf dist build/release
+	rm -rf dist build/release/lib* build/release/bdist*  # what modules that are gone have left
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 wheel-check: wheel ## the wheel holds compiled kernels only, and works in an empty environment

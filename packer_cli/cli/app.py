@@ -79,27 +79,19 @@ class _Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _made(cmd_name) if cmd_name in _COMMANDS else None
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        *rest: Any,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **how: Any) -> Any:
         given = sys.argv[1:] if args is None else args
         try:
-            code = super().main(args, *rest, standalone_mode=False, **extra)  # type: ignore[misc]
+            code = super().main(args, *rest, **how | {"standalone_mode": False})
         except _ClickException as error:
+            code = 2
             if type(error).__name__ == "NoArgsIsHelpError":
                 error.show()
             else:
                 _report(_of_parser(error), as_json="--json" in given)
-            sys.exit(2)
         except typer.Abort:
-            sys.exit(130)
-        if standalone_mode:
-            sys.exit(code if isinstance(code, int) else 0)
-        return code
+            code = 130
+        sys.exit(code if isinstance(code, int) else 0)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         write_parameters(ctx, formatter)
@@ -112,16 +104,24 @@ class _Command(TyperCommand):
     """A command whose errors end it as two lines on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        problem = _problem_of(lambda: super(_Command, self).invoke(ctx))
-        if problem is None:
-            return
-        if ctx.params["debug"]:
-            import traceback
+        try:
+            with interruptible():
+                super().invoke(ctx)
+                sys.stdout.flush()
+        except typer.Exit:
+            raise
+        except BrokenPipeError:
+            sys.stderr.close()
+            raise typer.Exit(1) from None
+        except (Exception, KeyboardInterrupt) as error:
+            problem = _problem_of(error)
+            if ctx.params["debug"]:
+                import traceback
 
-            print(visible("".join(traceback.format_exception(problem))), end="", file=sys.stderr)
-        problem.tip = problem.tip or f"see {ctx.command_path} --help"
-        _report(problem, as_json=ctx.params.get("as_json", False))
-        raise typer.Exit(problem.exit_code)
+                print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+            problem.tip = problem.tip or f"see {ctx.command_path} --help"
+            _report(problem, as_json=ctx.params.get("as_json", False))
+            raise typer.Exit(problem.exit_code) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments by name alone: newer versions of Typer put required ones in braces."""
@@ -131,34 +131,20 @@ class _Command(TyperCommand):
         write_parameters(ctx, formatter)
 
 
-def _problem_of(run: Callable[[], object]) -> PackerError | None:
-    """Call `run`; its failure as a PackerError, or None if it succeeds."""
-    try:
-        with interruptible():
-            run()
-            sys.stdout.flush()
-    except PackerError as error:
+def _problem_of(error: BaseException) -> PackerError:
+    """What is told of an error that ends a command."""
+    if isinstance(error, PackerError):
         return error
-    except KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted", "run the same command again")
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise typer.Exit(1) from None
-    except OSError as error:  # errors of other files are PackerErrors by now
+    if isinstance(error, MemoryError):
+        tip = "use fewer --workers, or a smaller --max-line-bytes"
+        return PackerError(f"out of memory: {error}", tip)
+    if isinstance(error, OSError):  # errors of other files are PackerErrors by now
         with suppress(OSError):
             sys.stdout.close()  # or the interpreter fails again when it flushes it
         return from_os_error(error, error.filename or "stdout", "write")
-    except MemoryError as error:
-        return PackerError(
-            f"out of memory: {error}", "use fewer --workers, or a smaller --max-line-bytes"
-        )
-    except typer.Exit:
-        raise
-    except Exception as error:
-        problem = InternalError(f"{type(error).__name__}: {error}")
-        problem.__cause__ = error
-        return problem
-    return None
+    return InternalError(f"{type(error).__name__}: {error}")
 
 
 def _report(problem: PackerError, *, as_json: bool) -> None:
@@ -178,13 +164,12 @@ def _report(problem: PackerError, *, as_json: bool) -> None:
 def _of_parser(error: Any) -> UsageError:
     """An error of the parser, with a tip if another name is near, or of another command."""
     message, ctx = error.format_message(), getattr(error, "ctx", None)
-    tip = ""
+    tip = f"see {getattr(ctx, 'command_path', 'packer')} --help"
     if type(error).__name__ == "NoSuchOption":
-        message, tip = error.message, _about_option(error.option_name, ctx)
+        message, tip = error.message, _about_option(error.option_name, ctx) or tip
     elif unknown := re.match(r"No such command '(.*)'", message):
-        tip = _suggestion(unknown[1], {name: name for name in _COMMANDS} | _OTHER_NAMES)
-    see = f"see {getattr(ctx, 'command_path', 'packer')} --help"
-    return UsageError(message.replace("\n", " "), tip or see)
+        tip = _suggestion(unknown[1], {name: name for name in _COMMANDS} | _OTHER_NAMES) or tip
+    return UsageError(message.replace("\n", " "), tip)
 
 
 def _about_option(name: str, ctx: Any) -> str:
@@ -193,10 +178,10 @@ def _about_option(name: str, ctx: Any) -> str:
     elsewhere = {other: one.name(field) for field, one in own.items() for other in one.elsewhere}
     having = [
         f"packer {other}"
-        for other in _COMMANDS
-        if ctx.parent and any(name in one.opts for one in _made(other).params)
+        for other in (_COMMANDS if own and name not in elsewhere else ())
+        if any(name in one.opts for one in _made(other).params)
     ]
-    if having and name not in elsewhere:
+    if having:
         return f"it is an option of {', '.join(having)}"
     mine = {flag: flag for one in ctx.command.params for flag in (*one.opts, *one.secondary_opts)}
     return _suggestion(name, mine | elsewhere)

@@ -77,16 +77,12 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
         }
         values: Values = {}
         for name, parameter in parameters.items():
-            own = {of: read[of] for of in options_of(*owners[name]) if of in read}
             kind = parameter.annotation
-            if not owners[name]:
-                values[name] = given[name]
-            elif owners[name] == [kind]:
+            own = {of: read[of] for of in options_of(*owners[name]) if of in read}
+            if owners[name] == [kind]:
                 refuse_missing(kind, own)
-                values[name] = kind(**own)
-            else:
-                values[name] = own
-        run(**values)
+            values[name] = kind(**own) if owners[name] == [kind] else own
+        run(**values | {name: given[name] for name in parameters if not owners[name]})
 
     taken: Any = filled
     taken.__name__, taken.__doc__ = run.__name__, run.__doc__

@@ -75,9 +75,9 @@ def recipe(
         (is_there, f"{output}: is there already", "replace it with --overwrite"),
     ])  # fmt: skip
     if schema:
-        from packer_cli.options.recipe import schema_text
+        from packer_cli.options import recipe as recipes
 
-        text = schema_text()
+        text = json.dumps(recipes.schema(), indent=1) + "\n"
     else:
         text = _recipe(inputs or [], tokenizer, options, quiet="quiet" in given)
     if output is None:

@@ -18,7 +18,7 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.option import Share, option, refuse
+from packer_cli.options.option import Share, apart, option, refuse
 from packer_cli.options.run_options import Reporting, Sizes
 
 if TYPE_CHECKING:
@@ -63,11 +63,8 @@ def stats(
     directory = name if is_url(name) else Path(name)
     refuse_name("DIR", name)
     check_page(html, as_json=options.as_json)
-    if options.by is not None and html is not None and not options.as_json:
-        raise UsageError(
-            "--by and --html: --by adds lines to the table, and --html prints no table",
-            "leave one of them out, or add --json",
-        )
+    is_table = html is not None and not options.as_json
+    refuse([apart("--by", options.by is not None, "--html without --json", is_table)])
     if options.deep:
         local(name, LOCAL_ONLY)
     places = [type(directory)(part) for part in splits_of(directory)] or [directory]

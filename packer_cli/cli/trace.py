@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from packer_cli.cli.reports import LOCAL_ONLY, TokensOf, print_note
-from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.options.option import Count, Rule, Values, option
+from packer_cli.errors import DataError, from_os_error
+from packer_cli.options.option import Count, Rule, Values, apart, option, refuse
 from packer_cli.options.run_options import Loop, Reporting
 
 if TYPE_CHECKING:
@@ -50,16 +50,9 @@ class TraceOptions(TokensOf, Reporting):
     no_shuffle: bool = option(False, "The sampler had seed=None.")
 
     def _rules(self) -> Iterator[Rule]:
-        yield (
-            self.step is not None and self.find is not None,
-            "--step and --find: are two questions",
-            "ask one of them",
-        )
-        yield (
-            self.find is not None and self.rank is not None,
-            "--rank: is for --step and --state",
-            "leave it out: the ranks are shown",
-        )
+        is_search = self.find is not None
+        yield apart("--step", self.step is not None, "--find", is_search)
+        yield apart("--rank", self.rank is not None, "--find", is_search)
 
 
 def trace(
@@ -76,10 +69,7 @@ def trace(
 
     Example: packer trace documents-packed-1024 --step 41 --ranks 2
     """
-    if options.no_shuffle and "seed" in loop:
-        raise UsageError(
-            "--seed and --no-shuffle: exclude one another", "give what the sampler had"
-        )
+    refuse([apart("--seed", "seed" in loop, "--no-shuffle", options.no_shuffle)])
     from packer_cli.reports.terminal import print_report
     from packer_cli.reports.trace import as_rows, found_report, step_report
     from packer_cli.storage import local

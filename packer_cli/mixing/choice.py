@@ -350,7 +350,8 @@ def refuse_missed(mixture: Mixture, shares: Sequence[Reached], most: float) -> N
 
 def told(mixture: Mixture, share: Reached) -> str:
     """A share that is off, in a line: asked, got, and why."""
-    where = "" if share.stage is None else f"stage {stage_name(mixture, share.stage)}, "
+    number = share.stage
+    where = "" if number is None else f"stage {mixture.stages[number].name or number + 1}, "
     why = "since the documents of others are whole"
     if share.document:
         why = f"since documents are whole and the one at its end has {share.document:,}"
@@ -358,11 +359,6 @@ def told(mixture: Mixture, share: Reached) -> str:
         f"{where}source {share.source!r}: {share.asked:,.0f} {mixture.counted} are asked of it, "
         f"{share.taken:,} are taken, {why}: its share is {share.off:.2%} off"
     )
-
-
-def stage_name(mixture: Mixture, number: int) -> str:
-    """What a stage is called in reports."""
-    return mixture.stages[number].name or str(number + 1)
 
 
 def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:

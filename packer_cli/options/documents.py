@@ -24,16 +24,15 @@ from packer_cli.options.option import (
     Size,
     option,
 )
-from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, Shape, check_fields
+from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, check_fields
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def _of_messages(shape: Shape, config: DocumentConfig) -> bool:
-    return shape.is_chat or shape.of_messages or config.prompt_template == "chat"
-
-
-MESSAGES = Need("messages, which a chat template renders", _of_messages)
+MESSAGES = Need(
+    "messages, which a chat template renders",
+    lambda shape, config: shape.is_chat or shape.of_messages or config.prompt_template == "chat",
+)
 _CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
 _KEYS = Need(
     "messages where it names their role or content",

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
+from numbers import Real
 from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
 
 from packer_cli.errors import UsageError, cut, one_of
@@ -148,10 +149,11 @@ class Option:
             return tuple(self._chosen(name, one) for one in value)
         if self.choices and isinstance(value, str):
             return self._chosen(name, value)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if isinstance(value, Real) and not isinstance(value, bool):
+            number: Any = value
             least, most = self.least, self.most
-            figure = f"{value:g}" if isinstance(value, float) else str(value)
-            if (least is not None and value < least) or (most is not None and value > most):
+            figure = f"{number:g}" if isinstance(value, float) else str(value)
+            if (least is not None and number < least) or (most is not None and number > most):
                 what = "not positive" if least else "negative"
                 what = what if most is None else f"not between {least or 0} and {most}"
                 raise UsageError(f"{name}: {figure} is {what}", self.help)
@@ -263,6 +265,12 @@ def refuse(rules: Iterable[Rule]) -> None:
     for is_wrong, message, tip in rules:
         if is_wrong:
             raise UsageError(message, tip)
+
+
+def apart(first: str, is_first: object, second: str, is_second: object) -> Rule:
+    """Two options that exclude each other, where both are given."""
+    tip = "leave one of them out, or choose another"
+    return is_first and is_second, f"{first} does not go with {second}", tip
 
 
 def as_option(name: str) -> str:

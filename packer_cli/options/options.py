@@ -26,6 +26,7 @@ from packer_cli.options.option import (
     Tokens,
     Weight,
     Weights,
+    apart,
     in_terms_of_fields,
     option,
     options_of,
@@ -202,11 +203,7 @@ class Mixture(Options):
         names = [one.name for one in self.sources]
         for one in self.sources:
             source, times = f"source {one.name!r}", names.count(one.name)
-            yield (
-                times > 1,
-                f"{source}: {times} sources have this name",
-                "give each source a name of its own",
-            )
+            yield times > 1, f"{source}: {times} have this name", "give each a name of its own"
             yield (
                 self.stages and (one.epochs, one.tokens) != (None, None),
                 f"{source}: has epochs or tokens, and there are stages",
@@ -220,11 +217,8 @@ class Mixture(Options):
                 f"sources are {', '.join(names)}",
             )
         weights = [one.weight for one in self.sources if one.weight is not None]
-        yield (
-            weights and not self.stages and not any(weights),
-            "weight: all weights are 0",
-            "give one source more than 0",
-        )
+        are_none = weights and not self.stages and not any(weights)
+        yield are_none, "weight: all weights are 0", "give one source more than 0"
         yield (
             self.tokens is not None and (self.stages or not weights),
             "tokens: says how much there is in all, but "
@@ -365,16 +359,9 @@ class PackConfig(DocumentConfig):
             f"--columns: {' and '.join(REQUIRED_COLUMNS)} are needed",
             "rows are not readable without them",
         )
-        yield (
-            strategy == "wrap" and self.overlong not in (None, "split"),
-            f"--overlong: {self.overlong} has no meaning with --strategy wrap",
-            "wrap cuts documents at the edges of rows, whatever their length",
-        )
-        yield (
-            self.shuffle and keeps_order(strategy),
-            f"--shuffle: would undo what --strategy {strategy} is for, rows in input order",
-            "leave it out, or choose another strategy; most trainers shuffle rows themselves",
-        )
+        named, is_cut = f"--strategy {strategy}", self.overlong not in (None, "split")
+        yield apart(f"--overlong {self.overlong}", is_cut, named, strategy == "wrap")
+        yield apart("--shuffle", self.shuffle, named, keeps_order(strategy))
 
     @property
     def least_unit_tokens(self) -> int:
@@ -405,15 +392,10 @@ _UNLIMITED, _UNBALANCED = ("wrap", "mffd"), (*_KEEPS_ORDER, "harmonic")
 
 def _row_rules(options: Any) -> Iterator[Rule]:
     """`options`: a `PackConfig`, or the arguments of a function by its names."""
-    for name, is_given, without in (
-        ("--max-segments-per-row", options.max_segments_per_row is not None, _UNLIMITED),
-        ("--balance", options.balance != "none", _UNBALANCED),
-    ):
-        yield (
-            is_given and options.strategy in without,
-            f"{name} does not go with --strategy {options.strategy}",
-            "choose another strategy, such as best-fit",
-        )
+    most, strategy = options.max_segments_per_row, options.strategy
+    named, is_balanced = f"--strategy {strategy}", options.balance != "none"
+    yield apart("--max-segments-per-row", most is not None, named, strategy in _UNLIMITED)
+    yield apart("--balance", is_balanced, named, strategy in _UNBALANCED)
     length, multiple = options.max_length, options.segment_multiple
     rest = length % multiple
     yield (

@@ -9,7 +9,6 @@ the top: "mix.toml, source 'web': ...". `schema` is the JSON schema of recipes, 
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import sys
@@ -508,11 +507,6 @@ def schema() -> dict[str, Any]:
         **top,
         "oneOf": [{"required": ["inputs"]}, {"required": ["source"]}],
     }
-
-
-def schema_text() -> str:
-    """The schema as `packer recipe --schema` writes it."""
-    return json.dumps(schema(), indent=1) + "\n"
 
 
 def _table_schema(owners: tuple[Owner, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from packer_cli.options.option import Count, Options, Rule, Share, Whole, option
+from packer_cli.options.option import Count, Options, Rule, Share, Whole, apart, option
 
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
@@ -121,18 +121,9 @@ class RunOptions(EncodingOptions):
 
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
-        one = "leave one of them out"
-        yield (
-            self.add and self.prune,
-            "--add and --prune: one keeps the inputs that are not named, the other drops them",
-            one,
-        )
+        yield apart("--add", self.add, "--prune", self.prune)
         name = "--add" if self.add else "--update"
-        yield (
-            self.update and self.overwrite,
-            f"{name} and --overwrite: one keeps what the other replaces",
-            one,
-        )
+        yield apart(name, self.update, "--overwrite", self.overwrite)
         rank, size = self.rank, self.world_size
         known = rank is not None and size is not None
         yield not known and rank != size, "--rank and --world-size: each needs the other", ""
@@ -330,13 +321,5 @@ class Loop(Options):
             f"--balance {self.balance}: what rows cost is {'twice' if known else 'not'} said",
             "add --hidden-size or, in Python, cost=, as the sampler had it",
         )
-        yield (
-            self.balance and self.uneven,
-            "--uneven: a sampler that balances gives every rank the same number",
-            "leave it out",
-        )
-        yield (
-            self.trainer and self.uneven,
-            "--uneven: a Trainer gives every rank the same number of rows",
-            "leave it out",
-        )
+        yield apart("--uneven", self.uneven, "--balance", self.balance)
+        yield apart("--uneven", self.uneven, "--trainer", self.trainer)

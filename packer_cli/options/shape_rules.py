@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import MESSAGES, DocumentConfig
-from packer_cli.options.option import Rule, options_of, refuse
+from packer_cli.options.option import Rule, apart, options_of, refuse
 from packer_cli.options.options import PAIR_COLUMNS, PackConfig
 from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, Shape
 
@@ -222,11 +222,7 @@ def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterat
         "--train-tool-calls": config.train_tool_calls is not None,
     }
     for option, is_given in given.items():
-        yield (
-            is_given and train_on == "all",
-            f"{option}: --train-on all trains on everything, whoever says it",
-            "leave one of them out",
-        )
+        yield apart(option, is_given, "--train-on all", train_on == "all")
     yield (
         shape.kind == "tokens" and (config.add_bos or config.add_eos or config.separator),
         "--bos, --eos and --separator are not for input_ids, which are packed as they are",

@@ -52,19 +52,19 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --input-format ndjson       | --input-format: 'ndjson' is not one of | did you mean jsonl?
 stats no --by file          | --by: 'file' is not one of shard, input, source | did you mean input?
 --shape share-gpt           | --shape: 'share-gpt' is not one of messages | did you mean conversatio
---balance attention --strategy nf   | --balance does not go with --strategy next-fit | choose ano
+--balance attention --strategy nf   | --balance does not go with --strategy next-fit
 --balance attention --strategy hk   | --balance does not go with --strategy harmonic
 --max-segments-per-row 2 --strategy wrap | --max-segments-per-row does not go with --strategy wrap
 --max-segments-per-row 2 --strategy mffd | --max-segments-per-row does not go with --strategy mffd
 --segment-multiple 0        | --segment-multiple: 0 is not positive
 --segment-multiple 5        | --max-length 16 is not a multiple of 5 | use 15 tokens a row
---strategy wrap --overlong drop | --overlong: drop has no meaning with --strategy wrap | wrap cuts
---strategy nf --shuffle     | --shuffle: would undo what --strategy next-fit is for | leave it out
+--strategy wrap --overlong drop | --overlong drop does not go with --strategy wrap | leave one
+--strategy nf --shuffle     | --shuffle does not go with --strategy next-fit
 --fim-spm-rate 0.1          | --fim-spm-rate needs --fim-rate | add --fim-rate, or leave
 --ray-address here          | --ray-address needs --engine ray | add --engine ray, or leave
 --checksum                  | --checksum needs --update | add --update, or leave --checksum out
---add --prune               | --add and --prune: one keeps the inputs that are not named | leave one
---add --overwrite           | --add and --overwrite: one keeps what the other replaces
+--add --prune               | --add does not go with --prune | leave one
+--add --overwrite           | --add does not go with --overwrite
 --max-share-error 1%        | --max-share-error needs a recipe with sources
 --staging x                 | --staging needs an --output that is a URL
 -t ./no                     | tokenizer ./no: no such file or folder
@@ -147,7 +147,7 @@ pack no.toml                | no.toml: no such recipe
 pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a recipe is TOML
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
-pack run.toml --overlong drop | --overlong: drop has no meaning with --strategy wrap
+pack run.toml --overlong drop | --overlong drop does not go with --strategy wrap
 verify out --sample 0       | --sample: '0' is neither a positive number nor all
 --max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
 --length 8                  | No such option: --length | did you mean --max-length?
@@ -164,7 +164,7 @@ plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 40
 plan a.jsonl -l ,           | Missing option '--max-length'
 plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list like a,b
 plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
-plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong: drop has no
+plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong drop does not go
 plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
 plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
 plan a.jsonl -l 16,64 --batch-tokens 32 | --batch-tokens: 32 is less than a row of 64
@@ -177,12 +177,81 @@ exp                         | No such command 'exp' | did you mean export?
 preprocess                  | No such command 'preprocess' | did you mean pack?
 in                          | No such command 'in' | see packer --help
 """
+# a recipe, with ¶ for line ends | its error, with @ for its path | what the tip holds
+MISTAKES = """
+max_lenght = 16 | @: there is no key 'max_lenght' | did you mean max_length?
+[[sources]]¶name = 'a' | @: there is no key 'sources' | mean [[source]]?
+[validate]¶share = 1 | @: there is no key 'validate' | mean [validation]?
+WEB wieght = 1 | @, source 'web': there is no key 'wieght' | weight?
+WEB [validation]¶shar = 1 | @, validation: there is no key 'shar' | share?
+WEB weight = 1¶[[stage]]¶name = 'warm'¶token = 5 | @, stage 'warm': there is no key 'token' | did yo
+quiet = true | @: there is no key 'quiet'
+weight = 2 | @: there is no key 'weight' | it is a key of [[source]]
+WEB max_length = 16 | @, source 'web': there is no key 'max_length' | of the top
+max_length = true | @: max_length: true is not a whole number
+max_length = 4.5 | @: max_length: 4.5 is not a whole number
+max_length = 0 | @: max_length: 0 is not between 1 and 16777216
+view = 'yes' | @: view: 'yes' is not true or false
+tokenizer = ['a'] | @: tokenizer: ['a'] is not text in quotes
+field = ['a=b'] | @: field: ['a=b'] is not a table of texts
+strategy = 'magic' | @: strategy: 'magic' is not one of best-fit
+max_length = 8¶max-length = 9 | @: max_length: is there twice | leave one
+max_length = | @: Invalid value (at  | a recipe is TOML
+max_length = 8¶a = ["x", | @: Invalid value (at line 2, column 10, the end) | a recipe is TOML
+max_length = 16 | @: has no inputs | inputs =
+inputs = [''] | @: an input is empty | inputs =
+inputs = 'a.jsonl' | Missing option '--max-length' / '-l'. | max_length to mix.toml
+WEB | Missing option '--max-length' / '-l'. | max_length to mix.toml
+inputs = 'x'¶tokens = '2B' | @: tokens: is for recipes with sources
+inputs = 'x'¶[validation]¶share = 1 | @: validation: is for recipes
+inputs = 'x'¶WEB | @: inputs: are those of sources | [[source]]
+source = [] | @: source: expected tables that begin with | brackets
+[[source]]¶inputs = 'x' | @, source 1: has no name | name: What the source
+[[source]]¶name = 'web' | @, source 'web': has no inputs | inputs: Files
+[[source]]¶name = "a/b"¶inputs = "a.jsonl" | @, source 'a/b': name: 'a/b' cannot be | digits
+WEB weight = -1 | @, source 'web': weight: -1 is negative
+WEB weight = 0 | @: weight: all weights are 0 | more than 0
+WEB epochs = 0 | @, source 'web': epochs: 0.0 is not positive | leave the source out
+WEB weight = 1¶epochs = 2 | @, source 'web': has weight and epochs | one
+WEB WEB | @: source 'web': 2 have this name | of its own
+tokens = 5¶WEB | @: tokens: says how much there is in all, but | weight
+WEB train_on = 'me' | @, source 'web': train_on: 'me' is not one of
+max_length = 8¶WEB max_errors = 3 | @, source 'web': max_errors needs on_error skip | add on_error
+max_length = 8¶strategy = 'wrap'¶overlong = 'drop'¶WEB | @: overlong drop does not go with strategy
+WEB [validation] | @, validation: needs one of share and documents | share =
+WEB [validation]¶share = 0 | @, validation: share: 0.0 is not between
+WEB [validation]¶share = 0.1¶documents = 2 | @, validation: needs one of share and documents
+WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there is no source 'wob'
+WEB [validation]¶share = 0.1¶sources = [] | @, validation: sources: names none | leave it out
+WEB weight = 1¶[[stage]]¶tokens = 5¶weights = {wob = 1} | @: stage 1: there is no source 'wob' | s
+WEB [[stage]]¶name = 'a' | @, stage 'a': has no tokens | tokens: How much
+WEB epochs = 1¶[[stage]]¶tokens = 5 | @: source 'web': has epochs or tokens, and there are stages
+max_length = 8¶inputs = 'mix.toml' | @: inputs: 'mix.toml' is the recipe itself | data only
+max_length = 8¶inputs = './'¶sample_by = 'document' | @: inputs: './' holds the recipe itself
+max_length = 8¶ALL ¶input_format = 'text' | @, source 'all': inputs: './' holds | data only
+max_length = 8¶WEB weight = 1¶epochs = 20000 | @, source 'web': epochs: 20000 is not between
+BYTES tokens = 1000000¶WEB weight = 1 | source 'web': too small: 1,000,000 tokens are asked
+BYTES WEB tokens = 1000000 | source 'web': too small: 1,000,000 tokens | max_epochs =
+BYTES tokens = 10¶WEB weight = 1¶CODE epochs = 1 | tokens: 10 in all, and sources | raise tokens
+BYTES WEB [validation]¶share = 1e-9 | the validation split is empty | hold out more
+BYTES overlong = 'drop'¶WEB [validation]¶documents = 2 | the validation split is empty | hold
+BYTES WEB tokens = 1 | source 'web': 1.00 tokens are asked of it, and every document | ask for more
+BYTES WEB weight = 1¶[[stage]]¶tokens = 1 | source 'web': 1.00 tokens are asked of it, and every
+"""
+TABLES = {
+    "BYTES": 'max_length = 4\ntokenizer = "bytes"\n',
+    "WEB": '[[source]]\nname = "web"\ninputs = "a.jsonl"\n',
+    "CODE": '[[source]]\nname = "code"\ninputs = ["b.jsonl"]\n',
+    "ALL": '[[source]]\nname = "all"\ninputs = ["./"]',
+    "¶": "\n",
+}
 LINES = [line for line in REFUSED.splitlines() if line]
 
 
 @pytest.fixture
 def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (folder / "a.jsonl").write_bytes(jsonl("first", "second"))
+    for name in "ab":
+        (folder / f"{name}.jsonl").write_bytes(jsonl("first", "second"))
     turns = user("Hi"), assistant("Hello")
     write([chat(*turns)], "chat.jsonl")
     write([{"prompt": [turns[0]], "completion": [turns[1]]}], "pairs.jsonl")
@@ -212,6 +281,21 @@ def test_it_is_refused_in_two_lines(data: Path, line: str) -> None:
     assert_error(result, 2, error)
     assert result.stderr.splitlines()[1].startswith(f"tip: {tip}")
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("line", MISTAKES.strip().splitlines())
+def test_a_mistake_in_a_recipe_is_one_clear_error(data: Path, line: str) -> None:
+    recipe, error, tip = ([part.strip() for part in line.split(" | ")] + [""])[:3]
+    for short, table in TABLES.items():
+        recipe = recipe.replace(short, table)
+    Path("mix.toml").write_text(recipe)
+    before = {*os.listdir(), "mix-tokenized"}
+    result = packer("pack", "mix.toml", "-q")
+    assert_error(result, 2)
+    found = result.stderr.splitlines()
+    assert found[0].startswith(f"error: {error.replace('@', 'mix.toml', 1)}"), found
+    assert tip in found[1], found
+    assert {*os.listdir()} <= before
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def assert_margins() -> None:
 
 
 def test_the_kernels_are_those_of_the_build_that_is_tested() -> None:
-    """make test-debug and test-asan would pass without a check with the release build."""
+    """make test-asan would pass without a check with the release build."""
     root = Path(__file__).parents[2]
     builds = [name for name in os.environ.get("PYTHONPATH", "").split(":") if name[:6] == "build/"]
     for kernels in MODULES:

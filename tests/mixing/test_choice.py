@@ -15,7 +15,6 @@ from support import check_directory, jsonl, recover_documents
 from tokenizing import tokenize
 
 from packer_cli import open_packed
-from packer_cli.errors import PackerError
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.mixing import units
 from packer_cli.options.documents import DocumentConfig
@@ -131,42 +130,6 @@ def test_tokens_in_all_are_what_weights_share_beside_epochs() -> None:
     assert abs(manifest.tokens - 40000) < 3 * 45 / 2
 
 
-@pytest.mark.parametrize(
-    ("amounts", "mixture", "parts"),
-    [
-        pytest.param(
-            [Amount("a", weight=1)], {"tokens": 10**6}, ["'a'", "too small", ", 1 epoch has "],
-            id="tokens",
-        ),
-        pytest.param([Amount("a", tokens=10**6)], {}, ["'a'", "max_epochs = "], id="own tokens"),
-        pytest.param(
-            [Amount("a", weight=1), Amount("b", epochs=1)], {"tokens": 10}, ["nothing is left"],
-            id="epochs are more than all",
-        ),
-        pytest.param(
-            [Amount("a")], {"validation_share": 1e-9}, ["the validation split is empty"],
-            id="nothing to validate with",
-        ),
-        pytest.param([Amount("a", tokens=1)], {}, ["'a'", "1.00 tokens"], id="not a document"),
-        pytest.param([Amount("a", epochs=1e-5), Amount("b")], {}, ["'a'"], id="none of one"),
-        pytest.param(
-            [Amount("a", weight=1)], {"stages": (Stage(1),)},
-            ["'a'", "nothing of it would be taken"], id="a stage without documents",
-        ),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_said_before_anything_is_written(
-    amounts: list[Amount], mixture: dict[str, Any], parts: list[str]
-) -> None:
-    write_sources(count=50)
-    with pytest.raises(PackerError) as error:
-        pack(recipe(*amounts, **mixture))
-    assert error.value.exit_code == 2
-    for part in parts:
-        assert part in str(error.value) + error.value.tip
-    assert not any(path.suffix == ".arrow" for path in Path("out").rglob("*"))
-
-
 def test_a_split_is_by_content_and_has_everything_once() -> None:
     write_sources(shared=60)
     everything = all_of("a", "b", "c")
@@ -224,17 +187,6 @@ def test_what_is_not_taken_stands_for_no_equal_document() -> None:
     switched_off = recipe(Amount("again", weight=0), Amount("texts", weight=1), dedup="exact")
     pack(switched_off)
     assert documents_in("out") == every
-
-
-def test_a_validation_split_of_nothing_but_dropped_documents_is_refused() -> None:
-    write_sources(count=50)
-    Path("long.jsonl").write_bytes(jsonl(*(f"{number}" * 100 for number in range(10, 20))))
-    tokenize("long.jsonl", out="long")
-    amounts = Amount("a", held_out=False), Amount("long", epochs=1)
-    what = recipe(*amounts, validation_documents=10)
-    with pytest.raises(PackerError, match=r"the validation split is empty: .* not dropped"):
-        pack(replace(what, config=replace(what.config, overlong="drop")))
-    assert not any(path.suffix == ".arrow" for path in Path("out").rglob("*"))
 
 
 def test_stages_come_one_after_another_with_their_own_weights() -> None:
@@ -352,8 +304,3 @@ def test_directories_are_not_opened_for_every_slice(
     monkeypatch.setattr(units, "opened", counted)
     assert len(units.work_units(files, config)) > 30
     assert max(times.values()) < 5
-
-
-def test_more_epochs_than_units_can_have_are_refused() -> None:
-    with pytest.raises(PackerError, match=r"epochs: 1e\+06 is not between"):
-        Mixture((Amount("a", epochs=1e6),))

@@ -195,13 +195,13 @@ QUESTIONS = {
     "--step -1 --ranks 1": "--step: -1 is not between 0 and",
     "--step 0 --ranks 0": "--ranks: 0 is not between 1 and",
     "--step x --ranks 1": "--step: 'x' is not a whole number",
-    "--step 0 --find a:0 --ranks 1": "--step and --find: are two questions",
-    "--find a:0 --ranks 2 --rank 1": "--rank: is for --step and --state",
+    "--step 0 --find a:0 --ranks 1": "--step does not go with --find",
+    "--find a:0 --ranks 2 --rank 1": "--rank does not go with --find",
     "--step 0 --ranks 1 --epochs 2": "--epochs needs --find",
     "--step 0 --ranks 1 --hidden-size 8": "--hidden-size needs --balance",
     "--step 0 --ranks 1 --balance step": "what rows cost is not said",
     "--step 0 --ranks 1 --window 3": "--window needs --balance order",
-    "--step 0 --ranks 1 --no-shuffle --seed 4": "--seed and --no-shuffle: exclude one another",
+    "--step 0 --ranks 1 --no-shuffle --seed 4": "--seed does not go with --no-shuffle",
     "--step 0 --ranks 1 --balance x": "--balance: 'x' is not one of step, order",
 }
 
