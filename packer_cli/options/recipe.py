@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from packer_cli.errors import UsageError, from_os_error, nearest
@@ -38,7 +37,7 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.options import Amount, Mixture, PackConfig, Stage, max_epochs
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions
-from packer_cli.storage import is_url, local
+from packer_cli.storage import is_url, local, open_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -469,7 +468,8 @@ def _input(folder: str, name: str) -> str:
 def _parsed(path: str) -> Values:
     text = ""
     try:
-        text = Path(local(path, "which recipes are not read from")).read_bytes().decode("utf-8-sig")
+        with open_regular(str(local(path, "which recipes are not read from"))) as file:
+            text = file.read().decode("utf-8-sig")
         content: Values = tomllib.loads(text)
     except FileNotFoundError:
         tip = "check the spelling; relative paths start at the current directory"

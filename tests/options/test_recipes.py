@@ -299,6 +299,12 @@ def test_every_key_is_there_and_described() -> None:
         assert all(len(one["description"]) > 10 for one in properties.values())
 
 
+VALID = [
+    'inputs = ["a"]\nmax-length = "4k"\nmax_loss = "0.5%"\nshuffle = false',
+    f'max_length = 4096\ntokens = "2B"\n{WEB}weight = 0.7\ntrain-on = "all"\n'
+    '[validation]\nshare = "0.5%"\nsources = ["web"]',
+    f"{WEB}weight = '70%'\n[[stage]]\ntokens = '4M'\nweights = {{web = 0.5}}",
+]
 INVALID = """
 max_length = 16
 inputs = "a"¶max_lenght = 16
@@ -318,7 +324,7 @@ def test_what_the_schema_takes_and_refuses() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
     examples = re.findall(r"^```toml[^\n]*\n(.*?)^```", page, re.M | re.S)
     assert len(examples) >= 2
-    for recipe in examples:
+    for recipe in (*VALID, *examples):
         assert problems(recipe) == [], recipe
     for line in INVALID.strip().splitlines():
         assert problems(line.replace("WEB", WEB).replace("¶", "\n")) != [], line
@@ -392,3 +398,20 @@ def test_a_file_that_is_there_stays(mixed: Path) -> None:
     assert Path("mix.toml").read_text() == "mine"
     assert packer("recipe", "data", "-q", "-o", "mix.toml", "--overwrite").exit_code == 0
     assert Path("mix.toml").read_text().startswith("# Written by packer recipe")
+
+
+def test_shares_by_size_can_be_weights(folder: Path) -> None:
+    for name, count in (("a", 3000), ("b", 1000)):
+        lines_of(f"{name}.jsonl", *[{"text": "x" * 400, name: n} for n in range(count)])
+    assert packer("recipe", "a.jsonl", "b.jsonl", "-o", "mix.toml").exit_code == 0
+    text = re.sub("epochs = 1 +# or (weight = .*),.*", r"\1", Path("mix.toml").read_text())
+    Path("mix.toml").write_text(text)
+    order = order_of(["mix.toml"], {}, RunOptions)
+    assert order.config.mixture is not None
+    weights = [one.weight for one in order.config.mixture.sources]
+    assert weights == pytest.approx([0.75, 0.25], abs=0.01)
+
+
+def test_a_pipe_is_no_recipe(folder: Path) -> None:
+    os.mkfifo("pipe.toml")
+    assert_error(packer("pack", "pipe.toml"), 1, "pipe.toml: cannot read: not a regular file")
