@@ -71,6 +71,21 @@ def interruptible() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def handled_as_before() -> Iterator[None]:
+    """Restore both handlers at the end, whatever a library sets inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(number, signal.getsignal(number)) for number in NUMBERS]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            if handler is not None:  # one that is not of Python cannot be set again
+                signal.signal(number, handler)
+
+
 class _Flag:
     interrupted = False
 

@@ -278,8 +278,11 @@ class InMemory(TokenizedDirectory):
         super().__init__(path, facts)
         self._content = content
 
-    def _mapped(self, shard: Shard, expected: Any, maps: Any = None) -> Iterator[Any]:
-        yield from self._content[shard.file]
+    def _map(self, shard: Shard, maps: Any = None) -> Any:
+        return shard
+
+    def _batches(self, shard: Shard, source: Any) -> Iterator[Any]:
+        return iter(self._content[shard.file])
 
 
 class PartsInMemory(ShardParts):

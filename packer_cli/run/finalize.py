@@ -161,12 +161,28 @@ def _side_files(
 
 def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index) or commits.read_unit(claim.work, unit)
+        record = reused.get(unit.index)
+        if record is not None:
+            _refuse_lost(claim, record.shards)
+        else:
+            record = commits.read_unit(claim.work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {claim.work} are not right"
             )
         yield record
+
+
+def _refuse_lost(claim: Claim, kept: Iterable[Shard]) -> None:
+    """DataError for a shard of the earlier result that was there when the update began."""
+    for shard in kept:
+        status = claim.folder.status(shard.file)
+        if status is None or status.st_size != shard.bytes:
+            raise DataError(
+                f"{claim.output / shard.file}: is missing or cut short since the update began",
+                "restore it, or remove what is left of it; then run the same command again, which "
+                "packs its documents again",
+            )
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:
@@ -329,9 +345,9 @@ def tables_of(
     for shard in shards:
         rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
     named = config.mixture.stages if config.mixture else ()
-    stages = [
-        TrainingStage(stage.name, sum(rows[:number]), rows[number])
-        for number, stage in enumerate(named)
+    stages = [  # of validation, perhaps fewer than there are
+        TrainingStage(stage.name, sum(rows[:number]), own)
+        for number, (stage, own) in enumerate(zip(named, rows, strict=False))
     ]
     return {
         "sources": sources_of(choice),

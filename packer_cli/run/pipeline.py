@@ -390,8 +390,11 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
         if text is None or not text.isdecimal():
             raise UsageError(f"{name}: {text!r} is not a number")
         if name == f"{_ARRAY}ID":  # --array=1-7:2
-            first, step = (os.environ.get(f"{_ARRAY}{one}", "") for one in ("MIN", "STEP"))
-            return (int(text) - int(first or 0)) // int(step or 1)
+            first, step = (
+                number(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)
+                for one, default in (("MIN", "0"), ("STEP", "1"))
+            )
+            return (int(text) - first) // max(1, step)
         return int(text)
 
     return {"rank": number("--rank", rank), "world_size": number("--world-size", world_size)}

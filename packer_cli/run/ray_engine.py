@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import packer_cli
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
-from packer_cli.interrupts import as_flag
+from packer_cli.interrupts import as_flag, handled_as_before
 from packer_cli.options.option import options_of
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
@@ -50,14 +49,13 @@ def pack_on_ray(
         ) from None
     _refuse_unreachable(options.ray_address)
     try:
-        handler = signal.getsignal(signal.SIGTERM)
-        ray.init(
-            options.ray_address,
-            log_to_driver=False,
-            include_dashboard=False if options.ray_address is None else None,
-            logging_level=logging.ERROR,
-        )
-        signal.signal(signal.SIGTERM, handler)  # which Ray has taken for itself
+        with handled_as_before():  # Ray takes SIGTERM for itself
+            ray.init(
+                options.ray_address,
+                log_to_driver=False,
+                include_dashboard=False if options.ray_address is None else None,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
             f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
@@ -95,7 +93,7 @@ def _pack_all(
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
     # not the run itself, which may name a million units: a worker fetches it once
     its = {name: getattr(options, name) for name in options_of(EncodingOptions)} | {"workers": 1}
-    told = [ray.put(_Told(run, work.resolve(), Path.cwd(), EncodingOptions(**its)))]
+    told = [ray.put(_Told(run, work.resolve(), Path.cwd(), its))]
     queue, running = iter(units), dict[Any, WorkUnit]()
     most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
@@ -130,7 +128,7 @@ class _Told(NamedTuple):
     run: Run
     folder: Path
     directory: Path
-    options: EncodingOptions
+    options: dict[str, Any]  # of `EncodingOptions`
 
 
 _jobs: dict[Any, Job] = {}
@@ -159,8 +157,8 @@ def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> tuple[int, int,
         for old in list(_jobs):
             _jobs.pop(old).source.close()
         os.chdir(its.directory)
-        silent = Progress(0, show=False)
-        _jobs[told[0]] = Job.of(its.run, [unit], its.folder, its.options, silent)
+        silent, options = Progress(0, show=False), EncodingOptions(**its.options)
+        _jobs[told[0]] = Job.of(its.run, [unit], its.folder, options, silent)
     result = _jobs[told[0]].pack(unit)
     _jobs[told[0]].commit(result)
     return result.counts.documents, result.counts.tokens, result.counts.rows

@@ -209,7 +209,9 @@ class _Comparison:
         return "jsonl" if name == JSON else name, compression
 
     def _refuse_to_drop(self, unnamed: _Unnamed) -> None:
-        """UsageError where documents would go that nobody has asked to drop."""
+        """UsageError where documents would go that nobody has asked to drop, or be there twice: by
+        two names of a file.
+        """
         if self.options.unnamed == "dropped":
             return
         if STDIN in self.current and any(one.path == STDIN for one in self.then.values()):
@@ -217,6 +219,14 @@ class _Comparison:
                 "-: stdin would replace the documents that came from stdin before",
                 "write the data to a file and name that, or use --prune to drop the earlier ones",
             )
+        now = {storage.identity(path): path for path in self.current if unnamed and path != STDIN}
+        for path in (one.path for one in unnamed.values()):
+            # no file has a null byte in its name, whatever a damaged manifest says
+            if path != STDIN and "\0" not in path and storage.identity(path) in now:
+                raise UsageError(
+                    f"{now[storage.identity(path)]}: is {path} in the result, by another name",
+                    "use the name that the result has, from the same directory",
+                )
         if unnamed and not self.options.add:
             raise UsageError(
                 f"{self.directory}: the update would drop {_described(unnamed)}",
@@ -264,8 +274,8 @@ class _Comparison:
         raise UsageError(
             f"{path}: is not named, {reason}, and would have to be packed again: its unit holds "
             "another input that has changed, or a lost shard",
-            "to pack it as it is now, name it; to compare contents rather than times, --checksum; "
-            "or restore the file, or leave out the changed inputs of that unit",
+            "restore the file, or name it to pack it as it is now; to compare contents rather than "
+            "times, --checksum; to drop everything that is not named, use --update --prune",
         )
 
     def _tell(
@@ -328,7 +338,12 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
         raise finished(place, "; ".join(differ or lost[:1]), may_update=not is_remote)
     units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
     if differ or units != [(one.unit, one.slices) for one in manifest.units]:
-        raise finished(place, "its inputs were packed one after another, or in another order")
+        raise UsageError(
+            f"{place}: holds a finished result of these inputs, which were packed one after "
+            "another, or in another order",
+            "nothing need be done to have their documents; for the rows that this command gives, "
+            "choose another --output, or replace it with --overwrite",
+        )
 
 
 def _lost(place: Path | str, manifest: Result) -> list[str]:
