@@ -39,7 +39,7 @@ def test_damaged_compressed_files(ending: str, case: str) -> None:
     Path(name).write_bytes(damage(COMPRESSORS[ending](plain)))
     assert_error(packer("pack", name, *OPTIONS), 1, f"{name}: ", message)
     result = packer("pack", name, *OPTIONS, "--on-error", "skip")
-    assert_error(result, 1, "no records in 1 input file that can be read")
+    assert_error(result, 1, name)  # where its first record can be read, what the unit says
     assert not Path("out").exists()
 
 
