@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, structs
 
-from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.inputs.formats import reader_for
+from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
+from packer_cli.inputs.byte_streams import peeking
+from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.documents import MIB, DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
@@ -65,6 +67,7 @@ from packer_cli.tokenization.tokenizer import (
     bytes_tokenizer,
     load_tokenizer,
 )
+from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
     from packer_cli.chat.documents import Composer
@@ -246,13 +249,22 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
             composer = make_composer(*parts)
             renders[name], reads[name] = composer.render, composer.read
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
+    file, texts = ahead[0][0], iter(tuple[str]())
+    first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
+    # what is rendered for this is rendered once more by its unit, and may take seconds
+    can_look = first.stop is not None and run.resumable and _is_soon_read(units)
+    if file.shape not in rendered or can_look:
+        texts = _first_texts(own[file.shape][0], file, first, reads[file.shape])
+        if files is not None and options.tokenizer_backend != "tokenizers":
+            ahead[0] = file, first  # which the child reads that reads the slice afterwards
     try:
         for one, part in ahead if run.resumable else ():
             if processes is not None and one.shape in rendered:
                 processes.start(one, part)
-        framing = framing_of(own[ahead[0][0].shape][1])
+        framing = framing_of(own[file.shape][1])
         tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
-            files, backend=options.tokenizer_backend, framing=framing, notify=options.notify
+            files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
+            notify=options.notify,
         )  # fmt: skip
         return _source(own, files, tokenizer, reads, renders, processes)
     except BaseException:
@@ -302,6 +314,22 @@ def _read_here(
             yield processes.compose(records, file.shape)
         except UndecidableError as error:
             raise placed(error, file) from error
+
+
+def _is_soon_read(units: Sequence[WorkUnit]) -> bool:
+    """Whether the units hold so little that rendering a record twice costs next to nothing."""
+    return sum(part.weight for unit in units for part in unit.slices) < MIB
+
+
+def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
+    """Some texts from the beginning of the input, to check the fast engine."""
+    if shape.kind == "tokens":
+        return
+    with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
+        for records in read(file, part):
+            yield from records.texts or []
+            if part.stop is None:  # the rest is the whole input
+                return
 
 
 def source_again(

@@ -39,7 +39,7 @@ from packer_cli.tokenization.engines import (
 )
 from packer_cli.tokenization.locate import TokenizerFiles, TokenizerJson
 from packer_cli.tokenization.specials import Span, Specials
-from packer_cli.tokenization.trust import OTHER_BACKEND, SLOWER, TrustedEngine
+from packer_cli.tokenization.trust import TrustedEngine
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 
@@ -231,6 +231,7 @@ def load_tokenizer(
     *,
     backend: str = "auto",
     framing: Framing = Framing(),
+    first_documents: Iterable[str] = (),
     notify: Notify = lambda message: None,
 ) -> Tokenizer:
     """A tokenizer with the engine that `backend` names, "auto" meaning gigatoken if it agrees.
@@ -245,14 +246,13 @@ def load_tokenizer(
             return tokenizer
         try:
             tokenizer.engine = TrustedEngine(
-                FastEngine(files.json), reference, files.added_tokens, notify,
-                is_needed=backend == "gigatoken",
-            )  # fmt: skip
+                FastEngine(files.json), reference, files.added_tokens, first_documents, notify
+            )
         except ValueError as error:
             problem = str(error).splitlines()[0]
             if backend == "gigatoken":
-                raise UsageError(problem, OTHER_BACKEND) from error
-            notify(f"{SLOWER}: {problem}")
+                raise UsageError(problem, "use --tokenizer-backend tokenizers or auto") from error
+            notify(f"using the slower tokenizers engine: {problem}")
         return tokenizer
 
 

@@ -32,8 +32,8 @@ from support import (
 )
 
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.columnar import _dictionary
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.parquet import _pages
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import InputFile, Slice
@@ -607,20 +607,23 @@ def test_parquet_is_read_a_few_rows_at_a_time_and_opened_once_a_unit(
     assert len(opened) <= len(manifest["units"]) + 3  # its names and its footer
 
 
-def test_the_size_of_a_dictionary(folder: Path) -> None:
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
+    """Held against what the footer says of the whole column."""
     texts = [f"{i}" * (i % 300) for i in range(5000)]
-    cells = 0
-    for limit in (40_000, 1 << 30):
-        pq.write_table(
-            pa.table({"text": texts}), "a.parquet", dictionary_pagesize_limit=limit,
-            write_batch_size=16,
-        )  # fmt: skip
-        chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
-        size, count = _dictionary("a.parquet", chunk)
-        sizes = [len(text) + 4 for text in dict.fromkeys(texts)][:count]
-        assert (size, count > cells) == (sum(sizes), True)
-        cells = count
+    pq.write_table(
+        pa.table({"text": texts}), "a.parquet", use_dictionary=dictionary, data_page_size=4096,
+        data_page_version=version, write_batch_size=16, dictionary_pagesize_limit=40_000,
+    )  # fmt: skip
+    chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
+    every = list(_pages("a.parquet", chunk))
+    assert len(every) > 100
+    assert every[0].is_dictionary == dictionary
+    assert sum(page.values for page in every if not page.is_dictionary) == 5000
+    headers = chunk.total_uncompressed_size - sum(page.size for page in every)
+    assert 0 < headers < 2500 * len(every)  # they hold the least and the greatest text
     data = Path("a.parquet").read_bytes()
     for place in range(4, 40):  # whatever a header holds, it is no crash and no endless loop
         Path("damaged.parquet").write_bytes(data[:place] + b"\xff" * 8 + data[place + 8 :])
-        _dictionary("damaged.parquet", chunk)
+        assert len(list(_pages("damaged.parquet", chunk))) <= len(data)
