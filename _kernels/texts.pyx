@@ -81,7 +81,7 @@ def find_in_texts(list texts, const uint8_t[::1] marked, uint8_t[::1] found):
         found[i] = holds
 
 
-# As in packer_cli/tokenization/token_bytes.py.
+# As in packer_cli/tokenization/tokenizer.py.
 cdef enum:
     ADDED = 2
     PREPENDED = 1, UNLESS_THERE = 2, AT_START = 3

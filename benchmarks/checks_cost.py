@@ -24,7 +24,7 @@ from packer_cli.inputs.byte_streams import BLOCK_BYTES
 from packer_cli.records import UInt32
 from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.tokenization.tokenizer import Tokenizer, load_tokenizer
-from packer_cli.tokenization.trust import Samples, TrustedEngine, excerpt_of
+from packer_cli.tokenization.trust import Samples, TrustedEngine
 
 MOST = 0.03
 MOST_BYTES = 150 << 20
@@ -66,7 +66,7 @@ def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> dict[str, fl
     for batch in batches:
         timed(COMPARING, characters_of.untrusted, batch)
         timed(ENCODING, fast.encode, batch)
-        expected = fast.encode([excerpt_of(batch)])[0]
+        expected = fast.encode([Samples().of(batch)])[0]
         timed(CHECKS, check, batch, expected)
         found["bytes"] += sum(len(text.encode()) for text in batch)
         characters.update(*batch)

@@ -38,19 +38,14 @@ _PIPE_BYTES = 1 << 20
 _AHEAD = 4  # results of a generator that wait to be fetched
 _LAST_BREATH = 5.0  # seconds between a child's last answer and its end
 _NOTE_BYTES = 8
-# ("value", v), ("error", exception), ("item", v), ("end", None) or ("not imported", what happened)
+# ("value", v), ("error", exception), ("item", v) or ("end", None)
 _Answer = tuple[str, Any]
 # Our own path: -c alone would import modules that lie in the current directory.
 _BEGINNING = f"""
 import sys
 sys.path[:] = {{path!r}}
-try:
-    import {__name__} as me
-except Exception as error:
-    from multiprocessing.connection import Connection
-    Connection({{answers}}, readable=False).send(("not imported", str(error)))
-else:
-    me.serve{{descriptors}}
+from {__name__} import serve
+serve{{descriptors}}
 """
 
 
@@ -90,20 +85,12 @@ class Child:
 
     def answer(self) -> Any:
         """The answer to the oldest question. Raises what the method raised."""
-        kind, value = self._receive()
-        if kind == "error":
-            raise value
-        return value
+        return self._receive()[1]
 
     def items(self) -> Iterator[Any]:
         """The answers of a generator method, to the last one."""
-        while True:
-            kind, value = self._receive()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
+        while (answer := self._receive())[0] == "item":
+            yield answer[1]
 
     @property
     def noted(self) -> int:
@@ -123,26 +110,22 @@ class Child:
     def _receive(self) -> _Answer:
         try:
             answer: _Answer = self._answers.recv()
-        except (OSError, EOFError) as error:
-            raise self._lost() from error
-        if answer[0] == "not imported":
-            raise _not_imported(answer[1])
+        except (OSError, EOFError) as error:  # the child is ending, if it has not ended yet
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_BREATH)
+            code = self._process.returncode
+            how = f"ended, code {code}"
+            if code is not None and code < 0:  # no code in here does that to itself
+                how = f"was ended from outside, by signal {-code}"
+            lost = LostChildError(
+                f"the process of {self._name} {how}",
+                "the machine may have run out of memory: use fewer --workers",
+            )
+            lost.code = code
+            raise lost from error
+        if answer[0] == "error":
+            raise answer[1]
         return answer
-
-    def _lost(self) -> LostChildError:
-        """The error for a lost answer: the child is ending, if it has not ended yet."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_BREATH)
-        code = self._process.returncode
-        how = f"ended, code {code}"
-        if code is not None and code < 0:  # no code in here does that to itself
-            how = f"was ended from outside, by signal {-code}"
-        lost = LostChildError(
-            f"the process of {self._name} {how}",
-            "the machine may have run out of memory: use fewer --workers",
-        )
-        lost.code = code
-        return lost
 
 
 def spawn(begin: int, requests: int, answers: int, lifeline: int) -> subprocess.Popen[bytes]:
@@ -150,7 +133,7 @@ def spawn(begin: int, requests: int, answers: int, lifeline: int) -> subprocess.
     then ends the child.
     """
     descriptors = (begin, requests, answers, lifeline)
-    program = _BEGINNING.format(path=sys.path, answers=answers, descriptors=descriptors)
+    program = _BEGINNING.format(path=sys.path, descriptors=descriptors)
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.DEVNULL,
@@ -257,15 +240,10 @@ def _sendable(error: BaseException) -> Exception:
     """The error, in a form that can be pickled."""
     if isinstance(error, PackerError | MemoryError):
         return error
-    if isinstance(error, ImportError):
-        return _not_imported(str(error))
+    if isinstance(error, ImportError):  # the run has imported it
+        return DataError(
+            f"packer's helper process cannot import what it needs: {error}",
+            "if packages have changed since the run began, run the same command again; otherwise "
+            "install packer anew",
+        )
     return InternalError(f"{type(error).__name__}: {error}")
-
-
-def _not_imported(why: str) -> DataError:
-    """The error for what a run has imported, and its child cannot: packages were changed."""
-    return DataError(
-        f"packer's helper process cannot import what it needs: {why}",
-        "if packages have changed since the run began, run the same command again; otherwise "
-        "install packer anew",
-    )

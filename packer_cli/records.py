@@ -7,7 +7,7 @@ InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,6 +169,22 @@ class TokenBatch:
     position: Int64
     chosen: Int32 | None = None
     tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
+
+    def take(self, wanted: npt.NDArray[np.bool_]) -> TokenBatch:
+        """The documents that are wanted: bool[n]."""
+        if wanted.all():
+            return self
+        lengths = np.diff(self.offsets)
+        tokens = np.repeat(wanted, lengths)
+        return replace(
+            self,
+            ids=self.ids[self.offsets[0] : self.offsets[-1]][tokens],
+            offsets=np.concatenate([[0], np.cumsum(lengths[wanted])]).astype(np.int64),
+            trained=None if self.trained is None else self.trained[tokens],
+            file=self.file[wanted],
+            position=self.position[wanted],
+            chosen=None if self.chosen is None else self.chosen[wanted],
+        )
 
 
 @dataclass(frozen=True)

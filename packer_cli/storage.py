@@ -268,12 +268,6 @@ def glob(pattern: str) -> list[str]:
         return sorted(head + name for name, info in entries.items() if info["type"] == "file")
 
 
-def glob_folders(pattern: str) -> list[str]:
-    """The local folders that match, sorted; none for URLs."""
-    matches = [] if is_url(pattern) else local_glob.glob(pattern, recursive=True)
-    return sorted(path for path in matches if os.path.isdir(path))
-
-
 def _refuse_unlistable(pattern: str) -> None:
     """OSError for a folder in which the pattern looks for names: Python's glob passes over it."""
     parts = pattern.split("/")

@@ -3,8 +3,7 @@
 messages.py       conversations of every dialect as OpenAI-style messages
 exchanges.py      fields of any shape -> a conversation, or texts; sides of a preference
 templates.py      which chat template
-chat_template.py  messages -> text, and where every turn begins and ends in it
-sandbox.py        what templates run in
+chat_template.py  messages -> text in a sandbox, and where every turn begins and ends in it
 syntax.py         which variables a template reads, and what it looks for in words
 probe.py          conversations of marks, one for each structure, and what a text leaves out of them
 turns.py          the characters that the assistant wrote, end of turn included

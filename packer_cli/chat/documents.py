@@ -12,8 +12,8 @@ from packer_cli.chat.chat_template import ChatTemplate
 from packer_cli.chat.exchanges import Side, conversation_of, sides_of, texts_of
 from packer_cli.chat.messages import (
     ASSISTANT,
-    DETAIL,
-    FLAGS,
+    OF_TRAINING,
+    RANGES,
     REASONING,
     Conversation,
     MalformedError,
@@ -56,7 +56,6 @@ from packer_cli.tokenization.specials import (
 MEND = "mend the record, or use --on-error skip"
 UNSHOWN_TIP = "use a --chat-template that shows it, or --on-unshown warn"
 _MOST_SHOWN = 60  # characters
-_OF_TRAINING = {*FLAGS, DETAIL}
 _Message = dict[str, Any]
 
 
@@ -305,14 +304,12 @@ def _without_second_names(message: _Message) -> _Message:
 
 def _with_ranges_moved(message: _Message) -> _Message:
     """A message with marks in its content, with its ranges of characters as if they were none."""
-    if not message.get(DETAIL):
+    if RANGES not in message:
         return message
     places = [i for i, c in enumerate(joined_content(message.get("content"))) if not is_marked(c)]
-    moved = [
-        one | {edge: places[one[edge]] for edge in ("begin_offset", "end_offset")}
-        for one in message[DETAIL]
-    ]
-    return message | {DETAIL: moved}
+    return message | {
+        RANGES: [[places[start], places[stop - 1] + 1] for start, stop in message[RANGES]]
+    }
 
 
 # -- `--turns each`: a document for each answer, with all that comes before it as its prompt.
@@ -325,14 +322,14 @@ def _answers(messages: list[_Message], train_on: str | None) -> list[int]:
     own = speakers(messages)
     if train_on == "last-assistant":
         return own[-1:]
-    return [n for n in own if _ends_exchange(messages, n)] if train_on == "final" else own
-
-
-def _ends_exchange(messages: list[_Message], number: int) -> bool:
-    """Whether an answer is final: it calls no tool, and the assistant does not go on."""
-    following = messages[number + 1 : number + 2]
-    goes_on = any(message.get("role") in (ASSISTANT, "tool") for message in following)
-    return not (messages[number].get("tool_calls") or goes_on)
+    if train_on != "final":
+        return own
+    roles = [message.get("role") for message in messages] + [None]
+    return [  # those that call no tool, and after which the assistant does not go on
+        n
+        for n in own
+        if not messages[n].get("tool_calls") and roles[n + 1] not in (ASSISTANT, "tool")
+    ]
 
 
 def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversation]:
@@ -343,7 +340,7 @@ def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversat
             f"has {len(own):,} messages of the assistant; --turns each takes {MOST_TURNS:,}"
         )
     context = [
-        {key: value for key, value in message.items() if key not in _OF_TRAINING}
+        {key: value for key, value in message.items() if key not in OF_TRAINING}
         for message in messages
     ]
     return [

@@ -24,7 +24,6 @@ from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
     InputFile,
-    Int64,
     Records,
     TokenBatch,
     UInt8,
@@ -140,82 +139,61 @@ def shorten(
     Raises UndecidableError, with its position, unless bad records are skipped.
     """
     overlong = np.flatnonzero(np.diff(batch.offsets) > config.max_length).tolist()
-    searches = {i: _Search(talk) for i in overlong if (talk := conversations[i]) is not None}
     fitted: dict[int, _Tokens] = {}
-    while searches:
-        tried: dict[int, Document] = {}
-        for i, search in searches.items():
-            try:
-                document = search.next(render)
-            except UndecidableError as error:
-                if config.on_error == "fail":
-                    error.position = int(batch.position[i])
-                    raise
-                document = None  # it stays too long, and is counted as such
-            if document is not None:
-                tried[i] = document
-        searches = {i: searches[i] for i in tried}
-        for i, tokens in _encoded(tried, tokenizer).items():
-            fits = len(tokens[0]) <= config.max_length
-            if fits:
-                fitted[i] = tokens
-            searches[i].tell(fits)
+    for i in overlong:
+        if (conversation := conversations[i]) is None:
+            continue
+        try:
+            tokens = _fitting(conversation, render, tokenizer, config)
+        except UndecidableError as error:
+            if config.on_error == "fail":
+                error.position = int(batch.position[i])
+                raise
+            continue  # it stays too long, and is counted as such
+        if tokens is not None:
+            fitted[i] = tokens
     return _replaced(batch, fitted) if fitted else (batch, Loss())
 
 
-class _Search:
-    """For the fewest oldest turns to leave out of a conversation, in few renderings.
+def _fitting(
+    conversation: Conversation, render: _Render, tokenizer: Tokenizer, config: PackConfig
+) -> _Tokens | None:
+    """The tokens of a conversation without the fewest oldest turns that have to go.
 
-    The steps double, and are halved again: one turn too many is one rendering, and thousands
-    are a few dozen, since each has the length of what is left.
+    Steps double, and are halved again: for one turn too many it is rendered once, for thousands a
+    few dozen times, since each rendering has the length of what is left.
     """
-
-    def __init__(self, conversation: Conversation) -> None:
-        messages = conversation.messages
-        begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-        users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
-        self._conversation, self._begin, self._users = conversation, begin, users
-        self._low, self._high, self._step = 0, len(users), 1  # the answer is in low..high
-        self._asked = self._tried = 0
-
-    def next(self, render: _Render) -> Document | None:
-        """The next document to try; None when the search is over."""
-        messages = self._conversation.messages
-        while self._low < self._high:
-            middle = (self._low + self._high) // 2
-            self._asked = min(self._low + self._step - 1, middle)
-            for number in range(self._asked, self._high):
-                self._tried = number
-                kept = messages[: self._begin] + messages[self._users[number] :]
-                try:
-                    return render(replace(self._conversation, messages=kept))
-                except RefusedError:  # the template may insist on leaving out more
-                    continue
-            self._high = self._asked
-        return None
-
-    def tell(self, fits: bool) -> None:
-        """Say whether the last document was short enough."""
-        if fits:
-            self._high = self._asked
+    messages = conversation.messages
+    begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
+    low, high, step = 0, len(users), 1  # what is looked for is in low..high
+    best: _Tokens | None = None
+    while low < high:
+        first = number = min(low + step - 1, (low + high) // 2)
+        tokens = None
+        while tokens is None and number < high:
+            kept = messages[:begin] + messages[users[number] :]
+            try:
+                tokens = _tokens_of(render(replace(conversation, messages=kept)), tokenizer)
+            except RefusedError:  # the template may insist on leaving out more
+                number += 1
+            except UndecidableError:
+                if best is None or config.on_error == "fail":
+                    raise
+                return best
+        if tokens is not None and len(tokens[0]) > config.max_length:
+            low, step = number + 1, 2 * step
         else:
-            self._low = self._tried + 1
-            self._step *= 2
+            best, high = tokens or best, first
+    return best
 
 
-def _encoded(documents: dict[int, Document], tokenizer: Tokenizer) -> dict[int, _Tokens]:
+def _tokens_of(document: Document, tokenizer: Tokenizer) -> _Tokens:
     from packer_cli.chat.documents import byte_spans, controls_of  # noqa: PLC0415 jinja2 is slow
 
-    if not documents:
-        return {}
-    own = list(documents.values())
-    texts = [document.text for document in own]
-    ids, offsets, trained = tokenizer.encode(texts, byte_spans(own), controls_of(own))
-    parts = [slice(a, b) for a, b in pairwise(offsets)]
-    return {
-        i: (ids[part], None if trained is None else trained[part])
-        for i, part in zip(documents, parts, strict=True)
-    }
+    own = [document]
+    ids, _, trained = tokenizer.encode([document.text], byte_spans(own), controls_of(own))
+    return ids, trained
 
 
 def _replaced(batch: TokenBatch, fitted: dict[int, _Tokens]) -> tuple[TokenBatch, Loss]:
@@ -252,8 +230,8 @@ def _joined_sides(
     """
     bad = [*bad, *_without_answer(batch, {one.position for one in bad})]
     bad.sort(key=lambda record: record.position)
-    kept = np.flatnonzero(~np.isin(batch.position, [one.position for one in bad]))
-    batch = _only(batch, kept)
+    kept = ~np.isin(batch.position, [one.position for one in bad])
+    batch = batch.take(kept)
     sides, lengths = sides[kept], np.diff(batch.offsets)
     first = np.flatnonzero(np.diff(batch.position, prepend=-1))
     chosen = np.where(sides[first] == 1, lengths[first], 0).astype(np.int32)
@@ -275,19 +253,3 @@ def _without_answer(batch: TokenBatch, known: set[int]) -> list[BadRecord]:
     reason = "one of its answers has no token that something comes before, expected a longer one"
     tip = "mend the record, or use --on-error skip"
     return [BadRecord(one, reason, tip) for one in positions if one not in known]
-
-
-def _only(batch: TokenBatch, kept: Int64) -> TokenBatch:
-    """The documents of these indices."""
-    lengths = np.diff(batch.offsets)
-    if len(kept) == len(lengths):
-        return batch
-    tokens = np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)
-    return replace(
-        batch,
-        ids=batch.ids[tokens],
-        offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
-        trained=None if batch.trained is None else batch.trained[tokens],
-        file=batch.file[kept],
-        position=batch.position[kept],
-    )

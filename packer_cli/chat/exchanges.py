@@ -156,10 +156,7 @@ def sides_of(fields: _Fields, shape: Shape) -> list[Side]:
         return [_labelled(fields, shape)]
     names = [shape.columns[own] for own in ("chosen", "rejected")]
     answers: list[Any] = [fields.get(own) for own in ("chosen", "rejected")]
-    for name, answer in zip(names, answers, strict=True):
-        _check_type(name, answer)
-    _check_alike(names[0], answers[0], names[1], answers[1])
-    _check_kind(answers[0], names[0], shape)
+    _check_both(names, answers, shape)
     if answers[0] == answers[1]:
         raise MalformedError(
             f"fields '{names[0]}' and '{names[1]}' are equal, expected two different answers"
@@ -222,20 +219,28 @@ def _labelled(fields: _Fields, shape: Shape) -> Side:
         return Side(None, fields.get("messages"), name, name, label)
     names = [shape.columns[own] for own in ("prompt", "completion")]
     prompt, answer = (fields.get(own) for own in ("prompt", "completion"))
-    _check_type(names[0], prompt)
-    _check_type(names[1], answer)
-    _check_alike(names[0], prompt, names[1], answer)
-    _check_kind(answer, names[1], shape)
+    _check_both(names, [prompt, answer], shape)
     _check_not_empty(names[1], answer)
     if isinstance(prompt, str):
         prompt = _with_more(prompt, _optional_text(fields, CONTEXT, shape))
     return Side(prompt, answer, names[0], names[1], label)
 
 
-def _check_type(name: str, value: Any) -> None:
-    if not isinstance(value, str | list):
+def _check_both(names: list[str], values: list[Any], shape: Shape) -> None:
+    """Raises MalformedError unless both are text or both are messages, as in the file's first
+    record, which has chosen how all of them become text.
+    """
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, str | list):
+            raise MalformedError(
+                f"field '{name}' is {kind_of(value)}, expected text, or a list of messages"
+            )
+    _check_alike(names[0], values[0], names[1], values[1])
+    if isinstance(values[0], list) != shape.of_messages:
+        first = "messages" if shape.of_messages else "text"
         raise MalformedError(
-            f"field '{name}' is {kind_of(value)}, expected text, or a list of messages"
+            f"field '{names[0]}' is {kind_of(values[0])}, and {first} in the file's first record; "
+            "expected the same in all of its records"
         )
 
 
@@ -243,16 +248,6 @@ def _check_alike(name: str, value: Any, other_name: str, other: Any) -> None:
     if type(value) is not type(other):
         raise MalformedError(
             f"field '{name}' is {kind_of(value)}, '{other_name}' is {kind_of(other)}; {_BOTH}"
-        )
-
-
-def _check_kind(answer: Any, name: str, shape: Shape) -> None:
-    """The file's first record has chosen how all of them become text."""
-    if isinstance(answer, list) != shape.of_messages:
-        first = "messages" if shape.of_messages else "text"
-        raise MalformedError(
-            f"field '{name}' is {kind_of(answer)}, and {first} in the file's first record; "
-            "expected the same in all of its records"
         )
 
 

@@ -27,6 +27,7 @@ which only take away from what `--train-on` chooses:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,14 +37,18 @@ import msgspec
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
 
-_TRAINED = ("weight", "train", "training", "loss", "loss_weight")
-_MASKED = ("masking", "masked")
-DETAIL = "train_detail"
-FLAGS = (*_TRAINED, *_MASKED)
-CONTEXT = "\0context"  # a note of packer, and no field of the record
-_OF_TRAINING = frozenset((*FLAGS, DETAIL, CONTEXT))
-_EDGES = ("begin_offset", "end_offset")
-_Range = tuple[int, int]
+# flags, and whether what has 1 or true there is trained on
+_FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), True) | {
+    "masking": False, "masked": False
+}  # fmt: skip
+_DETAIL = "train_detail"
+# Notes of packer, and no fields of the record: a message that the user's choice leaves untrained,
+# which no flag can say; and [from, to] of the characters of its content that are not trained on.
+CONTEXT, RANGES = "\0context", "\0ranges"
+_NOTES = frozenset((CONTEXT, RANGES))
+OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_NOTES))
+_UNTRAINED = re.compile(rb"\0+")
+_Range = list[int]  # [from, to]; no tuple, which a copy with marks would make a list
 _Message = dict[str, Any]
 _ROLES = {
     "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
@@ -57,12 +62,12 @@ _NAMING = "where other keys hold them: --field role=KEY --field content=KEY"
 _ELSEWHERE = ("text", "message", "parts")  # other names for content, which no template shows
 ASSISTANT = "assistant"
 REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
-_PARSED = frozenset(("function_call", "tool_calls", *REASONING, *FLAGS, DETAIL))
+_PARSED = frozenset(("function_call", "tool_calls", *REASONING, *OF_TRAINING))
 
 # What packer reads of a message, and names that tie calls to results.
 KNOWN_KEYS = frozenset(
-    ("role", "content", *REASONING, *FLAGS, DETAIL, CONTEXT, "tool_calls", "function_call",
-     "tool_call_id", "name", "id")
+    ("role", "content", *REASONING, *OF_TRAINING, "tool_calls", "function_call", "tool_call_id",
+     "name", "id")
 )  # fmt: skip
 
 
@@ -163,7 +168,7 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
     Raises MalformedError.
     """
     if isinstance(value, str):
-        value = _parse_json(value, name)
+        value = parse_json(value, name)
     if not isinstance(value, list):
         raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of messages")
     if not value:
@@ -179,18 +184,18 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
 def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise MalformedError(f"{where} is {kind_of(item)}, expected an object")
-    message = {key: value for key, value in item.items() if value is not None}
+    message = {k: value for k, value in item.items() if value is not None and k not in _NOTES}
     if "role" not in message and "from" in message:
         message = _from_sharegpt(message, where)
     elif "content" not in message and "value" in message:
         message["content"] = message.pop("value")
     message |= _tool_calls(message, where)
     role, content = _role_of(message, item, where), message.get("content")
-    if problem := wrong_flag(message) or wrong_detail(message):
-        raise MalformedError(f"{where}.{problem}")
+    _check_flags(message, where)
+    ranges = _ranges_of(message, where)
     if isinstance(content, list):
         texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-        message |= detail_of(content, texts)
+        ranges = _ranges_of_parts(content, texts)
         if not keep_parts:
             message["content"] = "".join(texts)
     elif content is not None and not isinstance(content, str):
@@ -205,6 +210,8 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     elif content is None and role == "user":
         # rendered, it would be an empty question, or the word None
         raise MalformedError(f"{where} is the user's and has no content", _NAMING)
+    if ranges:
+        message[RANGES] = ranges
     reasoning = next((message[key] for key in REASONING if key in message), None)
     if reasoning is not None:  # even "": a template may ask whether there is any
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
@@ -256,7 +263,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 def _listed(value: Any, where: str) -> list[dict[str, Any]]:
     """A list of objects, from a list, from one object, or from JSON text of either."""
     if isinstance(value, str):
-        value = _parse_json(value, where) if value.strip() else []
+        value = parse_json(value, where) if value.strip() else []
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, dict) for item in items):
         raise MalformedError(f"{where} is not a call: expected a JSON object, or a list of them")
@@ -271,15 +278,15 @@ def _part(part: Any, where: str) -> str:
     if kind not in (None, "text") or not isinstance(text, str):
         what = f"of type {kind!r}" if kind not in (None, "text") else "without a text"
         raise MalformedError(f"{where} is {what}; only text can be packed")
-    if isinstance(part, dict) and (problem := wrong_flag(part)):
-        raise MalformedError(f"{where}.{problem}")
+    if isinstance(part, dict):
+        _check_flags(part, where)
     return text
 
 
 def parse_tools(value: Any, name: str) -> list[Any] | None:
     """Tools as a list, or None when there are none: a list, one object, or JSON text of that."""
     if isinstance(value, str):
-        value = _parse_json(value, name) if value.strip() else None
+        value = parse_json(value, name) if value.strip() else None
     if isinstance(value, dict):
         value = [value]
     if value is not None and not isinstance(value, list):
@@ -287,7 +294,8 @@ def parse_tools(value: Any, name: str) -> list[Any] | None:
     return value or None
 
 
-def _parse_json(text: str, name: str) -> Any:
+def parse_json(text: str, name: str) -> Any:
+    """The value that a field's text is JSON of. Raises MalformedError."""
     try:
         return msgspec.json.decode(text)
     except _JSON_ERRORS as error:
@@ -311,7 +319,7 @@ def says_something(message: _Message) -> bool:
 def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = ()) -> list[Any]:
     """Messages of which the assistant's are not trained on, but for those of these numbers."""
     return [
-        as_context(one) if one.get("role") == ASSISTANT and number not in trained_on else one
+        one | {CONTEXT: True} if one.get("role") == ASSISTANT and number not in trained_on else one
         for number, one in enumerate(messages)
     ]
 
@@ -322,97 +330,61 @@ def kind_of(value: object) -> str:
     return kinds.get(type(value), type(value).__name__)
 
 
-class Noted(list[dict[str, Any]]):
-    """Ranges that packer made of the flags of parts, and no field of the record."""
-
-
 def without_notes(message: _Message) -> _Message:
     """The message as its chat template gets it: with what the record has, and no more."""
-    if is_context(message):
-        message = {key: value for key, value in message.items() if key != CONTEXT}
-    if isinstance(message.get(DETAIL), Noted):
-        message = {key: value for key, value in message.items() if key != DETAIL}
-    return message
-
-
-def as_context(message: _Message) -> _Message:
-    """A message that the user's choice leaves untrained, which no flag can say."""
-    return message | {CONTEXT: True}
+    if _NOTES.isdisjoint(message):
+        return message
+    return {key: value for key, value in message.items() if key not in _NOTES}
 
 
 def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:
     """Whether any of the messages says something of being trained on."""
-    return not all(map(_OF_TRAINING.isdisjoint, messages))
-
-
-def is_context(message: Mapping[str, Any]) -> bool:
-    """Whether `as_context` made it."""
-    return CONTEXT in message
+    return not all(map(OF_TRAINING.isdisjoint, messages))
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
     """Whether its flags leave a message, or a part of one, to be trained on. Nulls say nothing."""
-    return not (
-        message.get(DETAIL) == []
-        or any(message.get(flag) is not None and not message[flag] for flag in _TRAINED)
-        or any(message.get(flag) for flag in _MASKED)
+    flags = ((message.get(flag), trained) for flag, trained in _FLAGS.items())
+    return message.get(_DETAIL) != [] and all(
+        value is None or bool(value) == trained for value, trained in flags
     )
 
 
-def wrong_flag(message: Mapping[str, Any]) -> str:
-    """What is wrong with the flags of a message, or of a part of one; "" for nothing."""
-    for flag in FLAGS:
+def _check_flags(message: Mapping[str, Any], where: str) -> None:
+    for flag in _FLAGS:
         value = message.get(flag)
         if value is not None and (isinstance(value, str | list | dict) or value not in (0, 1)):
-            return f"{flag} is {value!r}, expected 0 or 1, or false or true"
-    return ""
+            raise MalformedError(f"{where}.{flag} is {value!r}, expected 0 or 1, or false or true")
 
 
-def wrong_detail(message: _Message) -> str:
-    """What is wrong with the ranges of a message; "" for nothing."""
-    ranges, content = message.get(DETAIL), message.get("content")
-    if ranges is None:
-        return ""
-    if not isinstance(ranges, list) or not isinstance(content, str):
-        what = "a list of ranges, of content that is a string"
-        return f"{DETAIL} is {type(ranges).__name__}, expected {what}"
-    for number, one in enumerate(ranges):
-        where = f"{DETAIL}[{number}]"
+def _ranges_of(message: _Message, where: str) -> list[_Range]:
+    """The characters of content that the message's own ranges do not train on."""
+    if _DETAIL not in message:
+        return []
+    given, content, where = message[_DETAIL], message.get("content"), f"{where}.{_DETAIL}"
+    if not isinstance(given, list) or not isinstance(content, str):
+        raise MalformedError(
+            f"{where} is {type(given).__name__}, expected a list of ranges, of content that is a "
+            "string"
+        )
+    trained = bytearray(len(content) if given else 0)
+    for number, one in enumerate(given):
         if not isinstance(one, dict) or one.get("train") not in (0, 1):
-            return f"{where} is {one!r}, expected begin_offset, end_offset and train, 0 or 1"
-        begin, end = (one.get(name) for name in _EDGES)
+            raise MalformedError(
+                f"{where}[{number}] is {one!r}, expected begin_offset, end_offset and train, 0 or 1"
+            )
+        begin, end = one.get("begin_offset"), one.get("end_offset")
         if type(begin) is not int or type(end) is not int or not 0 <= begin <= end < len(content):
-            return (
-                f"{where} is of the characters {begin} to {end}, expected some of the "
+            raise MalformedError(
+                f"{where}[{number}] is of the characters {begin} to {end}, expected some of the "
                 f"{len(content)} of the content, from 0 on"
             )
-    return ""
+        trained[begin : end + 1] = bytes([bool(one["train"])]) * (end + 1 - begin)
+    return [list(found.span()) for found in _UNTRAINED.finditer(trained)]
 
 
-def detail_of(parts: list[Any], texts: list[str]) -> dict[str, Any]:
-    """The ranges of content that is made of parts, as a field; {} where all are trained on."""
-    ranges, at = Noted(), 0
-    for part, text in zip(parts, texts, strict=True):
-        if text:
-            trained = not isinstance(part, dict) or is_trained(part)
-            ranges.append({"begin_offset": at, "end_offset": at + len(text) - 1, "train": trained})
-        at += len(text)
-    return {} if all(one["train"] for one in ranges) else {DETAIL: ranges}
-
-
-def untrained_ranges(message: _Message, length: int) -> list[_Range]:
-    """(from, to) of characters that its ranges leave out, of the `length` that its content has."""
-    if DETAIL not in message:
-        return []
-    trained = bytearray(length)
-    for one in message[DETAIL]:
-        begin, stop = one["begin_offset"], one["end_offset"] + 1
-        trained[begin:stop] = (b"\1" if one["train"] else b"\0") * (stop - begin)
-    ranges, at = [], 0
-    while (begin := trained.find(0, at)) >= 0:
-        at = trained.find(1, begin)
-        at = length if at < 0 else at
-        ranges.append((begin, at))
-        if at == length:
-            break
-    return ranges
+def _ranges_of_parts(parts: list[Any], texts: list[str]) -> list[_Range]:
+    """The characters of content that is made of parts which are not trained on."""
+    flags = [not isinstance(part, dict) or is_trained(part) for part in parts]
+    trained = b"".join(bytes([flag]) * len(text) for flag, text in zip(flags, texts, strict=True))
+    return [list(found.span()) for found in _UNTRAINED.finditer(trained)]

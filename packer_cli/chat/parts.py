@@ -13,20 +13,19 @@ from collections.abc import Collection
 from itertools import accumulate
 from typing import Any
 
-from packer_cli.chat.chat_template import ChatTemplate, Rendering
+from packer_cli.chat.chat_template import Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
-    DETAIL,
+    RANGES,
     REASONING,
     RefusedError,
     UndecidableError,
     joined_content,
     says_something,
-    untrained_ranges,
     without_notes,
 )
 from packer_cli.chat.probe import THOUGHT
-from packer_cli.chat.turns import OPEN_TAG, AssistantSpans, Span, Structures
+from packer_cli.chat.turns import OPEN_TAG, Span, Structures
 from packer_cli.options.documents import DocumentConfig
 
 _Message = dict[str, Any]
@@ -37,12 +36,8 @@ _MARKS = re.compile("[\U00100000-\U0010fffd]")
 class UntrainedParts:
     """Finds such parts in the renderings of one template."""
 
-    def __init__(
-        self, template: ChatTemplate, structures: Structures, assistant: AssistantSpans,
-        config: DocumentConfig,
-    ) -> None:  # fmt: skip
-        self._template, self._structures = template, structures
-        self._assistant, self._config = assistant, config
+    def __init__(self, structures: Structures, config: DocumentConfig) -> None:
+        self._structures, self._config = structures, config
 
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None,
@@ -54,7 +49,7 @@ class UntrainedParts:
         Raises UndecidableError.
         """
         spans, config = list[Span](), self._config
-        ranged = [number for number in trained if DETAIL in noted[number]]
+        ranged = [number for number in trained if RANGES in noted[number]]
         if ranged:
             spans += self._ranges(rendering.text, noted, tools, ranged)
         thoughtful = [n for n in trained if _without_reasoning(messages[n]) != messages[n]]
@@ -75,7 +70,7 @@ class UntrainedParts:
             content, first = joined_content(messages[number].get("content")), len(cuts)
             # templates take away the white space around content, and a mark would keep it
             begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
-            for start, stop in untrained_ranges(messages[number], len(content)):
+            for start, stop in messages[number][RANGES]:
                 if max(start, begin) < min(stop, end):
                     ranges.append((number, start, stop))
                     cuts += [(number, max(start, begin)), (number, min(stop, end))]
@@ -199,12 +194,12 @@ class UntrainedParts:
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None
     ) -> dict[int, list[Span]]:
         told = self._structures.of(messages, tools)
-        said = self._assistant.find(rendering, messages, tools, told)
+        said = self._structures.find(rendering, messages, tools, told)
         return {one.number: one.spans for one in said}
 
     def _rendered(self, messages: list[_Message], tools: list[Any] | None) -> Rendering:
         try:
-            return self._template.render(messages, tools)
+            return self._structures.template.render(messages, tools)
         except RefusedError as error:
             raise _undecided(str(error)) from error
 

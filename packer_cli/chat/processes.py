@@ -171,9 +171,10 @@ class LimitedComposer:
         """
         from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
 
-        self._limits = _RecordLimits(seconds)
-        with self._limits.held():
-            self._limits.begin(_TEMPLATE)
+        signal.signal(_TIME_IS_UP, signal.SIG_DFL)
+        self._seconds = seconds
+        with _limited_memory():
+            self._begin(_TEMPLATE)
             self._composers = {name: make_composer(*parts) for name, parts in composers.items()}
 
     def read(
@@ -192,48 +193,37 @@ class LimitedComposer:
         def begin(position: int) -> None:
             if position in refused:
                 raise RefusedError(refused[position])
-            self._limits.begin(position)
+            self._begin(position)
 
-        with self._limits.held():
+        with _limited_memory():
             return self._composers[shape].compose(records, begin)
 
     def render(self, shape: str | None, conversation: Conversation) -> Document | str:
         """The document, or why the template refuses the conversation."""
-        with self._limits.held():
-            self._limits.begin(0)
+        with _limited_memory():
+            self._begin(0)
             try:
                 return self._composers[shape].render(conversation)
             except RefusedError as error:
                 return str(error)
 
-
-class _RecordLimits:
-    """For a process of one thread that renders. `seconds`: for each record."""
-
-    def __init__(self, seconds: float) -> None:
-        signal.signal(_TIME_IS_UP, signal.SIG_DFL)
-        self._seconds = seconds
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Limit memory; `begin` says where each record begins."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limits = [_TIMES * _used_bytes() + _ROOM_BYTES, soft, hard]
-        least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-        resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-    def begin(self, record: int) -> None:
+    def _begin(self, record: int) -> None:
         """The time of `record`, a position or any other number, runs from now on."""
         note(record)
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
 
 
-def _used_bytes() -> int:
-    """What RLIMIT_DATA counts, and stacks."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[5]) * os.sysconf("SC_PAGESIZE")
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """Limit the memory of this process, and stop the time of the last record at the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/statm", "rb") as file:  # what RLIMIT_DATA counts, and stacks
+        used = int(file.read().split()[5]) * os.sysconf("SC_PAGESIZE")
+    limits = [_TIMES * used + _ROOM_BYTES, soft, hard]
+    least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -11,13 +11,13 @@ import msgspec
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
-    DETAIL,
+    CONTEXT,
     KNOWN_KEYS,
+    RANGES,
     Conversation,
     RefusedError,
     UndecidableError,
     any_flags,
-    is_context,
     is_trained,
     undecidable,
     without_notes,
@@ -27,7 +27,6 @@ from packer_cli.chat.probe import Piece
 from packer_cli.chat.syntax import reads_of
 from packer_cli.chat.turns import (
     PROBE,
-    AssistantSpans,
     Span,
     Structures,
     Told,
@@ -78,14 +77,13 @@ class Renderer:
         """
         self._template, self._config, self._ends_matter = template, config, ends_matter
         self._others: dict[bytes, Renderer] = {}  # by arguments
-        self._structures = Structures(template, find_turns=config.train_on != "all")
-        assistant = AssistantSpans(self._structures)
-        self._assistant = None if config.train_on == "all" else assistant
+        self._finds_turns = config.train_on != "all"
+        self._structures = Structures(template, find_turns=self._finds_turns)
         self._trains_all = config.trains_all_parts
-        self._parts = UntrainedParts(template, self._structures, assistant, config)
+        self._parts = UntrainedParts(self._structures, config)
         self.keep_parts = _shows_parts(template)
-        if self._assistant is not None and ends_matter and not config.allow_open_turns:
-            _refuse_open_turns(self._structures, self._assistant, config.turn_end)
+        if self._finds_turns and ends_matter and not config.allow_open_turns:
+            _refuse_open_turns(self._structures, config.turn_end)
 
     def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
         """The renderer of this template with a record's own arguments. Raises RefusedError and
@@ -95,21 +93,19 @@ class Renderer:
             key = msgspec.json.encode(arguments)
         except (TypeError, ValueError, RecursionError) as error:
             raise RefusedError(f"{ARGUMENTS}: {error}") from None
-        if key not in self._others:
-            made = self._made_with(arguments)
-            if len(self._others) >= _MOST_KEPT:
-                self._others.clear()
-            self._others[key] = made
-        return self._others[key]
-
-    def _made_with(self, arguments: dict[str, Any]) -> Renderer:
+        if key in self._others:
+            return self._others[key]
+        if wrong := reads_of(self._template.source).wrong_flag(arguments):
+            raise RefusedError(f"{ARGUMENTS}.{wrong}")
+        template = self._template.with_arguments(arguments)
         try:
-            if wrong := reads_of(self._template.source).wrong_flag(arguments):
-                raise RefusedError(f"{ARGUMENTS}.{wrong}")
-            template = self._template.with_arguments(arguments)
-            return Renderer(template, self._config, ends_matter=self._ends_matter)
+            made = Renderer(template, self._config, ends_matter=self._ends_matter)
         except UsageError as error:
             raise RefusedError(f"with its {ARGUMENTS}: {error.message}") from error
+        if len(self._others) >= _MOST_KEPT:
+            self._others.clear()
+        self._others[key] = made
+        return made
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
@@ -128,21 +124,21 @@ class Renderer:
         told = self._structures.of(messages, tools)
         left_out, empty = self._missing(told, rendering.text, messages, tools)
         document = Document(rendering.text, None, conversation, left_out=left_out)
-        if self._assistant is None:
+        if not self._finds_turns:
             return document
         all_own = own = speakers(noted)
         if conversation.turn is not None or self._config.train_on == "last-assistant":
             own = own[-1:]
         asked = trained = set(own)
         if flagged:
-            asked = {number for number in own if not is_context(noted[number])}
+            asked = {number for number in own if CONTEXT not in noted[number]}
             trained = {number for number in asked if is_trained(noted[number])}
-        if len(trained) < len(own) and self._assistant.rearranges(rendering, messages):
+        if len(trained) < len(own) and self._structures.rearranges(rendering, messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
                 "messages"
             )
-        said = self._assistant.find(
+        said = self._structures.find(
             rendering, messages, tools, told, whose=bool(empty) or len(trained) < len(all_own)
         )
         spans_asked, spans = (
@@ -153,7 +149,7 @@ class Renderer:
             n
             for n in empty
             if n in trained
-            or (conversation.turn is None and is_trained(noted[n]) and not is_context(noted[n]))
+            or (conversation.turn is None and is_trained(noted[n]) and CONTEXT not in noted[n])
         ]
         document = replace(document, spans=spans, empty_turns=len(empty_turns))
         begin = next((start for start, stop in spans if start < stop), 0)
@@ -177,7 +173,7 @@ class Renderer:
             text, turns = _ended(text, turns, self._config.turn_end)
         # an empty answer has no byte, but there may be a token across the place where it would be
         turns = spans = [(start, stop) for start, stop in turns if start < stop]
-        if not self._trains_all or any(DETAIL in noted[n] for n in trained):
+        if not self._trains_all or any(RANGES in noted[n] for n in trained):
             parts = self._parts.find(rendering, messages, tools, trained, noted)
             spans = without(spans, parts)
             turns = [turn for turn in turns if without([turn], spans) != [turn]]
@@ -240,7 +236,7 @@ class Renderer:
             if not message.keys() <= KNOWN_KEYS:
                 names += [
                     f"messages.{key}"
-                    for key in message.keys() - KNOWN_KEYS - self._template.mentions
+                    for key in message.keys() - KNOWN_KEYS - self._structures.mentions
                     if f'"{key}"' not in text
                 ]
         if conversation.arguments:
@@ -280,26 +276,20 @@ def _ended(text: str, spans: list[Span], ends: tuple[str, ...]) -> tuple[str, li
     return text, ended
 
 
-def _refuse_open_turns(
-    structures: Structures, assistant: AssistantSpans, ends: tuple[str, ...]
-) -> None:
-    where = _open_turn(structures, assistant, ends)
-    if where and ends:
+def _refuse_open_turns(structures: Structures, ends: tuple[str, ...]) -> None:
+    what = "the chat template does not end"
+    tip = "name the token that ends it with --turn-end TOKEN, such as the one that begins the next"
+    if ends:
+        what = f"--turn-end: {' or '.join(ends)} does not follow"
+        tip = "name the token that begins the next"
+    if where := _open_turn(structures, ends):
         raise UsageError(
-            f"--turn-end: {' or '.join(ends)} does not follow the assistant's turn, {where}: the "
-            "model would not learn to stop",
-            "name the token that begins the next turn, or insist with --allow-open-turns",
-        )
-    if where:
-        raise UsageError(
-            f"the chat template does not end the assistant's turn, {where}: the model would "
-            "not learn to stop",
-            "name the token that ends it with --turn-end TOKEN, such as the one that begins the "
-            "next turn, or insist with --allow-open-turns",
+            f"{what} the assistant's turn, {where}: the model would not learn to stop",
+            f"{tip} turn, or insist with --allow-open-turns",
         )
 
 
-def _open_turn(structures: Structures, assistant: AssistantSpans, ends: tuple[str, ...]) -> str:
+def _open_turn(structures: Structures, ends: tuple[str, ...]) -> str:
     """Where the template does not end a turn of the assistant, for people; "" for nowhere.
 
     Of templates with `{% generation %}` tags, "": the tags decide.
@@ -309,7 +299,7 @@ def _open_turn(structures: Structures, assistant: AssistantSpans, ends: tuple[st
         talk = [dict(message) for message in messages]
         try:
             rendering, told = template.render(talk, tools), structures.of(talk, tools)
-            said = assistant.find(rendering, talk, tools, told)
+            said = structures.find(rendering, talk, tools, told)
         except (RefusedError, UndecidableError):
             continue
         text, spans = rendering.text, [span for one in said for span in one.spans]

@@ -24,15 +24,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from jinja2 import nodes
 
 from packer_cli._kernels.texts import may_hold
-from packer_cli.chat.messages import ASSISTANT, MalformedError, kind_of
+from packer_cli.chat.chat_template import MARK, environment, refusing_to_compile
+from packer_cli.chat.messages import ASSISTANT, MalformedError, kind_of, parse_json
 from packer_cli.chat.probe import RESULT, RESULT_END, STRUCTURE, THOUGHT
-from packer_cli.chat.sandbox import MARK, environment, refusing_to_compile
 from packer_cli.errors import UsageError, nearest
 
 PASSED = ("messages", "tools", "add_generation_prompt")
@@ -98,11 +97,7 @@ def parse_arguments(value: Any, field: str) -> dict[str, Any] | None:
     messages, what is null is left out. Raises MalformedError.
     """
     if isinstance(value, str) and value.strip():
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            what = f"field '{field}' is text that is not valid JSON: {error}"
-            raise MalformedError(what) from None
+        value = parse_json(value, field)
     if value is None or value == "":
         return None
     if not isinstance(value, dict):
@@ -263,18 +258,14 @@ class Looks:
         return any(one in content or one in around for one in others)
 
 
-class TwoLooks(NamedTuple):
-    """What one template looks for, in messages and in tools."""
-
-    messages: Looks
-    tools: Looks
-
-
-def looks_of(tree: nodes.Template, arguments: Collection[str]) -> TwoLooks:
-    """What a template looks for. `arguments`: names of what else it is given."""
-    return TwoLooks(*(_Analysis(tree, given).looks(arguments) for given in ("messages", "tools")))
+def looks_of(tree: nodes.Template, given: str, arguments: Collection[str]) -> Looks:
+    """What a template looks for in what is `given`, "messages" or "tools". `arguments`: names of
+    what else it is given.
+    """
+    return _Analysis(tree, given).looks(arguments)
 
 
+@lru_cache(maxsize=8)
 def mentions_in(tree: nodes.Template) -> frozenset[str]:
     """All names of attributes and all texts in a template: it reads no key but these."""
     names = {node.attr for node in tree.find_all(nodes.Getattr)}

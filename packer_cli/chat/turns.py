@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
 from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
 from packer_cli.chat.probe import PROBED, Piece, Probe, kinds_of, probe_of, told_of
+from packer_cli.chat.syntax import is_constant_prompt, looks_of, mentions_in
 
 PROBE = "\ue000probe\ue001"
 OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
@@ -80,14 +81,14 @@ class Told(NamedTuple):
 
 
 class Structures:
-    """What the probes of conversations tell of one template, with the same arguments. Safe to share
-    between threads.
+    """What the probes of conversations tell of one template, with the same arguments, and what the
+    assistant says in its renderings. Safe to share between threads.
 
     talk, tools  a question and its answer, and the tools that they take
     prompt       what the template writes before a first answer
     prompts      whether it does so if it is asked to
-
-    All of these only where turns have to be found.
+                 All of these only where turns have to be found.
+    mentions     all names and texts in the template: it reads no key but these
     """
 
     def __init__(self, template: ChatTemplate, *, find_turns: bool) -> None:
@@ -95,6 +96,10 @@ class Structures:
         with its answer.
         """
         self.template, self._find_turns = template, find_turns
+        self.mentions = mentions_in(template.tree)
+        self._looks = looks_of(template.tree, "messages", template.known)
+        self._tools_matter = looks_of(template.tree, "tools", template.known).asks
+        self.prompt_is_constant = is_constant_prompt(template.tree)
         self.prompt, self.prompts = "", False
         self.talk: list[_Message] = []
         self.tools: list[Any] | None = None
@@ -105,7 +110,7 @@ class Structures:
 
     def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
         """What is told of a conversation."""
-        words = self.template.looks.messages.find(messages)
+        words = self._looks.find(messages)
         if words and not all(map(PROBED.issuperset, messages)):  # it may be of this record alone
             return Told(True, self.learn(messages, tools))
         structure = words, self._structure(messages, tools)
@@ -121,7 +126,7 @@ class Structures:
         """All that the rendering of a conversation's probe depends on. What the assistant's own
         fields say, such as a name, may stand around its words.
         """
-        known = self.template.mentions
+        known = self.mentions
         others = [
             (number, key, value if is_own and type(value) is str else told_of(value, known, key))
             for number, message in enumerate(messages)
@@ -130,13 +135,13 @@ class Structures:
             for key, value in message.items()
             if key in known and (key not in PROBED or type(value) is list)
         ]
-        looked_into = tools and self.template.looks.tools.asks
+        looked_into = tools and self._tools_matter
         told = repr(tools) if looked_into else told_of(tools, known)
         return told, kinds_of(messages), tuple(others)
 
     def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
         """The conversation with marks in the place of words."""
-        return probe_of(messages, tools, names_tools=self.template.looks.tools.asks)
+        return probe_of(messages, tools, names_tools=self._tools_matter)
 
     def learn(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the conversation's own probe tells."""
@@ -162,13 +167,6 @@ class Structures:
             shown=tuple(n for n in speakers(messages) if not shown.isdisjoint(probe.marks[n])),
         )
 
-
-class AssistantSpans:
-    """Finds what the assistant says in the renderings of one template."""
-
-    def __init__(self, structures: Structures) -> None:
-        self._structures, self._template = structures, structures.template
-
     def find(
         self, rendering: Rendering, messages: list[_Message], tools: list[Any] | None, told: Told,
         *, whose: bool = True,
@@ -181,7 +179,7 @@ class AssistantSpans:
         if not own:
             return []
         text, learned = rendering.text, told.learned
-        if self._template.marks_generation:
+        if self.template.marks_generation:
             if wrong := learned.refusal or learned.mistagged:
                 raise undecidable(wrong)
             if not whose:
@@ -217,9 +215,9 @@ class AssistantSpans:
             edges = told.learned.edges.get(number, unseen)
             spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
             if spans is None:  # fields of its own may be shown
-                edges = self._structures.learn(messages, tools).edges.get(number, edges)
+                edges = self.learn(messages, tools).edges.get(number, edges)
                 spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
-            if told.words and self._structures.prompts:
+            if told.words and self.prompts:
                 spans = self._by_prompt(spans, text, number, turn, messages, tools, bool(within))
             if spans is None:
                 other = f"message {number} is not rendered as others like it are"
@@ -236,23 +234,23 @@ class AssistantSpans:
         `spans`: by its probe, None where the turn is not as that tells; `holds_others`: whether
         there are turns of others within it.
         """
-        if spans is not None and self._template.prompt_is_constant:  # a long talk takes no longer
-            asks = self._structures.prompt
+        if spans is not None and self.prompt_is_constant:  # a long talk takes no longer
+            asks = self.prompt
             start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
             return _from_prompt(spans, text, turn, start, exact=start == turn.start + len(asks))
         before = messages[:number]
         try:
-            prompt = self._template.render(before, tools, add_generation_prompt=True).text
+            prompt = self.template.render(before, tools, add_generation_prompt=True).text
             start = shared(prompt, text)
             if start < turn.start:  # what comes before is rendered otherwise by now
-                plain = self._template.render(before, tools).text
+                plain = self.template.render(before, tools).text
                 asks = prompt[common_prefix(plain, prompt) :]
                 start = turn.start + shared(asks, text[turn.start : turn.start + len(asks)])
             if spans is not None:
                 return _from_prompt(spans, text, turn, start, exact=start == len(prompt))
             if holds_others or not text[turn.start : start].strip():
                 return None
-            after = self._template.render(messages[: number + 1], tools).text
+            after = self.template.render(messages[: number + 1], tools).text
         except RefusedError:
             return spans
         return [(start, max(start, len(after) if text.startswith(after) else turn.stop))]
@@ -262,10 +260,8 @@ class AssistantSpans:
     ) -> Said:
         """What is said in a turn that no loop shows, as some write the last one after the loop."""
         try:
-            before = self._template.render(
-                messages[:number], tools, add_generation_prompt=True
-            ).text
-            after = self._template.render(messages[: number + 1], tools).text
+            before = self.template.render(messages[:number], tools, add_generation_prompt=True).text
+            after = self.template.render(messages[: number + 1], tools).text
         except RefusedError as error:
             raise undecidable(str(error)) from error
         if not (text.startswith(before) and text.startswith(after)):
@@ -400,6 +396,7 @@ class _Learner:
     def __init__(self, structures: Structures, probe: Probe, rendering: Rendering) -> None:
         self._template = structures.template
         self._prompt, self._prompts = structures.prompt, structures.prompts
+        self._is_constant = structures.prompt_is_constant
         self._probe, self._rendering, self._text = probe, rendering, rendering.text
         self._owners = {mark: i for i, marks in enumerate(probe.marks) for mark in marks}
         self._usual_end = ""  # what follows the words of the last turn, which ends as its text does
@@ -424,7 +421,7 @@ class _Learner:
         last = max((p + len(m) for m in own if (p := text.rfind(m, turn.start, turn.stop)) >= 0),
                    default=-1)  # fmt: skip
         core = self._prompt.strip()
-        if core and self._template.prompt_is_constant and text.startswith(self._prompt, turn.start):
+        if core and self._is_constant and text.startswith(self._prompt, turn.start):
             start: int | None = turn.start + len(self._prompt)
         else:
             start = self._start(number, turn, first)

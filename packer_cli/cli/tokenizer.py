@@ -40,7 +40,7 @@ def tokenizer(
 
     Example: packer tokenizer ./my-model --check data.jsonl
     """
-    from packer_cli.tokenization.locate import locate, rebuilt_otherwise
+    from packer_cli.tokenization.locate import locate
 
     if inputs and not options.check:
         raise UsageError("inputs are for --check", "packer tokenizer NAME --check INPUT...")
@@ -48,7 +48,7 @@ def tokenizer(
     about = {
         "tokenizer": name, "sha256": files.sha256, "bos": files.bos, "eos": files.eos,
         "pad": files.pad, "added_tokens": len(files.added_tokens),
-        "special_tokens": len(files.specials), "warning": rebuilt_otherwise(files) or None,
+        "special_tokens": len(files.specials), "warning": files.warning or None,
     }  # fmt: skip
     comparisons = []
     if options.check:

@@ -61,7 +61,8 @@ def export(
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
-    kind, exported = FORMATS[to], _opened(directory, tokens)
+    kind, is_tokenized = FORMATS[to], isinstance(load_any(directory), TokenizedManifest)
+    exported = open_tokenized(directory) if is_tokenized else open_packed(directory, tokens)
     _refuse(exported, to, kind, even=even is not None)
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
@@ -88,12 +89,6 @@ def export(
         finally:
             writer.close()
     return exported
-
-
-def _opened(directory: str | os.PathLike[str], tokens: Paths | None) -> Exported:
-    if isinstance(load_any(directory), TokenizedManifest):
-        return open_tokenized(directory)
-    return open_packed(directory, tokens)
 
 
 def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> None:

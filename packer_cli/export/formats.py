@@ -216,6 +216,7 @@ class LlamaFactory(SavedDataset):
             begins - rows.offsets[:-1], np.diff(rows.offsets)
         )
         numbers = np.arange(len(rows.lengths)) - np.repeat(rows.first[:-1], np.diff(rows.first)) + 1
+        positions = np.arange(len(rows.ids)) - np.repeat(rows.segment_offsets[:-1], rows.lengths)
 
         def padded(values: Any, padding: int) -> Any:
             flat = np.full(count * self._width, padding, np.int32)
@@ -226,7 +227,7 @@ class LlamaFactory(SavedDataset):
             "input_ids": padded(rows.ids, self._padding),
             "labels": padded(rows.labels, IGNORED),
             "attention_mask": padded(np.repeat(numbers, rows.lengths), 0),
-            "position_ids": padded(rows.positions, 0),
+            "position_ids": padded(positions, 0),
         }
 
 

@@ -59,12 +59,6 @@ class Rows:
         """int64[rows + 1]: row r has the tokens offsets[r] .. offsets[r + 1]."""
         return self.segment_offsets[self.first]
 
-    @cached_property
-    def positions(self) -> Int32:
-        """int32[T], restarting at 0 in every segment."""
-        begins = np.repeat(self.segment_offsets[:-1], self.lengths)
-        return (np.arange(len(self.ids)) - begins).astype(np.int32)
-
 
 def compare(
     place: Path, facts: Shard | Manifest, segments: int, tokens: int, trained: int | None = None

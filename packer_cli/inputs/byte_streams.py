@@ -46,10 +46,7 @@ class Source:
 
     def consumed(self) -> int:
         """Bytes of the stored (perhaps compressed) file read since the last call."""
-        try:
-            position = self._raw.tell()
-        except ValueError:  # closed by the decompressor at its end
-            return 0
+        position = self._raw.tell()
         new, self._reported = position - self._reported, position
         return new
 

@@ -1,5 +1,5 @@
 """Columnar files, whose positions are row numbers: which columns are read, how a record batch
-becomes records, and both Arrow IPC forms. Parquet: `parquet.py`.
+becomes records, Parquet, which is split by row groups, and both Arrow IPC forms.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
 
+from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.formats import FIRST, Reader, Sample
-from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
+from packer_cli.inputs.token_columns import (
+    BATCH_BYTES,
+    NAMES,
+    Tokens,
+    faultless,
+    parts_of,
+    token_records,
+)
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, InputFile, Int64, LookedAt, Records, Slice
+from packer_cli.records import BadRecord, Group, InputFile, Int64, LookedAt, Records, Slice
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
 
@@ -30,18 +39,12 @@ _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _BYTES = {
     "string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()
 }  # fmt: skip
-_LISTS = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
-OVERLONG = "raise --max-line-bytes, or use --on-error skip"
+_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _SKIP = "mend the row, or use --on-error skip"
 
 
 @contextmanager
-def reading(file: InputFile) -> Iterator[None]:
+def _reading(file: InputFile) -> Iterator[None]:
     """A context in which what Arrow raises becomes a DataError."""
     try:
         yield
@@ -64,7 +67,7 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 }
 
 
-def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
+def _columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _is_text if shape.kind == "text" else _is_integer_list
@@ -101,7 +104,7 @@ def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def by_columns(batch: Any, columns: list[str]) -> Any:
+def _by_columns(batch: Any, columns: list[str]) -> Any:
     """A batch of these columns, wherever they are in the structs of another."""
     if all(column in batch.schema.names for column in columns):
         return batch.select(columns)
@@ -126,11 +129,11 @@ def _is_integer_list(kind: Any) -> bool:
     return bool(is_list and pa.types.is_integer(kind.value_type))
 
 
-def holds_text(kind: Any) -> bool:
+def _holds_text(kind: Any) -> bool:
     if pa.types.is_struct(kind):
-        return any(holds_text(kind.field(i).type) for i in range(kind.num_fields))
+        return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
-        return holds_text(kind.value_type)
+        return _holds_text(kind.value_type)
     return _is_text(kind)
 
 
@@ -150,24 +153,25 @@ class ColumnarReader(Reader):
     ) -> Iterator[Records]:
         """`consumed`: bytes of the file per row, for progress. `longest`: bytes in a cell."""
         row = first_row
+        most = _most_rows(shape)
         for batch in batches:
             for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
                 column.validate(full=True)  # kernels write where its offsets say
             sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
             each = np.array(list(sizes.values()))
-            for start, stop in parts_of(each.sum(0), each.max(0), longest, most_rows(shape)):
+            for start, stop in parts_of(each.sum(0), each.max(0), longest, most):
                 overlong = next((name for name in sizes if sizes[name][start] > longest), None)
                 if overlong is None:
                     made = _records_of(batch.slice(start, stop - start), shape, row)
                 else:
                     reason = f"{overlong} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, OVERLONG)]
+                    bad = [BadRecord(row, reason, _OVERLONG)]
                     made = Records(np.empty(0, np.int64), bad=bad)
                 row += stop - start
                 yield replace(made, consumed=round((stop - start) * consumed))
 
 
-def most_rows(shape: Shape) -> int:
+def _most_rows(shape: Shape) -> int:
     return _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
 
 
@@ -260,19 +264,173 @@ def _offsets(column: Any) -> Int64:
     return offsets
 
 
-def looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
-    """A look at the first rows of a batch."""
-    if batch is None:
-        return LookedAt()
+def _looked_at(batches: Iterator[Any], shape: Shape, config: DocumentConfig) -> LookedAt:
+    """A look at the first rows; none where Arrow cannot decode a column, which may be one that
+    nothing uses.
+    """
+    batch: Any = None
+    with suppress(pa.ArrowInvalid):
+        batch = next(batches, None)
 
     def fields(row: int) -> dict[str, Any] | None:
-        try:
+        with suppress(UnicodeDecodeError):
             record: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
-        except UnicodeDecodeError:
-            return None
-        return record
+            return record
+        return None
 
-    return Sample(shape, config).of(min(batch.num_rows, FIRST), fields)
+    count = 0 if batch is None else min(batch.num_rows, FIRST)
+    return Sample(shape, config).of(count, fields)
+
+
+# --- Parquet
+
+# The memory that cells of a batch may take once each has its own copy of its dictionary entry.
+_DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
+_BUFFER_BYTES = 1 << 20
+_MOST_LOOKED_AT = 64 << 20  # bytes of the first cells of a column, about
+_HEADER_BYTES = 64
+_NUMBER, _STRUCT = 5, 12  # types of fields in a page's header
+
+
+class ParquetReader(ColumnarReader):
+    """`.parquet` and `.pq` files: slices count row groups."""
+
+    def groups(self, file: InputFile) -> list[Group]:
+        with _reading(file):
+            metadata, _ = _footer(file)
+            groups = map(metadata.row_group, range(metadata.num_row_groups))
+            return [Group(one.num_rows, one.total_byte_size) for one in groups]
+
+    def weight(self, file: InputFile) -> int:
+        return sum(group.bytes for group in self.groups(file))
+
+    def split(self, file: InputFile, parts: int) -> list[Slice]:
+        groups = self.groups(file)
+        return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)]
+
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+        with _reading(file):
+            names: list[str] = _footer(file)[0].schema.to_arrow_schema().names
+            return names
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[Records]:
+        with _reading(file), HashedFile(file.path) as hashed:
+            metadata, first_rows = _footer(file)
+            groups = range(metadata.num_row_groups)[part.start : part.stop]
+            with _opened(hashed, metadata) as parquet:
+                names = _columns_to_read(file, parquet.schema_arrow, shape)
+                at_once = _rows_at_once(file, metadata, groups, names, _most_rows(shape))
+                batches = parquet.iter_batches(at_once, row_groups=[*groups], columns=names)
+                yield from self.records(
+                    (_by_columns(batch, names) for batch in batches),
+                    int(first_rows[part.start]),
+                    shape,
+                    file.size / max(metadata.num_rows, 1),
+                    config.max_line_bytes,
+                )
+            first = _first_rows(file, metadata) if groups and not part.start else iter(())
+            end = Records.end(hashed.stretches())
+            yield replace(end, looked_at=_looked_at(first, shape, config))
+
+    def describe(self, file: InputFile, position: int) -> str:
+        with _reading(file):
+            _, first_rows = _footer(file)
+        group = int(np.searchsorted(first_rows, position, side="right")) - 1
+        row = position - first_rows[group]
+        return f"row group {group}, row {row} (row {position} of the file)"
+
+
+def _footer(file: InputFile) -> tuple[Any, Int64]:
+    """The metadata of a Parquet file, and the first row of each row group."""
+    return _footer_of(replace(file, path=storage.identity(file.path)))
+
+
+@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
+def _footer_of(file: InputFile) -> tuple[Any, Int64]:
+    with storage.open_arrow(file.path) as source, _opened(source) as parquet:
+        metadata = parquet.metadata
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+
+
+def _opened(source: Any, metadata: Any = None) -> Any:
+    """A file whose footer may be known; buffered, or the column of a row group would be read
+    whole.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 slow, and only Parquet needs it
+
+    return pq.ParquetFile(source, metadata=metadata, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+
+
+def _first_rows(file: InputFile, metadata: Any) -> Iterator[Any]:
+    """A batch of a Parquet file's first rows: all columns of texts, unless their cells are huge."""
+    schema, group = metadata.schema.to_arrow_schema(), metadata.row_group(0)
+    names = [
+        one.name
+        for one in schema
+        if _holds_text(one.type)
+        and _size(_chunks(group, [one.name])) * FIRST <= _MOST_LOOKED_AT * group.num_rows
+    ]
+    # not through the file whose bytes are hashed as they are read
+    with storage.open_arrow(file.path) as source, _opened(source, metadata) as parquet:
+        yield from parquet.iter_batches(FIRST, row_groups=[0], columns=names)
+
+
+def _chunks(row_group: Any, names: list[str]) -> list[Any]:
+    """The chunks of some columns, or of some more where names begin alike."""
+    columns = (row_group.column(i) for i in range(row_group.num_columns))
+    return [column for column in columns if column.path_in_schema.startswith(tuple(names))]
+
+
+def _size(chunks: Iterable[Any]) -> int:
+    return sum(chunk.total_uncompressed_size for chunk in chunks)
+
+
+def _rows_at_once(
+    file: InputFile, metadata: Any, groups: range, names: list[str], most: int
+) -> int:
+    """The number of rows, at `most`, that may be decoded at once, though a cell that is stored
+    once, in a dictionary, may be in all of them.
+    """
+    row_groups = [metadata.row_group(i) for i in groups]
+    chunks = [(one.num_rows, chunk) for one in row_groups for chunk in _chunks(one, names)]
+    whole, size = sum(one.num_rows for one in row_groups), _size(chunk for _, chunk in chunks)
+    at_once: int = min(most, BATCH_BYTES * whole // max(size, 1), *(rows for rows, _ in chunks))
+    for rows, chunk in chunks:
+        if chunk.has_dictionary_page and chunk.total_uncompressed_size * rows >= _DENSE_BYTES:
+            stored, count = _dictionary(file.path, chunk)
+            cell = stored // max(count, 1)  # of the usual length, and the longest
+            at_once = min(
+                at_once, _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(stored, 1)
+            )
+    return max(at_once, 1)
+
+
+def _dictionary(path: str, chunk: Any) -> tuple[int, int]:
+    """The bytes of a chunk's dictionary, and the number of its cells, by the header of its page.
+
+    That is of Thrift's compact protocol: the page's numbers, of which the second is the size, and a
+    struct that begins with the count.
+    """
+    with storage.open_bytes(path) as file:
+        file.seek(chunk.dictionary_page_offset)
+        data = iter(file.read(_HEADER_BYTES))
+    numbers, is_inner = list[int](), False
+    for kind in data:
+        is_inner = is_inner or kind & 15 == _STRUCT
+        if kind & 15 == _NUMBER:
+            value = shift = 0
+            for byte in data:
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    break
+            numbers.append(value >> 1)
+            if is_inner:
+                return numbers[1], value >> 1
+    return 0, 0  # damaged: Arrow says so
 
 
 # --- Arrow
@@ -290,13 +448,12 @@ class ArrowReader(ColumnarReader):
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         with _open_arrow(file) as (schema, read_columns, hashed):
-            batches = read_columns(columns_to_read(file, schema, shape))
+            batches = read_columns(_columns_to_read(file, schema, shape))
             yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
             texts = [one.name for one in schema if schema.names.count(one.name) == 1
-                     and holds_text(one.type)]  # fmt: skip
-            first = next(read_columns(texts), None)
-            end = Records.end(hashed.stretches())
-            yield replace(end, looked_at=looked_at(first, shape, config))
+                     and _holds_text(one.type)]  # fmt: skip
+            looked_at = _looked_at(read_columns(texts), shape, config)
+            yield replace(Records.end(hashed.stretches()), looked_at=looked_at)
 
 
 @contextmanager
@@ -305,7 +462,7 @@ def _open_arrow(
 ) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]], HashedFile]]:
     """The schema, a function from names of columns to record batches of them, and the file."""
     with (
-        reading(file),
+        _reading(file),
         HashedFile(file.path) as hashed,
         pa.PythonFile(hashed, mode="r") as source,
     ):
@@ -340,7 +497,7 @@ def _open_arrow(
                     batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
                 else:
                     batches = iter(reader)
-                yield from (by_columns(_checked(batch), names) for batch in batches)
+                yield from (_by_columns(_checked(batch), names) for batch in batches)
 
         yield schema, read_columns, hashed
 
@@ -365,13 +522,10 @@ def _of_bytes(kind: Any) -> Any:
 
     if pa.types.is_struct(kind):
         return pa.struct([own(kind.field(i)) for i in range(kind.num_fields)])
-    for is_kind, list_of in _LISTS:
-        if is_kind(kind):
-            return list_of(own(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(own(kind.value_field), kind.list_size)
-    if pa.types.is_map(kind):
-        return pa.map_(own(kind.key_field), own(kind.item_field))
+    if pa.types.is_list(kind):
+        return pa.list_(own(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(own(kind.value_field))
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), kind.ordered)
     return _BYTES.get(str(kind), kind)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, PackerError
 from packer_cli.inputs.byte_streams import peeking
-from packer_cli.inputs.formats import DocumentReader, beginning, reader_for
+from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.formats import format_named
 from packer_cli.options.shape_rules import refuse_labels_among_pairs
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
@@ -25,11 +26,10 @@ from packer_cli.options.shapes import (
     may_hold,
     options_for,
 )
-from packer_cli.records import InputFile
+from packer_cli.records import InputFile, Slice
 
 _BEGINNING = 1 << 16
 _REQUESTS = 16  # at a time, to a store that answers each after a while
-_TWO_COMMANDS = "pack texts and token ids with two commands"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,12 @@ def detect_shape(
     look = _Look(config, known.files)
     shapes = look.into(files)
     if not shapes:
-        raise look.damage[0] if look.damage else _nothing_in(files, config)
+        where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
+        problem = f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
+        if config.on_error == "skip":
+            tip = "leave out --on-error skip to see what is wrong with the first record"
+            raise DataError(f"{problem} that can be read", tip)
+        raise DataError(problem, "check the paths; the files are empty or hold only blank lines")
     every = (*shapes.values(), *known.others.values())
     refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     for own, error in look.lacking.items():
@@ -98,42 +103,25 @@ class _Look:
     unused   as `Detected` has it
     lacking  by own names of fields that --field maps, the errors of files that lack the column and
              have a shape without it
-    damage   of files that are left out
     """
 
     def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
         self._config, self._known = config, known
         self.unused = dict[str, list[str]]()
         self.lacking = dict[str, DataError]()
-        self.damage = list[DamagedInputError]()
 
     def into(self, files: list[InputFile]) -> dict[int, Shape]:
         """The shapes of the files that have a record, by index."""
-        with peeking():
-            left, shape, first = iter(files), None, None
-            for first in left:
-                if (shape := self._known_or_found(first)) is not None:
-                    break
-            if first is None or shape is None:
-                return {}
-            is_tokens = shape.kind == "tokens"
-            for file in files:
-                _refuse_format(file, first, is_tokens=is_tokens)
-            rest = list(left)
-            if any(storage.is_url(file.path) for file in rest):
-                with ThreadPoolExecutor(_REQUESTS) as pool:
-                    found = list(pool.map(self._known_or_found, rest))
-            else:
-                found = [self._known_or_found(file) for file in rest]
-        shapes = {first.index: shape}
-        for file, other in zip(rest, found, strict=True):
-            if other is None:
-                continue
-            if is_tokens != (other.kind == "tokens"):
-                what = f"holds {other.kind}, {first.path} holds {shape.kind}"
-                raise DataError(f"{file.path}: {what}", _TWO_COMMANDS)
-            shapes[file.index] = other
-        return shapes
+        with peeking(), ThreadPoolExecutor(_REQUESTS) as pool:
+            are_far = any(storage.is_url(file.path) for file in files)
+            found = list((pool.map if are_far else map)(self._known_or_found, files))
+        shapes = [(file, shape) for file, shape in zip(files, found, strict=True) if shape]
+        for file, shape in shapes:
+            first, other = shapes[0]
+            if (shape.kind == "tokens") != (other.kind == "tokens"):
+                what = f"holds {shape.kind}, {first.path} holds {other.kind}"
+                raise DataError(f"{file.path}: {what}", "pack them with two commands")
+        return {file.index: shape for file, shape in shapes}
 
     def _known_or_found(self, file: InputFile) -> Shape | None:
         """The shape of a file's first record; None where there is none that can be read."""
@@ -142,10 +130,9 @@ class _Look:
         config, reader = self._config, reader_for(file.format)
         try:
             fields = reader.fields(file, config)
-        except DamagedInputError as error:
+        except DamagedInputError:
             if config.on_error == "fail":
                 raise
-            self.damage.append(error)
             return None  # the unit that reads it leaves it out
         if fields is None:
             return None
@@ -222,23 +209,12 @@ class _Look:
             raise DataError(error.message, f"add {options}") from None
 
 
-def _refuse_format(file: InputFile, first: InputFile, *, is_tokens: bool) -> None:
-    """DataError for a format that cannot hold what the first file does."""
-    reader = reader_for(file.format)
-    if is_tokens and not reader.holds_tokens:
-        what = f"texts, {first.path} holds input_ids"
-    elif not is_tokens and isinstance(reader, DocumentReader):
-        what = f"token ids, {first.path} does not"
-    else:
-        return
-    raise DataError(f"{file.path}: {file.format} files hold {what}", _TWO_COMMANDS)
-
-
 def _first_fields(
     file: InputFile, shape: Shape, config: DocumentConfig
 ) -> Iterator[dict[str, Any]]:
     """The fields of the records at a file's beginning. Raises PackerError as a reader does."""
-    part = beginning(file, _BEGINNING)
+    end = _BEGINNING if format_named(file.format).counts_bytes else None
+    part = Slice(file.index, 0, end, 0)
     for records in reader_for(file.format).read(file, part, shape, config):
         yield from records.fields or []
 
@@ -253,12 +229,3 @@ def _first_columns(
         every = Shape("messages", {"messages": columns[0], **own})
         for values in _first_fields(file, every, config):
             yield {every.columns[own]: value for own, value in values.items()}
-
-
-def _nothing_in(files: list[InputFile], config: DocumentConfig) -> DataError:
-    where = files[0].path if len(files) == 1 else f"{files[0].path} to {files[-1].path}"
-    problem = f"{where}: no records in {len(files)} input file{'s' * (len(files) != 1)}"
-    if config.on_error == "skip":
-        tip = "leave out --on-error skip to see what is wrong with the first record"
-        return DataError(f"{problem} that can be read", tip)
-    return DataError(problem, "check the paths; the files are empty or hold only blank lines")

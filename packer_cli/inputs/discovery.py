@@ -19,13 +19,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import io
-import json
-import shlex
 import sys
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
@@ -39,7 +40,6 @@ from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
     STDIN,
     invalid_utf8,
-    other_encoding,
     refusals,
 )
 from packer_cli.options.documents import DocumentConfig
@@ -55,10 +55,12 @@ from packer_cli.options.formats import (
 )
 from packer_cli.ownership import ID
 from packer_cli.records import InputFile, Notify
-from packer_cli.result.layout import DATASET_DICT, DOCUMENTS_SHARD, INCOMPLETE, MANIFEST, WORK
+from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, STATE, WORK
 from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
-_SHOWN = 3  # directories in a tip
+_Found = tuple[str, str]  # the line of a list that names it, or "", and the input
+_FROM = "; relative paths and patterns start at the current directory"
+_SHOWN = 40  # characters of a line
 _LIST = "@"
 _LONGEST = 1 << 16  # bytes of a line: far longer than a path can be
 _TICK_NS = 2_000_000_000  # the coarsest clock of any file system in use: FAT's
@@ -74,15 +76,13 @@ def find_inputs(
     out. Raises UsageError for paths that do not exist, unknown formats, and files named twice;
     DataError for what cannot be read.
     """
-    paths, places, search = list[str](), dict[str, str](), _Search(config, notify)
+    search, found = _Search(config, notify), list[_Found]()
     for name in inputs:
         for place, one in _listed(name) if name.startswith(_LIST) else [("", name)]:
             with _placed(place):
-                found = search.files_of(one)
-            paths += found
-            places |= dict.fromkeys(found, place)
+                found += ((place, path) for path in search.files_of(one))
     if config.input_format is None or format_named(config.input_format).beside:
-        paths = list(_without_companions(paths))
+        found = list(_without_companions(found))
     seen = dict[Hashable, str]()
 
     def refuse_twice(key: Hashable, path: str) -> None:
@@ -94,13 +94,12 @@ def find_inputs(
             )
         seen[key] = path
 
-    for path in [STDIN] * paths.count(STDIN):  # before any of it is read
-        refuse_twice(path, path)
+    for place, path in found:
+        with _placed(place):
+            refuse_twice(path if path == STDIN else storage.identity(path), path)
     files = list[InputFile]()
-    for index, path in enumerate(paths):
-        with _placed(places.get(path)):
-            if path != STDIN:
-                refuse_twice(storage.identity(path), path)
+    for index, (place, path) in enumerate(found):
+        with _placed(place):
             file = input_file(index, path, config)
             if file.inode:  # a file that has several names
                 refuse_twice((file.device, file.inode), path)
@@ -114,7 +113,7 @@ def find_inputs(
 
 
 @contextmanager
-def _placed(place: str | None) -> Iterator[None]:
+def _placed(place: str) -> Iterator[None]:
     """Errors say in which line of a list an input is, if it is in one."""
     try:
         yield
@@ -124,53 +123,38 @@ def _placed(place: str | None) -> Iterator[None]:
         raise type(error)(f"{place}: {error.message}", error.tip) from error
 
 
-def _listed(name: str) -> Iterator[tuple[str, str]]:
+def _listed(name: str) -> Iterator[_Found]:
     """(place, input) of each line of the list `name`, which begins with "@".
 
     Raises UsageError for what is no input of a list; DataError for what cannot be read.
     """
     path, count = name.removeprefix(_LIST), 0
-    if path in ("", STDIN):
+    if path in ("", STDIN) or storage.kind(path) != "file":
         raise UsageError(
-            f"{name}: expected a file that lists inputs",
-            "write the list to a file, so that the command can be repeated: ... > list.txt; "
-            "packer pack @list.txt",
+            f"{name}: no such file, expected one that lists inputs",
+            f"check the spelling; an input named so is ./{name}",
         )
-    if (kind := storage.kind(path)) != "file":
-        what = "a directory, expected a file that lists inputs" if kind else "no such file"
-        raise UsageError(f"{path}: {what}", f"check the spelling; an input named so is ./@{path}")
     with refusals(path), storage.open_bytes(path) as raw, io.BufferedReader(raw) as file:
-        if found := other_encoding(file.peek(len(BYTE_ORDER_MARK))):
-            raise DataError(f"{path}: begins with {found[0]}", found[1])
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
             place = f"{path}, line {number}"
-            one = _decoded(line.removeprefix(BYTE_ORDER_MARK * (number == 1)), place).strip()
+            try:
+                one = line.removeprefix(BYTE_ORDER_MARK * (number == 1)).decode().strip()
+            except UnicodeDecodeError as error:
+                what, tip = invalid_utf8(error, line, "line")
+                raise DataError(f"{place}: {what}", tip) from error
             if not one or one.startswith("#"):
                 continue
-            if one == STDIN or one.startswith(_LIST):
-                what = "stdin" if one == STDIN else "a list"
+            is_other = one == STDIN or one.startswith(_LIST)
+            if is_other or "\0" in one or len(line) == _LONGEST:
                 raise UsageError(
-                    f"{place}: {one} is {what}, expected a file, folder, glob or URL",
-                    f"name {what} on the command line; a file of that name is ./{one}",
+                    f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
+                    "name stdin and lists on the command line, and data without @; "
+                    "a file that is called so is ./NAME",
                 )
             count += 1
             yield place, one
     if not count:
         raise UsageError(f"{path}: lists no inputs", "name one input in each line")
-
-
-def _decoded(line: bytes, place: str) -> str:
-    if len(line) == _LONGEST or b"\0" in line:
-        what = "a NUL byte" if b"\0" in line else f"a line of {_LONGEST} bytes or more"
-        raise DataError(
-            f"{place}: {what}, expected the name of an input",
-            "name one input in each line; data is named without @",
-        )
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        what, tip = invalid_utf8(error, line, "line")
-        raise DataError(f"{place}: {what}", tip) from error
 
 
 # --- folders and patterns
@@ -185,72 +169,51 @@ class _Search:
 
     def files_of(self, name: str) -> list[str]:
         """The files that one name stands for; UsageError for none."""
-        kind = None if name == STDIN else storage.kind(name)
-        if name == STDIN or kind == "file":
+        kind = "file" if name == STDIN else storage.kind(name)
+        if kind == "file":
             return [name]
-        if kind == "folder":
-            return self._of_folder(name)
-        if glob.has_magic(name):
+        if kind is None and glob.has_magic(name):
             return self._of_pattern(name)
-        where = "" if storage.is_url(name) else "; relative paths start at the current directory"
-        raise UsageError(f"{name}: no such file or directory", f"check the spelling{where}")
+        if kind is None:
+            raise UsageError(f"{name}: no such file or directory", f"check the spelling{_FROM}")
+        if files := list(self._below(name)):
+            return files
+        raise UsageError(
+            f"{name}: no input files in this directory",
+            "name each tokenized directory; files are recognized by their endings: "
+            f"{', '.join(SUFFIXES)}, also with {', '.join(COMPRESSIONS)}; with --sample-by "
+            "document, also prose and source code",
+        )
 
     def _of_pattern(self, pattern: str) -> list[str]:
         """The files that match and are no part of a result of ours, which has JSON lines, too."""
-        # what is below ** is files, too, which tell of their folders
-        folders = [] if "**" in pattern else storage.glob_folders(pattern)
         with refusals(pattern):
             matches = storage.glob(pattern)
-        tokenized, left, kinds = _tokenized(folders), list[str](), dict[str, str]()
-        for folder in tokenized if matches else ():
-            self._leave_out(folder, TOKENIZED)
+        left, is_result = list[str](), dict[str, bool]()
         for path in matches:
             folder = path[: len(path) - len(storage.base_name(path))]
-            shown = folder.rstrip("/") or folder or "."
-            if shown not in kinds:
-                kinds[shown] = _kind_of_result(shown, {name for name, _ in _listing(shown)})
-                if kinds[shown]:
-                    self._leave_out(shown, kinds[shown])
-            if not kinds[shown]:
+            folder = folder.rstrip("/") or folder or "."
+            if folder not in is_result:
+                kind = _kind_of_result(folder, {name for name, _ in _listing(folder)})
+                is_result[folder] = bool(kind)
+                if kind:
+                    self._leave_out(folder, kind)
+            if not is_result[folder]:
                 left.append(path)
-        if left:
-            return left
-        if matches:
-            tokenized = [one for one, kind in kinds.items() if kind == TOKENIZED]
-            what, tip = "matches only results of packer", "pack the original data instead"
-        elif folders:
-            what = "no file matches this pattern, only directories do"
-            tip = f"name each directory, such as {folders[0]}"
-        else:
-            what = "no file matches this pattern"
-            tip = "check the spelling; patterns start at the current directory"
-        raise UsageError(f"{pattern}: {what}", _name_them(tokenized) or tip)
+        if not left:
+            what = "matches only results of packer" if matches else "no file matches this pattern"
+            raise UsageError(
+                f"{pattern}: {what}", f"name directories without a pattern, also tokenized{_FROM}"
+            )
+        return left
 
     def _leave_out(self, folder: str, kind: str) -> None:
         how = "; to pack its tokens, name it" if kind == TOKENIZED else ""
         self.notify(f"{folder}: left out: it holds a result of packer{how}")
 
-    def _of_folder(self, name: str) -> list[str]:
-        if files := list(self._below(name)):
-            return files
-        documents = _Search(replace(self.config, sample_by="document"), lambda message: None)
-        if not self.config.whole_files and any(documents._below(name)):
-            raise UsageError(
-                f"{name}: no data files in this directory, only prose or source code",
-                "to pack each file as one document, add --sample-by document; in a recipe, "
-                'sample_by = "document" to this source',
-            )
-        within = (storage.join(name, one) for one, is_folder in _listing(name) if is_folder)
-        raise UsageError(
-            f"{name}: no input files in this directory",
-            _name_them(sorted(_tokenized(within)))
-            or f"files are recognized by their endings: {', '.join(SUFFIXES)}, also with "
-            f"{', '.join(COMPRESSIONS)}",
-        )
-
     def _below(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
         """The input files of a folder, then those of the folders in it. Results of ours are not
-        inputs; the files of a Hugging Face dataset are those that it names.
+        inputs; the files of a saved Hugging Face dataset are those that it names.
         """
         content, real = sorted(_listing(folder)), storage.identity(folder)
         names = {name for name, _ in content}
@@ -260,7 +223,7 @@ class _Search:
                 return
             if kind != TOKENIZED:
                 raise UsageError(
-                    f"{folder}: is a result of packer{kind}",
+                    f"{folder}: is a result of packer {kind}",
                     "name the original data, or a directory that packer tokenize has finished",
                 )
             yield storage.join(folder, MANIFEST)
@@ -268,14 +231,11 @@ class _Search:
         if real in above:  # a symbolic link to a folder above
             return
         if DATASET_DICT in names:
-            splits = _strings(storage.join(folder, DATASET_DICT), "splits")
-            first = storage.join(folder, (splits or ["train"])[0])
             raise UsageError(
-                f"{folder}: a dataset with several splits: {', '.join(splits)}",
-                f"name the one to pack, for example {first}",
+                f"{folder}: a dataset with several splits", "name the folder of the one to pack"
             )
-        if {"state.json", "dataset_info.json"} <= names:
-            yield from _files_of_dataset(folder)
+        if {STATE, "dataset_info.json"} <= names:
+            yield from _shards_of_dataset(folder)
             return
         shown = [one for one in content if not one[0].startswith(".")]
         for name, is_folder in shown:
@@ -286,16 +246,12 @@ class _Search:
                 yield from self._below(storage.join(folder, name), (*above, real))
 
     def _is_input(self, name: str, names: set[str], folder: str) -> bool:
-        """True where a file of a folder with these names is an input, as far as the names tell.
-
-        An index without what it belongs to is one, so that somebody is told. A lone file with the
-        ending of a pair may be anything, unless there are other pairs.
+        """Whether a file of a folder with these names is an input, as far as the names tell. A lone
+        file with the ending of a pair may be anything, unless there are other pairs.
         """
         file_format, compression = format_of(name, documents=self.config.whole_files)
         if file_format is None:
-            main = belongs_to(name)
-            kind = format_of(main)[0] if main else None
-            return bool(main and kind and main not in names and companions(main, kind)[0] == name)
+            return False
         beside = companions(name, file_format)
         has_pairs = compression is None and any(map(belongs_to, names))
         if not beside or beside[0] in names or has_pairs:
@@ -303,20 +259,6 @@ class _Search:
         path = storage.join(folder, name)
         self.notify(f"{path}: left out: there is no {beside[0]} beside it")
         return False
-
-
-def _tokenized(folders: Iterable[str]) -> list[str]:
-    """The folders that are tokenized directories."""
-    return [one for one in folders if holds_documents(storage.join(one, MANIFEST))]
-
-
-def _name_them(tokenized: list[str]) -> str:
-    """A tip for tokenized directories that were found but not named, or ""."""
-    if not tokenized:
-        return ""
-    shown = " ".join(shlex.quote(one) for one in tokenized[:_SHOWN])
-    more = " ..." if len(tokenized) > _SHOWN else ""
-    return f"name each tokenized directory: packer pack {shown}{more}"
 
 
 def _listing(folder: str) -> list[tuple[str, bool]]:
@@ -328,40 +270,34 @@ def _kind_of_result(folder: str, names: set[str]) -> str:
     """TOKENIZED, or words for another result of packer, of a folder with these names; "" for none
     of packer's.
     """
-    if MANIFEST in names and _tokenized([folder]):
+    if MANIFEST in names and holds_documents(storage.join(folder, MANIFEST)):
         return TOKENIZED
     present = {MANIFEST, INCOMPLETE} & names
     if any(is_manifest(storage.join(folder, name)) for name in present):
-        return ", not of packer tokenize"
+        return "pack"
     markers = (f"{WORK}/{ID}", f"{WORK}/publishing.json")
     is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
-    return f" that is not finished: it has no {MANIFEST}" if is_begun else ""
+    return "that is not finished" if is_begun else ""
 
 
-def _files_of_dataset(folder: str) -> Iterator[str]:
-    """The files that a Hugging Face dataset names. DataError for files elsewhere."""
-    state = storage.join(folder, "state.json")
-    for file in _strings(state, "_data_files", "filename"):
-        if "/" in file or file in ("", ".", ".."):
-            raise DataError(
-                f"{state}: names {file!r} as a file of the dataset, expected one in its folder",
-                "save the dataset again, or name its files",
-            )
-        yield storage.join(folder, file)
+class _Shard(msgspec.Struct):
+    filename: Annotated[str, msgspec.Meta(pattern=r"^[^/]+\Z")]
 
 
-def _strings(path: str, key: str, inner: str | None = None) -> list[str]:
-    """The list of strings under `key` of a JSON file, each inside an object if `inner`."""
+class _Dataset(msgspec.Struct, rename={"shards": "_data_files"}):
+    shards: list[_Shard]
+
+
+def _shards_of_dataset(folder: str) -> Iterator[str]:
+    """The files that a saved Hugging Face dataset names. DataError for files elsewhere."""
+    state = storage.join(folder, STATE)
     try:
-        with refusals(path), storage.open_bytes(path) as file:
-            content = json.loads(file.read().decode())
-        strings = [item if inner is None else item[inner] for item in content.get(key, [])]
-        if not all(isinstance(item, str) for item in strings):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"not valid JSON: {error}" if isinstance(error, ValueError) else f"damaged: {key}"
-        raise DataError(f"{path}: {what}", "save the dataset again, or name its files") from error
-    return strings
+        with refusals(state), storage.open_bytes(state) as file:
+            dataset = msgspec.json.decode(file.read(), type=_Dataset)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        what = f"{state}: does not say what the dataset's files are: {error}"
+        raise DataError(what, "save the dataset again, or name its files") from error
+    return (storage.join(folder, one.filename) for one in dataset.shards)
 
 
 # --- one input
@@ -394,26 +330,15 @@ def _format_of(path: str, config: DocumentConfig) -> tuple[str, str | None]:
     """(format, compression) of an input; a tokenized directory is named by its manifest. UsageError
     where the name does not tell, or the format is not read so.
     """
-    name = storage.base_name(path)
-    if name == MANIFEST and holds_documents(path):
+    if storage.base_name(path) == MANIFEST and holds_documents(path):
         return TOKENIZED, None
-    if DOCUMENTS_SHARD.match(name):
-        folder = path[: -len(name)].rstrip("/") or "."
-        raise UsageError(
-            f"{path}: is a shard of a tokenized directory, and not to be packed without the others",
-            f"name the directory: packer pack {folder}; if that has no {MANIFEST}, tokenize again",
-        )
     by_name, compression = format_of(path, documents=config.whole_files)
     file_format = config.input_format or by_name
-    if file_format is None and format_of(path, documents=True)[0]:
-        raise UsageError(
-            f"{path}: may be one document or one in each line",
-            "add --sample-by document, or --input-format text",
-        )
     if file_format is None:
         raise UsageError(
             f"{path}: cannot tell the format from the name",
-            f"give it with --input-format: {', '.join(FORMATS)}",
+            f"give it with --input-format: {', '.join(FORMATS)}; or pack prose and source code "
+            "with --sample-by document",
         )
     if compression and not format_named(file_format).streamed:
         raise UsageError(
@@ -442,7 +367,10 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool,
     each, version = [status], status.version
     if beside := companions(file.path, file.format):
         if not storage.is_file(beside[0]):
-            raise _alone(file.path, beside[0])
+            raise DataError(
+                f"{file.path}: expected {storage.base_name(beside[0])} beside it, there is none",
+                "copy that there, too: neither means anything without the other",
+            )
         each += [storage.stat(one, again=again) for one in beside if storage.is_file(one)]
         versions = repr([(one.size, one.version) for one in each])
         digest = hashlib.sha256(versions.encode()).digest()
@@ -480,25 +408,11 @@ def is_pair(file: InputFile) -> bool:
     return bool(file.format and companions(file.path, file.format))
 
 
-def _without_companions(paths: list[str]) -> Iterator[str]:
-    """The paths, and for each index and the like the file that it belongs to, named once.
-
-    Raises DataError where that is not there.
-    """
-    named = set(paths)
-    for path in paths:
+def _without_companions(found: list[_Found]) -> Iterator[_Found]:
+    """What was found, and for each index and the like the file that it belongs to, named once."""
+    named = {path for _, path in found}
+    for place, path in found:
         main = belongs_to(path)
-        if main is None:
-            yield path
-        elif main not in named:
-            named.add(main)
-            if not storage.is_file(main):
-                raise _alone(path, main)
-            yield main
-
-
-def _alone(path: str, other: str) -> DataError:
-    return DataError(
-        f"{path}: expected {storage.base_name(other)} beside it, there is none",
-        "copy that there, too: neither means anything without the other",
-    )
+        if main is None or main not in named:
+            named.add(main or path)
+            yield place, main or path

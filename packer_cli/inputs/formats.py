@@ -116,14 +116,6 @@ def reader_for(name: str) -> Reader:
     return made
 
 
-def beginning(file: InputFile, size: int) -> Slice:
-    """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
-    first records are read soon.
-    """
-    cut = format_named(file.format).counts_bytes
-    return Slice(file.index, 0, size if cut else None, 0)
-
-
 # --- a look at what nothing uses
 
 FIRST = 64  # records of a slice that are all looked at

@@ -47,10 +47,8 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
     Shape,
-    Suggested,
     fits_a_shape,
     may_hold,
-    options_for,
     value_at,
 )
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
@@ -58,7 +56,6 @@ from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_MOST_SHOWN = 1 << 10  # bytes of a value that show what it is
 _LINE_END = ord("\n")
 _Decode = Callable[[bytes | memoryview], Any]
 
@@ -77,21 +74,19 @@ class Block(NamedTuple):
 
 
 class JsonlReader(LineReader):
-    """`.jsonl` and `.ndjson` files, and `.json` that hold no array. `what`: that a record fills."""
+    """`.jsonl` and `.ndjson` files, and `.json` that hold no array.
+
+    what    that a record fills
+    before  bytes before a slice that are read with it: they tell whether a line begins there
+    """
 
     holds_tokens = True
-    what = "line"
-
-    def begins_at(self, start: int) -> int:
-        """The place to read from for the slice that begins at `start`: the byte before, which tells
-        whether a line begins there.
-        """
-        return max(start - 1, 0)
+    what, before = "line", 1
 
     def found(
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
     ) -> Iterator[Block]:
-        """The lines that begin in the slice, blank ones too; `source` stands at `begins_at`."""
+        """The lines that begin in the slice, blank ones too; `source` stands `before` it."""
         limit = config.max_line_bytes
 
         def lines_of(block: Lines) -> Block:
@@ -126,53 +121,28 @@ class JsonlReader(LineReader):
         Where bad records are skipped: of the first record that can be packed, if any can, and
         there is one in the file's beginning.
         """
-        skip, first = config.on_error == "skip", None
+        skip, first, reached = config.on_error == "skip", None, 0
         whole = Slice(file.index, 0, None, 0)
         with open_source(file) as source:
-            for positions, stretches, bad in self.found(file, source, whole, config):
-                pieces = zip(positions.tolist(), map(bytes, stretches), strict=True)
-                filled = [(position, piece) for position, piece in pieces if piece.strip()]
-                if bad and not skip and not filled:
-                    raise self.refused(file, bad[0])
-                for position, piece in filled:
+            for positions, pieces, bad in self.found(file, source, whole, config):
+                for reached, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
+                    if not piece.strip():
+                        continue
                     try:
-                        values = _names_in(piece)
+                        names = _names_in(piece)
                     except _DECODE_ERRORS:
                         if skip and not self.is_open(piece):
                             continue
-                        why = self._explained(file, piece, piece, position, _any_decoder)
+                        why = self._explained(file, piece, piece, reached, _any_decoder)
                         raise self.refused(file, why) from None
-                    names = list(values)
-                    fits = fits_a_shape(names, config.shape, config.renamed)
-                    if len(filled) == 1 and not (fits or fits_a_shape(names, None, {})):
-                        self._refuse_object_of_records(file, position, values)
-                    if not skip or fits:
+                    if not skip or fits_a_shape(names, config.shape, config.renamed):
                         return names
                     first = first or names
-                reached = int(positions[-1]) if len(positions) else 0
+                if bad and not skip:
+                    raise self.refused(file, bad[0])
                 if first is not None or (skip and reached > _MOST_SEARCHED):
                     return first
         return None
-
-    def _refuse_object_of_records(
-        self, file: InputFile, position: int, values: dict[str, msgspec.Raw]
-    ) -> None:
-        """Raises DataError for the only line of a file, where that holds the records in a list."""
-        for name, value in values.items() if self.what == "line" else ():
-            beginning = bytes(memoryview(value)[:_MOST_SHOWN])
-            if beginning[:1] == b"[" and beginning[1:].lstrip()[:1] == b"{":
-                options = Suggested({"messages": name})
-                if len(value) <= _MOST_LOOKED_AT:
-                    with suppress(*_DECODE_ERRORS):
-                        options = options_for({name: _value_decoder(value)}, "messages") or options
-                bad = BadRecord(
-                    position,
-                    f"one object, with a list of objects in '{name}'; expected a record on each "
-                    "line, or an array of records",
-                    f"if these are the records: jq -c '.[\"{name}\"][]' FILE > FILE.jsonl; if it "
-                    f"is one conversation: {options}",
-                )
-                raise self.refused(file, bad)
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
@@ -185,7 +155,7 @@ class JsonlReader(LineReader):
             if shape.kind == "tokens":
                 rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
                         for r in decoded]  # fmt: skip
-                records = token_records(rows, positions, _mend(self.what), consumed)
+                records = token_records(rows, positions, _MEND.format(self.what), consumed)
                 bad = sorted([*bad, *records.bad], key=lambda record: record.position)
                 return replace(records, bad=bad)
             texts = [record.text for record in decoded] if shape.kind == "text" else None
@@ -196,7 +166,7 @@ class JsonlReader(LineReader):
                 looked_at=looked_at,
             )  # fmt: skip
 
-        with open_source(file, self.begins_at(part.start)) as source:
+        with open_source(file, max(part.start - self.before, 0)) as source:
             # holds no bytes and no records while they are worked on, which a loop would
             yield from map(records_of, self.found(file, source, part, config))
             yield source.end()
@@ -253,10 +223,7 @@ def holds_array(file: InputFile) -> bool:
 class JsonArrayReader(JsonlReader):
     """`.json` files that begin with "[". Slices begin after a comma between records."""
 
-    what = "record"
-
-    def begins_at(self, start: int) -> int:
-        return start
+    what, before = "record", 0
 
     def found(
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
@@ -465,10 +432,10 @@ def _all_of(found: Block, index: int) -> dict[str, Any] | None:
     return None
 
 
-def _names_in(piece: bytes) -> dict[str, msgspec.Raw]:
+def _names_in(piece: bytes) -> list[str]:
     with suppress(*_DECODE_ERRORS):
-        return _names_decoder(piece)
-    return _names_decoder(_without_constants(piece, ()))
+        return list(_names_decoder(piece))
+    return list(_names_decoder(_without_constants(piece, ())))
 
 
 # a string comes first, so that what it holds stays; JSON has no other words that begin so
@@ -500,45 +467,30 @@ def _holds_constant(value: Any) -> bool:
 # --- what is wrong with a line or a record, in words for the person who must mend it
 
 
-def _mend(what: str) -> str:
-    return f"mend the {what}, or use --on-error skip"
-
-
-_OTHER_FORMATS: list[tuple[tuple[bytes, ...], str, str]] = [  # how lines begin, the reason, the tip
-    (
-        (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18"),
-        "compressed data, not JSON",
-        "name the file by its compression, as FILE.jsonl.gz or FILE.jsonl.zst; stdin must not be "
-        "compressed",
-    ),
-    (
-        (BYTE_ORDER_MARK,),
-        "a UTF-8 byte order mark, which only the beginning of a file may have",
-        "remove it: sed -i 's/\\xEF\\xBB\\xBF//' FILE",
-    ),
-]
+_MEND = "mend the {}, or use --on-error skip"
+# how gzip, zstd, bzip2, xz and lz4 begin
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
 
 
 def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
     """The reason for which `decode` refuses a line or record, and a tip."""
-    begin, tip = record.strip(), _mend(what)
-    for beginnings, reason, other_tip in _OTHER_FORMATS if what == "line" else ():
-        if record.startswith(beginnings):
-            return reason, other_tip
-    if what == "line" and begin[:1] == b"[":
-        return "a JSON array, expected one object per line", (
-            "if the whole file is one array of records, name it FILE.json or give --input-format "
-            "json; otherwise convert it: jq -c '.[]' FILE > FILE.jsonl"
-        )
-    if what == "line" and begin[:1] == b"{" and begin[-1:] in (b"{", b"[", b","):
-        return "an object over several lines, expected one object per line", (
-            "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
-            "jq -c '.NAME[]' FILE > FILE.jsonl"
-        )
-    if what == "line" and b"\0" in record:
-        return "a NUL byte, which no text has: other data than JSON, or in another encoding", (
-            "convert it, for example from UTF-16: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
-        )
+    begin, tip = record.strip(), _MEND.format(what)
+    if what == "line":
+        if record.startswith(_COMPRESSED) or b"\0" in record:
+            return "compressed or other data, not JSON in UTF-8", (
+                "name a compressed file as FILE.jsonl.gz or the like, and do not compress stdin; "
+                "convert text, for example: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
+            )
+        if begin[:1] == b"[":
+            return "a JSON array, expected one object per line", (
+                "if the whole file is one array of records, name it FILE.json or give "
+                "--input-format json; otherwise convert it: jq -c '.[]' FILE > FILE.jsonl"
+            )
+        if begin[:1] == b"{" and begin[-1:] in (b"{", b"[", b","):
+            return "an object over several lines, expected one object per line", (
+                "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
+                "jq -c '.NAME[]' FILE > FILE.jsonl"
+            )
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a JSON value")

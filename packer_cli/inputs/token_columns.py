@@ -16,6 +16,7 @@ from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
     BadRecord,
+    Int32,
     Int64,
     Records,
     UInt8,
@@ -106,7 +107,7 @@ def _together(rows: Sequence[Row]) -> Tokens | None:
     return None if ids is None else faultless(ids, offsets_of(lengths[0]), *others)
 
 
-def offsets_of(lengths: Sequence[int] | Int64) -> Int64:
+def offsets_of(lengths: Sequence[int] | Int32 | Int64) -> Int64:
     """int64[n + 1], where each of n records begins, and the last one ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

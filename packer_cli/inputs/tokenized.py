@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import parts_of
+from packer_cli.inputs.token_columns import offsets_of, parts_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -197,8 +197,7 @@ class TokenizedInputs:
         return places
 
     def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = offsets_of(lengths)
         numbered = self.tokens.numbered(file, number)
         trained = self.tokens.trained_of(numbered, np.zeros_like(lengths), lengths)
         chosen = None

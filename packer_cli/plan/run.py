@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -246,7 +247,7 @@ class Planning:
         for shard in shards:
             shard.bytes = sum(batch.nbytes for batch in content[shard.file])
         digests = {file.index: (file.size, "") for file in run.files}
-        facts = manifest_of(run, info.as_json() if info else None, digests, shards, total, {})
+        facts = manifest_of(run, msgspec.to_builtins(info), digests, shards, total, {})
         size = sum(shard.bytes for shard in shards)
         file = InputFile(index, str(Path(to, MANIFEST)), TOKENIZED, None, size, 0)
         hold(file, InMemory(Path(to), TokenizedManifest.of(facts.document), content))

@@ -267,18 +267,7 @@ class Thinned(UnitDocuments):
 
     def add(self, batch: TokenBatch) -> None:
         if self._share < 1:
-            kept = self._drawn.random(len(batch.position)) < self._share
-            lengths = np.diff(batch.offsets)
-            tokens = np.repeat(kept, lengths)
-            batch = replace(
-                batch,
-                ids=batch.ids[batch.offsets[0] : batch.offsets[-1]][tokens],
-                offsets=np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64),
-                trained=None if batch.trained is None else batch.trained[tokens],
-                file=batch.file[kept],
-                position=batch.position[kept],
-                chosen=None if batch.chosen is None else batch.chosen[kept],
-            )
+            batch = batch.take(self._drawn.random(len(batch.position)) < self._share)
         super().add(batch)
 
 

@@ -50,7 +50,7 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    Tokenizer,
+    TokenizerInfo,
     by_source,
     shape_of,
     sources_as_json,
@@ -479,7 +479,7 @@ def _records_described(manifest: Result) -> str:
     return f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
 
 
-def _tokenizer(tokenizer: Tokenizer | None, templated: bool) -> Iterator[tuple[str, str]]:
+def _tokenizer(tokenizer: TokenizerInfo | None, templated: bool) -> Iterator[tuple[str, str]]:
     if tokenizer is None:
         yield "tokenizer", "none: the inputs hold token ids"
         return

@@ -45,14 +45,7 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli.errors import DataError, PackerError, UsageError, from_os_error
-from packer_cli.ownership import (
-    LOCK,
-    Folder,
-    claim,
-    content_digest,
-    make_folders,
-    strangers,
-)
+from packer_cli.ownership import LOCK, Folder, claim, content_digest, make_folders, strangers
 from packer_cli.records import Int64
 from packer_cli.result.layout import PART, SQUARED_LENGTHS, Shard
 from packer_cli.result.manifest import Manifest, load

@@ -50,7 +50,6 @@ _SHARD_PART = rf"({ROWS}|{DOCUMENTS}|{INDEX}){_UNIT_AND_PART}"
 SHARD_NAME = rf"{_SHARD_PART}({_DIGEST})?\.arrow"  # which has no digest as long as it is written
 _SHARD_PATTERN = rf"^{_SHARD_PART}{_DIGEST}\.arrow\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
-DOCUMENTS_SHARD = re.compile(rf"^{DOCUMENTS}{_UNIT_AND_PART}{_DIGEST}\.arrow\Z")
 
 MISSING = "is missing"
 _HASH_BYTES = 1 << 20

@@ -103,7 +103,7 @@ class Config(DocumentsConfig, frozen=True, kw_only=True):
     mixture: dict[str, Any] | None = None
 
 
-class Tokenizer(Struct, frozen=True):
+class TokenizerInfo(Struct, frozen=True):
     """What encoded the documents. `sha256` "": the built-in bytes. `prefix` and `suffix`, which
     are put around every document, are unset where an earlier packer did not record them.
     """
@@ -242,7 +242,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     format_version: int
     packer_version: str
     config: DocumentsConfig
-    tokenizer: Tokenizer | None
+    tokenizer: TokenizerInfo | None
     documents: Count
     tokens: AtLeastOne
     trained_tokens: Count

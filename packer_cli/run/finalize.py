@@ -22,11 +22,7 @@ from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, first_units_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.ownership import (
-    unchanged,
-    write_file,
-    written,
-)
+from packer_cli.ownership import unchanged, write_file, written
 from packer_cli.packing.figures import lower_bound_rows, squared_sums
 from packer_cli.records import InputFile
 from packer_cli.result.counts import Counts
@@ -67,6 +63,7 @@ from packer_cli.run import destination as output
 from packer_cli.run.commits import UnitRecord, identities, squared_lengths_name
 from packer_cli.run.destination import Claim, earlier_result
 from packer_cli.run.identity import Run
+from packer_cli.run.update import Update
 
 _COPY_BYTES = 1 << 20
 _Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
@@ -76,19 +73,18 @@ def finalize(
     run: Run,
     claim: Claim,
     put: Callable[[Claim], None] = output.replace,
-    reused: Mapping[int, UnitRecord] = {},
-    digests: Mapping[int, commits.Digest] = {},
+    update: Update | None = None,
 ) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    `put`: called to do so, once nothing is left to do but that. `reused`: records of units that
-    stay, and `digests` of the inputs that these share: see `Update`. Raises DataError when there
-    is nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
+    `put`: called to do so, once nothing is left to do but that. Raises DataError when there is
+    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
     InternalError when tokens are missing.
     """
-    work = claim.work
+    work, reused = claim.work, update.reused if update else {}
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
-    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)), {**digests})
+    shared = {**update.digests} if update else {}
+    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)), shared)
     with written(work / UNITS) as lines:
         for record in _records(run, claim, reused):
             every.add(record, run)
@@ -350,9 +346,7 @@ def tables_of(
 
 def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
     sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
-    unread = Counter[str]()
-    for one in directories:
-        unread.update(one.unread)
+    unread = sum((Counter(one.unread) for one in directories), Counter[str]())
     totals = {total: figure for total, figure in sums.items() if figure}
     return SourceRecords(name, totals, dict(sorted(unread.items())))
 

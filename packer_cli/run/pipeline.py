@@ -202,7 +202,7 @@ def _pack_claimed(
         raise _with_progress(error, new, claim.work, may_replace) from error
     if options.as_rank:
         return None
-    return finalize(run, claim, put, reused, update.digests if update else {})
+    return finalize(run, claim, put, update)
 
 
 def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:

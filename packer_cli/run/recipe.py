@@ -30,11 +30,7 @@ from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
-from packer_cli.ownership import (
-    Folder,
-    InUseError,
-    put_file,
-)
+from packer_cli.ownership import Folder, InUseError, put_file
 from packer_cli.records import InputFile, Notify
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import (

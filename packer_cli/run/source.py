@@ -14,21 +14,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
-from msgspec.structs import asdict
+from msgspec import UNSET, structs
 
-from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
-from packer_cli.inputs.byte_streams import peeking
-from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.errors import DataError, UsageError, from_os_error
+from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
-from packer_cli.options.documents import MIB, DocumentConfig
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
@@ -44,7 +41,12 @@ from packer_cli.records import (
     turn_position,
 )
 from packer_cli.result.layout import TOKENIZER, TOKENIZER_FILES
-from packer_cli.result.manifest import TokenizedManifest, as_named, load_tokenized
+from packer_cli.result.manifest import (
+    TokenizedManifest,
+    TokenizerInfo,
+    as_named,
+    load_tokenized,
+)
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
@@ -55,17 +57,14 @@ from packer_cli.tokenization.locate import (
     choose,
     highest_id,
     locate,
-    rebuilt_otherwise,
 )
 from packer_cli.tokenization.specials import Specials
 from packer_cli.tokenization.tokenizer import (
     Framing,
     Tokenizer,
-    TokenizerInfo,
     bytes_tokenizer,
     load_tokenizer,
 )
-from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
     from packer_cli.chat.documents import Composer
@@ -101,8 +100,8 @@ def choose_encoding(
                 f"{chosen}"
             )
     fill_in_middle(config, files)  # raises before the work what it would raise within it
-    if files is not None and (warning := rebuilt_otherwise(files)):
-        notify(f"warning: {warning}; see packer tokenizer --check")
+    if files is not None and files.warning:
+        notify(f"warning: {files.warning}; see packer tokenizer --check")
     if not shape.is_supervised:
         return Chosen(chosen, files)
     return Chosen(chosen, files, _choose_template(shape, config, files, notify))
@@ -247,23 +246,13 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
             composer = make_composer(*parts)
             renders[name], reads[name] = composer.render, composer.read
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
-    file, texts = ahead[0][0], iter(tuple[str]())
-    first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
-    # what is rendered for this is rendered once more by its unit, and may take seconds
-    is_soon_read = sum(part.weight for unit in units for part in unit.slices) < MIB
-    can_look = first.stop is not None and run.resumable and is_soon_read
-    if file.shape not in rendered or can_look:
-        texts = _first_texts(own[file.shape][0], file, first, reads[file.shape])
-        if files is not None and options.tokenizer_backend != "tokenizers":
-            ahead[0] = file, first  # which the child reads that reads the slice afterwards
     try:
         for one, part in ahead if run.resumable else ():
             if processes is not None and one.shape in rendered:
                 processes.start(one, part)
-        framing = framing_of(own[file.shape][1])
+        framing = framing_of(own[ahead[0][0].shape][1])
         tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
-            files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
-            notify=options.notify,
+            files, backend=options.tokenizer_backend, framing=framing, notify=options.notify
         )  # fmt: skip
         return _source(own, files, tokenizer, reads, renders, processes)
     except BaseException:
@@ -313,17 +302,6 @@ def _read_here(
             yield processes.compose(records, file.shape)
         except UndecidableError as error:
             raise placed(error, file) from error
-
-
-def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
-    """Some texts from the beginning of the input, to check the fast engine."""
-    if shape.kind == "tokens":
-        return
-    with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
-        for records in read(file, part):
-            yield from records.texts or []
-            if part.stop is None:  # the rest is the whole input
-                return
 
 
 def source_again(
@@ -395,7 +373,7 @@ def _source(
     def encode(records: Records, file: InputFile) -> Encoded:
         return encoders[file.shape](records, file)
 
-    info = replace(infos[0], **around)
+    info = structs.replace(infos[0], **around)
     return Source(_by_file(reads), encode, tokenizer, processes, info=info)
 
 
@@ -463,9 +441,9 @@ def framing_of(config: DocumentConfig) -> Framing:
 
 
 def _agreed(values: Sequence[Any], name: str) -> Any:
-    """The value that all have by this name; None where they differ."""
-    first, *others = (getattr(one, name) for one in values)
-    return first if all(other == first for other in others) else None
+    """The value that all have by this name; UNSET where they differ."""
+    first, *others = (getattr(one, name, UNSET) for one in values)
+    return first if all(other == first for other in others) else UNSET
 
 
 def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
@@ -479,7 +457,6 @@ def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     tokenizers, info = [one.tokenizer for one in inputs.facts], None
     if tokenizers[0] is not None:  # what is around documents, only if all agree
         around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}
-        known = {n: None if one in (None, UNSET) else tuple(one) for n, one in around.items()}
-        info = TokenizerInfo(**(asdict(tokenizers[0]) | known))
+        info = structs.replace(tokenizers[0], **around)
 
     return Source(_by_file({}), plain_encoder(None), tokenized=inputs, info=info)

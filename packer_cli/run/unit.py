@@ -199,7 +199,7 @@ class Job:
             commits.slices_of(unit),
             result.shards,
             result.counts.as_json(),
-            self.source.info.as_json() if self.source.info else None,
+            msgspec.to_builtins(self.source.info),
             result.rejected.stat().st_size if result.rejected else 0,
             inputs,
             stretches=shared,

@@ -33,13 +33,7 @@ from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, f
 from packer_cli.interrupts import Task, run_all
 from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions
-from packer_cli.ownership import (
-    LOCK,
-    Listed,
-    in_the_way,
-    make_folders,
-    put_file,
-)
+from packer_cli.ownership import LOCK, Listed, in_the_way, make_folders, put_file
 from packer_cli.progress import Progress
 from packer_cli.result.layout import (
     INCOMPLETE,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import TOKENIZER
-from packer_cli.result.manifest import Tokenizer
+from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import BytesEngine, ReferenceEngine
 
 _TIP = "show token ids with --ids, or copy the tokenizer that packed the data there"
 
 
-def load_decoder(directory: Path, tokenizer: Tokenizer | None) -> Decoder | str:
+def load_decoder(directory: Path, tokenizer: TokenizerInfo | None) -> Decoder | str:
     """The decoder for the manifest's `tokenizer`, or why there is none.
 
     Raises DataError when tokenizer.json is not the one that packed the data.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
 
@@ -45,9 +44,7 @@ def engines_differ_on(text: str) -> InternalError:
 
 
 class Engine(Protocol):
-    """An engine, of which each has these."""
-
-    name: str
+    """What encodes texts."""
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], offsets int64[n + 1]) of n texts, without special tokens added."""
@@ -56,7 +53,6 @@ class Engine(Protocol):
 class BytesEngine:
     """UTF-8 bytes as ids 0..255, and two specials."""
 
-    name = "bytes"
     EOS, PAD, VOCAB_SIZE = 256, 257, 258
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
@@ -67,8 +63,6 @@ class BytesEngine:
 
 class ReferenceEngine:
     """Hugging Face tokenizers."""
-
-    name = "tokenizers"
 
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises UsageError when the library cannot load the tokenizer."""
@@ -96,14 +90,12 @@ class ReferenceEngine:
         self.tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        ids, offsets, _ = self._encode(texts, placed=False)
-        return ids, offsets
+        return self.places(texts, placed=False)[:2]
 
-    def places(self, texts: list[str]) -> tuple[UInt32, Int64, Int64]:
-        """Encode, with the characters first..end that each token stands for, int64[T, 2]."""
-        return self._encode(texts, placed=True)
-
-    def _encode(self, texts: list[str], *, placed: bool) -> tuple[UInt32, Int64, Int64]:
+    def places(self, texts: list[str], *, placed: bool = True) -> tuple[UInt32, Int64, Int64]:
+        """Encode, with the characters first..end that each token stands for, int64[T, 2]; none
+        where not `placed`, which is faster.
+        """
         parts, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
         lengths: list[int] = []
         for batch in _batches(texts, _REFERENCE_BATCH_CHARACTERS):
@@ -190,8 +182,6 @@ class FastEngine:
     gigatoken 0.10 remembers words without bound (its issue 36); a new object forgets them.
     """
 
-    name = "gigatoken"
-
     def __init__(self, tokenizer_json: bytes) -> None:
         """Raises ValueError when it cannot load the tokenizer."""
         self._json = tokenizer_json
@@ -257,7 +247,6 @@ class _Growth:
     # Characters after which windows and buffers have the size that they keep
     SETTLED = 1 << 26
     MOST_BYTES = 128 << 20  # for each thread that uses the engine
-    MOST_CHARACTERS = 1 << 30  # where the system does not say how large the process is
     LOOK_AFTER = 1 << 22
     LOOKS = 8  # what windows take comes and goes: the least of so many looks is what stays
 
@@ -274,22 +263,18 @@ class _Growth:
         if self._used < self._next_look:
             return False
         self._next_look = self._used + self.LOOK_AFTER
-        size = resident()
-        if size is None:
-            return self._used > self.MOST_CHARACTERS
-        self._looks.append(size)
-        if self._used < self.SETTLED:
-            return False
-        if self._settled is None:
+        self._looks.append(resident())
+        if self._used >= self.SETTLED and self._settled is None:
             self._settled = max(self._looks)
+        if self._settled is None:
+            return False
         return min(self._looks) > self._settled + self.MOST_BYTES * len(self._threads)
 
 
-def resident() -> int | None:
-    """Bytes of memory that this process has, or None where the system does not say."""
-    with suppress(OSError), open("/proc/self/statm", "rb") as file:
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _batches(texts: list[str], characters: int) -> list[list[str]]:

@@ -56,6 +56,7 @@ class TokenizerFiles:
     added       the added tokens
     bos, eos, pad   contents of tokens, where configured
     companions  file name -> contents, of the other files of the tokenizer
+    warning     why AutoTokenizer gives other tokens for some texts; "" where nothing says so
     """
 
     source: str
@@ -66,6 +67,7 @@ class TokenizerFiles:
     eos: str | None
     pad: str | None
     companions: dict[str, bytes]
+    warning: str
 
     @property
     def added_tokens(self) -> list[str]:
@@ -101,13 +103,25 @@ def locate(source: str) -> TokenizerFiles:
             for place in places
             if (path.parent / place).is_file()
         }
-    added = _added_tokens(content, path)
+    document = _decoded(content, path)
+    model = document.model
+    changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
+    added = tuple(
+        SpecialToken(
+            one.content, one.id, one.lstrip, one.rstrip,
+            plain=not (one.single_word or (one.normalized and changes)),
+            unknown=one.content == model.unk_token or one.id == model.unk_id,
+            special=one.special,
+        )
+        for one in document.added_tokens or []
+    )  # fmt: skip
     configured = _configured(companions, path.parent)
     known = [token.content for token in added if token.content in _KNOWN_EOS]
     eos = configured.get("eos_token", known[0] if len(set(known)) == 1 else None)
     bos, pad = configured.get("bos_token"), configured.get("pad_token")
     digest = hashlib.sha256(content).hexdigest()
-    return TokenizerFiles(source, content, digest, added, bos, eos, pad, companions)
+    warning = _warning(document, configured.get("tokenizer_class", ""))
+    return TokenizerFiles(source, content, digest, added, bos, eos, pad, companions, warning)
 
 
 def _tokenizer_json(source: str, path: Path) -> Path:
@@ -156,12 +170,12 @@ class TokenizerJson(msgspec.Struct):
 
     model: Model
     added_tokens: list[AddedToken] | None = None
-    normalizer: Any = None
-    pre_tokenizer: Any = None
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
 
 
-def _added_tokens(content: bytes, path: Path) -> tuple[SpecialToken, ...]:
-    """The added tokens of a tokenizer.json. UsageError for what is none, or has too high ids."""
+def _decoded(content: bytes, path: Path) -> TokenizerJson:
+    """UsageError for what is no tokenizer.json, or has too high ids."""
     try:
         document = msgspec.json.decode(content, type=TokenizerJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -169,17 +183,7 @@ def _added_tokens(content: bytes, path: Path) -> tuple[SpecialToken, ...]:
     if (highest := _highest(document)) > _HIGHEST_ID:
         problem = f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works"
         raise UsageError(problem, _TIP)
-    model = document.model
-    changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
-    return tuple(
-        SpecialToken(
-            one.content, one.id, one.lstrip, one.rstrip,
-            plain=not (one.single_word or (one.normalized and changes)),
-            unknown=one.content == model.unk_token or one.id == model.unk_id,
-            special=one.special,
-        )
-        for one in document.added_tokens or []
-    )  # fmt: skip
+    return document
 
 
 def highest_id(content: bytes) -> int:
@@ -194,7 +198,7 @@ def _highest(document: TokenizerJson) -> int:
 
 
 def _configured(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
-    """The contents of BOS, EOS and padding, of those that a configuration names."""
+    """The contents of BOS, EOS and padding and the class, of those that a configuration names."""
     tokens: dict[str, str] = {}
     for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
         try:
@@ -205,7 +209,7 @@ def _configured(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
         if not isinstance(config, dict):
             what = f"a JSON {type(config).__name__}, not an object"
             raise UsageError(f"tokenizer {folder / name}: {what}", _TIP)
-        for key in ("bos_token", "eos_token", "pad_token"):
+        for key in ("bos_token", "eos_token", "pad_token", "tokenizer_class"):
             value = config.get(key)
             if isinstance(value, dict):  # an added-token object
                 value = value.get("content")
@@ -263,17 +267,6 @@ def _from_hub(name: str) -> Path:
     raise UsageError(f"tokenizer {name}: {reason}", _TIP)
 
 
-class _Parts(msgspec.Struct):
-    """Parts of tokenizer.json that transformers 5 builds itself; the vocabulary is skipped."""
-
-    normalizer: dict[str, Any] | None = None
-    pre_tokenizer: dict[str, Any] | None = None
-
-
-class _Config(msgspec.Struct):
-    tokenizer_class: str | None = None
-
-
 # tokenizer_class, but for "Fast" -> whether a pre-tokenizer is what transformers 5 builds for it
 _BUILT: dict[str, Callable[[dict[str, Any]], bool]] = {
     "LlamaTokenizer": lambda one: one.get("prepend_scheme") == "first",
@@ -283,20 +276,14 @@ _BUILT: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
-def rebuilt_otherwise(files: TokenizerFiles) -> str:
-    """The reason why AutoTokenizer gives other tokens for some texts; "" where nothing says so.
-
-    transformers 5 takes the vocabulary of some `tokenizer_class`es and builds the rest itself.
-    `packer tokenizer DIR --check` compares the two; this is what is known without transformers.
+def _warning(document: TokenizerJson, tokenizer_class: str) -> str:
+    """As `TokenizerFiles` has it. transformers 5 takes the vocabulary of some `tokenizer_class`es
+    and builds the rest itself. `packer tokenizer DIR --check` compares the two; this is what is
+    known without transformers.
     """
-    content = files.companions.get(TOKENIZER_CONFIG)
-    try:
-        config = msgspec.json.decode(content or b"{}", type=_Config)
-        parts = msgspec.json.decode(files.json, type=_Parts)
-    except msgspec.MsgspecError:
-        return ""
-    name = (config.tokenizer_class or "").removesuffix("Fast")
-    if name not in _BUILT or (not parts.normalizer and _BUILT[name](parts.pre_tokenizer or {})):
+    name = tokenizer_class.removesuffix("Fast")
+    is_built = _BUILT.get(name)
+    if is_built is None or (not document.normalizer and is_built(document.pre_tokenizer or {})):
         return ""
     return (
         f"transformers 5 builds a {name} otherwise than tokenizer.json says: AutoTokenizer gives "

@@ -1,7 +1,7 @@
 """Trust in the fast engine: it is held to the reference, before a text of its kind is taken.
 
-* At the start both encode a battery of nasty strings, every Latin-1 character, the tokenizer's own
-  added tokens and the first documents; where they differ, the reference is used alone.
+* At the start both encode a battery of nasty strings, every Latin-1 character and the tokenizer's
+  own added tokens, then the first documents; where they differ, the reference is used alone.
 * Before the first text with another character is trusted, both encode that character in the
   contexts that split words. Where they differ, its texts go to the reference for ever, as do those
   with characters that Unicode versions class differently. So tokens never depend on which worker
@@ -27,13 +27,17 @@ from pathlib import Path
 import numpy as np
 
 from packer_cli._kernels import texts as kernels
-from packer_cli.errors import InternalError
+from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.token_columns import offsets_of
 from packer_cli.records import Int64, Notify, UInt8, UInt32
 from packer_cli.tokenization.engines import Engine, engines_differ_on
 
-FIRST_DOCUMENTS_CHARACTERS = 32 << 10
+_FIRST_CHARACTERS = 32 << 10  # of the first documents
 _CONTEXTS = "x{0}'s {0}1{0} \n{0}{0}"
+SLOWER, OTHER_BACKEND = (
+    "using the slower tokenizers engine",
+    "use --tokenizer-backend tokenizers or auto",
+)
 _LATIN_1 = "".join(map(chr, range(0x100)))
 
 BATTERY = [
@@ -60,22 +64,33 @@ class TrustedEngine:
         fast: Engine,
         reference: Engine,
         added_tokens: Iterable[str],
-        first_documents: Iterable[str],
         notify: Notify,
+        *,
+        is_needed: bool = False,
     ) -> None:
-        """`notify` hears of the first characters on which the engines differ. Raises ValueError
-        where they differ on what is compared at the start.
+        """`notify` hears where the engines differ. `is_needed`: there it is an error. Raises
+        ValueError where they differ on what is compared before the first documents.
         """
-        self.name = fast.name
         self._fast, self._reference = fast, reference
-        if difference := _difference_at_start(fast, reference, added_tokens, first_documents):
-            raise ValueError(f"gigatoken differs from tokenizers on {difference}")
+        self._notify, self._is_needed = notify, is_needed
+        texts = [*BATTERY, in_contexts(_LATIN_1)]
+        texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
+        if difference := _first_difference(fast, reference, texts):
+            raise ValueError(difference)
         self._characters = ComparedCharacters(fast, reference, notify)
         self._samples = Samples()
         self._difference: InternalError | None = None
+        self._beginning, self._room = threading.Lock(), _FIRST_CHARACTERS
 
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        """The tokens that the reference would give. Raises InternalError when a sample differs."""
+        """The tokens that the reference would give. Raises InternalError when a sample differs,
+        UsageError when the first documents do and the fast engine is needed.
+        """
+        with self._beginning:  # others wait for it
+            if self._room > 0:
+                self._compare_first(texts)
+        if self._fast is self._reference:
+            return self._reference.encode(texts)
         untrusted = self._characters.untrusted(texts)
         others = set(untrusted)
         trusted = [text for i, text in enumerate(texts) if i not in others] if others else texts
@@ -96,6 +111,22 @@ class TrustedEngine:
             lengths[document], done = b - a, offsets[document + 1]
         return np.concatenate([*parts, ids[done:]]), offsets_of(lengths)
 
+    def _compare_first(self, documents: list[str]) -> None:
+        """Compare the engines on the first documents; where they differ, the reference is used:
+        all that was encoded before was compared.
+        """
+        texts = list[str]()
+        for document in documents:
+            if self._room <= 0:
+                break
+            texts.append(document[: self._room])
+            self._room -= len(texts[-1])
+        if difference := _first_difference(self._fast, self._reference, texts):
+            if self._is_needed:
+                raise UsageError(difference, OTHER_BACKEND)
+            self._notify(f"{SLOWER}: {difference}")
+            self._fast = self._reference
+
     def confirm(self) -> None:
         """Raises InternalError when a sample of any thread has differed: what others encoded may
         be wrong, too, and nothing may be committed.
@@ -104,26 +135,15 @@ class TrustedEngine:
             raise self._difference
 
 
-def _difference_at_start(
-    fast: Engine, reference: Engine, added_tokens: Iterable[str], documents: Iterable[str]
-) -> str | None:
-    """The first text on which the engines differ (shortened), or None when they agree."""
-    texts = [*BATTERY, in_contexts(_LATIN_1)]
-    texts += (f"a{token}b {token} {token}\n" for token in added_tokens)
-    room = FIRST_DOCUMENTS_CHARACTERS
-    for document in documents:
-        texts.append(document[:room])
-        room -= len(texts[-1])
-        if room <= 0:
-            break
+def _first_difference(fast: Engine, reference: Engine, texts: list[str]) -> str:
+    """The first text on which the engines differ, in words; "" when they agree."""
     doubtful = _found(texts, 1 - _settled())
     texts = [text for text, flag in zip(texts, doubtful, strict=True) if not flag]
     try:
-        encoded = fast.encode(texts)
+        different = _different(texts, fast.encode(texts), reference.encode(texts))
     except Exception as error:  # after any error, the engine is not usable
-        return str(error)
-    different = _different(texts, encoded, reference.encode(texts))
-    return repr(different[0][:80]) if different else None
+        return f"gigatoken differs from tokenizers on {error}"
+    return f"gigatoken differs from tokenizers on {different[0][:80]!r}" if different else ""
 
 
 _Encoded = tuple[UInt32, Int64]
@@ -266,25 +286,19 @@ class Samples:
         self._room = _ALWAYS * _CHARACTERS_PER_EXCERPT
 
     def of(self, texts: list[str]) -> str:
-        """An excerpt of this batch, or "" when it is not its turn."""
+        """An excerpt of this batch, or "" when it is not its turn. Every character is as likely as
+        any other; which one depends on the batch alone, so that runs repeat.
+        """
+        total = sum(map(len, texts))
         with self._lock:
-            self._room += sum(map(len, texts))
+            self._room += total
             if self._room < _CHARACTERS_PER_EXCERPT:
                 return ""
             self._room -= _CHARACTERS_PER_EXCERPT
-        return excerpt_of(texts)
-
-
-def excerpt_of(texts: list[str]) -> str:
-    """Part of a batch: every character is as likely as any other.
-
-    Which one depends on the batch alone, so that runs repeat.
-    """
-    total = sum(map(len, texts))
-    place = (total * _GOLDEN & (1 << 64) - 1) * total >> 64  # Fibonacci hashing, below total
-    for text in texts:
-        if place < len(text):
-            start = max(0, min(place, len(text) - _EXCERPT_CHARACTERS))
-            return text[start : start + _EXCERPT_CHARACTERS]
-        place -= len(text)
-    return ""
+        place = (total * _GOLDEN & (1 << 64) - 1) * total >> 64  # Fibonacci hashing, below total
+        for text in texts:
+            if place < len(text):
+                start = max(0, min(place, len(text) - _EXCERPT_CHARACTERS))
+                return text[start : start + _EXCERPT_CHARACTERS]
+            place -= len(text)
+        return ""

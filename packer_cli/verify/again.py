@@ -60,6 +60,7 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
+    TokenizerInfo,
     document_config_of,
     run_of_sides,
     shape_of,
@@ -73,7 +74,7 @@ from packer_cli.run.finalize import tables_of
 from packer_cli.run.source import Source, framing_of, source_again, tokenized_again
 from packer_cli.run.unit import Job, pack_unit, without_damaged
 from packer_cli.tokenization.locate import locate
-from packer_cli.tokenization.tokenizer import TokenizerInfo, bytes_tokenizer, load_tokenizer
+from packer_cli.tokenization.tokenizer import bytes_tokenizer, load_tokenizer
 from packer_cli.verify.files import (
     CHANGED,
     DIFFERENT,
@@ -474,7 +475,7 @@ def _other_tokenizer(facts: Result, own: TokenizerInfo | None) -> Iterator[str]:
         if (own is None) != (listed is None):
             yield f"tokenizer: is {listed}, the inputs give {own}"
         return
-    info = msgspec.json.decode(msgspec.json.encode(own.as_json()))
+    info = msgspec.to_builtins(own)
     # the source says where it was, not what it is; older results lack some of the names
     for name in sorted(info.keys() & listed.keys() - {"source"}):
         if listed[name] != info[name]:

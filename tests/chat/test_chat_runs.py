@@ -89,12 +89,6 @@ def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None
         refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
 
 
-def test_a_template_that_asks_for_all_memory(folder: Path) -> None:
-    template = TAGS + "{{ '%1000000000000d' % 5 }}"
-    for workers in (1, 3):  # not a bug either, in whichever process
-        refused(many(4000), 1, "out of memory", template=template, options=["--workers", workers])
-
-
 def children(process: int) -> set[int]:
     """Of all threads of the process."""
     numbers = set[int]()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_tokenizers
 from chats import (
-    CHATML,
     TAGS,
     TWO,
     TWO_MARKED,
@@ -104,54 +102,6 @@ def test_part_of_a_character_is_enough(folder: Path) -> None:
     assert text == "qé⟦한👍⟧é"
 
 
-@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
-def test_sentencepiece_with_its_space_before_the_text(folder: Path, backend: str) -> None:
-    tokenizer = chat_tokenizer(folder / "t", TAGS, tiny_tokenizers.sentencepiece())
-    record = chat(user("the fox"), assistant("the dog"), user("日本"), assistant("émoji 👍🏽"))
-    pack_chat([record], "--tokenizer-backend", backend, template=None, tokenizer=tokenizer)
-    trained = [name for name, flag in pieces(tokenizer) if flag]
-    text = re.sub("<0x(..)>", lambda byte: chr(int(byte[1], 16)), "".join(trained))
-    assert text == "the▁dog</assistant>émoji▁👍🏽</assistant>"
-
-
-def normalizing(document: dict[str, Any]) -> dict[str, Any]:
-    """Lengths of tokens do not add up to the text's: characters are composed before."""
-    document["normalizer"] = {"type": "NFC"}
-    return document
-
-
-def test_a_text_that_a_normalizer_changes_is_marked_by_the_reference(folder: Path) -> None:
-    decomposed = "cafe\u0301"  # one character and two bytes shorter when composed
-    record = chat(user(decomposed), assistant(f"un {decomposed}!"), user("x"), assistant("y"))
-    tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
-    assert pack_marked([record], template=None, tokenizer=tokenizer) == [
-        "<user>café</user><assistant>⟦un café!</assistant>⟧<user>x</user><assistant>⟦y</assistant>⟧"
-    ]
-
-
-def test_tokens_that_swallow_white_space_are_marked_by_the_reference(folder: Path) -> None:
-    document = tiny_tokenizers.byte_level()
-    tokenizer = chat_tokenizer(folder / "t", CHATML, document)
-    saved = json.loads((tokenizer / "tokenizer.json").read_text())
-    for token in saved["added_tokens"]:
-        token["rstrip"] = token["content"] == "<|im_end|>"
-    (tokenizer / "tokenizer.json").write_text(json.dumps(saved))
-    pack_chat([TWO], template=None, tokenizer=tokenizer)
-    tokens = pieces(tokenizer)
-    ends = [i for i, (name, _) in enumerate(tokens) if name == "<|im_end|>"]
-    assert [tokens[i][1] for i in ends] == [False, True, False, True]
-    assert all(name != "Ċ" for i in ends for name, _ in tokens[i + 1 : i + 2])
-
-
-def test_lengths_that_a_normalizer_changes_may_add_up_by_chance(folder: Path) -> None:
-    """One Bengali character becomes three bytes shorter when composed, another three longer."""
-    shorter, longer = "\u0995\u09c7\u09be", "\u09dc"
-    tokenizer = chat_tokenizer(folder / "t", TAGS, normalizing(tiny_tokenizers.byte_level()))
-    pair = {"prompt": shorter, "completion": f"abcdef {longer}"}
-    [text] = pack_marked([pair], template=None, tokenizer=tokenizer)
-    assert text == "\u0995\u09cb⟦abcdef \u09a1\u09bc</s>⟧"
-
-
 def test_word_pieces_may_add_up_by_chance(folder: Path) -> None:
     """What "##" adds to the lengths, the spaces that no token has take away."""
     specials = ["[UNK]", "[EOS]"]
@@ -180,17 +130,6 @@ def test_unknown_characters_may_add_up_by_chance(folder: Path) -> None:
     assert pieces(tokenizer) == [
         ("<unk>", False), ("a", False), ("a", True), ("a", True), ("<unk>", True), ("b", True),
     ]  # fmt: skip
-
-
-def test_unigram_has_no_lengths_and_works(folder: Path) -> None:
-    config = {"chat_template": TAGS, "eos_token": tiny_tokenizers.EOS}
-    tokenizer = tiny_tokenizers.save(
-        folder / "t", tiny_tokenizers.unigram(), tokenizer_config=config
-    )
-    pack_chat([TWO], template=None, tokenizer=tokenizer)
-    trained = "".join(name for name, flag in pieces(tokenizer) if flag).replace("▁", " ")
-    assert "Hi" not in trained
-    assert "Bye" not in trained
 
 
 # What goes around documents

@@ -15,12 +15,11 @@ from chats import (
     chat_tokenizer,
     marked_pieces,
     pack_chat,
-    run,
     system,
     user,
     write,
 )
-from support import assert_error, check_directory, packer
+from support import check_directory, packer
 
 from packer_cli import open_packed
 
@@ -146,16 +145,3 @@ def test_the_report_says_how_much_is_repeated(folder: Path) -> None:
                   "--chat-template", "t.jinja")  # fmt: skip
     for said in (made.stdout, packer("stats", "out").stdout):
         assert re.search(r"\nrepeated +44 +tokens", said), said
-
-
-@pytest.mark.parametrize(
-    ("record", "options", "parts"),
-    [
-        ({"text": "Hi"}, EACH, ("--turns: is for conversations; the records' shape is text",)),
-        ({"prompt": "a", "completion": "b"}, EACH, ("--turns: is for conversations",)),
-        (THOUGHTS, (*EACH, "--train-on", "all"), ("--turns each: --train-on all trains on",)),
-        (THOUGHTS, ("--turns", "some"), ("--turns", "some")),
-    ],
-)
-def test_what_it_is_not_for(folder: Path, record: Any, options: Any, parts: Any) -> None:
-    assert_error(run([record], *options), 2, *parts)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from chats import (
     CALL,
     CALLS,
@@ -20,12 +19,11 @@ from chats import (
     marked_pieces,
     pack_chat,
     pack_marked,
-    run,
     system,
     user,
     write,
 )
-from support import assert_error, check_directory, packer
+from support import check_directory, packer
 
 THINKS = (
     "{% for m in messages %}<{{ m.role }}>"
@@ -98,13 +96,6 @@ def test_tokens_verify_tokenize_and_stats(folder: Path) -> None:
     assert "masked" in packer("stats", "tokens").stdout
     assert packer("pack", "tokens", "-o", "again", "-l", 2048).exit_code == 0
     assert check_directory("again")["trained_tokens"] == check_directory("out")["trained_tokens"]
-
-
-@pytest.mark.parametrize("option", [WITHOUT, "--train-reasoning", "--no-train-tool-calls"])
-def test_what_they_are_not_for(folder: Path, option: str) -> None:
-    record = chat(user("Hi"), assistant("Yes"))
-    assert_error(run([record], option, "--train-on", "all"), 2, option, "--train-on all")
-    assert_error(run([{"text": "Hi"}], option), 2, f"{option}: is for messages")
 
 
 def test_recipes_have_the_keys(folder: Path) -> None:

@@ -1,9 +1,9 @@
 """The golden table of conversations: template, options, records → what is trained on, in ⟦⟧.
 
 `golden_chats.json` is a list of runs. A message there is {role: content, …}; an outcome is the text
-of a record, a list of texts with `--turns each`, or {"error": …}, why the record is a bad one. With
-a run stands what its manifest counts, but for zeros. Texts are written by hand or read by somebody
-before they are put there: the table says what is right.
+of a record, a list of texts with `--turns each` and of pairs, or {"error": …}, why the record is a
+bad one. With a run stands what its manifest counts, but for zeros. Texts are written by hand or
+read by somebody before they are put there: the table says what is right.
 """
 
 from __future__ import annotations
@@ -47,13 +47,12 @@ def outcomes(
     how = ("--on-error", "skip", "--keep-untrained", *options)
     manifest = pack_chat(records, *how, template=template)
     each = "each" in options
-    found: dict[int, Any] = {}
+    texts: dict[int, list[str]] = {}
     for (place, _), text in sorted(marked_by_place("out").items()):
-        position = record_position(place, "each" if each else "all")
-        if each:
-            found.setdefault(position, []).append(text)
-        else:
-            found[position] = text
+        texts.setdefault(record_position(place, "each" if each else "all"), []).append(text)
+    found: dict[int, Any] = {
+        position: own if each or len(own) > 1 else own[0] for position, own in texts.items()
+    }
     if manifest["rejected_records"]:
         for line in Path("out/rejected.jsonl").read_text(encoding="utf-8").splitlines():
             rejected = json.loads(line)

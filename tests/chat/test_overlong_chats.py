@@ -226,20 +226,7 @@ def test_truncate_turns_by_the_tokens_of_a_tokenizer(folder: Any) -> None:
     assert manifest["tokens"] + manifest["truncated_tokens"] == length
 
 
-def test_truncate_turns_is_for_messages(folder: Any) -> None:
-    pair = {"prompt": "Hi", "completion": "Hello"}
-    options = ["--overlong", "truncate-turns"]
-    refused([pair], 2, "--overlong: truncate-turns is for messages", options=options)
-    refused([{"text": "Hi"}], 2, "--overlong: truncate-turns is for messages", options=options)
-
-
 # Cutting
-
-
-@pytest.mark.parametrize("options", [["--overlong", "split"], ["--strategy", "wrap"]])
-@pytest.mark.parametrize("record", [SHORT, {"prompt": "Hi", "completion": "Hello"}])
-def test_split_is_refused(folder: Any, record: Any, options: list[str]) -> None:
-    refused([record], 2, "must not be cut", options=options)
 
 
 def test_split_can_be_forced(folder: Any) -> None:

@@ -30,8 +30,6 @@ PAIR_MARKED = ["2+2=⟦4<eos>⟧", "2+2=⟦5<eos>⟧"]
 ASK, GOOD, BAD = user("2+2="), assistant("4"), assistant("5")
 CHAT_MARKED = ["<user>2+2=</user><assistant>⟦4</assistant>⟧",
                "<user>2+2=</user><assistant>⟦5</assistant>⟧"]  # fmt: skip
-EARLIER = [user("Hi"), assistant("Yes?")]
-EARLIER_MARKED = ["<user>Hi</user><assistant>Yes?</assistant>" + one for one in CHAT_MARKED]
 SHAPE = ("--shape", "preference")
 
 
@@ -51,95 +49,12 @@ def columns_of(directory: Path | str = "out") -> dict[str, list[Any]]:
     return pa.Table.from_batches(batches).to_pydict()
 
 
-FORMS = {
-    "text": (PAIR, PAIR_MARKED),
-    "question": ({"question": "2+2=", "chosen": "4", "rejected": "5"}, PAIR_MARKED),
-    "instruction and input": (
-        {"instruction": "Add.", "input": "2+2=", "chosen": "4", "rejected": "5"},
-        ["Add.\n" + one for one in PAIR_MARKED],
-    ),
-    "system of Orca-DPO": (
-        {"system": "Be kind.", "question": "2+2=", "chosen": "4", "rejected": "5"},
-        ["Be kind.\n\n" + one for one in PAIR_MARKED],
-    ),
-    "context": (
-        {"question": "Add.", "context": "2+2=", "chosen": "4", "rejected": "5"},
-        ["Add.\n" + one for one in PAIR_MARKED],
-    ),
-    "system beside messages": (
-        {"system": "Be kind.", "prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
-        ["<system>Be kind.</system>" + one for one in CHAT_MARKED],
-    ),
-    "an input alone": ({"input": "2+2=", "chosen": "4", "rejected": "5"}, PAIR_MARKED),
-    "text without a prompt": (
-        {"chosen": "Q: 2+2 A: 4", "rejected": "Q: 2+2 A: 5"},
-        ["Q: 2+2 A:⟦ 4<eos>⟧", "Q: 2+2 A:⟦ 5<eos>⟧"],
-    ),
-    "one answer begins with the other": (
-        {"chosen": "Q: Yes", "rejected": "Q: Yes, no"}, ["Q: Ye⟦s<eos>⟧", "Q: Ye⟦s, no<eos>⟧"],
-    ),
-    "messages": ({"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]}, CHAT_MARKED),
-    "conversations": ({"chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED),
-    "messages beside a context": (
-        {"context": "In a shop.", "prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
-        CHAT_MARKED,
-    ),
-    "conversations beside a context": (
-        {"context": "In a shop.", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED,
-    ),
-    "conversations and the question once more": (
-        {"prompt": "2+2=", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, CHAT_MARKED,
-    ),
-    "several turns and the first question once more": (
-        {"prompt": "Hi", "chosen": [*EARLIER, ASK, GOOD], "rejected": [*EARLIER, ASK, BAD]},
-        EARLIER_MARKED,
-    ),
-    "ShareGPT style": (
-        {"chosen": [{"from": "human", "value": "2+2="}, {"from": "gpt", "value": "4"}],
-         "rejected": [{"from": "human", "value": "2+2="}, {"from": "gpt", "value": "5"}]},
-        CHAT_MARKED,
-    ),
-    "turns before": (
-        {"prompt": [*EARLIER, ASK], "chosen": [GOOD], "rejected": [BAD]}, EARLIER_MARKED,
-    ),
-    "turns that both begin with": (
-        {"chosen": [*EARLIER, ASK, GOOD], "rejected": [*EARLIER, ASK, BAD]}, EARLIER_MARKED,
-    ),
-    "several turns of an answer": (
-        {"prompt": [ASK], "chosen": [GOOD, user("So?"), assistant("Yes.")], "rejected": [BAD]},
-        [CHAT_MARKED[0] + "<user>So?</user><assistant>⟦Yes.</assistant>⟧", CHAT_MARKED[1]],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_forms_of_pairs(folder: Path, name: str) -> None:
-    record, (chosen, rejected) = FORMS[name]
-    assert answers(record) == [(chosen, 0, 1), (rejected, 0, 0)]
-
-
 def test_forms_of_pairs_in_parquet(folder: Path) -> None:
     """Arrow gives messages all fields that any in the column has."""
     records = [{"chosen": [ASK, GOOD], "rejected": [ASK, assistant("5", name="Ada")]}]
     pq.write_table(pa.Table.from_pylist(records), "data.parquet")
     pack_chat(Path("data.parquet"))
     assert marked_pieces("out") == CHAT_MARKED
-
-
-LABELLED = {
-    "messages": ({"messages": [ASK, GOOD]}, CHAT_MARKED[0]),
-    "turns before": ({"messages": [*EARLIER, ASK, GOOD]}, EARLIER_MARKED[0]),
-    "prompt and completion": ({"prompt": "2+2=", "completion": "4"}, PAIR_MARKED[0]),
-    "both as messages": ({"prompt": [ASK], "completion": [GOOD]}, CHAT_MARKED[0]),
-    "question and answer": ({"question": "2+2=", "answer": "4"}, PAIR_MARKED[0]),
-}
-
-
-@pytest.mark.parametrize("name", LABELLED)
-@pytest.mark.parametrize("label", [True, False])
-def test_forms_of_answers_with_a_label(folder: Path, name: str, label: bool) -> None:
-    record, text = LABELLED[name]
-    assert answers(record | {"label": label}, *SHAPE) == [(text, 0, int(label))]
 
 
 def test_a_label_changes_nothing_unless_the_shape_is_asked_for(folder: Path) -> None:
@@ -160,96 +75,10 @@ def test_templates_and_fields_by_name(folder: Path) -> None:
     assert marked_pieces("out") == CHAT_MARKED[:1]
 
 
-WRONG = {
-    "a pair with one side": ({"prompt": "2+2=", "chosen": "4"}, "no field 'rejected'"),
-    "null": (PAIR | {"rejected": None}, "field 'rejected' is null, expected text, or a list"),
-    "equal sides": (PAIR | {"rejected": "4"}, "'chosen' and 'rejected' are equal"),
-    "an empty answer": (PAIR | {"chosen": " \n"}, "field 'chosen' is an empty answer"),
-    "text beside messages": (PAIR | {"rejected": [BAD]},
-                             "'chosen' is a string, 'rejected' is a list; expected both as text"),
-    "a prompt of messages": (PAIR | {"prompt": [ASK]}, "'prompt' is a list, 'chosen' is a string"),
-    "messages after text": ({"prompt": [ASK], "chosen": [GOOD], "rejected": [BAD]},
-                            "'chosen' is a list, and text in the file's first record"),
-    "no shared beginning": ({"chosen": "ab", "rejected": "cd"},
-                            "there is no prompt, and 'chosen' and 'rejected' share no beginning"),
-    "a number as prompt": (PAIR | {"prompt": 4}, "field 'prompt' is an integer"),
-}  # fmt: skip
-WRONG_MESSAGES = {
-    "a prompt of text": ({"prompt": "3+3=", "chosen": [GOOD], "rejected": [BAD]},
-                         "'prompt' is a string, 'chosen' is a list; expected both as text"),
-    "an empty answer": ({"prompt": [ASK], "chosen": [assistant(" ")], "rejected": [BAD]},
-                        "field 'chosen' is an empty answer"),
-    "no answer": ({"prompt": [ASK], "chosen": [user("So?")], "rejected": [BAD]},
-                  "field 'chosen' has no message of the assistant"),
-    "no messages": ({"prompt": [ASK], "chosen": [GOOD], "rejected": []}, "is an empty answer"),
-    "the prompt twice": ({"prompt": [ASK], "chosen": [ASK, GOOD], "rejected": [ASK, BAD]},
-                         "begins with the messages of the prompt"),
-    "a message without a role": (
-        {"prompt": [ASK], "chosen": [{"content": "4"}], "rejected": [BAD]}, "chosen[0].role"),
-    "other questions": ({"chosen": [ASK, GOOD], "rejected": [user("3+3="), BAD]},
-                        "share no beginning"),
-}  # fmt: skip
-WRONG_LABELS = {
-    "a number": ({"messages": [ASK, GOOD], "label": 1}, "field 'label' is an integer 1, expected"),
-    "text": ({"messages": [ASK, GOOD], "label": "true"}, "field 'label' is a string 'true'"),
-    "null": ({"messages": [ASK, GOOD], "label": None}, "field 'label' is null, expected true"),
-    "no answer": ({"messages": [ASK], "label": True}, "no message of the assistant"),
-}
-
-
-MESSAGES = {"prompt": [user("Hi")], "chosen": [GOOD], "rejected": [BAD]}
-
-
-@pytest.mark.parametrize(
-    ("good", "wrong", "text", "how"),
-    [
-        pytest.param(good, *case, how, id=name)
-        for good, cases, how in (
-            (PAIR, WRONG, {"template": None}),
-            (MESSAGES, WRONG_MESSAGES, {}),
-            ({"messages": [ASK, GOOD], "label": True}, WRONG_LABELS, {}),
-        )
-        for name, case in cases.items()
-    ],
-)
-def test_what_is_wrong(folder: Path, good: Json, wrong: Json, text: str, how: Json) -> None:
-    """A record after a good one ends the run with one line; or is counted, the good one packed."""
-    refused([good, wrong], 1, "data.jsonl, line 2", text, options=SHAPE, **how)
-    manifest = pack_chat([good, wrong], *SHAPE, "--on-error", "skip", **how)
-    assert (manifest["documents"], manifest["rejected_records"]) == (1, 1)
-    (line,) = Path("out/rejected.jsonl").read_text().splitlines()
-    assert text in json.loads(line)["reason"]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--overlong", "split"], "--overlong split is not for records of preference"),
-        (["--overlong", "truncate"], "--overlong truncate is not for records of preference"),
-        (["--overlong", "truncate-turns"], "--overlong truncate-turns is not for records of"),
-        (["--strategy", "wrap"], "--strategy wrap is not for records of preference"),
-        (["--force-split"], "--force-split is not for records of preference"),
-        (["--balance", "attention"], "--balance attention is not for records of preference"),
-        (
-            ["--max-segments-per-row", 1],
-            "--max-segments-per-row 1 is not for records of preference",
-        ),
-        (["--train-on", "all"], "--train-on: all is not for records of shape preference"),
-        (["--columns", "input_ids,cu_seqlens,side"], "--columns: 'side' is not one of"),
-    ],
-)
-def test_options_that_part_pairs(folder: Path, options: Sequence[Any], text: str) -> None:
-    refused([PAIR], 2, text, options=options)
-
-
-def test_pairs_are_not_mixed_with_other_records(folder: Path) -> None:
-    write([PAIR], "pairs.jsonl")
-    write([{"prompt": "2+2=", "completion": "4"}], "prompts.jsonl")
-    result = packer("pack", "pairs.jsonl", "prompts.jsonl", "-l", 64, "-t", "bytes", "-o", "out")
-    assert result.exit_code == 2
-    assert "records of preference and of prompt-completion cannot lie in one result" in (
-        result.stderr
-    )
+def test_what_is_wrong_ends_the_run(folder: Path) -> None:
+    """With one line that names its place; `golden_chats.json` has all that is wrong."""
+    text = "'chosen' and 'rejected' are equal"
+    refused([PAIR, PAIR | {"rejected": "4"}], 1, "data.jsonl, line 2", text, options=SHAPE)
 
 
 LABELLED_ONE = {"prompt": "2+2=", "completion": "4", "label": True}

@@ -10,9 +10,8 @@ from conversations import STRUCTURES, Json
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from packer_cli.chat.chat_template import ChatTemplate
+from packer_cli.chat.chat_template import MARK, ChatTemplate, environment
 from packer_cli.chat.messages import RefusedError
-from packer_cli.chat.sandbox import MARK, environment
 from packer_cli.errors import UsageError
 
 ODD = {

@@ -43,28 +43,6 @@ OFF = ("--template-arg", "enable_thinking=false")
 
 
 @pytest.mark.parametrize(
-    ("argument", "parts"),
-    [
-        ("enable_thinkin=false", ("never reads it; it reads enable_thinking",)),
-        ("date_string=x", ("date_string: the chat template never reads it",)),
-        ("messages=[]", ("messages: packer passes it",)),
-        ("enable_thinking=False", ("found False, expected false",)),
-        ("enable_thinking=no", ('enable_thinking: found "no", expected true or false',)),
-        ("enable_thinking=0", ("enable_thinking: found 0, expected true or false",)),
-        ("enable_thinking=null", ("found null, expected true or false",)),
-        ("enable_thinking", ("'enable_thinking' is not NAME=VALUE",)),
-        ("=false", ("'=false' is not NAME=VALUE",)),
-        (f"enable_thinking={'[' * 100000}", ("enable_thinking: ",)),
-    ],
-)
-def test_arguments_that_cannot_be_meant(
-    folder: Path, argument: str, parts: tuple[str, ...]
-) -> None:
-    how: Any = {"options": ["--template-arg", argument], "template": THINKING}
-    refused([PLAIN], 2, "--template-arg: ", *parts, **how)
-
-
-@pytest.mark.parametrize(
     "setting",
     [
         "{% if m.content %}{% set kind = 1 %}{% else %}{% set kind = 2 %}{% endif %}{{ kind }}",
@@ -103,10 +81,6 @@ def test_variables_that_a_template_sets_itself_are_no_arguments(folder: Path, se
 )
 def test_which_variables_come_from_outside(source: str, names: str) -> None:
     assert reads_of(source).names == set(names)
-
-
-def test_arguments_are_for_templates(folder: Path) -> None:
-    refused([{"text": "Hi"}], 2, "--template-arg: is for messages", options=OFF, template=None)
 
 
 def test_what_templates_read() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from chats import (
     CALL,
     CHATML,
@@ -21,7 +20,7 @@ from chats import (
     user,
     write,
 )
-from support import assert_error, check_directory, packer
+from support import check_directory, packer
 from tokenizers import Tokenizer
 
 from packer_cli.records import UNSHOWN
@@ -197,17 +196,3 @@ def test_tokens_are_those_of_the_parts_alone(folder: Path) -> None:
     manifest = pack_chat([record], template=None, tokenizer=tokenizer)
     own = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode("the thought")
     assert counted(manifest) == {"reasoning": (1, 1, len(own.ids))}
-
-
-@pytest.mark.parametrize("way", ["{% for i in range(10**9) %}x{% endfor %}", "{{ 'a' * 10**10 }}"])
-def test_a_template_that_would_fill_memory_names_the_record(folder: Path, way: str) -> None:
-    template = TAGS.replace(
-        "{% endfor %}", "{% if m.content == 'big' %}" + way + "{% endif %}{% endfor %}", 1
-    )
-    records = [chat(user("Hi"), assistant("Yes")), chat(user("big"), assistant("Yes"))]
-    refused(records, 1, "data.jsonl, line 2 (byte ", "the chat template ", template=template)
-    arguments = template + "{% if flag %}{% endif %}"  # read before any of it runs
-    refused(records, 1, "data.jsonl, line 2 (byte ", template=arguments,
-            options=["--template-arg", "flag=true"])  # fmt: skip
-    result = run(records, template=TAGS + way)
-    assert_error(result, 1, "the chat template")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import tiny_tokenizers
 from altered import unaltered
-from chats import assistant, chat, user, write
+from chats import TAGS, assistant, chat, user, write
 from support import assert_error, jsonl, packer
 
 BIG = "1" * 400
+ASKED = "pack chat.jsonl -l 16 --chat-template ask.jinja --template-arg"
 # options of `packer pack a.jsonl`, or a whole command | its error | what the tip begins with
 REFUSED = f"""
 pack a.jsonl                | Missing option '--max-length' / '-l'. | add --max-length N. Tokens in
@@ -86,6 +87,45 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --force-split               | --force-split: is for messages, prompts and instructions
 --prompt-template alpaca    | --prompt-template: alpaca is not for records of shape text | choose no
 --overlong truncate-turns   | --overlong: truncate-turns is for messages, the records are text
+--turns each                | --turns: is for conversations; the records' shape is text
+--turns some                | --turns: 'some' is not one of
+--no-train-reasoning        | --no-train-reasoning: is for messages
+--train-reasoning           | --train-reasoning: is for messages
+--no-train-tool-calls       | --no-train-tool-calls: is for messages
+--template-arg a=1          | --template-arg: is for messages
+--max-seconds-per-record 0  | --max-seconds-per-record: 0 is not
+--max-seconds-per-record=-1 | --max-seconds-per-record: -1 is not
+--max-seconds-per-record nan | --max-seconds-per-record:
+--max-seconds-per-record inf | --max-seconds-per-record:
+pack ask.jsonl -l 16 --turns each              | --turns: is for conversations
+pack ask.jsonl -l 16 --overlong truncate-turns | --overlong: truncate-turns is for messages
+pack ask.jsonl -l 16 --overlong split          | must not be cut
+pack ask.jsonl -l 16 --strategy wrap           | must not be cut
+pack chat.jsonl -l 16 --overlong split         | must not be cut
+pack chat.jsonl -l 16 --strategy wrap          | must not be cut
+pack chat.jsonl -l 16 --turns each --train-on all | --turns each: --train-on all trains on
+pack chat.jsonl -l 16 --no-train-reasoning --train-on all  | --train-on all
+pack chat.jsonl -l 16 --train-reasoning --train-on all     | --train-on all
+pack chat.jsonl -l 16 --no-train-tool-calls --train-on all | --train-on all
+pack dpo.jsonl -l 16 --overlong split          | --overlong split is not for records of preference
+pack dpo.jsonl -l 16 --overlong truncate       | --overlong truncate is not for records of pref
+pack dpo.jsonl -l 16 --overlong truncate-turns | --overlong truncate-turns is not for record
+pack dpo.jsonl -l 16 --strategy wrap           | --strategy wrap is not for records of preference
+pack dpo.jsonl -l 16 --force-split             | --force-split is not for records of preference
+pack dpo.jsonl -l 16 --balance attention       | --balance attention is not for records of pref
+pack dpo.jsonl -l 16 --max-segments-per-row 1  | --max-segments-per-row 1 is not for record
+pack dpo.jsonl -l 16 --train-on all            | --train-on: all is not for records of shape
+pack dpo.jsonl -l 16 --columns input_ids,cu_seqlens,side | --columns: 'side' is not one of
+pack dpo.jsonl ask.jsonl -l 16 | records of preference and of prompt-completion cannot lie in one
+{ASKED}=enable_thinking     | 'enable_thinking' is not NAME=VALUE
+{ASKED}==false              | '=false' is not NAME=VALUE
+{ASKED}=enable_thinkin=no   | never reads it; it reads enable_thinking | did you mean enable_t
+{ASKED}=date_string=x       | date_string: the chat template never reads it
+{ASKED}=messages=[]         | messages: packer passes it
+{ASKED}=enable_thinking=False | found False, expected false
+{ASKED}=enable_thinking=no  | enable_thinking: found "no", expected true or false
+{ASKED}=enable_thinking=0   | enable_thinking: found 0, expected true or false
+{ASKED}=enable_thinking=null | found null, expected true or false
 pack chat.jsonl -l 16 --train-on completion      | --train-on: completion is not for records of shap
 pack chat.jsonl -l 16 --prompt-template alpaca   | --prompt-template: alpaca is not for records of
 pack chat.jsonl -l 16 --chat-template nowhere    | --chat-template: 'nowhere' is not a file
@@ -215,7 +255,10 @@ def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     turns = user("Hi"), assistant("Hello")
     write([chat(*turns)], "chat.jsonl")
     write([{"prompt": [turns[0]], "completion": [turns[1]]}], "pairs.jsonl")
+    write([{"prompt": "Hi", "completion": "Hello"}], "ask.jsonl")
+    write([{"prompt": "2+2=", "chosen": "4", "rejected": "5"}], "dpo.jsonl")
     (folder / "bad.jinja").write_text("{% for %}")
+    (folder / "ask.jinja").write_text(TAGS + "{% if enable_thinking %}<think>{% endif %}")
     (folder / "bad.toml").write_bytes(b"a = 1\nb = '\xff'\n")
     (folder / "run.toml").write_text('inputs = "a.jsonl"\nmax_length = 8\nstrategy = "wrap"')
     tiny_tokenizers.save(folder / "tok", tiny_tokenizers.byte_level())

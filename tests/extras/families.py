@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,7 @@ def batch_of(collator: str, attention: str, config: Any) -> dict[str, Any]:
         batch = block_mask_collate(rows(), config=config, form="documents")
         made = flex_block_mask(batch.pop("document_ids"), config=config)
         return batch | {"attention_mask": made}
-    collate: Any = {
-        "varlen_collate": partial(varlen_collate, config=None),
-        "padded_collate": partial(padded_collate, config=None),
-    }[collator]
+    collate: Any = varlen_collate if collator == "varlen_collate" else padded_collate
     return collate(rows(), config=config)  # type: ignore[no-any-return]
 
 

@@ -107,8 +107,9 @@ def expected_pieces(documents: list[list[int]], overlong: str) -> Counter[tuple[
     return Counter(tuple(piece) for ids in documents for piece in cut(ids))
 
 
-@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("overlong", "workers"), [("split", 0), ("split", 2), ("truncate", 2), ("drop", 0)]
+)
 def test_every_sample_once(
     path: Path, documents: list[list[int]], overlong: str, workers: int
 ) -> None:
@@ -191,8 +192,7 @@ def ids_of(rows: Any, count: int) -> list[list[int]]:
     return [row.input_ids.tolist() for row, _ in zip(rows, range(count), strict=False)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("before", [7, 61])
+@pytest.mark.parametrize(("workers", "before"), [(0, 7), (2, 61)])
 @pytest.mark.parametrize("options", [{"overlong": "split"}, {"strategy": "wrap"}], ids=str)
 def test_restored_where_it_was_saved(
     path: Path, workers: int, before: int, options: dict[str, Any]

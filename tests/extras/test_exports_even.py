@@ -14,7 +14,7 @@ from datasets import load_from_disk
 from recipes import pack_records, run
 from tiny_models import number_tokenizer
 from torch.utils.data import BatchSampler, SequentialSampler
-from trainer_imports import allow_llamafactory
+from trainer_imports import allow_llamafactory, axolotl_batches, axolotl_prepared
 from transformers import Trainer
 
 # those of the trainers, about themselves and each other
@@ -76,30 +76,22 @@ def test_axolotl_deals_the_rows(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its loader, which drops segments and may shuffle, and its sampler, by the settings named."""
-    schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
-    loading = import_module("axolotl.utils.data.sft")
-    samplers = import_module("axolotl.utils.samplers")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AXOLOTL_IS_PREPROCESS", "1")
-    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
     rows = exported(packed, "axolotl", tmp_path / "out", micro_batches=1)
-    settings = schema(
-        base_model="my-model", datasets=[{"path": str(tmp_path / "out"), "type": None}],
-        sequence_len=L, sample_packing=True, pad_to_sequence_len=True, val_set_size=0,
-        micro_batch_size=BATCH, gradient_accumulation_steps=1, learning_rate=1e-5, num_epochs=1,
-        output_dir="trained", attn_implementation="flash_attention_2", dataset_num_proc=1,
-        curriculum_sampling=True, sample_packing_sequentially=True,
-    ).model_dump(exclude_none=True)  # fmt: skip
-    settings = import_module("axolotl.utils.dict").DictDefault(settings)
-    dataset = loading.prepare_datasets(settings, number_tokenizer(100))[0]
+    settings, dataset = axolotl_prepared(
+        monkeypatch, number_tokenizer(100), base_model="my-model",
+        datasets=[{"path": str(tmp_path / "out"), "type": None}], sequence_len=L, val_set_size=0,
+        sample_packing=True, pad_to_sequence_len=True, micro_batch_size=BATCH, num_epochs=1,
+        gradient_accumulation_steps=1, learning_rate=1e-5, output_dir="trained",
+        attn_implementation="flash_attention_2", curriculum_sampling=True,
+        sample_packing_sequentially=True,
+    )  # fmt: skip
     assert [ids for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)
             if set(labels) != {-100}] == list(dataset["input_ids"])  # fmt: skip
-    lengths = samplers.get_dataset_lengths(dataset)
-    sampler = samplers.MultipackBatchSampler(
-        SequentialSampler(dataset), batch_size=1, batch_max_len=BATCH * L, lengths=lengths,
-        group_size=100000, bin_size=200, sequential=settings.sample_packing_sequentially,
-        drop_last=True,
-    )  # fmt: skip
+    lengths = np.array([len(ids) for ids in dataset["input_ids"]])
+    sampler = axolotl_batches(
+        dataset, BATCH * L, sequential=settings.sample_packing_sequentially, drop_last=True
+    )
     dealt = shards(sampler, even_batches=False)
     bins = [lengths[batch[0]] for one in dealt for batch in one]
     assert sum(int(one.sum()) < BATCH * L for one in bins) <= 1  # the last one

@@ -179,7 +179,8 @@ def test_it_pickles_as_its_paths_and_is_the_same_elsewhere(
     dataset[0]
     dataset.note = "a subclass may hold more"
     pickled = pickle.dumps(dataset)
-    assert len(pickled) < 2500
+    at_urls = [path for path in form.paths if isinstance(path, str)]
+    assert len(pickled) < 2500 + 5000 * len(at_urls)  # whose manifests go along
     monkeypatch.chdir("/")
     again = pickle.loads(pickled)  # noqa: S301
     assert [plain(again[row]) for row in (3, -1)] == [plain(dataset[row]) for row in (3, -1)]

@@ -28,7 +28,12 @@ import torch
 import yaml
 from support import packer
 from tiny_models import save_my_model
-from trainer_imports import allow_llamafactory, bridge_datasets
+from trainer_imports import (
+    allow_llamafactory,
+    axolotl_batches,
+    axolotl_prepared,
+    bridge_datasets,
+)
 from transformers import LlamaForCausalLM
 
 from packer_cli import open_packed
@@ -237,24 +242,13 @@ def test_llamafactory_trains_by_the_configuration(monkeypatch: pytest.MonkeyPatc
 
 def test_axolotl_packs_by_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its schema, its loader, its sampler and its collator; training itself wants a GPU."""
-    schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
-    loading = import_module("axolotl.utils.data.sft")
-    samplers, collators = (import_module(f"axolotl.utils.{n}") for n in ("samplers", "collators"))
     config = run_page("axolotl.md")["yaml"]
-    settings = schema(**config, dataset_num_proc=1).model_dump(exclude_none=True)
-    settings = import_module("axolotl.utils.dict").DictDefault(settings)
-    monkeypatch.setenv("AXOLOTL_IS_PREPROCESS", "1")
-    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
     tokenizer = import_module("transformers").AutoTokenizer.from_pretrained("my-model")
-    dataset = loading.prepare_datasets(settings, tokenizer)[0]
-    manifest = open_packed("documents-packed-1024").manifest
+    settings, dataset = axolotl_prepared(monkeypatch, tokenizer, **config)
+    manifest, length = open_packed("documents-packed-1024").manifest, settings.sequence_len
     assert len(dataset) == manifest["segments"]
-    length = settings.sequence_len
-    sampler = samplers.MultipackBatchSampler(
-        torch.utils.data.SequentialSampler(dataset), batch_size=1, batch_max_len=length,
-        lengths=samplers.get_dataset_lengths(dataset), group_size=100000, bin_size=200,
-        sequential=False, drop_last=False,
-    )  # fmt: skip
+    sampler = axolotl_batches(dataset, length, sequential=False, drop_last=False)
+    collators = import_module("axolotl.utils.collators")
     collate = collators.V2BatchSamplerDataCollatorForSeq2Seq(tokenizer)
     tokens = trained = 0
     for (row,) in sampler:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch.utils.data import SequentialSampler
 
 
 def allow_llamafactory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +38,23 @@ def bridge_datasets(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(sys.modules[tokenizer], "MegatronTokenizer", object, raising=False)
     return import_module("megatron.bridge.data.datasets.sft")
+
+
+def axolotl_prepared(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, **config: Any) -> Any:
+    """(settings, data set) that axolotl makes of its configuration."""
+    schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
+    loading = import_module("axolotl.utils.data.sft")
+    monkeypatch.setenv("AXOLOTL_IS_PREPROCESS", "1")
+    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+    settings = schema(**config, dataset_num_proc=1).model_dump(exclude_none=True)
+    settings = import_module("axolotl.utils.dict").DictDefault(settings)
+    return settings, loading.prepare_datasets(settings, tokenizer)[0]
+
+
+def axolotl_batches(dataset: Any, length: int, **how: Any) -> Any:
+    """Its multipack sampler, in the order of the data set."""
+    samplers = import_module("axolotl.utils.samplers")
+    return samplers.MultipackBatchSampler(
+        SequentialSampler(dataset), batch_size=1, batch_max_len=length, group_size=100000,
+        bin_size=200, lengths=samplers.get_dataset_lengths(dataset), **how,
+    )  # fmt: skip

@@ -116,13 +116,13 @@ REFUSED_LISTS = {
     "no match": (b"*.parquet", 2, "l.txt, line 1: *.parquet: no file matches this pattern"),
     "twice": (b"a.jsonl\nd\n./a.jsonl\n", 2, "l.txt, line 3: ./a.jsonl: the same file as a.jsonl"),
     "same line twice": (b"a.jsonl\na.jsonl\n", 2, "l.txt, line 2: a.jsonl: the same file as"),
-    "nested": (b"@other.txt\n", 2, "l.txt, line 1: @other.txt is a list, expected a file, folder"),
-    "stdin": (b"a.jsonl\n-\n", 2, "l.txt, line 2: - is stdin, expected a file, folder, glob"),
+    "nested": (b"@other.txt\n", 2, "l.txt, line 1: '@other.txt': expected a file, folder"),
+    "stdin": (b"a.jsonl\n-\n", 2, "l.txt, line 2: '-': expected a file, folder, glob or URL"),
     "empty": (b"\n# nothing\n", 2, "l.txt: lists no inputs"),
     "not UTF-8": (b"a.jsonl\ncaf\xe9\n", 1, "l.txt, line 2: invalid UTF-8 at byte 3"),
-    "NUL": (b"a\0b\n", 1, "l.txt, line 1: a NUL byte, expected the name of an input"),
-    "long": (b"x" * (1 << 17), 1, "l.txt, line 1: a line of 65536 bytes or more"),
-    "UTF-16": ("\ufeffa".encode("utf-16-be"), 1, "l.txt: begins with the byte order mark of UTF"),
+    "NUL": (b"a\0b\n", 2, "l.txt, line 1: 'a\\x00b': expected a file, folder"),
+    "long": (b"x" * (1 << 17), 2, f"l.txt, line 1: '{'x' * 40}': expected a file"),
+    "UTF-16": ("\ufeffa".encode("utf-16-be"), 1, "l.txt, line 1: invalid UTF-8 at byte 0"),
 }  # fmt: skip
 
 
@@ -135,13 +135,12 @@ def test_errors_name_the_list_and_its_line(case: str) -> None:
     assert not Path("out").exists()
 
 
-DATASET = {"d/dataset_info.json": b"{}"}
 # id: (files, what is named, exit code, message, what of the tip)
 REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
     "missing": ({}, "no.jsonl", 2, "no.jsonl: no such file or directory", "check the spelling"),
     "no match": ({}, "no*.jsonl", 2, "no*.jsonl: no file matches this pattern", "patterns start"),
     "only directories match": (
-        {"d/a.jsonl": "a"}, "d*", 2, "d*: no file matches this pattern, only directories", "as d"),
+        {"d/a.jsonl": "a"}, "d*", 2, "d*: no file matches this pattern", "name directories"),
     "unknown ending": ({"a.foo": b"x"}, "a.foo", 2, "a.foo: cannot tell the format", "--input-fo"),
     "empty directory": ({"d/x.foo": b""}, "d", 2, "d: no input files in this directory", ".jsonl"),
     "twice": ({"a.jsonl": "a"}, "a.jsonl ./a.jsonl", 2,
@@ -149,14 +148,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
     "twice by a directory": ({"d/a.jsonl": "a"}, "d/a.jsonl d", 2, "d/a.jsonl: the same file", ""),
     "stdin twice": ({}, "- -", 2, "-: the same file as -", ""),
     "several splits": ({"d/dataset_dict.json": b'{"splits": ["train", "test"]}'}, "d", 2,
-                       "d: a dataset with several splits: train, test", "for example d/train"),
-    "damaged splits": ({"d/dataset_dict.json": b'{"splits": [1]}'}, "d", 1,
-                       "d/dataset_dict.json: damaged: splits", ""),
-    "broken dataset": (DATASET | {"d/state.json": b"{"}, "d", 1, "d/state.json: not valid", ""),
-    "damaged state": (DATASET | {"d/state.json": b'{"_data_files": [{}]}'}, "d", 1,
-                      "d/state.json: damaged: _data_files", ""),
-    "files elsewhere": (DATASET | {"d/state.json": b'{"_data_files": [{"filename": "../a"}]}'}, "d",
-                        1, "d/state.json: names '../a' as a file of the dataset", ""),
+                       "d: a dataset with several splits", "name the folder of the one"),
+    **{f"broken dataset {i}": (
+        {"d/dataset_info.json": b"{}", "d/state.json": state}, "d", 1,
+        "d/state.json: does not say what the dataset's files are: ", "save the dataset again")
+       for i, state in enumerate((b"{", b"[]", b'{"_data_files": [{"filename": "../a"}]}'))},
     "a result": ({"d/manifest.json": b'{"format_version": 1, "packer_version": ""}'}, "d", 2,
                  "d: is a result of packer", "name the original data"),
     "compressed Parquet": ({"a.parquet.gz": b""}, "a.parquet.gz", 2,
@@ -165,16 +161,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
                            "-: parquet cannot be read from stdin", ""),
     "device": ({}, "/dev/null --input-format jsonl", 2, "/dev/null: not a regular file", "stdin"),
     "text among ids": ({"a.jsonl": b'{"input_ids": [1]}', "b.txt": b"b"}, "a.jsonl b.txt", 1,
-                       "b.txt: text files hold texts, a.jsonl holds input_ids", "two commands"),
-    "no list": ({}, "@no.txt", 2, "no.txt: no such file", "./@no.txt"),
-    "a folder as a list": ({"d/a.jsonl": "a"}, "@d", 2, "d: a directory, expected a file that", ""),
-    "stdin as a list": ({}, "@-", 2, "@-: expected a file that lists inputs", ""),
-    "a list without a name": ({}, "@", 2, "@: expected a file that lists inputs", ""),
-    "a source": ({"a.py": b"x"}, "a.py", 2, "a.py: may be one document or one in each line",
-                 "add --sample-by document, or --input-format text"),
-    "sources in a list": ({"a.py": b"x", "l.txt": b"*.py"}, "@l.txt", 2, "a.py: may be one", ""),
-    "nothing but sources": ({"d/a.py": b"x"}, "d", 2, "d: no data files in this directory, only "
-                            "prose or source code", "add --sample-by document"),
+                       "b.txt: holds text, a.jsonl holds tokens", "two commands"),
+    "no list": ({}, "@no.txt", 2, "@no.txt: no such file", "./@no.txt"),
+    "a folder as a list": ({"d/a.jsonl": "a"}, "@d", 2, "@d: no such file, expected one that", ""),
+    "stdin as a list": ({}, "@-", 2, "@-: no such file, expected one that lists inputs", ""),
+    "a list without a name": ({}, "@", 2, "@: no such file, expected one that lists inputs", ""),
+    "a source": ({"a.py": b"x"}, "a.py", 2, "a.py: cannot tell the format", "--sample-by document"),
+    "nothing but sources": ({"d/a.py": b"x"}, "d", 2, "d: no input files in this directory",
+                            "--sample-by document"),
 }  # fmt: skip
 
 
@@ -188,7 +182,7 @@ def test_refused_inputs(case: str) -> None:
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**/*.jsonl", "d/**", "*/[ab].jsonl"])
+@pytest.mark.parametrize("inputs", ["d", "d/*.jsonl", "d/**"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_cannot_be_read_is_named_by_directory_and_pattern(kind: str, inputs: str) -> None:
     named("d/a.jsonl")
@@ -201,7 +195,7 @@ def test_what_cannot_be_read_is_named_by_directory_and_pattern(kind: str, inputs
     assert_error(result, code, "d/b.jsonl: ", message)
 
 
-@pytest.mark.parametrize("inputs", ["d", "d/**/*.jsonl", "d/*/*.jsonl", "d/**"])
+@pytest.mark.parametrize("inputs", ["d", "d/**/*.jsonl", "d/*/*.jsonl"])
 def test_a_folder_that_cannot_be_listed_is_named_by_directory_and_pattern(inputs: str) -> None:
     named("d/a.jsonl", "d/c/c.jsonl", "d/e/f.jsonl")
     Path("d/c").chmod(0)
@@ -272,7 +266,7 @@ def test_two_names_of_a_file() -> None:
     os.link("a.jsonl", "b.jsonl")
     os.symlink("a.jsonl", "c.jsonl")
     for inputs in (["a.jsonl", "b.jsonl"], ["a.jsonl", "c.jsonl"], ["*.jsonl"]):
-        other = inputs[-1].replace("*", "b")
+        other = inputs[-1].replace("*", "c")
         result = packer("pack", *inputs, *QUIET, "-o", "out")
         assert_error(result, 2, f"{other}: the same file as a.jsonl")
     assert packer("pack", "b.jsonl", "d", *QUIET, "-o", "out").exit_code == 0

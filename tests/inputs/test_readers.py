@@ -32,8 +32,8 @@ from support import (
 )
 
 from packer_cli.inputs import byte_streams
+from packer_cli.inputs.columnar import _dictionary
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.parquet import _pages
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import InputFile, Slice
@@ -190,7 +190,11 @@ def test_units_of_any_size_give_each_record_once(folder: Path, name: str) -> Non
     assert units[0] >= units[1] > units[2] == 1 if form.slices else units == [1, 1, 1]
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if "json" not in FORMS[name].name])
+@pytest.mark.parametrize(
+    "name",
+    ["plain text", "csv", "parquet", "parquet of a dictionary", "parquet of views", "arrow file",
+     "arrow file of a dictionary", "arrow stream of views"],
+)  # fmt: skip
 def test_a_record_longer_than_the_limit_is_bad(folder: Path, name: str) -> None:
     """Records of JSON: where any slices of them are read."""
     form, limit = FORMS[name], ("--max-line-bytes", 59)
@@ -202,7 +206,7 @@ def test_a_record_longer_than_the_limit_is_bad(folder: Path, name: str) -> None:
         assert [place for _, place in recover_documents("out")] == positions[:-1]
 
 
-@pytest.mark.parametrize("ending", ["", *COMPRESSORS])
+@pytest.mark.parametrize("ending", ["", "gz"])
 @pytest.mark.parametrize("name", MARKED)
 def test_the_mark_of_utf8_is_no_part_of_a_file(folder: Path, name: str, ending: str) -> None:
     form = FORMS[name]
@@ -217,8 +221,11 @@ def test_the_mark_of_utf8_is_no_part_of_a_file(folder: Path, name: str, ending: 
     assert len(manifest["units"]) == 1 or (form.slices and not ending)
 
 
-@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE", "UTF-32LE", "UTF-32BE"])
-@pytest.mark.parametrize("name", ["lines", "a pretty array", "plain text", "csv", "tsv"])
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("lines", "UTF-16LE"), ("lines", "UTF-16BE"), ("lines", "UTF-32LE"), ("lines", "UTF-32BE"),
+     ("a pretty array", "UTF-16LE"), ("plain text", "UTF-16LE"), ("csv", "UTF-16LE")],
+)  # fmt: skip
 def test_other_encodings_say_how_to_convert(folder: Path, name: str, encoding: str) -> None:
     form = FORMS[name]
     data = MARK + form.write(form.texts)[0]
@@ -600,23 +607,20 @@ def test_parquet_is_read_a_few_rows_at_a_time_and_opened_once_a_unit(
     assert len(opened) <= len(manifest["units"]) + 3  # its names and its footer
 
 
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
-    """Held against what the footer says of the whole column."""
+def test_the_size_of_a_dictionary(folder: Path) -> None:
     texts = [f"{i}" * (i % 300) for i in range(5000)]
-    pq.write_table(
-        pa.table({"text": texts}), "a.parquet", use_dictionary=dictionary, data_page_size=4096,
-        data_page_version=version, write_batch_size=16, dictionary_pagesize_limit=40_000,
-    )  # fmt: skip
-    chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
-    every = list(_pages("a.parquet", chunk))
-    assert len(every) > 100
-    assert every[0].is_dictionary == dictionary
-    assert sum(page.values for page in every if not page.is_dictionary) == 5000
-    headers = chunk.total_uncompressed_size - sum(page.size for page in every)
-    assert 0 < headers < 2500 * len(every)  # they hold the least and the greatest text
+    cells = 0
+    for limit in (40_000, 1 << 30):
+        pq.write_table(
+            pa.table({"text": texts}), "a.parquet", dictionary_pagesize_limit=limit,
+            write_batch_size=16,
+        )  # fmt: skip
+        chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
+        size, count = _dictionary("a.parquet", chunk)
+        sizes = [len(text) + 4 for text in dict.fromkeys(texts)][:count]
+        assert (size, count > cells) == (sum(sizes), True)
+        cells = count
     data = Path("a.parquet").read_bytes()
     for place in range(4, 40):  # whatever a header holds, it is no crash and no endless loop
         Path("damaged.parquet").write_bytes(data[:place] + b"\xff" * 8 + data[place + 8 :])
-        assert len(list(_pages("damaged.parquet", chunk))) <= len(data)
+        _dictionary("damaged.parquet", chunk)

@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from chats import CHATML, assistant, chat, chat_tokenizer, user
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import (
-    BYTES_EOS,
     assert_error,
     check_directory,
     contents,
@@ -155,6 +154,13 @@ def three() -> list[list[str]]:
     return written
 
 
+@pytest.fixture
+def one() -> None:
+    """Directory a."""
+    write_texts("a.jsonl", 100)
+    tokenize("a.jsonl", "--unit-bytes", "9k", out="a")
+
+
 def by_place(names: str) -> dict[tuple[int, int], list[int]]:
     """The documents of directories named by a letter, by what segments call them."""
     return {
@@ -244,32 +250,6 @@ def test_the_order_is_of_content_and_seed_alone(three: list[list[str]]) -> None:
     assert texts_of_units("one") != texts_of_units("seeded")
 
 
-COPY = np.array([*(b"boilerplate" * 20), BYTES_EOS], np.int32)
-
-
-def test_equal_documents_are_spread() -> None:
-    """Boilerplate that is there a thousand times is not in one unit."""
-    texts = write_texts("a.jsonl", 1000)
-    Path("a.jsonl").write_bytes(jsonl(*texts, *["boilerplate" * 20] * 200))
-    Path("b.jsonl").write_bytes(Path("a.jsonl").read_bytes())
-    for name in "ab":
-        tokenize(f"{name}.jsonl", out=name)
-    manifest = pack("a", "b", "-l", 256, "--unit-bytes", "128k")
-    units = texts_of_units("out")
-    assert len(units) == len(manifest["units"]) > 5
-    shares = [texts.count(COPY.tobytes()) for texts in units]
-    assert sum(shares) == 400
-    assert max(shares) < 2 * 400 / len(units)
-    # nor is a document of both in a row with itself
-    twice = 0
-    for row in rows_in("out"):
-        edges = row["cu_seqlens"]
-        pieces = [tuple(row["input_ids"][a:b]) for a, b in pairwise(edges)]
-        long = [one for one in pieces if len(one) > 20 and one != tuple(COPY.tolist())]
-        twice += len(long) - len(set(long))
-    assert twice < 0.02 * manifest["rows"]
-
-
 def test_no_tokenizer_is_loaded(both_kinds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither that of the environment, nor the copy in the directory, nor any library for it."""
     monkeypatch.setenv("PACKER_TOKENIZER", "tok")
@@ -300,26 +280,18 @@ main()
         before["tokenizer"]["pad_token_id"]
         == json.loads(Path("texts/manifest.json").read_bytes())["tokenizer"]["pad_token_id"]
     )
-    copies = {name for name in contents("texts") if "token" in name or "template" in name}
-    assert copies >= {"tokenizer.json", "tokenizer_config.json"}
-    for name in copies:
-        assert contents("out")[name] == contents("texts")[name]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--tokenizer", "bytes"], ["--chat-template", "x"], ["--bos"], ["--no-eos"],
-        ["--separator", "x"], ["--shape", "text"], ["--text-field", "x"], ["--train-on", "all"],
-        ["--input-format", "text"], ["--sample-by", "document"],
-        ["--on-error", "skip"], ["--special-tokens-in-text", "text"], ["--prompt-template", "chat"],
-        ["--overlong", "truncate-turns"],
-    ],
-)  # fmt: skip
-def test_options_that_come_too_late(three: list[list[str]], options: list[str]) -> None:
-    done = packer("pack", "a", "-l", 64, *options, "-q", "-o", "out")
-    assert_error(done, 2, options[0].replace("--no-eos", "--eos").replace("text-field", "field"),
-                 "a is tokenized already")  # fmt: skip
+LATE = """--tokenizer bytes, --chat-template x, --bos, --no-eos, --separator x, --shape text,
+--text-field x, --train-on all, --input-format text, --sample-by document, --on-error skip,
+--special-tokens-in-text text, --prompt-template chat, --overlong truncate-turns"""
+
+
+def test_options_that_come_too_late(one: None) -> None:
+    for options in map(str.split, LATE.split(",")):
+        done = packer("pack", "a", "-l", 64, *options, "-q", "-o", "out")
+        name = options[0].replace("--no-eos", "--eos").replace("text-field", "field")
+        assert_error(done, 2, name, "a is tokenized already")
     assert not Path("out").exists()
 
 
@@ -365,55 +337,40 @@ def test_what_does_not_go_together(three: list[list[str]], folder: Path) -> None
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("name", ["a", "a/", "a/manifest.json", "./a", "manifest.json"])
-def test_how_a_directory_is_named(
-    three: list[list[str]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_a_directory_is_named(one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     pack("a", "-l", 64, out="usual")
-    if name == "manifest.json":
-        monkeypatch.chdir("a")
-    out = str(Path("../out" if name == "manifest.json" else "out"))
-    assert packer("pack", name, "-l", 64, "-q", "-o", out).exit_code == 0
-    usual = Path(out).parent / "usual"
-    assert rows_in(out) == rows_in(str(usual))
-    if name != "manifest.json":
-        assert packer("pack", name, "-l", 64, "-q").exit_code == 0
+    for name in ("a", "a/", "a/manifest.json", "./a"):
+        assert packer("pack", name, "-l", 64, "-q", "--overwrite").exit_code == 0
         assert [path.name for path in Path().glob("*-packed-64")] == ["a-packed-64"]
+        assert rows_in("a-packed-64") == rows_in("usual")
+    monkeypatch.chdir("a")
+    assert packer("pack", "manifest.json", "-l", 64, "-q", "-o", "../out").exit_code == 0
+    assert rows_in("../out") == rows_in("../usual")
 
 
 NOT_NAMED = {
     "sets": "sets: no input files in this directory",
     "sets/": "sets/: no input files in this directory",
-    "sets/*": "sets/*: no file matches this pattern, only directories do",
+    "sets/*": "sets/*: no file matches this pattern",
     "sets/**": "sets/**: matches only results of packer",
     "sets/*/*": "sets/*/*: matches only results of packer",
 }
 
 
-@pytest.mark.parametrize("name", NOT_NAMED)
-def test_tokenized_directories_that_are_not_named(three: list[list[str]], name: str) -> None:
+def test_tokenized_directories_that_are_not_named(one: None) -> None:
     Path("sets").mkdir()
-    Path("a").rename("sets/a")
-    Path("b").rename("sets/my b")
-    done = packer("pack", name, "-l", 64, "-q", "-o", "out")
-    assert_error(done, 2, NOT_NAMED[name])
-    tip = done.stderr.splitlines()[-1]
-    assert tip == "tip: name each tokenized directory: packer pack sets/a 'sets/my b'"
-    assert packer("pack", "sets/a", "sets/my b", "-l", 64, "-q", "-o", "out").exit_code == 0
-
-
-@pytest.mark.parametrize("name", ["sets", "sets/*", "sets/**"])
-def test_a_tokenized_directory_beside_files_is_left_out_once_and_that_is_said(
-    three: list[list[str]], name: str
-) -> None:
-    Path("sets").mkdir()
-    Path("a").rename("sets/a")
-    Path("b.jsonl").rename("sets/b.jsonl")
-    done = packer("pack", name, "-t", "bytes", "-l", 64, "-o", "out")
-    note = "packer: sets/a: left out: it holds a result of packer; to pack its tokens, name it"
-    assert done.stderr.splitlines().count(note) == 1
-    (one,) = check_directory("out")["inputs"]
-    assert one["path"] == "sets/b.jsonl"
+    Path("a").rename("sets/my a")
+    for name, message in NOT_NAMED.items():
+        done = packer("pack", name, "-l", 64, "-q", "-o", "out")
+        assert_error(done, 2, message)
+        assert "tokenized" in done.stderr.splitlines()[-1]
+    assert packer("pack", "sets/my a", "-l", 64, "-q", "-o", "out").exit_code == 0
+    Path("a.jsonl").rename("sets/a.jsonl")  # beside others they are left out, and that is said
+    note = "packer: sets/my a: left out: it holds a result of packer; to pack its tokens, name it"
+    for name in ("sets", "sets/**"):
+        done = packer("pack", name, "-t", "bytes", "-l", 64, "--overwrite", "-o", "out")
+        assert done.stderr.splitlines().count(note) == 1
+        assert [one["path"] for one in check_directory("out")["inputs"]] == ["sets/a.jsonl"]
 
 
 def unfinished(folder: Path) -> None:
@@ -434,26 +391,25 @@ def first(folder: Path, kind: str = "documents") -> Path:
     return next(folder.glob(f"{kind}-00000*"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "code", "message"),
-    [
+DAMAGE: list[tuple[Callable[[Path], object], int, str]] = [
         (newer, 1, "a/manifest.json: format version 7, this packer reads 1"),
         (unfinished, 2, "a: is a result of packer that is not finished"),
         (lambda a: os.truncate(first(a), 1000), 1, ".arrow: has 1000 bytes, the manifest says"),
         (lambda a: os.truncate(first(a, "index"), 100), 1, ".arrow: has 100 bytes, the manifest"),
         (lambda a: first(a).unlink(), 1, ".arrow: is missing"),
         (lambda a: first(a).write_bytes(bytes(first(a).stat().st_size)), 1, "not a readable shard"),
-        (lambda a: (a / "manifest.json").unlink(), 2, ".arrow: is a shard of a tokenized"),
-        (lambda a: (a / "manifest.json").write_text('{"kind": "tokenized", "format_version"'), 2,
-         ".arrow: is a shard of a tokenized directory"),
-    ],
-)  # fmt: skip
-def test_directories_that_are_not_whole(
-    three: list[list[str]], damage: Any, code: int, message: str
-) -> None:
-    damage(Path("a"))
-    assert_error(packer("pack", "a", "-l", 64, "-q", "-o", "out"), code, message)
-    assert not Path("out/manifest.json").exists()
+        (lambda a: (a / "manifest.json").unlink(), 1, ".arrow: is a part of a tokenized directory"),
+]  # fmt: skip
+
+
+def test_directories_that_are_not_whole(one: None) -> None:
+    Path("a").rename("whole")
+    for damage, code, message in DAMAGE:
+        shutil.copytree("whole", "a")
+        damage(Path("a"))
+        assert_error(packer("pack", "a", "-l", 64, "-q", "-o", "out"), code, message)
+        assert not Path("out/manifest.json").exists()
+        shutil.rmtree("a")
 
 
 @pytest.mark.parametrize("which", ["offset", "last offset", "index"])
@@ -474,31 +430,6 @@ def test_shards_of_the_right_size_with_wrong_numbers(which: str) -> None:
     path.write_bytes(data)
     done = packer("pack", "a", "-l", 64, "-q", "-o", "out")
     assert_error(done, 1, f"a/{kind}-00000-000-")
-
-
-def test_a_directory_that_changed_between_two_runs(three: list[list[str]]) -> None:
-    command = ["pack", "a", "b", *UNITS, "--workers", "1", "-q", "-o", "out"]
-    program = """
-import os
-from packer_cli.cli import app as cli
-rename = os.rename
-def renamed(a, b, **at):
-    rename(a, b, **at)
-    if "unit-00001" in str(b):
-        os.kill(os.getpid(), 9)
-os.rename = renamed
-cli.main()
-"""
-    killed = altered(program, *map(str, command))
-    assert killed.returncode == -9, killed.stderr
-    assert list(work_folder().glob("unit-*.json"))
-    tokenize("c.jsonl", "--overwrite", out="b")
-    assert_error(
-        packer(*command), 2, "out: holds an unfinished run that differs", "b/manifest.json"
-    )
-    assert packer(*command, "--overwrite").exit_code == 0
-    pack("a", "b", *UNITS, out="fresh")
-    assert contents("out") == contents("fresh")
 
 
 def test_a_directory_that_changes_while_it_is_packed(three: list[list[str]]) -> None:

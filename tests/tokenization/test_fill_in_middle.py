@@ -178,8 +178,9 @@ def test_no_special_token_is_cut_in_two(tokenizer: _Tokens, text: str) -> None:
     assert manifest["special_tokens_in_text"] == text.count(tiny.BOS) * len(texts)
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+@pytest.mark.parametrize(
+    ("flag", "special"), [("lstrip", True), ("rstrip", False), ("single_word", True)]
+)
 def test_tokens_that_would_not_leave_texts_whole_are_refused(
     tokenizer: _Tokens, flag: str, special: bool
 ) -> None:
@@ -208,8 +209,7 @@ def test_tokens_in_normalized_text(folder: Path, normalizer: Any) -> None:
     assert_error(packer("pack", "texts.jsonl", *options, "-o", "other"), 2, "in normalized text")
 
 
-@pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("policy", ["keep", "text"])
+@pytest.mark.parametrize(("special", "policy"), [(True, "text"), (False, "keep")])
 def test_a_text_that_has_the_tokens_itself_stays_as_it_is(
     tokenizer: _Tokens, special: bool, policy: str
 ) -> None:

@@ -22,7 +22,7 @@ from chats import assistant, chat, chat_tokenizer, pack_marked, user
 
 from packer_cli.records import Int64, Spans, UInt32
 from packer_cli.tokenization.engines import ReferenceEngine
-from packer_cli.tokenization.token_bytes import mark_trained, token_bytes
+from packer_cli.tokenization.tokenizer import mark_trained, token_bytes
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 TEXTS = int(os.environ.get("PACKER_PLACES", "20000"))
