@@ -117,10 +117,10 @@ class Child:
             how = f"ended, code {code}"
             if code is not None and code < 0:  # no code in here does that to itself
                 how = f"was ended from outside, by signal {-code}"
-            lost = LostChildError(
-                f"the process of {self._name} {how}",
-                "the machine may have run out of memory: use fewer --workers",
-            )
+            tip = "the machine may have run out of memory: use fewer --workers"
+            if code == 1:  # an exception at its beginning: it cannot import packer
+                tip = "if packages have changed since the run began, run the same command again"
+            lost = LostChildError(f"the process of {self._name} {how}", tip)
             lost.code = code
             raise lost from error
         if answer[0] == "error":

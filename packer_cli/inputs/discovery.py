@@ -246,12 +246,16 @@ class _Search:
                 yield from self._below(storage.join(folder, name), (*above, real))
 
     def _is_input(self, name: str, names: set[str], folder: str) -> bool:
-        """Whether a file of a folder with these names is an input, as far as the names tell. A lone
-        file with the ending of a pair may be anything, unless there are other pairs.
+        """Whether a file of a folder with these names is an input, as far as the names tell.
+
+        An index without what it belongs to is one, so that somebody is told. A lone file with the
+        ending of a pair may be anything, unless there are other pairs.
         """
         file_format, compression = format_of(name, documents=self.config.whole_files)
         if file_format is None:
-            return False
+            main = belongs_to(name)
+            kind = format_of(main)[0] if main else None
+            return bool(main and kind and main not in names and companions(main, kind)[0] == name)
         beside = companions(name, file_format)
         has_pairs = compression is None and any(map(belongs_to, names))
         if not beside or beside[0] in names or has_pairs:
@@ -367,10 +371,7 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool,
     each, version = [status], status.version
     if beside := companions(file.path, file.format):
         if not storage.is_file(beside[0]):
-            raise DataError(
-                f"{file.path}: expected {storage.base_name(beside[0])} beside it, there is none",
-                "copy that there, too: neither means anything without the other",
-            )
+            raise _alone(file.path, beside[0])
         each += [storage.stat(one, again=again) for one in beside if storage.is_file(one)]
         versions = repr([(one.size, one.version) for one in each])
         digest = hashlib.sha256(versions.encode()).digest()
@@ -414,5 +415,14 @@ def _without_companions(found: list[_Found]) -> Iterator[_Found]:
     for place, path in found:
         main = belongs_to(path)
         if main is None or main not in named:
+            if main and not storage.is_file(main):
+                raise _alone(path, main)
             named.add(main or path)
             yield place, main or path
+
+
+def _alone(path: str, other: str) -> DataError:
+    return DataError(
+        f"{path}: expected {storage.base_name(other)} beside it, there is none",
+        "copy that there, too: neither means anything without the other",
+    )

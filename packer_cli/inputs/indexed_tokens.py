@@ -13,7 +13,8 @@ text from other things; here all must be text, 0.
 datatrove: `X.ds` of token ids, `X.ds.index` of where documents end. `TokenizedFile` in
 datatrove/pipeline/tokens/tokenizer.py defines them: tokens of 2 or 4 bytes, unsigned; ends uint64,
 in tokens. `X.ds.loss`, if it is there, has a byte for each token, 1 where it is trained on. The
-sizes of the file and of its last end tell the bytes of a token.
+first line of `X.ds.metadata`, if it is there, ends with `|` and the bytes of a token (older ones do
+not); otherwise the sizes of the file and of its last end tell them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -35,7 +36,7 @@ from packer_cli._kernels import inputs as kernels
 from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, refusals
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import faultless, offsets_of, parts_of, token_records
+from packer_cli.inputs.token_columns import faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companions
 from packer_cli.options.shapes import Shape
@@ -79,7 +80,8 @@ class IndexedReader(DocumentReader):
         raise NotImplementedError
 
     def index(self, file: InputFile) -> TokenIndex:
-        return _index(self, storage.identity(file.path), file)
+        where = file.path if storage.is_url(file.path) else os.path.abspath(file.path)
+        return _index(self, where, file)
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         is_empty = len(self.index(file).offsets) == 1
@@ -124,11 +126,7 @@ class IndexedReader(DocumentReader):
                 flags = None
                 if loss is not None:
                     flags = np.frombuffer(_exactly(str(index.loss), loss, tokens), np.uint8)
-                    if kernels.count_real(flags) < 0:
-                        raise DataError(
-                            f"{index.loss}: a byte that is neither 0 nor 1",
-                            "write it again, or remove it to train on everything",
-                        )
+                    _check_flags(str(index.loss), flags, own, position)
                 yield _records(ids, own, flags, position, source.consumed())
             yield source.end()
 
@@ -160,9 +158,38 @@ def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:
     return data
 
 
-def _numbers(path: str, opened: IO[bytes], kind: str, count: int) -> npt.NDArray[Any]:
-    """The next `count` numbers of an index."""
-    return np.frombuffer(_exactly(path, opened, np.dtype(kind).itemsize * count), kind)
+def _numbers(opened: IO[bytes], kind: str, count: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The next `count` numbers of an index, some at a time, each with the number of the first."""
+    size, at = np.dtype(kind).itemsize, 0
+    while at < count:
+        some = np.frombuffer(opened.read(min((count - at) * size, BLOCK_BYTES)), kind)
+        if not len(some):
+            raise OSError("the file was cut short while it was read")
+        yield at, some
+        at += len(some)
+
+
+def _refuse_first(
+    where: str, at: int, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str
+) -> None:
+    """DataError for the first wrong value, if there is one. `where`: before its number, which
+    begins at `at`; `problem`: with {} where the value goes.
+    """
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise DataError(f"{where} {at + first}: {problem.format(values[first])}", _DAMAGED)
+
+
+def _check_flags(path: str, flags: UInt8, offsets: Int64, first: int) -> None:
+    """DataError for what is no flag of a token. `first`: the number of the first document."""
+    if kernels.count_real(flags) < 0:
+        wrong = int(np.flatnonzero(flags > 1)[0])
+        document = int(np.searchsorted(offsets, wrong, side="right")) - 1
+        raise DataError(
+            f"{path}, document {first + document}: byte {wrong - int(offsets[document])} is "
+            f"{flags[wrong]}, expected 0 or 1",
+            "write it again, or remove it to train on everything",
+        )
 
 
 def _records(
@@ -204,33 +231,50 @@ class MegatronReader(IndexedReader):
         with _opened(path) as opened:
             size = storage.stat(path).size
             kind, sequences, boundaries = _read_header(path, opened.read(_HEADER.size), size)
-            lengths = _numbers(path, opened, "<i4", sequences)
-            ends = offsets_of(lengths)  # in tokens
-            begins = _numbers(path, opened, "<i8", sequences)
-            fits = (lengths >= 0).all() and np.array_equal(begins, ends[:-1] * kind.itemsize)
-            del lengths, begins  # an index may be large
-            edges = _numbers(path, opened, "<i8", boundaries)
-            modes = np.frombuffer(opened.read(), np.int8)
-        fits = fits and edges[:1].tolist() == [0] and edges[-1] == sequences
-        if not fits or (np.diff(edges) < 0).any():
-            what = "lengths, begins and boundaries of its sequences do not fit together"
-            raise DataError(f"{path}: {what}", _DAMAGED)
-        if modes.any():
-            what = "has modes other than 0, which are no text"
-            raise DataError(f"{path}: {what}", "only datasets of text can be packed")
+            ends = np.zeros(sequences + 1, np.int64)  # in tokens
+            where, problem = f"{path}, sequence", "tokens: {}, expected 0 or more"
+            for at, lengths in _numbers(opened, "<i4", sequences):
+                _refuse_first(where, at, lengths, lengths < 0, problem)
+                stop = at + 1 + len(lengths)
+                ends[at + 1 : stop] = ends[at] + np.cumsum(lengths, dtype=np.int64)
+            problem = "begins at byte {}, expected the end of the one before"
+            for at, begins in _numbers(opened, "<i8", sequences):
+                expected = ends[at : at + len(begins)] * kind.itemsize
+                _refuse_first(where, at, begins, begins != expected, problem)
+            offsets, before = np.zeros(max(boundaries, 1), np.int64), 0
+            problem = (
+                "is at sequence {}, expected 0 first, and no less than before up to "
+                f"{sequences}, the last"
+            )
+            for at, edges in _numbers(opened, "<i8", boundaries):
+                wrong = (edges < np.append(before, edges[:-1])) | (edges > sequences)
+                wrong[:1] |= at == 0 and edges[0] != 0
+                wrong[-1:] |= at + len(edges) == boundaries and edges[-1] != sequences
+                _refuse_first(f"{path}, boundary", at, edges, wrong, problem)
+                offsets[at : at + len(edges)], before = ends[edges], int(edges[-1])
+            if not boundaries or np.frombuffer(opened.read(), np.int8).any():
+                what = "modes other than 0, which are no text" if boundaries else "no boundaries"
+                raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
         if (whole := int(ends[-1]) * kind.itemsize) != file.size:
             what = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
             raise DataError(what, _COPY_AGAIN)
-        return TokenIndex(kind, ends[edges])
+        return TokenIndex(kind, offsets)
 
 
 def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int, int]:
     """The type of tokens, and the counts of sequences and boundaries. `size`: of the file."""
-    fields = _HEADER.unpack(data) if len(data) == _HEADER.size else (b"", 0, 0, 0, 0)
-    magic, version, code, sequences, boundaries = fields
-    if (magic, version) != (MAGIC, VERSION) or code not in TOKEN_TYPES:
+    if len(data) < _HEADER.size or not data.startswith(MAGIC):
         raise DataError(
-            f"{path}: no index of integers by Megatron-LM, of version {VERSION}",
+            f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes of a header, "
+            f"expected {MAGIC!r} and {_HEADER.size}",
+            "only datasets of Megatron-LM are read",
+        )
+    _, version, code, sequences, boundaries = _HEADER.unpack(data)
+    if version != VERSION or code not in TOKEN_TYPES:
+        known = ", ".join(f"{code} ({np.dtype(kind)})" for code, kind in TOKEN_TYPES.items())
+        raise DataError(
+            f"{path}: version {version} and tokens of type code {code}, expected version "
+            f"{VERSION} and one of {known}",
             "write the dataset again, for example with Megatron-LM's tools/preprocess_data.py",
         )
     expected = _HEADER.size + sum(sections(sequences, boundaries))
@@ -247,33 +291,55 @@ def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int,
 
 _TOKEN_SIZES = (2, 4)
 _END_BYTES = 8
+_METADATA_BYTES = 1 << 16
 
 
 class DatatroveReader(IndexedReader):
     """Tokens uint16 or uint32."""
 
     def read_index(self, file: InputFile) -> TokenIndex:
-        path, loss, _ = companions(file.path, file.format)
-        count, odd = divmod(storage.stat(path).size, _END_BYTES)
-        offsets = np.zeros(count + 1, np.int64)
+        path, loss, metadata = companions(file.path, file.format)
         with _opened(path) as opened:
-            offsets[1:] = _numbers(path, opened, "<i8", count)
-        if odd or (np.diff(offsets) < 0).any():
-            what = f"{path}: not {_END_BYTES} bytes for the end of each document, in their order"
-            raise DataError(what, _DAMAGED)
+            size = storage.stat(path).size
+            if size % _END_BYTES:
+                what = f"{path}: {size} bytes, expected a multiple of {_END_BYTES}"
+                raise DataError(what, _DAMAGED)
+            offsets = np.zeros(size // _END_BYTES + 1, np.int64)
+            problem = "ends at token {}, before it begins or far beyond any file"
+            for at, ends in _numbers(opened, "<u8", size // _END_BYTES):
+                wrong = (ends >> 62 > 0) | (ends < np.append(offsets[at].astype("<u8"), ends[:-1]))
+                _refuse_first(f"{path}, document", at, ends, wrong, problem)
+                offsets[at + 1 : at + 1 + len(ends)] = ends
         tokens = int(offsets[-1])
-        size = next((one for one in _TOKEN_SIZES if one * tokens == file.size), None)
-        if size is None:
-            expected = " or ".join(str(one * tokens) for one in _TOKEN_SIZES)
-            raise DataError(
-                f"{file.path}: {file.size} bytes, expected {expected} for the {tokens} tokens of "
-                f"{path}",
-                _COPY_AGAIN,
-            )
-        has_loss = storage.is_file(loss)
-        if has_loss and (found := storage.stat(loss).size) != tokens:
+        kind = np.dtype(f"<u{_token_size(file, path, metadata, tokens)}")
+        if not storage.is_file(loss):
+            return TokenIndex(kind, offsets)
+        if (found := storage.stat(loss).size) != tokens:
             raise DataError(
                 f"{loss}: {found} bytes, expected {tokens}, one for each token of {file.path}",
                 f"{_COPY_AGAIN}; or remove it, to train on everything",
             )
-        return TokenIndex(np.dtype(f"<u{size}"), offsets, loss if has_loss else None)
+        return TokenIndex(kind, offsets, loss)
+
+
+def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:
+    """Bytes of a token: as the metadata says, or whichever makes file and index agree."""
+    possible: tuple[int, ...] = _TOKEN_SIZES
+    if storage.is_file(metadata):
+        with _opened(metadata) as opened:
+            line = opened.read(_METADATA_BYTES).split(b"\n")[0]
+        with suppress(ValueError):
+            possible = (int(line.rpartition(b"|")[2]),) if b"|" in line else possible
+    if not set(possible) <= set(_TOKEN_SIZES):
+        raise DataError(
+            f"{metadata}: tokens of {possible[0]} bytes, expected 2 or 4",
+            "write it again, or remove it, and the sizes of the files tell",
+        )
+    for size in possible:
+        if tokens * size == file.size:
+            return size
+    expected = " or ".join(str(tokens * size) for size in possible)
+    raise DataError(
+        f"{file.path}: {file.size} bytes, expected {expected} for the {tokens} tokens of {index}",
+        _COPY_AGAIN,
+    )

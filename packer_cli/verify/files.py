@@ -8,6 +8,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from packer_cli.result.layout import (
     kind_of,
     saved_dataset,
 )
-from packer_cli.result.manifest import Manifest, Result, checksum
+from packer_cli.result.manifest import Manifest, Result, checksum, run_of_sides
 from packer_cli.result.wording import plural
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
@@ -188,6 +189,34 @@ def check_manifest(
     if not (directory / name).is_file():
         findings.add(MANIFEST, f"is not named {name}")
     findings.add(MANIFEST, *uncovered(facts, config, {}))
+    if isinstance(facts, Manifest) and isinstance(config, PackConfig):
+        findings.add(MANIFEST, *_wrong_tables(facts, config))
+
+
+def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
+    """Sources and stages that are not those of the options, or leave out inputs or rows."""
+    mixture = config.mixture
+    amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
+    edges = list(accumulate((one.inputs for one in amounts), initial=0))
+    firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
+    expected = {
+        "run": run_of_sides(facts.document) if facts.side and facts.run else "",
+        "sources": [(one.name, its) for one, its in zip(amounts, pairwise(edges), strict=True)],
+        "inputs of sources": len(facts.inputs) if amounts else 0,
+        "stages": list(zip((one.name for one in stages), firsts, strict=False)),
+        "rows of stages": facts.rows if stages else 0,
+    }
+    listed = {
+        "run": facts.run,
+        "sources": [(one.name, one.inputs) for one in facts.sources],
+        "inputs of sources": edges[-1],
+        "stages": [(one.name, one.first_row) for one in facts.stages],
+        "rows of stages": firsts[-1],
+    }
+    for name, value in listed.items():
+        if value != expected[name]:
+            yield f"{name}: {value!r}, {expected[name]!r} by the rest of the manifest"
+            return  # others follow from it
 
 
 def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) -> list[str]:

@@ -210,23 +210,26 @@ def cut(path: str, size: int) -> None:
     os.truncate(path, os.stat(path).st_size - size)
 
 
-FIT = "a.idx: lengths, begins and boundaries of its sequences do not fit together"
-NO_INDEX = "a.idx: no index of integers by Megatron-LM, of version 1"
-ENDS = "a.ds.index: not 8 bytes for the end of each document, in their order"
 # header 34 bytes, then 5 lengths of 4, begins of 8 from 54, boundaries of 8 from 94, to 142
 DAMAGED_MEGATRON = [
-    (lambda: edit("a.idx", 0, b"NOTIDX"), NO_INDEX),
-    (lambda: Path("a.idx").write_bytes(b""), NO_INDEX),
-    (lambda: edit("a.idx", 9, b"\2"), NO_INDEX),
-    (lambda: edit("a.idx", 17, b"\7"), NO_INDEX),  # floating point
-    (lambda: edit("a.idx", 17, b"\5"), FIT),
+    (lambda: edit("a.idx", 0, b"NOTIDX"), "a.idx: begins with b'NOTIDXX\\x00\\x00'"),
+    (lambda: Path("a.idx").write_bytes(b""), "begins with b''"),
+    (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2 and tokens of type code 4, expected"),
+    (
+        lambda: edit("a.idx", 17, b"\7"),
+        "version 1 and tokens of type code 7, expected version 1 and one of 1 (uint8)",
+    ),
+    (
+        lambda: edit("a.idx", 17, b"\5"),
+        "a.idx, sequence 1: begins at byte 12, expected the end of the one before",
+    ),
     (lambda: cut("a.idx", 1), "a.idx: 141 bytes, expected 142 for 5 sequences and 6 boundaries"),
-    (lambda: edit("a.idx", 34, b"\xff" * 4), FIT),
-    (lambda: edit("a.idx", 86, b"\xff" * 7), FIT),
-    (lambda: edit("a.idx", 94, b"\1"), FIT),
-    (lambda: edit("a.idx", 110, b"\6"), FIT),
-    (lambda: edit("a.idx", 110, b"\0"), FIT),
-    (lambda: edit("a.idx", 134, b"\4"), FIT),
+    (lambda: edit("a.idx", 34, b"\xff" * 4), "a.idx, sequence 0: tokens: -1, expected 0 or more"),
+    (lambda: edit("a.idx", 86, b"\xff" * 7), "a.idx, sequence 4: begins at byte 72057594037927935"),
+    (lambda: edit("a.idx", 94, b"\1"), "a.idx, boundary 0: is at sequence 1, expected 0 first"),
+    (lambda: edit("a.idx", 110, b"\6"), "a.idx, boundary 2: is at sequence 6, expected"),
+    (lambda: edit("a.idx", 110, b"\0"), "a.idx, boundary 2: is at sequence 0, expected"),
+    (lambda: edit("a.idx", 134, b"\4"), "a.idx, boundary 5: is at sequence 4, expected"),
     (lambda: cut("a.bin", 1), "a.bin: 39 bytes, expected 40 by a.idx"),
     (lambda: os.remove("a.idx"), "a.bin: expected a.idx beside it, there is none"),
 ]
@@ -235,13 +238,15 @@ DAMAGED_MEGATRON = [
 DAMAGED_DATATROVE = [
     (lambda: cut("a.ds", 1), "a.ds: 19 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
     (lambda: cut("a.ds", 2), "a.ds: 18 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
-    (lambda: cut("a.ds.index", 1), ENDS),
+    (lambda: cut("a.ds.index", 1), "a.ds.index: 39 bytes, expected a multiple of 8"),
     (lambda: cut("a.ds.index", 8), "a.ds: 20 bytes, expected 16 or 32 for the 8 tokens"),
-    (lambda: edit("a.ds.index", 16, b"\1"), ENDS),
-    (lambda: edit("a.ds.index", 32, b"\xff" * 8), ENDS),
+    (lambda: edit("a.ds.index", 16, b"\1"), "a.ds.index, document 2: ends at token 1, before"),
+    (lambda: edit("a.ds.index", 32, b"\xff" * 8), "a.ds.index, document 4: ends at token 184467"),
+    (lambda: Path("a.ds.metadata").write_text("x|4"), "a.ds: 20 bytes, expected 40 for the 10"),
+    (lambda: Path("a.ds.metadata").write_text("x|3"), "a.ds.metadata: tokens of 3 bytes"),
     (lambda: Path("a.ds.loss").write_bytes(b"\1" * 9), "a.ds.loss: 9 bytes, expected 10"),
     (lambda: Path("a.ds.loss").write_bytes(b"\1" * 8 + b"\1\7"),
-     "a.ds.loss: a byte that is neither 0 nor 1"),
+     "a.ds.loss, document 4: byte 1 is 7, expected 0 or 1"),
     (lambda: os.remove("a.ds.index"), "a.ds: expected a.ds.index beside it, there is none"),
 ]  # fmt: skip
 
@@ -259,9 +264,16 @@ def test_damaged_pairs(form: str, damage: Any, message: str) -> None:
     assert not Path("a-packed-6").exists()
 
 
-def test_an_index_alone(folder: Path) -> None:
-    (folder / "a.ds.index").write_bytes(b"")
-    assert_error(packer("pack", "a.ds.index", "-l", 6), 1, "a.ds: cannot read: No such file")
+@pytest.mark.parametrize(
+    ("index", "main"), [("a.idx", "a.bin"), ("a.ds.index", "a.ds"), ("a.ds.loss", "a.ds")]
+)
+def test_an_index_alone(folder: Path, index: str, main: str) -> None:
+    (folder / index).write_bytes(b"")
+    message = f"{index}: expected {main} beside it, there is none"
+    assert_error(packer("pack", index, "-l", 6), 1, message)
+    if index != "a.ds.loss":
+        (folder / "b.jsonl").write_text('{"input_ids": [1]}\n')
+        assert_error(packer("pack", ".", "-l", 6), 1, message)
 
 
 def test_other_files_called_bin_are_left_out_of_a_folder(folder: Path) -> None:
