@@ -103,7 +103,7 @@ pack ask.jsonl -l 16 --overlong split          | must not be cut
 pack ask.jsonl -l 16 --strategy wrap           | must not be cut
 pack chat.jsonl -l 16 --overlong split         | must not be cut
 pack chat.jsonl -l 16 --strategy wrap          | must not be cut
-pack chat.jsonl -l 16 --turns each --train-on all | --turns each: --train-on all trains on
+pack chat.jsonl -l 16 --turns each --train-on all | --turns each does not go with --train-on all
 pack chat.jsonl -l 16 --no-train-reasoning --train-on all  | --train-on all
 pack chat.jsonl -l 16 --train-reasoning --train-on all     | --train-on all
 pack chat.jsonl -l 16 --no-train-tool-calls --train-on all | --train-on all
