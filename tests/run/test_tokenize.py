@@ -170,7 +170,7 @@ def test_what_is_tokenized_already_is_refused(texts: list[str]) -> None:
         assert_error(done, 2, "tokens: is tokenized already")
     (shard,) = Path("tokens").glob("documents-*")
     done = packer("tokenize", shard, "-q", "-o", "out")
-    assert_error(done, 2, "is a shard of a tokenized directory")
+    assert_error(done, 1, "is a part of a tokenized directory")
 
 
 def tokenized(name: str, *texts: str, tokenizer: str = "bytes") -> Path:

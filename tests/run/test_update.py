@@ -324,7 +324,8 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
     ],
     "the plain command after an update": [
         Step("a b aa.jsonl --update", ["a", "b", "c"], change=put("aa.jsonl", "c")),
-        Refused("a aa.jsonl b", "out: holds a finished result that differs: its inputs were"),
+        Refused("a aa.jsonl b", "out: holds a finished result of these inputs",
+                "nothing need be done to have their documents"),
     ],
     "other options": [
         Refused("a b --update -l 128 --overlong drop",
@@ -336,12 +337,17 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
                 "drop 200 documents of 2 inputs: a.jsonl (not named), b.jsonl (not named)",
                 "--add"),
     ],
+    "one file by two names": [
+        Refused("link.jsonl --add", "link.jsonl: is a.jsonl in the result, by another name",
+                "use the name", all_of(link("link.jsonl"), put("a", "changed"))),
+        Refused("link.jsonl --update", "link.jsonl: is a.jsonl in the result", "use the name"),
+    ],
     "what does not go together": [
-        Refused("c --add --prune", "--add and --prune: "),
-        Refused("c --add --overwrite", "--add and --ov"),
+        Refused("c --add --prune", "--add does not go with --prune"),
+        Refused("c --add --overwrite", "--add does not go with --overwrite"),
         Refused("c --prune", "--prune needs --update"),
         Refused("c --checksum", "--checksum needs --update"),
-        Refused("a b --update --overwrite", "--update and --overwrite"),
+        Refused("a b --update --overwrite", "--update does not go with --overwrite"),
         Refused("c --add --rank 0 --world-size 2", "--rank: does not"),
         Refused("c --add -o memory://out", "--add: memory://out: a URL"),
     ],
@@ -432,6 +438,20 @@ def test_what_was_written_just_before_is_compared_by_contents(
     put("a", "later")()
     assert packer("pack", "a.jsonl", *OPTIONS, "--update").exit_code == 0
     assert packed() == ["later"]
+
+
+@pytest.mark.parametrize("change", ["path.unlink()", "os.truncate(path, 1000)"])
+def test_a_shard_that_is_kept_but_goes_meanwhile(result: Path, change: str) -> None:
+    command, before = ("a.jsonl", "b.jsonl", "c.jsonl", "--update"), contents("out")
+    fault = f"lambda: [{change} for path in Path('out').glob('shard-00001-*')]"
+    done = faulty(f"when_named('unit-', 1, {fault})", "pack", *command, *OPTIONS, "-q")
+    assert done.returncode == 1
+    lost = next(name for name in before if name.startswith("shard-00001-"))
+    assert f"error: out/{lost}: is missing or cut short since the update" in done.stderr
+    assert contents("out")["manifest.json"] == before["manifest.json"]
+    Path("out", lost).unlink(missing_ok=True)
+    assert "out: continuing: " in run(*command, again=True)
+    assert packed() == sorted([*TEXTS["a"], *TEXTS["b"], *TEXTS["c"]])
 
 
 @pytest.mark.parametrize("times", [None, '{"mtime_ns": []}', "[" * 100_000])
