@@ -274,8 +274,8 @@ class _Comparison:
         raise UsageError(
             f"{path}: is not named, {reason}, and would have to be packed again: its unit holds "
             "another input that has changed, or a lost shard",
-            "restore the file, or, to pack it as it is now, name it; to compare contents rather than "
-            "times, --checksum; to drop everything that is not named, --update --prune",
+            "restore the file, or, to pack it as it is now, name it; to compare contents rather "
+            "than times, --checksum; to drop everything that is not named, --update --prune",
         )
 
     def _tell(
