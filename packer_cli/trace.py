@@ -264,19 +264,26 @@ class TracedStep:
     """A step of a run. `step` has its number, its epoch and its places."""
 
     def __init__(self, run: Run, step: Step) -> None:
-        self.run, self.step, state = run, step, run.state
-        first_known = state.dealt[0][0] if state and state.dealt else 0
-        if state and first_known and step.end <= state.samples:
-            run.said.append(
-                f"the run went on at place {first_known:,} with other sizes: a step or window "
-                "that this interrupted had other rows, which the state does not tell any more"
-            )
+        self.run, self.step = run, step
+        run.said += [self.doubt] if self.doubt else []
 
     @property
     def taken(self) -> tuple[int, int]:
         """Its rows that were taken when the state was saved, and all of its rows, counted."""
         places, state = self.run.steps.places(self.step), self.run.state
         return int((places < state.samples).sum()) if state else len(places), len(places)
+
+    @property
+    def doubt(self) -> str:
+        """A sentence on what is not certain of its rows, or ""."""
+        state = self.run.state
+        first_known = state.dealt[0][0] if state and state.dealt else 0
+        if not state or not first_known or self.step.end > state.samples:
+            return ""
+        return (
+            f"the run went on at place {first_known:,} with other sizes: a step or window "
+            "that this interrupted had other rows, which the state does not tell any more"
+        )
 
     def found(self, rank: int | None = None) -> Iterator[Found]:
         """Rows with all of their segments, as `Search.places` gives those of a document."""
