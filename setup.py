@@ -15,14 +15,19 @@ if MODE not in ("release", "asan"):
 CHECKED = MODE == "asan"
 SANITIZE = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"] if CHECKED else []
 
+# Cython's own code for memoryviews, made and compiled once instead of into every kernel.
+SHARED = "packer_cli._kernels.memoryviews"
+SOURCES = {f"packer_cli._kernels.{one.stem}": str(one) for one in Path("_kernels").glob("*.pyx")}
+SOURCES[SHARED] = "_kernels/memoryviews.c"
+
 extensions = [
     Extension(
-        f"packer_cli._kernels.{source.stem}",
-        [str(source)],
-        extra_compile_args=["-O1", "-g", *SANITIZE] if CHECKED else ["-O3"],
+        name,
+        [source],
+        extra_compile_args=["-O1", "-g", *SANITIZE] if CHECKED else ["-O3", "-g0"],
         extra_link_args=SANITIZE,
     )
-    for source in sorted(Path("_kernels").glob("*.pyx"))
+    for name, source in sorted(SOURCES.items())
 ]
 
 setup(
@@ -34,6 +39,7 @@ setup(
         extensions,
         include_path=["_kernels"],
         build_dir=f"build/{MODE}/cython",
+        shared_utility_qualified_name=SHARED,
         compiler_directives={
             "language_level": 3,
             "boundscheck": CHECKED,

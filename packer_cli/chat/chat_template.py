@@ -12,7 +12,10 @@ third of the time:
     message.role            an item of a dict, whatever name of no method of dicts it has
     messages[0]             an item of a list
     content.strip('\\n')     methods of strings and dicts that the sandbox lets through
-    loop.first              what a loop tells of itself
+    message.x is defined    whether a dict has an item
+    loop.first, ns.found    what loops and namespaces hold
+
+And pieces of the text are put into a list, instead of handed out one by one.
 """
 
 from __future__ import annotations
@@ -39,9 +42,10 @@ from packer_cli.chat.messages import RefusedError
 from packer_cli.errors import UsageError, cut
 
 FIXED_DATE = datetime(2024, 1, 1)
-# A function that loops call, of a name that no template can write: the end of a turn. Another one
-# begins with its second argument, if that is a message, or its index in the third, a list of them.
-MARK = "0_mark"
+# Names that no template can write: of a function that loops call, and of the text's pieces. A call
+# is the end of a turn. Another one begins with its second argument, if that is a message, or its
+# index in the third, a list of them.
+MARK, _PIECES = "0_mark", "0_pieces"
 BEGIN, END = -1, -2  # the first argument at the edges of `{% generation %}`; loops count from 0
 
 _NO_TOKEN = re.compile(r"^'(\w+_token)' is undefined$")
@@ -147,20 +151,17 @@ class ChatTemplate:
         with, and UsageError when it needs a token that the tokenizer has not.
         """
         template, pieces, marks = self._template, list[str](), list[_Mark]()
-
-        def mark(number: int, value: object = None, of: object = None) -> None:
-            marks.append((number, len(pieces), value, of))
-
         variables = {
             **self.known,
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
-            MARK: mark,
+            MARK: marks,
+            _PIECES: pieces,
         }
         context = Context(template.environment, variables, template.name, template.blocks)
         try:
-            for piece in template.root_render_func(context):
+            for piece in template.root_render_func(context):  # those that it does not put there
                 pieces.append(piece)
             return Rendering(pieces, marks)
         except jinja2.TemplateError as error:
@@ -219,34 +220,72 @@ _PLAIN = {
     for kind in (str, LoopContext)
 }
 _OF_DICTS = frozenset(dir(dict))
+_NO_VALUES = (nodes.Const(None), nodes.Const(None))
 _METHODS = dict.fromkeys(_PLAIN[str], "str") | dict.fromkeys(
     ("get", "items", "keys", "values"), "dict"
 )
 
 
 class _Generator(CodeGenerator):
-    """jinja2's compiler, with the shortcuts of the module's docstring."""
+    """jinja2's compiler, with the shortcuts of the module's docstring.
+
+    `_namespaces`: names of variables that hold one; `_asked`: nodes that are only asked whether
+    they are true.
+    """
 
     def write_commons(self) -> None:
         super().write_commons()
-        self.writeline(f"mark = resolve({MARK!r})")
+        self.writeline(f"marks, pieces = resolve({MARK!r}), resolve({_PIECES!r})")
+        self.writeline("attributes, nothing = object.__getattribute__, undefined()")
 
-    def visit_ExprStmt(self, node: nodes.ExprStmt, frame: Frame) -> None:  # noqa: N802 jinja2's name
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
+        self._namespaces = {
+            getattr(one.target, "name", None)
+            for one in node.find_all(nodes.Assign)
+            if isinstance(one.node, nodes.Call) and getattr(one.node.node, "name", 0) == "namespace"
+        }
+        choices: list[Any] = [*node.find_all((nodes.If, nodes.CondExpr))]
+        asked = [one.test for one in choices]
+        for one in asked:  # and what they are made of
+            if isinstance(one, nodes.And | nodes.Or):
+                asked += [one.left, one.right]
+            elif isinstance(one, nodes.Not):
+                asked.append(one.node)
+        self._asked = {id(one) for one in asked}
+        super().visit_Template(node, frame)
+
+    def visit_Output(self, node: nodes.Output, frame: Frame) -> None:  # noqa: N802 jinja2's name
+        buffer = frame.buffer
+        if buffer is None and not self.blocks:  # which may be written in another order
+            frame.buffer = "pieces"
+        super().visit_Output(node, frame)
+        frame.buffer = buffer
+
+    def visit_ExprStmt(self, node: nodes.ExprStmt, frame: Frame) -> None:  # noqa: N802
         if not _is_mark(node.node):
             super().visit_ExprStmt(node, frame)
             return
-        self.newline(node)
-        self.write("mark(")
-        self._arguments(node.node, frame)
-        self.write(")")
+        call: Any = node.node
+        number, *values = call.args
+        self.writeline(f"marks.append(({number.value}, len(pieces), ", node)
+        for value in (*values, *_NO_VALUES[len(values) :]):
+            self.visit(value, frame)
+            self.write(", ")
+        self.write("))")
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:  # noqa: N802
-        is_loop = isinstance(node.node, nodes.Name) and node.node.name == "loop"
-        value, name = self.temporary_identifier(), node.attr
-        if is_loop and name in _PLAIN[LoopContext]:
+        of, value, name = getattr(node.node, "name", None), self.temporary_identifier(), node.attr
+        if of == "loop" and name in _PLAIN[LoopContext]:
             self._either(node, frame, value, f"{value}.{name}", "LoopContext")
+        elif of in self._namespaces:
+            all_of_it = f"attributes({value}, '_Namespace__attrs')"
+            values = self.temporary_identifier()
+            has_it = f"Namespace and {name!r} in ({values} := {all_of_it})"
+            self._either(node, frame, value, f"{values}[{name!r}]", has_it)
         elif name in _OF_DICTS:
             super().visit_Getattr(node, frame)
+        elif id(node) in self._asked:
+            self._either(node, frame, value, f"{value}.get({name!r})", "dict")
         else:
             item, has_it = f"{value}[{name!r}]", f"dict and {name!r} in {value}"
             self._either(node, frame, value, item, has_it)
@@ -262,6 +301,15 @@ class _Generator(CodeGenerator):
             super().visit_Getitem(node, frame)
             return
         self._either(node, frame, value, f"{value}[{key!r}]", has_it)
+
+    def visit_Test(self, node: nodes.Test, frame: Frame) -> None:  # noqa: N802
+        of, value = node.node, self.temporary_identifier()
+        if node.name != "defined" or not isinstance(of, nodes.Getattr) or of.attr in _OF_DICTS:
+            super().visit_Test(node, frame)
+            return
+        self.write("(not isinstance(")
+        self._either(of, frame, value, f"{value}.get({of.attr!r}, nothing)", "dict")
+        self.write(", Undefined))")
 
     def _either(self, node: Any, frame: Frame, value: str, short: str, is_plain: str) -> None:
         """Write `short` for a `value` whose type `is_plain`, and the sandbox's way for others."""

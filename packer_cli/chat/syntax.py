@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from jinja2 import nodes
@@ -227,9 +227,20 @@ class Looks:
         """Whether it looks for anything."""
         return self.deep or bool(self.literals)
 
-    def find(self, messages: Iterable[_Message]) -> bool:
+    def find(self, messages: list[_Message]) -> bool:
         """Whether the words of a conversation may matter."""
-        return self.deep or (bool(self.literals) and any(map(self._has, messages)))
+        if self.deep or not self.literals:
+            return self.deep
+        # most conversations have none of them, and nothing like a tag
+        some = may_hold(messages, self._sign) and any(
+            may_hold(messages, one) for one in (*self.literals, THOUGHT)
+        )
+        return some and any(map(self._has, messages))
+
+    @cached_property
+    def _sign(self) -> str:
+        """A character of all texts that are looked for; "" for none. Signs come before letters."""
+        return min(set(THOUGHT).intersection(*self.literals), default="")
 
     def _has(self, message: _Message) -> bool:
         content = message.get("content")
