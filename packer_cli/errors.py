@@ -178,7 +178,7 @@ def _nearest(path: str) -> str:
 
 def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> PackerError:
     """The PackerError for an OSError met while `doing` ("read", "write") `path`."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         tip = "free some space or choose another --output, then run the same command again"
     elif error.errno == errno.EACCES:

@@ -244,7 +244,8 @@ class Records:
                another; those of a pair follow one another, and have one position
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
-    bad        records that could not be read; they are not among the n
+    empty      how many more have no token; they are not among the n
+    bad        records that could not be read; nor are they
     looked_at  what some of them hold beside what is used
     consumed   bytes of the file (as stored on disk) read so far, for progress
     stretches  what was read of the file, at the end of a slice
@@ -264,6 +265,7 @@ class Records:
     controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
+    empty: int = 0
     bad: list[BadRecord] = field(default_factory=list)
     looked_at: LookedAt = field(default_factory=LookedAt)
     consumed: int = 0

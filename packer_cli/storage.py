@@ -281,23 +281,32 @@ def _refuse_unlistable(pattern: str) -> None:
 def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
     """A new file object for each caller, unbuffered if local.
 
-    Of a URL, at least `ahead` bytes are fetched at a time. Raises OSError, for URLs PackerError,
-    some of which only come from reading.
+    Of a URL, at least `ahead` bytes are fetched at a time. Raises OSError, also for what is no
+    regular file: a pipe may wait for ever, and a device never end. Raises PackerError for URLs,
+    sometimes only from reading.
     """
-    if not is_url(path):
-        return open(path, "rb", buffering=0)
-    return io.BufferedReader(_Remote(path), ahead)
-
-
-def open_regular(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
-    """Open as `open_bytes`; OSError for what is no file, too: a pipe may wait for ever."""
     if is_url(path):
-        return open_bytes(path, ahead)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    if local_stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return open(descriptor, "rb")
-    os.close(descriptor)
-    raise OSError("not a regular file")
+        return io.BufferedReader(_Remote(path), ahead)
+    file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115
+    if local_stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(None, "not a regular file", path)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def open_lines(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open as `open_bytes`, to be read line by line."""
+    return io.BufferedReader(open_bytes(os.fspath(path)))
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file. Raises as `open_bytes` does."""
+    with open_bytes(os.fspath(path)) as file:
+        return file.read()
 
 
 def ranges(url: str, spans: Sequence[tuple[int, int]], size: int) -> list[bytes]:

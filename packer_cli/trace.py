@@ -43,6 +43,7 @@ from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, digest_of, row_costs
+from packer_cli.storage import open_lines
 
 __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]
 
@@ -576,7 +577,7 @@ def _reasons(run: Run, one: _Input, position: int) -> Iterator[str]:
     """Reasons why a document is in no row, where a result or its tokenized directory tells."""
     packed, documents = run.parts[one.part], one.positions(position)
     try:  # the run that read the input may have rejected the record
-        with open((one.within[0] if one.within else packed).path / REJECTED, "rb") as lines:
+        with open_lines((one.within[0] if one.within else packed).path / REJECTED) as lines:
             for record in map(json.loads, lines):
                 if record["file"] == one.path and record["position"] in (position, None):
                     yield f"it was rejected: {record['reason']}"

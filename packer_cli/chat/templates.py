@@ -10,6 +10,7 @@ import msgspec
 
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.result.layout import TEMPLATE, TOKENIZER_CONFIG, TOOL_TEMPLATE
+from packer_cli.storage import read_bytes
 from packer_cli.tokenization.locate import TokenizerFiles
 
 _DEFAULT, _TOOL_USE = "default", "tool_use"
@@ -50,7 +51,7 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateC
                 "give a .jinja file",
             )
         try:
-            return TemplateChoice(path.read_text(encoding="utf-8"), str(path))
+            return TemplateChoice(read_bytes(path).decode(), str(path))
         except OSError as error:
             raise from_os_error(error, path, "read") from error
         except UnicodeDecodeError as error:

@@ -108,11 +108,11 @@ def _print_notes(run: Run) -> None:
 
 def _read_state(path: str) -> Any:
     """The content of a JSON file. Raises DataError."""
+    from packer_cli.storage import read_bytes
     from packer_cli.trace import SAVE_STATE
 
     try:
-        with open(path, "rb") as file:
-            return json.load(file)
+        return json.loads(read_bytes(path))
     except OSError as error:
         raise from_os_error(error, path, "read") from error
     except (ValueError, RecursionError) as error:

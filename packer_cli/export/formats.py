@@ -56,6 +56,7 @@ from packer_cli.result.reader import (
 from packer_cli.result.shard_writer import Parts, ShardParts, column_type
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.commits import as_line, read_units
+from packer_cli.storage import open_bytes
 
 Exported = PackedDirectory | TokenizedDirectory  # the latter to formats of documents alone
 
@@ -573,7 +574,11 @@ class Packed(Writer):
         others = {*facts.side_files, INPUT_TIMES} - {STATE, INFO, UNITS, SQUARED_LENGTHS}
         for name in others:
             if name != INPUT_TIMES or (view.path / name).exists():
-                shutil.copyfile(view.path / name, self.folder / name)
+                with (
+                    open_bytes(str(view.path / name)) as file,
+                    open(self.folder / name, "wb") as copy,
+                ):
+                    shutil.copyfileobj(file, copy)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {

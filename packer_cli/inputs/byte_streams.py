@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
-from packer_cli.records import BadRecord, InputFile, Records, Stretch
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Stretch
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
@@ -32,6 +35,8 @@ _MARKS = {  # the longer ones first, of which others are the beginning
     b"\xff\xfe": "UTF-16LE",
     b"\xfe\xff": "UTF-16BE",
 }
+_LINE_END = ord("\n")
+_IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f"])
 _Read = Callable[[int], bytes]
 
 
@@ -343,6 +348,28 @@ def read_lines(
             held.clear()
     if held:
         yield Lines(offset, taken(held))
+
+
+def cut(offset: int, data: bytes) -> tuple[Int64, Int64, Int64]:
+    """Where the lines of a block begin in the file, and where they begin and end in the block,
+    without their newlines and a byte order mark: int64[n] each.
+    """
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_END)
+    if not data.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    positions = begins + offset
+    if not offset and data.startswith(BYTE_ORDER_MARK):
+        begins[0] = len(BYTE_ORDER_MARK)
+    return positions, begins, ends
+
+
+def filled(data: bytes, begins: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+    """Which lines of a block, as `cut` gives them, hold more than white space."""
+    codes, some = np.frombuffer(data, np.uint8), begins < ends
+    if _IS_SPACE[codes[begins[some]]].any():
+        some &= np.logical_or.reduceat(~_IS_SPACE[codes], begins)
+    return some
 
 
 def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import io
 import sys
 import time
 from collections.abc import Hashable, Iterator
@@ -134,7 +133,7 @@ def _listed(name: str) -> Iterator[_Found]:
             f"{name}: no such file, expected one that lists inputs",
             f"check the spelling; an input named so is ./{name}",
         )
-    with refusals(path), storage.open_bytes(path) as raw, io.BufferedReader(raw) as file:
+    with refusals(path), storage.open_lines(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
             place = f"{path}, line {number}"
             try:
@@ -296,8 +295,8 @@ def _shards_of_dataset(folder: str) -> Iterator[str]:
     """The files that a saved Hugging Face dataset names. DataError for files elsewhere."""
     state = storage.join(folder, STATE)
     try:
-        with refusals(state), storage.open_bytes(state) as file:
-            dataset = msgspec.json.decode(file.read(), type=_Dataset)
+        with refusals(state):
+            dataset = msgspec.json.decode(storage.read_bytes(state), type=_Dataset)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = f"{state}: does not say what the dataset's files are: {error}"
         raise DataError(what, "save the dataset again, or name its files") from error

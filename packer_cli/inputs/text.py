@@ -5,6 +5,7 @@ TSV with a header line, read by Python's csv module.
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
     Lines,
     Source,
+    cut,
+    filled,
     invalid_utf8,
     open_source,
     other_encoding,
@@ -29,6 +32,9 @@ from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Records, Slice
 
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
+_Found = tuple[list[_Document], int]  # documents, and how many more are empty
+_RETURN = ord("\r")
+_ENDS, _BLANK_LINES = b"\r\n", re.compile(rb"[\r\n]+")
 
 
 class TextReader(LineReader):
@@ -44,29 +50,33 @@ class TextReader(LineReader):
     ) -> Iterator[Records]:
         limit, what = config.max_line_bytes, config.sample_by
 
-        def records_of(documents: list[_Document]) -> Records:
+        def records_of(found: _Found) -> Records:
+            documents, empty = found
             positions, texts, bad = list[int](), list[str](), list[BadRecord]()
             for position, data in documents:
                 if data is None or len(data) > limit:
                     bad.append(too_long(position, limit, what))
-                elif what == "document" and (found := _no_text(data)):
-                    bad.append(BadRecord(position, *found))
+                elif what == "document" and (why := _no_text(data)):
+                    bad.append(BadRecord(position, *why))
                 else:
                     try:
                         texts.append(data.decode())
                         positions.append(position)
                     except UnicodeDecodeError as error:
                         bad.append(BadRecord(position, *invalid_utf8(error, data, what)))
+            consumed = source.consumed()
             return Records(
-                np.array(positions, np.int64), texts=texts, bad=bad, consumed=source.consumed()
+                np.array(positions, np.int64), texts=texts, empty=empty, bad=bad, consumed=consumed
             )
 
         with open_source(file) as source:
             if what == "document":
                 documents = _whole(source, limit)
             else:
-                blocks = map(_lines, read_lines(source, 0, None, limit))
-                documents = _paragraphs(blocks, limit) if what == "paragraph" else blocks
+                blocks = read_lines(source, 0, None, limit)
+                documents = (
+                    _paragraphs(blocks, limit) if what == "paragraph" else map(_lines, blocks)
+                )
             # holds no bytes and no texts while they are worked on, which a loop would
             yield from map(records_of, documents)
             yield source.end()
@@ -82,22 +92,24 @@ def _no_text(data: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _lines(block: Lines) -> list[_Document]:
-    if block.data is None:
-        return [(block.offset, None)]
-    documents = list[_Document]()
-    position = block.offset
-    data = block.data if position else block.data.removeprefix(BYTE_ORDER_MARK)
-    mark = len(block.data) - len(data)  # it is no text, but the first line begins with it
-    lines = data.split(b"\n")
-    for line in lines if lines[-1] else lines[:-1]:
-        documents.append((position, line.removesuffix(b"\r")))
-        position += len(line) + 1 + mark
-        mark = 0
-    return documents
+def _lines(block: Lines, *, with_gaps: bool = False) -> _Found:
+    """`with_gaps`: of blank lines after another, the first is among the documents."""
+    data = block.data
+    if data is None:
+        return [(block.offset, None)], 0
+    positions, begins, ends = cut(block.offset, data)
+    ends -= (begins < ends) & (np.frombuffer(data, np.uint8)[ends - 1] == _RETURN)
+    kept = begins < ends
+    if with_gaps:
+        kept = filled(data, begins, ends)
+        kept[1:] |= kept[:-1].copy()
+        kept[0] = True
+    places = (one[kept].tolist() for one in (positions, begins, ends))
+    documents: list[_Document] = [(at, data[a:b]) for at, a, b in zip(*places, strict=True)]
+    return documents, len(kept) - len(documents)
 
 
-def _paragraphs(blocks: Iterator[list[_Document]], limit: int) -> Iterator[list[_Document]]:
+def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[_Found]:
     """Documents that blank lines end, never held beyond `limit` bytes."""
     held, size, begin, overlong = list[bytes](), 0, 0, False
 
@@ -106,9 +118,9 @@ def _paragraphs(blocks: Iterator[list[_Document]], limit: int) -> Iterator[list[
             return []
         return [(begin, None if overlong else b"\n".join(held))]
 
-    for lines in blocks:
+    for block in blocks:
         finished = list[_Document]()
-        for position, line in lines:
+        for position, line in _lines(block, with_gaps=True)[0]:
             if line is not None and not line.strip():
                 finished += ended()
                 held, size, overlong = [], 0, False
@@ -121,11 +133,11 @@ def _paragraphs(blocks: Iterator[list[_Document]], limit: int) -> Iterator[list[
                 held = []
             else:
                 held.append(line)
-        yield finished
-    yield ended()
+        yield finished, 0
+    yield ended(), 0
 
 
-def _whole(source: Source, limit: int) -> Iterator[list[_Document]]:
+def _whole(source: Source, limit: int) -> Iterator[_Found]:
     """The file as it is, if it is not longer than `limit` bytes."""
     held = bytearray()
     while len(held) <= limit and (data := source.read(byte_streams.BLOCK_BYTES)):
@@ -133,7 +145,7 @@ def _whole(source: Source, limit: int) -> Iterator[list[_Document]]:
     whole = None if len(held) > limit else bytes(held).removeprefix(BYTE_ORDER_MARK)
     held.clear()
     if whole != b"":
-        yield [(0, whole)]
+        yield [(0, whole)], 0
 
 
 # --- CSV and TSV
@@ -208,47 +220,55 @@ class _Rows:
     """Rows of the csv module, and where in the file they are.
 
     header    the first row that is not blank; None where there is none
-    position  the bytes given out so far
+    begin     where the row begins that was read last
     """
 
     def __init__(
         self, source: Source, config: DocumentConfig, file: InputFile, delimiter: str
     ) -> None:
         """Raises DataError for a header that is not valid."""
-        self.position = 0
+        self.begin = 0
+        self._begins = False  # a row, with the next line that is not blank
         self._has_ended = False
         self._file, self._limit = file, config.max_line_bytes
         longest = min(self._limit, sys.maxsize)  # which a C long holds
         csv.field_size_limit(max(longest, csv.field_size_limit()))
         lines = self._decoded(source)
         self._rows: Iterator[list[str]] = csv.reader(lines, delimiter=delimiter, strict=True)
-        begin = 0
-        self.header: list[str] | None = []
         try:
-            while self.header == []:  # blank lines before it
-                begin, self.header = self.position, next(self._rows, None)
+            self.header = self._next(self._rows)
         except csv.Error as error:
-            raise self._refused(_invalid(begin, error, "mend the header")) from error
+            raise self._refused(_invalid(self.begin, error, "mend the header")) from error
 
     def _decoded(self, source: Source) -> Iterator[str]:
         """The lines of the file, with their ends: CR, LF or both."""
         for offset, data in read_lines(source, 0, None, self._limit):
             if data is None:
                 raise self._refused(too_long(offset, self._limit))
-            lines = iter(data.splitlines(keepends=True))  # which holds none once they are read
-            del data
-            for line in lines:
-                begin = self.position
-                self.position += len(line)
-                if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
-                    raise self._refused(too_long(begin, self._limit))
-                try:
-                    # Excel begins its files with a byte order mark.
-                    yield line.decode("utf-8" if begin else "utf-8-sig")
-                except UnicodeDecodeError as error:
-                    wrong = BadRecord(begin, *invalid_utf8(error, line, "line"))
-                    raise self._refused(wrong) from None
+            at = 0
+            while at < len(data):
+                if self._begins and data[at] in _ENDS and (blank := _BLANK_LINES.match(data, at)):
+                    at = blank.end()
+                end = data.find(b"\n", at) + 1 or len(data)
+                for line in data[at:end].splitlines(keepends=True):
+                    begin = offset + at
+                    at += len(line)
+                    if self._begins:
+                        self.begin, self._begins = begin, False
+                    if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+                        raise self._refused(too_long(begin, self._limit))
+                    try:
+                        # Excel begins its files with a byte order mark.
+                        yield line.decode("utf-8" if begin else "utf-8-sig")
+                    except UnicodeDecodeError as error:
+                        wrong = BadRecord(begin, *invalid_utf8(error, line, "line"))
+                        raise self._refused(wrong) from None
         self._has_ended = True
+
+    def _next(self, rows: Iterator[list[str]]) -> list[str] | None:
+        """The next row; None after the last one. Raises csv.Error."""
+        self._begins = True
+        return next(rows, None)
 
     def _refused(self, bad: BadRecord) -> DataError:
         """The error that ends the run: where the record ends is unknown, so no run can skip it."""
@@ -261,24 +281,23 @@ class _Rows:
         width = len(self.header or ())
         batch, size = _Batch([], []), 0
         while True:
-            begin = self.position
             try:
-                row = next(rows, None)
+                row = self._next(rows)
             except csv.Error as error:  # after which the csv module goes on
                 if self._has_ended or "field limit" in str(error):
                     # an open quote has taken in all that follows, good records too
-                    raise self._refused(_invalid(begin, error, _CLOSE)) from error
-                batch.bad.append(_invalid(begin, error, _MEND))
+                    raise self._refused(_invalid(self.begin, error, _CLOSE)) from error
+                batch.bad.append(_invalid(self.begin, error, _MEND))
                 size += _PER_RECORD
                 continue
             if row is None:
                 yield batch
                 return
             if len(row) == width:
-                batch.rows.append((begin, row))
+                batch.rows.append((self.begin, row))
             elif row:
                 reason = f"{len(row)} field{'s' * (len(row) != 1)}, the header has {width}"
-                batch.bad.append(BadRecord(begin, reason, _MEND))
+                batch.bad.append(BadRecord(self.begin, reason, _MEND))
             size += sum(map(len, row)) + _PER_RECORD
             del row
             if size > _BATCH_CHARACTERS:

@@ -24,6 +24,7 @@ from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.manifest import TOKENIZED
 
 _BYTES_PER_TOKEN = 4
+_MOST_FILES = 4096  # of a unit, so that a change of one packs no more of them again
 _BytesEach = dict[int, float]  # place among the files -> bytes of a document's tokens, on average
 
 
@@ -110,7 +111,7 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
 
     Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
     unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
-    most about a thousand shards.
+    most about a thousand shards; but of at most `_MOST_FILES` files.
     """
     weights = {file.index: _weight(file, config) for file in files}
     total = sum(weights.values())
@@ -127,7 +128,8 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     for part in (
         part for file in files for part in _slices(file, weights[file.index], target, config)
     ):
-        if current and part.weight > room + target // 8:
+        is_full = config.unit_bytes is None and len(current) == _MOST_FILES
+        if current and (is_full or part.weight > room + target // 8):
             units.append(WorkUnit(len(units), tuple(current)))
             current, room = [], target
         room -= part.weight

@@ -37,7 +37,7 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.options import Amount, Mixture, PackConfig, Stage, max_epochs
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions
-from packer_cli.storage import is_url, local, open_regular
+from packer_cli.storage import is_url, local, read_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -468,8 +468,7 @@ def _input(folder: str, name: str) -> str:
 def _parsed(path: str) -> Values:
     text = ""
     try:
-        with open_regular(str(local(path, "which recipes are not read from"))) as file:
-            text = file.read().decode("utf-8-sig")
+        text = read_bytes(local(path, "which recipes are not read from")).decode("utf-8-sig")
         content: Values = tomllib.loads(text)
     except FileNotFoundError:
         tip = "check the spelling; relative paths start at the current directory"

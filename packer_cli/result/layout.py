@@ -158,7 +158,7 @@ def digest(
     sha, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_HASH_BYTES))
     try:
-        with storage.open_regular(os.fspath(path), _FETCHED_BYTES) as file:
+        with storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:
             while (count := file.readinto(buffer)) and not stopped():
                 sha.update(buffer[:count])
                 size += count

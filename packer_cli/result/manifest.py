@@ -632,8 +632,7 @@ def looks_like_one(data: bytes) -> bool:
 def _content(path: str) -> bytes:
     """The content of a file; nothing, where there is none or it cannot be read."""
     try:
-        with storage.open_regular(path) as file:
-            return file.read()
+        return storage.read_bytes(path)
     except (OSError, DataError):
         return b""
 

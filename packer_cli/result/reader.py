@@ -495,7 +495,7 @@ def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64
     path: Path | str = packed.place_of(SQUARED_LENGTHS)
     try:
         path = packed.local_squares()
-        with storage.open_regular(os.fspath(path)) as file:
+        with storage.open_bytes(os.fspath(path)) as file:
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         return parsed_squares(content, path, packed.facts, compared=compared)

@@ -155,7 +155,7 @@ class TokenizedDirectory(Stored):
         """The shard's bytes; unlike Arrow's own mapping, no pages are asked for before they are
         read. OUT maps.
         """
-        with open(self.path / shard.file, "rb") as file:
+        with storage.open_bytes(str(self.path / shard.file)) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if maps is not None:
             maps.append(mapped)

@@ -38,7 +38,6 @@ from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
 from packer_cli.run.identity import RUN, IsSame, Run, sealed, unsealed
-from packer_cli.storage import open_regular
 
 UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
@@ -177,8 +176,8 @@ def read_units(path: Path) -> Iterator[UnitRecord]:
     """The records of a finished result. Raises ValueError for a line that is none, or DataError."""
     decode = msgspec.json.Decoder(UnitRecord).decode
     try:
-        with open_regular(os.fspath(path)) as file:
-            yield from map(decode, file)
+        with storage.open_lines(path) as lines:
+            yield from map(decode, lines)
     except OSError as error:
         raise from_os_error(error, path, "read") from error
 
@@ -200,7 +199,7 @@ def _size(path: Path) -> int:
 
 def _decoded(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(unsealed(path.read_bytes()), type=kind)
+        return msgspec.json.decode(unsealed(storage.read_bytes(path)), type=kind)
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -363,8 +362,9 @@ def load_identities(directory: Path, inputs: list[Input]) -> list[InputFile]:
     damaged: then their contents decide.
     """
     try:
-        with open_regular(str(directory / INPUT_TIMES)) as file:
-            document = msgspec.json.decode(file.read(), type=_Identities)
+        document = msgspec.json.decode(
+            storage.read_bytes(directory / INPUT_TIMES), type=_Identities
+        )
         if len(document.inputs) != len(inputs):
             raise ValueError(f"it holds {len(document.inputs)} inputs")
     except (OSError, ValueError, RecursionError):

@@ -131,7 +131,7 @@ class Run:
 def load_run(path: Path) -> Run | None:
     """The run that `to_bytes` wrote; None when there is none that this packer can read."""
     try:
-        content = msgspec.json.decode(unsealed(path.read_bytes()))
+        content = msgspec.json.decode(unsealed(storage.read_bytes(path)))
         kinds: dict[str, Any] = {
             "config": PackConfig if "max_length" in content["config"] else DocumentConfig,
             "shape": Shape, "files": tuple[InputFile, ...], "units": tuple[WorkUnit, ...],

@@ -347,7 +347,7 @@ def _refuse_in_the_way(joined: Path) -> None:
             "choose another --output",
         )
     try:
-        content = joined.read_bytes()
+        content = storage.read_bytes(joined)
     except FileNotFoundError:
         return
     except OSError as error:

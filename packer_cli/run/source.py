@@ -51,6 +51,7 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.tokenized import AGAIN
 from packer_cli.run.identity import Chosen, Run
+from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
 from packer_cli.tokenization.locate import (
@@ -161,7 +162,7 @@ def choose_tokenized(
 def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
     """A file that a tokenized directory keeps of its tokenizer. DataError where it has changed."""
     try:
-        data = (folder / name).read_bytes()
+        data = read_bytes(folder / name)
     except OSError as error:
         raise from_os_error(error, folder / name, "read") from error
     found, expected = hashlib.sha256(data).hexdigest(), facts.side_files[name]

@@ -337,6 +337,9 @@ class _Reading:
                 self.counts.add_looked_at(records.looked_at)
                 if bad:
                     self._reject(file, bad)
+                if records.empty:
+                    for figures in (self.counts, self.counts.file(file.index)):
+                        figures.empty_documents += records.empty
                 job.progress.read(records.consumed, len(batch.position))
                 del records  # neither these nor their tokens are held while the next are read
                 if len(batch.position):

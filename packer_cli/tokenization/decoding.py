@@ -9,6 +9,7 @@ from pathlib import Path
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import TOKENIZER
 from packer_cli.result.manifest import TokenizerInfo
+from packer_cli.storage import read_bytes
 from packer_cli.tokenization.engines import BytesEngine, ReferenceEngine
 
 _TIP = "show token ids with --ids, or copy the tokenizer that packed the data there"
@@ -25,9 +26,7 @@ def load_decoder(directory: Path, tokenizer: TokenizerInfo | None) -> Decoder | 
         return BytesDecoder()
     path = directory / TOKENIZER
     try:
-        if path.exists() and not path.is_file():
-            return f"{path}: is not a regular file"
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
     digest = hashlib.sha256(content).hexdigest()

@@ -28,6 +28,7 @@ from packer_cli.result.layout import (
     TOKENIZER_CONFIG,
     TOOL_TEMPLATE,
 )
+from packer_cli.storage import read_bytes
 from packer_cli.tokenization.specials import SpecialToken
 
 BYTES = "bytes"
@@ -96,12 +97,12 @@ def locate(source: str) -> TokenizerFiles:
     path = Path(source).expanduser()
     with refusals(str(path)):
         path = _tokenizer_json(source, path)
-        content = path.read_bytes()
+        content = read_bytes(path)
         companions = {
-            name: (path.parent / place).read_bytes()
+            name: read_bytes(path.parent / place)
             for name, places in _COMPANIONS.items()
             for place in places
-            if (path.parent / place).is_file()
+            if (path.parent / place).exists()
         }
     document = _decoded(content, path)
     model = document.model

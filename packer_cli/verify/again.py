@@ -425,7 +425,7 @@ def _encoding(stored: Stored, config: DocumentConfig, shape: Shape) -> Source:
     alone = [(stored.path / name).is_file() for name in (TEMPLATE, TOOL_TEMPLATE)] == [True, False]
     used = replace(config, chat_template=str(stored.path / TEMPLATE) if alone else None)
     # only rejected records show the run's --max-seconds-per-record
-    with suppress(OSError), open(stored.path / REJECTED, "rb") as file:
+    with suppress(OSError), storage.open_lines(stored.path / REJECTED) as file:
         limit = next((float(match[1]) for match in map(_TOO_SLOW.search, file) if match), None)
     return source_again(shape, used, tokenizer, tokenizer_files, limit)
 

@@ -43,6 +43,7 @@ from packer_cli.result.rules import (
     sources_of,
 )
 from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.storage import read_bytes
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
 from packer_cli.verify.files import Findings, other_figures
@@ -160,7 +161,7 @@ class Checks(ABC):
         if not tokenizer.sha256:
             return BytesEngine.VOCAB_SIZE - 1
         try:
-            return highest_id((self._path / TOKENIZER).read_bytes())
+            return highest_id(read_bytes(self._path / TOKENIZER))
         except OSError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -7,8 +7,10 @@ and test_readers_indexed.py; what is wrong with records of JSON: test_bad_record
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +45,8 @@ QUIET = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 MARK = b"\xef\xbb\xbf"
 TEXTS = [
     "plain", 'with "quotes", commas', "}], [{", "a\\", '\\"', "naïve \u2028 \x85 \x0b 𝄞", "", "[1]",
-    "tab\there", "two\nlines\r\nthree", *(f"row {i} " + "x" * (i % 7) for i in range(40)), "x" * 60,
+    "tab\there", "two\nlines\r\n\n\nthree",
+    *(f"row {i} " + "x" * (i % 7) for i in range(40)), "x" * 60,
 ]  # fmt: skip
 FLAT = [text.replace("\r\n", " ").replace("\n", " ") for text in TEXTS]
 TEXT_SHAPE = Shape("text", {"text": "text"})
@@ -142,6 +145,7 @@ FORMS = {
     "csv": Form("a.csv", delimited(",", "\n"), slices=False),
     "csv with CR": Form("a.csv", delimited(",", "\r"), slices=False),
     "csv with CR LF": Form("a.csv", delimited(",", "\r\n"), slices=False),
+    "csv with blank lines": Form("a.csv", delimited(",", "\r\n\n\r\n"), slices=False),
     "tsv": Form("a.tsv", delimited("\t", "\n"), slices=False),
     "parquet": Form("a.parquet", parquet(pa.string(), row_group_size=8)),
     "parquet, gzip, no dictionary": Form(
@@ -354,14 +358,14 @@ def test_paragraphs_are_the_same_in_any_blocks(
     assert [at for at, _ in bad] == [at for at, text in expected if len(text.encode()) > limit]
 
 
-TEXT = b"one\r\n\ntwo\nthree\n \nfour"
+TEXT = b"one\r\n\n\r\ntwo\nthree\n \n\nfour"
 
 
 @pytest.mark.parametrize(
     ("sample_by", "documents", "empty"),
     [
-        ("line", {0: "one", 6: "two", 10: "three", 16: " ", 18: "four"}, 1),
-        ("paragraph", {0: "one", 6: "two\nthree", 18: "four"}, 0),
+        ("line", {0: "one", 8: "two", 12: "three", 18: " ", 21: "four"}, 3),
+        ("paragraph", {0: "one", 8: "two\nthree", 21: "four"}, 0),
         ("document", {0: TEXT.decode()}, 0),
     ],
 )
@@ -375,6 +379,33 @@ def test_documents_of_plain_text(
     assert [position for _, position in recover_documents("out")] == places
     assert recover_texts("out") == list(documents.values())
     assert manifest["empty_documents"] == empty
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n"], ids=["LF", "CR LF"])
+@pytest.mark.parametrize(
+    ("name", "begin", "end", "sample_by"),
+    [
+        ("a.jsonl.gz", b'{"text": "a"}\n', b'{"text": "b"}\n', "line"),
+        ("a.json.gz", b'[{"text": "a"},', b'{"text": "b"}]', "line"),
+        ("a.csv.gz", b"text\na\n", b"b\n", "line"),
+        ("a.txt.gz", b"a\n", b"b\n", "line"),
+        ("a.txt.gz", b"a\n", b"b\n", "paragraph"),
+    ],
+)
+def test_blank_lines_cost_what_bytes_cost(
+    folder: Path, name: str, begin: bytes, end: bytes, sample_by: str, blank: bytes
+) -> None:
+    """Not a microsecond each: a small compressed file holds hundreds of millions of them."""
+    count = 12 << 20
+    (folder / name).write_bytes(gzip.compress(begin + blank * count + end))
+    begun = time.process_time()
+    assert gzip.decompress((folder / name).read_bytes()).endswith(end)
+    decompressed = time.process_time()
+    manifest = pack(name, "-l", 16, "--sample-by", sample_by)
+    assert time.process_time() - decompressed < 20 * (decompressed - begun) + 1
+    assert recover_texts("out") == ["a", "b"]
+    is_counted = name.startswith("a.txt") and sample_by == "line"
+    assert manifest["empty_documents"] == count * is_counted
 
 
 def test_a_document_of_many_lines_is_read_in_linear_time(folder: Path) -> None:

@@ -501,3 +501,24 @@ def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
     last = unaltered("pack", "-", *options, "--update", "--prune", stdin=jsonl("four"))
     assert last.returncode == 0, last.stderr
     assert packed() == ["four"]
+
+
+def test_a_change_of_one_of_many_small_files_packs_few_of_them_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packer_cli.mixing.units._MOST_FILES", 4)
+    for number in range(10):
+        put(f"{number}.jsonl", f"{number}")()
+    command = ["pack", *(f"{number}.jsonl" for number in range(10)), "-l", 64, "-t", "bytes", "-q"]
+    command += ["-o", "out"]
+    assert packer(*command).exit_code == 0
+    units = [
+        json.loads(line)["slices"] for line in Path("out/units.jsonl").read_text().splitlines()
+    ]
+    assert [len(slices) for slices in units] == [4, 4, 2]
+    shards = {path.name for path in Path("out").glob("*.arrow")}
+    put("5.jsonl", "other")()
+    assert packer(*command, "--update").exit_code == 0
+    assert len(shards & {path.name for path in Path("out").glob("*.arrow")}) == 2
+    assert packer(*command, "--unit-bytes", "1M", "--overwrite").exit_code == 0
+    assert len(list(Path("out").glob("*.arrow"))) == 1

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tiny_tokenizers
+from altered import unaltered
 from forging import Result
 from support import assert_error, jsonl, pack, packer, shard_of
 from varied_results import texts
@@ -296,3 +298,55 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str
                     ("trace", "out", "--step", 0, "--balance", "order", *loop)):  # fmt: skip
         assert packer(*command).exit_code in (0, 1, 2), command
     assert Path("out", name).is_fifo()
+
+
+# Commands, and the files that these read, whatever is in them.
+READERS: dict[str, tuple[object, ...]] = {
+    "list.txt": ("pack", "@list.txt", "-t", "bytes", "-l", 16),
+    "tok/tokenizer.json": ("pack", "a.jsonl", "-t", "tok", "-l", 16),
+    "tok/tokenizer_config.json": ("pack", "a.jsonl", "-t", "tok", "-l", 16),
+    "tok/special_tokens_map.json": ("tokenizer", "tok"),
+    "toks/tokenizer.json": ("pack", "toks", "-l", 16),
+    "toks/tokenizer_config.json": ("plan", "toks", "-l", 16),
+    "saved/state.json": ("pack", "saved", "-t", "bytes", "-l", 16),
+    "t.jinja": ("recipe", "a.jsonl", "--chat-template", "t.jinja"),
+    "state": ("trace", "packed", "--state", "state", "--ranks", 1),
+    "packed/rejected.jsonl": ("trace", "packed", "--find", "a.jsonl:26", "--ranks", 1),
+    "view/input_times.json": ("export", "view", "--to", "packed"),
+    "packed/tokenizer.json": ("stats", "packed", "--deep"),
+    "mix/dataset_dict.json": ("pack", "mix.toml"),
+}
+
+
+@pytest.mark.parametrize("what", ["pipe", "device"])
+@pytest.mark.parametrize("name", READERS)
+def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -> None:
+    """A pipe may wait for ever, and a device never end."""
+    Path("a.jsonl").write_bytes(jsonl("one") + b"bad\n" + jsonl("two"))
+    files = {"eos_token": "</s>"}
+    tiny_tokenizers.save(Path("tok"), tiny_tokenizers.byte_level(), tokenizer_config=files)
+    for command in (("tokenize", "-o", "toks"), ("pack", "-l", 16, "-o", "packed")):
+        how = ("a.jsonl", "-t", "tok", "-q", "--on-error", "skip")
+        assert packer(command[0], *how, *command[1:]).exit_code == 0
+    assert packer("pack", "toks", "-l", 16, "--view", "-q", "-o", "view").exit_code == 0
+    recipe = 'max_length = 16\ntokenizer = "tok"\n[[source]]\nname = "a"\ninputs = ["a.jsonl"]\n'
+    Path("mix.toml").write_text(f'{recipe}epochs = 1\n[validation]\nshare = "50%"\n')
+    for directory in ("saved", "mix"):
+        Path(directory).mkdir()
+    Path("saved/dataset_info.json").write_text("{}")
+    Path(name).unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(name)
+    else:
+        Path(name).symlink_to("/dev/zero")
+    command = list(READERS[name])
+    if command[0] in ("pack", "export"):
+        command += ["-o", "mix" if name.startswith("mix") else "out"]
+    done = unaltered(*command)
+    if name in ("packed/rejected.jsonl", "packed/tokenizer.json"):  # told by packer verify alone
+        assert done.returncode in (0, 1), done.stderr
+        return
+    reasons = ("not a regular file", "is not a file", "has no tokenizer.json")
+    assert done.returncode in (1, 2), done.stderr
+    assert any(reason in done.stderr for reason in reasons), done.stderr
+    assert Path(name).is_fifo() or Path(name).is_symlink()
