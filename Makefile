@@ -66,11 +66,12 @@ FAULTS = run/test_kills run/test_resume run/test_update run/test_ranks run/test_
 test-faults: $(VENV)/.testing ## kill KILLS runs, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)
 
+# Of two gigabytes of packages the tests import a part: Python compiles what they do.
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python $(PIP) --upgrade pip
-	$(EXTRAS)/bin/python $(PIP) --requirement tests/extras/requirements.txt
-	$(EXTRAS)/bin/python $(PIP) --no-deps --requirement tests/extras/readers.txt
+	$(EXTRAS)/bin/python $(PIP) --no-compile --requirement tests/extras/requirements.txt
+	$(EXTRAS)/bin/python $(PIP) --no-compile --no-deps --requirement tests/extras/readers.txt
 	$(EXTRAS)/bin/python $(PIP) --group test .
 	@touch $@
 

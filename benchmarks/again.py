@@ -39,7 +39,7 @@ def _killed_halfway(command: list[str | Path], output: Path, units: int) -> floa
 
 def main() -> None:
     settings = from_environment()
-    size = "80" if settings.quick else "670"
+    size = "20" if settings.quick else "670"
     what = f"killed halfway and run again, {size} MB of text"
     target = f"<= {MOST_RESUME} x one undisturbed run"
     if why := inputs.missing(settings):

@@ -135,7 +135,7 @@ def _plain_write(path: Path, size: int) -> float:
 
 def _again(settings: Settings) -> None:
     files, quick = inputs.tenfold(settings), settings.quick
-    size = "80" if quick else "670"
+    size = "20" if quick else "670"
     with inputs.Output(settings) as output:
         tokens = output.parent / "tokens"
         command: list[str | Path] = [settings.packer, "tokenize", *files, "--output", tokens]

@@ -20,7 +20,7 @@ def main() -> None:
     target = f"<= {MOST_GB} GB"
     if not settings.quick:  # so little input does not fill the buffers
         target += f", 10 x the input <= {MOST_GROWTH:.2f} x the memory"
-    what = f"peak memory of pack, {'8 and 80' if settings.quick else '66 and 670'} MB of text"
+    what = f"peak memory of pack, {'2 and 20' if settings.quick else '66 and 670'} MB of text"
     if why := inputs.missing(settings):
         skip(what, target, why)
         return

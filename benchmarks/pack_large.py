@@ -20,7 +20,7 @@ TARGET = f">= {LEAST_MB:.0f} MB/s on two cores"
 
 def main() -> None:
     settings = from_environment()
-    what = f"pack {'80' if settings.quick else '670'} MB of text"
+    what = f"pack {'20' if settings.quick else '670'} MB of text"
     target = "" if settings.quick else TARGET  # so little input is mostly start-up
     if why := inputs.missing(settings):
         skip(what, target, why)

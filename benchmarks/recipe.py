@@ -56,7 +56,7 @@ def _changed_mixture(settings: Settings) -> None:
         say(f"first {first[-1]:.2f} s, changed {again[-1]:.2f} s")
     ratio = min(again) / min(first)
     report(
-        f"{'80' if settings.quick else '670'} MB of text in other shares: a view, against the "
+        f"{'20' if settings.quick else '670'} MB of text in other shares: a view, against the "
         "first run of the recipe",
         "" if settings.quick else f"<= {MOST_AGAIN} x its time",
         f"{ratio:.3f} x ({min(again):.2f} and {min(first):.2f} s)",

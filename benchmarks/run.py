@@ -1,7 +1,7 @@
 """Run the benchmarks, each question in a fresh process; print the table and write the JSON.
 
     python benchmarks/run.py              everything, about ten minutes -> results/latest.json
-    python benchmarks/run.py --quick      small sizes, no peers, under two minutes; only printed
+    python benchmarks/run.py --quick      small sizes, no peers, under a minute; only printed
     python benchmarks/run.py --only plan_speed --only startup
 
 Exit status 0 even when a target is missed, because machines are noisy; 1 when a benchmark

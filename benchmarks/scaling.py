@@ -51,7 +51,7 @@ def _compare(
 
 def main() -> None:
     settings = from_environment()
-    size = "80" if settings.quick else "670"
+    size = "20" if settings.quick else "670"
     what, target = f"two workers on {size} MB of text, against one", f">= {LEAST} x"
     if len(os.sched_getaffinity(0)) < 2:
         skip(what, target, "this machine has one core")

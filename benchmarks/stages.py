@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,13 @@ def _measure(settings: Settings, files: list[Path]) -> dict[str, float]:
     _pin_workers()
     concurrent.futures.ThreadPoolExecutor = _Inline  # type: ignore[misc, assignment]
     os.sync()
+    config = PackConfig(max_length=MAX_LENGTH)
+    if settings.quick:  # an input in several units, whose digest is a stage of its own
+        config = replace(config, unit_bytes=1 << 20)
     with inputs.Output(settings) as output:
         clocks = _clocked_pipeline()
         pipeline.pack(
-            [str(path) for path in files], output, PackConfig(max_length=MAX_LENGTH),
+            [str(path) for path in files], output, config,
             RunOptions(workers=1, progress=False), str(settings.tokenizer),
         )  # fmt: skip
         clocks.stop()

@@ -35,7 +35,7 @@ def _peer(settings: Settings, files: list[Path]) -> Finished:
 
 def main() -> None:
     settings = from_environment()
-    size = "80" if settings.quick else "670"
+    size = "20" if settings.quick else "670"
     against_pack = f"tokenize {size} MB of text, against packing it"
     against_peer = (
         f"tokenize {size} MB of text, against gigatoken's encode_files and one flat write"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,17 @@ def tokenizer(name: str) -> PreTrainedTokenizerFast:
     return loaded
 
 
-def records(name: str) -> Iterator[tuple[bytes, list[Message], list[Any] | None]]:
-    """(line, messages as transformers wants them, tools)."""
-    for line in lines_of(name)[:MOST]:
-        record = json.loads(line)
+@cache
+def conversations() -> tuple[list[list[bytes]], list[tuple[list[Message], list[Any] | None]]]:
+    """(lines of each file of CHATS, of every line the messages as transformers wants them with the
+    tools).
+    """
+    files, found = [lines_of(name)[:MOST] for name in CHATS], []
+    for record in map(json.loads, chain(*files)):
         tools = record.get("tools") or None
         tools = json.loads(tools) if isinstance(tools, str) else tools
-        yield line, messages_of(record), tools or None
+        found.append((messages_of(record), tools or None))
+    return files, found
 
 
 def lines_of(name: str) -> list[bytes]:
@@ -91,27 +95,31 @@ def theirs(
     return None
 
 
-def packed(folder: Path, lines: list[bytes], name: str, *options: str) -> tuple[Any, Any, Any]:
-    """(manifest, ids by position, labels by position)."""
-    (folder / "chat.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+def packed(files: list[list[bytes]], name: str, *options: str) -> tuple[Any, Any, Any]:
+    """Files of lines: (manifest, ids by file and position, labels by file and position)."""
+    paths = [Path(f"{number}.jsonl") for number in range(len(files))]
+    for path, lines in zip(paths, files, strict=True):
+        path.write_bytes(b"\n".join(lines) + b"\n")
     result = packer(
-        "pack", "chat.jsonl", "-l", LENGTH, "-t", SHARED / "tokenizers" / name, "-o", "out", "-q",
+        "pack", *paths, "-l", LENGTH, "-t", SHARED / "tokenizers" / name, "-o", "out", "-q",
         "--on-error", "skip", "--keep-untrained", "--overwrite", *options,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")
-    by_position = [
-        {position: tokens.tolist() for (_, position), tokens in found.items()}
+    by_place = [
+        {place: tokens.tolist() for place, tokens in found.items()}
         for found in (recover_documents("out"), recover_documents("out", "labels"))
     ]
-    return manifest, *by_position
+    return manifest, *by_place
 
 
-def positions(lines: list[bytes]) -> Iterator[int]:
-    at = 0
-    for line in lines:
-        yield at
-        at += len(line) + 1
+def places(files: list[list[bytes]]) -> Iterator[tuple[int, int]]:
+    """(file, position) of each line."""
+    for number, lines in enumerate(files):
+        at = 0
+        for line in lines:
+            yield number, at
+            at += len(line) + 1
 
 
 def trained(ids: list[int], mask: list[int]) -> list[int]:
@@ -125,34 +133,28 @@ def matrix(templates: list[str]) -> list[tuple[str | None, str]]:
 
 
 @pytest.mark.parametrize(("template", "name"), matrix(TEMPLATES))
-@pytest.mark.parametrize("chat", CHATS)
-def test_ids_and_generation_masks(folder: Path, template: str | None, chat: str, name: str) -> None:
+@pytest.mark.usefixtures("folder")
+def test_ids_and_generation_masks(template: str | None, name: str) -> None:
     path = SHARED / "chat_templates" / f"{template}.jinja"
     source = path.read_text() if template else None
     has_tags = "{%- generation %}" in (source or "")
     options = ["--chat-template", str(path)] if template else []
     if not has_tags:
         options += ["--train-on", "all"]
-    found = list(records(chat))
-    lines = [line for line, _, _ in found]
-    expected = [theirs(m, tools, name, source, has_tags) for _, m, tools in found]
-    if not any(expected):
-        result = packer("pack", "chat.jsonl", "-l", 8, "-t", SHARED / "tokenizers" / name)
-        assert result.exit_code
-        return
-    manifest, ids, labels = packed(folder, lines, name, *options)
+    files, found = conversations()
+    expected = [theirs(m, tools, name, source, has_tags) for m, tools in found]
+    manifest, ids, labels = packed(files, name, *options)
     assert manifest["rejected_records"] == expected.count(None)
     assert manifest["documents"] == len(expected) - expected.count(None)
-    talks = [messages for _, messages, _ in found]
-    for position, one, messages in zip(positions(lines), expected, talks, strict=True):
+    for place, one, (messages, _) in zip(places(files), expected, found, strict=True):
         if one is None:
-            assert position not in ids
+            assert place not in ids
             continue
-        assert ids[position] == one["input_ids"]
+        assert ids[place] == one["input_ids"]
         mask = [1] * len(one["input_ids"])
         if has_tags:
             mask = without_empty(one["input_ids"], one["assistant_masks"], messages, name)
-        assert labels[position] == trained(one["input_ids"], mask)
+        assert labels[place] == trained(one["input_ids"], mask)
 
 
 def is_empty(message: Message, said: str) -> bool:
@@ -206,28 +208,25 @@ def by_prefixes(
 @pytest.mark.parametrize(
     ("template", "name"), matrix(["cz__chatml", "cz__llama-3-instruct", "trl__phi3"])
 )
-@pytest.mark.parametrize("chat", CHATS)
-def test_turns_without_tags(folder: Path, template: str | None, chat: str, name: str) -> None:
+@pytest.mark.usefixtures("folder")
+def test_turns_without_tags(template: str | None, name: str) -> None:
     """Trained is what the assistant said, and the end of its turns; nothing that others said.
 
     Where renderings of prefixes nest, it is exactly the differences between them.
     """
     path = SHARED / "chat_templates" / f"{template}.jinja"
     source = path.read_text() if template else None
-    found = list(records(chat))[:40]
-    lines = [line for line, _, _ in found]
-    if not any(theirs(m, tools, name, source, False) for _, m, tools in found):
-        pytest.skip("the template refuses all of them")
+    files, found = conversations()
     options = ["--chat-template", str(path)] if template else []
-    _, ids, labels = packed(folder, lines, name, *options)
-    for position, (_, messages, tools) in zip(positions(lines), found, strict=True):
-        if position not in ids:
+    _, ids, labels = packed(files, name, *options)
+    for place, (messages, tools) in zip(places(files), found, strict=True):
+        if place not in ids:
             continue
-        flags = [label != -100 for label in labels[position]]
-        check_turns(ids[position], flags, messages, name)
+        flags = [label != -100 for label in labels[place]]
+        check_turns(ids[place], flags, messages, name)
         if all(isinstance(m.get("content"), str) for m in messages) and template != "trl__phi3":
             mask = by_prefixes(messages, tools, name, source)  # phi3 ends every text in EOS
-            assert mask is None or labels[position] == trained(ids[position], mask)
+            assert mask is None or labels[place] == trained(ids[place], mask)
 
 
 def check_turns(ids: list[int], flags: list[bool], messages: list[Message], name: str) -> None:
@@ -268,15 +267,14 @@ def texts_of(record: dict[str, Any], as_chat: bool) -> tuple[str, str]:
 
 @pytest.mark.parametrize("as_chat", [False, True])
 @pytest.mark.parametrize("name", TOKENIZERS)
-@pytest.mark.parametrize("data", PROMPTS)
-def test_prompts(folder: Path, data: str, name: str, as_chat: bool) -> None:
+@pytest.mark.usefixtures("folder")
+def test_prompts(name: str, as_chat: bool) -> None:
     """The completion is trained on, and the end; as a chat, what the template makes of it."""
-    whole = lines_of(data)
-    lines = whole[:: len(whole) // 50]
+    files = [lines[:: len(lines) // 50] for lines in map(lines_of, PROMPTS)]
     how = ("--prompt-template", "chat") if as_chat else ()
-    _, ids, labels = packed(folder, lines, name, *how)
-    assert len(ids) == len(lines)
-    for position, line in zip(positions(lines), lines, strict=True):
+    _, ids, labels = packed(files, name, *how)
+    assert len(ids) == sum(map(len, files))
+    for place, line in zip(places(files), chain(*files), strict=True):
         prompt, answer = texts_of(json.loads(line), as_chat)
         if as_chat:
             said = {"user": prompt, "assistant": answer}
@@ -290,5 +288,5 @@ def test_prompts(folder: Path, data: str, name: str, as_chat: bool) -> None:
             told = tokenizer(name)(prompt + answer, return_offsets_mapping=True)
             expected = [*told["input_ids"], tokenizer(name).eos_token_id]
             mask = [*(int(end > len(prompt)) for _, end in told["offset_mapping"]), 1]
-        assert ids[position] == expected
-        assert labels[position] == trained(expected, mask)
+        assert ids[place] == expected
+        assert labels[place] == trained(expected, mask)

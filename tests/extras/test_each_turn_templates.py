@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import marked, pack_chat, positions, run
+import tiny_tokenizers
+from chats import chat_tokenizer, marked, pack_chat, positions, run
 from support import recover_documents
 from test_real_templates import TEMPLATES, fixed_date  # noqa: F401 a fixture
 from transformers import PreTrainedTokenizerFast
@@ -21,7 +22,6 @@ from transformers import PreTrainedTokenizerFast
 from packer_cli.records import MOST_TURNS
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
-QWEN3 = SHARED / "tokenizers" / "qwen3"
 MISTRAL = SHARED / "tokenizers" / "mistral_v3" / "chat_template.jinja"
 CALL = {"type": "function", "function": {"name": "rain", "arguments": {"city": "Oslo"}}}
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -90,17 +90,23 @@ CASES: dict[str, dict[str, Any]] = {
     "mistral v3": {},
 }
 pytestmark = pytest.mark.skipif(
-    not (QWEN3.exists() and {*CASES} - {"mistral v3"} <= TEMPLATES.keys()),
+    not (MISTRAL.exists() and {*CASES} - {"mistral v3"} <= TEMPLATES.keys()),
     reason="needs ../shared and the packages trl and axolotl",
 )
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that loads at once: what is asked of it here any one does."""
+    return chat_tokenizer(tmp_path_factory.mktemp("t"), None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(source: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(QWEN3 / "tokenizer.json"),
-        eos_token="<|im_end|>",  # noqa: S106 it is no password
-    )
+        tokenizer_file=str(source / "tokenizer.json"),
+        bos_token=tiny_tokenizers.BOS, eos_token=tiny_tokenizers.EOS,
+    )  # fmt: skip
 
 
 def path_of(name: str) -> Path:
@@ -141,13 +147,15 @@ def accepted(tokenizer: Any, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_and_masks_of_every_turn(folder: Path, tokenizer: Any, name: str) -> None:
+def test_tokens_and_masks_of_every_turn(
+    folder: Path, source: Path, tokenizer: Any, name: str
+) -> None:
     records = accepted(tokenizer, name)
     assert len(records) > 1
     arguments = [f"--template-arg={key}={json.dumps(value)}" for key, value in CASES[name].items()]
     pack_chat(
         records, "--turns", "each", "--chat-template", path_of(name), "--keep-untrained",
-        "--allow-open-turns", *arguments, template=None, tokenizer=QWEN3,
+        "--allow-open-turns", *arguments, template=None, tokenizer=source,
     )  # fmt: skip
     ids = {place: own.tolist() for (_, place), own in recover_documents("out").items()}
     labels = {p: own.tolist() for (_, p), own in recover_documents("out", "labels").items()}
@@ -175,22 +183,22 @@ def test_tokens_and_masks_of_every_turn(folder: Path, tokenizer: Any, name: str)
             # of the prompt nothing is trained on; of the answer all but what may follow it
             trained = [n for n, label in enumerate(labels[at]) if label != -100]
             if not trained:  # the template shows nothing of the turn
-                assert re.sub(r"<\|\w+\|>|\s", "", text[len(prompt) :]) == ""
+                assert re.sub(r"<\|\w+\|>|</s>|\s", "", text[len(prompt) :]) == ""
                 continue
             assert trained == list(range(begin, trained[-1] + 1))
             rest = tokenizer.decode(ids[at][trained[-1] + 1 :])
-            assert rest.strip() in ("", "<|im_end|>"), (name, rest)  # EOS after the whole text
+            assert rest.strip() in ("", tokenizer.eos_token), (name, rest)  # after the whole text
             said = messages[number]["content"].rpartition("</think>")[2].strip()
             assert said in tokenizer.decode([ids[at][n] for n in trained])
     assert expected == len(ids)
 
 
-def test_masks_of_parts_with_tools(folder: Path, tokenizer: Any) -> None:
+def test_masks_of_parts_with_tools(folder: Path, source: Path, tokenizer: Any) -> None:
     """Of Qwen 3's own template: no word of the reasoning, no character of a call."""
     records = accepted(tokenizer, "shared/trl__qwen3")
     how = ("--chat-template", TEMPLATES["shared/trl__qwen3"], "--turns", "each")
     pack_chat(records, *how, "--no-train-reasoning", "--no-train-tool-calls", "--keep-untrained",
-              template=None, tokenizer=QWEN3)  # fmt: skip
+              template=None, tokenizer=source)  # fmt: skip
     for text in marked("out"):
         inside = "".join(part.partition("⟧")[0] for part in text.split("⟦")[1:])
         assert "rain" not in inside
@@ -200,10 +208,10 @@ def test_masks_of_parts_with_tools(folder: Path, tokenizer: Any) -> None:
     assert sum("⟦<|im_end|>" in text or "<|im_end|>\n⟧" in text for text in shown) > 5
 
 
-def test_a_prompt_in_a_thought_that_the_answer_has_not(folder: Path) -> None:
+def test_a_prompt_in_a_thought_that_the_answer_has_not(folder: Path, source: Path) -> None:
     """DeepSeek V3's template begins a thought in its prompt, and shows none."""
     how = ("--chat-template", TEMPLATES["trl/deepseekv3"], "--turns", "each")
-    result = run([TALKS[0]], *how, template=None, tokenizer=QWEN3)
+    result = run([TALKS[0]], *how, template=None, tokenizer=source)
     assert result.exit_code == 1
     assert "the prompt for message 1 goes on in '<think>" in result.stderr
     assert not Path("out").exists()
@@ -227,7 +235,7 @@ GIVEN = [(name, given) for name, every in ARGUMENTS.items() for given in every]
 @pytest.mark.parametrize(("name", "given"), GIVEN)
 @pytest.mark.parametrize("own", [False, True])
 def test_arguments_are_those_of_transformers(
-    folder: Path, tokenizer: Any, name: str, given: dict[str, Any], own: bool
+    folder: Path, source: Path, tokenizer: Any, name: str, given: dict[str, Any], own: bool
 ) -> None:
     template = TEMPLATES[name].read_text(encoding="utf-8")
     expected, records = [], list[Any]()
@@ -249,19 +257,19 @@ def test_arguments_are_those_of_transformers(
     options = [f"--template-arg={key}={json.dumps(value)}" for key, value in given.items()]
     pack_chat(
         records, "--chat-template", TEMPLATES[name], "--keep-untrained", "--allow-open-turns",
-        *([] if own else options), template=None, tokenizer=QWEN3,
+        *([] if own else options), template=None, tokenizer=source,
     )  # fmt: skip
     found = {place: ids.tolist() for (_, place), ids in recover_documents("out").items()}
     assert [found[place] for place in positions(records)] == expected
 
 
-def test_masks_without_thinking(folder: Path, tokenizer: Any) -> None:
+def test_masks_without_thinking(folder: Path, source: Path, tokenizer: Any) -> None:
     """What a prompt without thinking begins, as far as the turn goes on like it, is not learned."""
     template = TEMPLATES["shared/trl__qwen3"].read_text(encoding="utf-8")
     records = [{"messages": messages} for messages in CONVERSATIONS]
     off = ("--template-arg", "enable_thinking=false")
     pack_chat(records, *off, "--chat-template", TEMPLATES["shared/trl__qwen3"], template=None,
-              tokenizer=QWEN3)  # fmt: skip
+              tokenizer=source)  # fmt: skip
     for text, record in zip(marked("out"), records, strict=True):
         messages = record["messages"]
         whole = text.replace("⟦", "").replace("⟧", "")

@@ -170,14 +170,14 @@ def test_a_cell_too_long_for_memory_is_never_decompressed(how: dict[str, Any], s
     bad = json.loads(Path("out/rejected.jsonl").read_bytes())
     assert bad["position"] == 2
     assert reason in bad["reason"]
-    command = ["-t", "bytes", "-q", *options, "-o", "other"]
+    command = ["-t", "bytes", "-q", *options, "-o"]
     for name, where in (
         ("a.parquet", "row group 1, row 0 (row 2 of the file)"),
         ("beside.parquet", "row group 0"),
     ):
-        assert_error(packer("pack", name, *command), 1, f"{name}, {where}: {reason}")
+        assert_error(packer("pack", name, *command, f"of {name}"), 1, f"{name}, {where}: {reason}")
     # the rows beside such a cell cannot be read without it
-    skipped = packer("pack", "beside.parquet", *command, "--on-error", "skip")
+    skipped = packer("pack", "beside.parquet", *command, "skipped", "--on-error", "skip")
     assert_error(skipped, 1, f"beside.parquet, row group 0: {reason}")
     assert peak_mib("beside.parquet", *options, "--on-error", "skip", code=1) < few + 60
 
