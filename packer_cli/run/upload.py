@@ -215,7 +215,7 @@ class _There(NamedTuple):
 def look(url: str) -> _There:
     if storage.is_file(url):
         raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
-    objects, result, problem = storage.objects(url), None, None
+    objects, result, problem = _objects(url), None, None
     for name in (MANIFEST, INCOMPLETE):
         content = _read(url, name) if objects.get(name) else b""
         if looks_like_one(content):
@@ -225,6 +225,12 @@ def look(url: str) -> _There:
                 problem = error
             break
     return _There(objects, result, problem, _marker_at(url) if WORK in objects else None)
+
+
+def _objects(url: str) -> dict[str, storage.Stat | None]:
+    """By name; None for folders, and for links and pipes, which some stores have."""
+    found = storage.objects(url).items()
+    return {name: one if one and one.regular else None for name, one in found}
 
 
 def _read(url: str, name: str) -> bytes:
@@ -257,7 +263,7 @@ def _refuse_to_replace(url: str, there: _There, own: str | None, *, overwrite: b
 def _marker_at(url: str) -> _Marker | None:
     """None when there is none. UsageError for one that is not packer's."""
     place = storage.join(url, _MARKER)
-    if not storage.is_file(place):
+    if _objects(storage.join(url, WORK)).get(storage.base_name(place)) is None:
         return None
     try:
         return msgspec.json.decode(_read(url, _MARKER), type=_Marker)
@@ -274,7 +280,7 @@ def _mark(url: str, marker: _Marker) -> None:
 
 def _unmark(url: str, marker: _Marker) -> None:
     """Remove what an earlier result left, unless it is another by now, then the marker."""
-    objects = storage.objects(url)
+    objects = _objects(url)
     for name, seen in sorted(marker.earlier.items()):
         found = objects.get(name)
         if name not in marker.files and found is not None and found[:2] == seen:
@@ -459,7 +465,7 @@ class _Upload:
 
     def _check_uploaded(self, marker: _Marker) -> None:
         """Raise DataError when somebody else writes there."""
-        objects = storage.objects(self.url)
+        objects = _objects(self.url)
         for name, file in self.files.items():
             place = storage.join(self.url, name)
             # some stores call a version otherwise in a list than in an answer about one object
