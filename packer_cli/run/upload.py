@@ -470,7 +470,7 @@ class _Upload:
             place = storage.join(self.url, name)
             # some stores call a version otherwise in a list than in an answer about one object
             if not self._is_uploaded(name, objects) and (
-                not objects.get(name) or digest(place, self.options.stop.is_set) != file
+                not objects.get(name) or digest(place) != file
             ):
                 raise _other_writer(f"{place}: is not what was uploaded")
         if _marker_at(self.url) != marker:
