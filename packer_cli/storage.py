@@ -43,7 +43,8 @@ _VERSIONS = (
 
 
 class Stat(NamedTuple):
-    """`version` differs once the file has changed: its mtime in ns, or made of what a store says.
+    """`version` differs once the file has changed: its mtime in ns, or made of what a store says,
+    0 of one that says nothing.
 
     `regular` False: a pipe, a directory and whatever else cannot be read twice. The others are 0
     for URLs.
@@ -148,7 +149,7 @@ def _stat(path: str, info: dict[str, Any]) -> Stat:
     if info["size"] is None:
         raise UsageError(f"{path}: the server does not tell its size", "copy it to a local path")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
-    digest = hashlib.sha256(version.encode()).digest()
+    digest = hashlib.sha256(version.encode()).digest() if version else b""
     return Stat(info["size"], int.from_bytes(digest[:7], "big"), info["type"] == "file")
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +29,9 @@ class Shop(AbstractFileSystem):
 
     protocol = "shop"
     objects: ClassVar[dict[str, bytes]] = {}
-    log: ClassVar[list[tuple[str, str]]] = []
+    log: ClassVar[list[tuple[str, str]]] = []  # what is written and removed
+    read: ClassVar[list[str]] = []
+    has_versions: ClassVar[bool]
     disturb: ClassVar[Callable[[str, str], None]]
 
     @classmethod
@@ -38,7 +41,9 @@ class Shop(AbstractFileSystem):
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
         if path in Shop.objects:
-            return {"name": path, "size": len(Shop.objects[path]), "type": "file"}
+            content = Shop.objects[path]
+            version = {"ETag": sha256(content).hexdigest()} if Shop.has_versions else {}
+            return {"name": path, "size": len(content), "type": "file", **version}
         if any(name.startswith(f"{path}/") for name in (*Shop.objects,)):
             return {"name": path, "size": 0, "type": "directory"}
         raise FileNotFoundError(path)
@@ -54,6 +59,7 @@ class Shop(AbstractFileSystem):
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode == "rb":
             self.info(path)
+            Shop.read.append(path.removeprefix("bucket/deep/out/"))
             return io.BytesIO(Shop.objects[path])
         return _Upload(self, path, mode, **options)
 

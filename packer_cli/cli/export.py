@@ -49,12 +49,12 @@ def export(
     Example: packer export documents-packed-1024 --to trl --output documents-trl
     """
     from packer_cli.export import export as write
-    from packer_cli.storage import is_url, local
+    from packer_cli.storage import local, place
 
-    to, output = options.to, options.output
-    if is_url(output):
+    refuse_name("--output", options.output)
+    to, output = options.to, place(options.output)
+    if not isinstance(output, Path):
         raise UsageError(f"--output: {output}: a URL", "write to a directory, then copy it")
-    refuse_name("--output", output)
     is_even, has_sizes = options.order == "even", sizes.ranks is not None
     tip = "name the training: --order even --ranks 64 --micro-batches 4 --hidden-size 4096"
     refuse([
@@ -64,7 +64,7 @@ def export(
     facts = write(
         local(name, LOCAL_ONLY),
         to,
-        Path(output),
+        output,
         even=sizes if is_even else None,
         tokens=rows.tokens,
         overwrite=options.overwrite,

@@ -6,7 +6,8 @@
 
 Stores have no locks, but they replace an object in one step, and shards are named by their content.
 So an earlier result stays whole while shards are uploaded; the few side files follow, and at once
-the manifest. Only what packer's records list, the marker and manifests, is replaced or removed.
+the manifest. Only what packer's records list, the marker and manifests, is replaced or removed: its
+content is compared, or the store's version of it, where a record has that.
 
     STAGING/.packer/ID/                 the run, as in any output directory, and its result
     STAGING/.packer/ID/staged           the digest of the URL
@@ -19,7 +20,7 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -194,12 +195,12 @@ def _holds_work(claim: Claim) -> bool:
 @built
 class _Marker(msgspec.Struct, frozen=True):
     """`manifest_sha256` "": nothing is uploaded yet. By name: `files` of the new result, and what
-    of `earlier` ones lay there before, which goes once it is complete.
+    of `earlier` ones lay there before, with size and version, which goes once it is complete.
     """
 
     manifest_sha256: str
     files: dict[str, Listed] = {}
-    earlier: dict[str, Listed] = {}
+    earlier: dict[str, tuple[int, int]] = {}
 
 
 class _There(NamedTuple):
@@ -214,7 +215,7 @@ class _There(NamedTuple):
 def look(url: str) -> _There:
     if storage.is_file(url):
         raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
-    objects, result, problem = storage.objects(url), None, None
+    objects, result, problem = _objects(url), None, None
     for name in (MANIFEST, INCOMPLETE):
         content = _read(url, name) if objects.get(name) else b""
         if looks_like_one(content):
@@ -224,6 +225,12 @@ def look(url: str) -> _There:
                 problem = error
             break
     return _There(objects, result, problem, _marker_at(url) if WORK in objects else None)
+
+
+def _objects(url: str) -> dict[str, storage.Stat | None]:
+    """By name; None for folders, and for links and pipes, which some stores have."""
+    found = storage.objects(url).items()
+    return {name: one if one and one.regular else None for name, one in found}
 
 
 def _read(url: str, name: str) -> bytes:
@@ -256,7 +263,7 @@ def _refuse_to_replace(url: str, there: _There, own: str | None, *, overwrite: b
 def _marker_at(url: str) -> _Marker | None:
     """None when there is none. UsageError for one that is not packer's."""
     place = storage.join(url, _MARKER)
-    if not storage.is_file(place):
+    if _objects(storage.join(url, WORK)).get(storage.base_name(place)) is None:
         return None
     try:
         return msgspec.json.decode(_read(url, _MARKER), type=_Marker)
@@ -272,10 +279,11 @@ def _mark(url: str, marker: _Marker) -> None:
 
 
 def _unmark(url: str, marker: _Marker) -> None:
-    """Remove what an earlier result left, then the marker that lists it."""
-    sizes = storage.sizes(url)
-    for name, file in sorted(marker.earlier.items()):
-        if name not in marker.files and sizes.get(name) == file.size:
+    """Remove what an earlier result left, unless it is another by now, then the marker."""
+    objects = _objects(url)
+    for name, seen in sorted(marker.earlier.items()):
+        found = objects.get(name)
+        if name not in marker.files and found is not None and found[:2] == seen:
             storage.remove(storage.join(url, name))
     storage.remove(storage.join(url, _MARKER))
     storage.remove_folder(storage.join(url, WORK))
@@ -306,7 +314,8 @@ class _Upload:
         self.url, self.folder, self.options = url, claim.work, claim.options
         self.manifest, self.record = digest(self.folder / MANIFEST), self.folder / UPLOADED
         hashes = {shard.file: shard.sha256 for shard in manifest.shards}
-        hashes |= dict(sorted(manifest.side_files.items())) | {INPUT_TIMES: ""}
+        hashes |= dict(sorted(manifest.side_files.items()))
+        hashes[INPUT_TIMES] = digest(self.folder / INPUT_TIMES)[1]
         self.files = {
             name: Listed((self.folder / name).stat().st_size, sha256)
             for name, sha256 in hashes.items()
@@ -316,23 +325,23 @@ class _Upload:
             for line in self.record.read_bytes().splitlines():
                 with suppress(ValueError):  # what a power loss has cut short is uploaded again
                     name, sha256, version = msgspec.json.decode(line, type=tuple[str, str, int])
-                    self.uploaded[name] = sha256, version
+                    if version:  # else the store does not tell
+                        self.uploaded[name] = sha256, version
 
     def go_on(self, there: _There) -> None:
         """Upload what is not there yet, the manifest last; then remove the earlier result."""
         url, (size, sha256) = self.url, self.manifest
         _refuse_to_replace(url, there, sha256, overwrite=self.options.overwrite)
-        self._refuse_in_the_way(there)
-        marker = _Marker(sha256, self.files)
-        if there.marker is not None and replace(there.marker, earlier={}) == marker:
+        marker, places = _Marker(sha256, self.files), {*self.files, MANIFEST}
+        goes_on = there.marker is not None and replace(there.marker, earlier={}) == marker
+        own = self._own(there, places if goes_on else {*there.objects})
+        if blocked := places & (there.objects.keys() - own.keys()):
+            raise in_the_way(url, blocked)
+        if goes_on and there.marker is not None:
             marker = there.marker
         else:
-            own = {name: self._own(name, there) for name in sorted(there.objects)}
-            earlier = {name: file for name, file in own.items() if file is not None}
-            found = there.objects.get(INCOMPLETE)
-            if found and there.result is not None and there.result.manifest.incomplete:
-                earlier[INCOMPLETE] = Listed(found.size, "")
-            marker = replace(marker, earlier=earlier)
+            own.pop(MANIFEST, None)
+            marker = replace(marker, earlier=own)
             _mark(url, marker)
         left = [name for name in self.files if not self._is_uploaded(name, there.objects)]
         if 0 < len(left) < len(self.files):
@@ -349,35 +358,47 @@ class _Upload:
             raise _other_writer(f"{storage.join(url, MANIFEST)}: is not what was uploaded")
         _unmark(url, marker)
 
-    def _refuse_in_the_way(self, there: _There) -> None:
-        """Raise UsageError for objects that packer did not make, where the result would be."""
-        blocked = [n for n in self.files if n in there.objects and not self._own(n, there)]
-        if MANIFEST in there.objects and not there.result:
-            blocked.append(MANIFEST)
-        if blocked:
-            raise in_the_way(self.url, blocked)
+    def _own(self, there: _There, names: Collection[str]) -> dict[str, tuple[int, int]]:
+        """Those of the objects that are packer's, with their sizes and versions."""
+        own = dict[str, tuple[int, int]]()
 
-    def _own(self, name: str, there: _There) -> Listed | None:
-        """An object that is as packer's records list it, or the beginning of what they say is being
-        put there, which stores without whole objects may have; None for all others. The names of
-        shards tell their content, other objects are read.
+        def compare(name: str, found: storage.Stat) -> None:
+            if self._is_own(name, found, there):
+                own[name] = found[:2]
+            progress.read(found.size, 0)
+
+        objects = {n: one for n, one in there.objects.items() if n in names and one is not None}
+        tasks: list[Task] = [partial(compare, *one) for one in sorted(objects.items())]
+        total = sum(found.size for found in objects.values())
+        show = self.options.progress and total > 0
+        with Progress(total, show=show, doing="comparing") as progress:
+            run_all(tasks, _THREADS, self.options.stop, wait_seconds=_WAIT_SECONDS)
+        return own
+
+    def _is_own(self, name: str, found: storage.Stat, there: _There) -> bool:
+        """True for what is as packer's records list it or the result is to have it, and for the
+        beginning of what is being put there, which stores without whole objects may have. It is
+        read, unless its version was recorded.
         """
-        found, marker = there.objects[name], there.marker or _Marker("")
-        if found is None:
-            return None
-        records = (there.result.files if there.result else {}, marker.files, marker.earlier)
-        own, put = [files[name] for files in records if name in files], marker.files.get(name)
-        if put is not None and found.size < (put.size or 0):
-            is_anothers = put != self.files.get(name)
-            if is_anothers or is_named_by_content(name) or self._begins(name, found.size):
-                return Listed(found.size, "")
-        if name == INPUT_TIMES and (own or there.result):  # no digest covers it
-            return Listed(found.size, "") if output.is_input_times(_read(self.url, name)) else None
-        digests = {file.sha256 for file in own if file.size in (None, found.size)}
-        if not digests or is_named_by_content(name):
-            return Listed(found.size, digests.pop()) if digests else None
-        sha256 = digest(storage.join(self.url, name))[1]
-        return Listed(found.size, sha256) if sha256 in digests else None
+        result, marker = there.result, there.marker or _Marker("")
+        recorded = found.version and marker.earlier.get(name) == found[:2]
+        if recorded or self._is_uploaded(name, there.objects):
+            return True
+        if name in (MANIFEST, INCOMPLETE):
+            return result is not None and _read(self.url, name) == result.content
+        if name == INPUT_TIMES:  # no manifest has its digest
+            return output.is_input_times(_read(self.url, name))
+        new, put = self.files.get(name), marker.files.get(name)
+        listed = [one for one in (new, put, result and result.files.get(name)) if one]
+        if any(file.size in (None, found.size) for file in listed):
+            sha256 = digest(storage.join(self.url, name), self.options.stop.is_set)[1]
+            if new and sha256 == new.sha256:
+                self.uploaded[name] = sha256, found.version
+            if sha256 in {file.sha256 for file in listed}:
+                return True
+        if put is None or found.size >= (put.size or 0):
+            return False
+        return is_named_by_content(name) or (put == new and self._begins(name, found.size))
 
     def _begins(self, name: str, size: int) -> bool:
         """True if an object of this size holds the beginning of a side file."""
@@ -386,10 +407,11 @@ class _Upload:
         return digest(storage.join(self.url, name)) == (size, begin)
 
     def _is_uploaded(self, name: str, objects: dict[str, storage.Stat | None]) -> bool:
-        """True if this upload has put what is there under a name."""
-        found, file = objects.get(name), self.files[name]
-        is_whole = found is not None and found.size == file.size
-        return is_whole and self.uploaded.get(name) == (file.sha256, found and found.version)
+        """True if what is there under a name is known to be what the result has there."""
+        found, file = objects.get(name), self.files.get(name)
+        if found is None or file is None or found.size != file.size:
+            return False
+        return self.uploaded.get(name) == (file.sha256, found.version)
 
     def _done(self, left: list[str]) -> str:
         return f"{len(self.files) - len(left)} of {len(self.files)} files"
@@ -435,7 +457,7 @@ class _Upload:
                     progress.read(len(block), 0)
         except OSError as error:
             raise from_os_error(error, path, "read") from error
-        if file.sha256 not in ("", sha.hexdigest()):
+        if file.sha256 != sha.hexdigest():
             raise DataError(
                 f"{path}: has changed since it was packed: its sha256 differs",
                 "remove the directory, check its disk, and run the same command again",
@@ -443,10 +465,14 @@ class _Upload:
 
     def _check_uploaded(self, marker: _Marker) -> None:
         """Raise DataError when somebody else writes there."""
-        sizes = storage.sizes(self.url)
+        objects = _objects(self.url)
         for name, file in self.files.items():
-            if sizes.get(name) != file.size:
-                raise _other_writer(f"{storage.join(self.url, name)}: is not what was uploaded")
+            place = storage.join(self.url, name)
+            # some stores call a version otherwise in a list than in an answer about one object
+            if not self._is_uploaded(name, objects) and (
+                not objects.get(name) or digest(place) != file
+            ):
+                raise _other_writer(f"{place}: is not what was uploaded")
         if _marker_at(self.url) != marker:
             raise _other_writer(f"{self.url}: another run is writing there")
 

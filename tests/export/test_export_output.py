@@ -39,6 +39,7 @@ packed -o packed --to trl     | packed: lies in the directory
 packed -o packed/in --to trl  | packed/in: lies in
 packed -o / --to trl          | /: is a mount point
 packed -o s3://b/x --to trl   | --output: s3://b/x: a URL
+packed -o file://HERE/packed --to trl | packed: lies in the directory
 nowhere -o out --to trl       | nowhere: no such directory
 packed -o o --to unpacked EVEN        | --order even: rows of --to unpacked are not read in
 packed -o o --to packed EVEN          | --order even: rows of --to packed are not
@@ -59,7 +60,8 @@ def test_it_is_refused_and_nothing_is_written(small: Path, line: str) -> None:
     before = sorted(map(str, Path.cwd().rglob("*")))
     command, error = (part.strip() for part in line.split(" | "))
     even = "--order even --ranks 1 --hidden-size 8"
-    assert_error(packer("export", *command.replace("EVEN", even).split()), 2, error)
+    command = command.replace("EVEN", even).replace("HERE", str(Path.cwd()))
+    assert_error(packer("export", *command.split()), 2, error)
     assert sorted(map(str, Path.cwd().rglob("*"))) == before
 
 
@@ -164,7 +166,9 @@ def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
         assert json.loads(Path("out", MARKER).read_text())["format"] == to
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "train/notes.txt", "mine/data-00000.arrow"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "weights.npy", "train/notes.txt", "mine/data-00000.arrow"]
+)
 def test_what_others_put_into_a_half_made_export_stays(small: Path, name: str) -> None:
     command = ["export", str(small), "-o", "out", "--to", "trl"]
     killed(command, 5)

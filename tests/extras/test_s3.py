@@ -160,6 +160,11 @@ def test_a_result_on_s3(bucket: Any, local: dict[str, bytes], temporary: Path) -
     run("pack", "a.jsonl", "-l", 512, "-t", "bytes", "-q", "--unit-bytes", 1_500_000, "--seed", "1",
         "-o", "seeded")  # fmt: skip
     assert found == contents("seeded") != local
+    shard = next(name for name in found if name.endswith(".arrow"))
+    bucket.put_object(Key=f"some/out/{shard}", Body=found[shard][:-1] + b"?")  # of the same size
+    said = pack_all(RESULT, "--overwrite", "--seed", "1", code=2)
+    assert f"{RESULT}: holds files that packer did not make, or that have changed: {shard}" in said
+    assert objects(bucket)[shard] == found[shard][:-1] + b"?"
     bucket.put_object(Key="other/notes.txt", Body=b"mine")
     assert "not a result of packer" in pack_all("s3://bucket/other", "--overwrite", code=2)
 

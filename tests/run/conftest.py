@@ -20,6 +20,7 @@ def stores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     MemoryFileSystem.pseudo_dirs[:] = [""]
     Shop.objects.clear()
     Shop.log.clear()
+    Shop.has_versions = True
     Shop.disturb = lambda what, path: None
     (folder / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))

@@ -51,6 +51,7 @@ def several_threads() -> None:
 def undisturbed() -> None:
     Shop.disturb = lambda what, name: None
     Shop.log.clear()
+    Shop.read.clear()
 
 
 def test_the_same_bytes_as_a_local_result() -> None:
@@ -167,10 +168,58 @@ def test_a_finished_result_is_replaced_only_when_asked() -> None:
     assert {what for what, _ in Shop.log[:at]} == {"write"}
     assert {what for what, _ in Shop.log[at + 1 :]} == {"remove"}
     assert Shop.log[-1] == ("remove", MARKER)
-    (shard,) = (name for name in Shop.objects if "shard-00001" in name)
-    Shop.objects[shard] = Shop.objects[shard][:-1] + b"?"  # of the same size
+    undisturbed()
+    succeeds("--overwrite")  # what stands is read, and not uploaded
+    written = {name for what, name in Shop.log if what == "write"}
+    assert written - {"input_times.json"} == {MARKER, "manifest.json"}
+    assert {name for name in Shop.read if name.endswith(".arrow")} == {
+        name for name in local() if name.endswith(".arrow")
+    }
+
+
+def edit(name: str) -> bytes:
+    """Change an object, but not its size."""
+    (place,) = (one for one in Shop.objects if one.startswith(f"bucket/deep/out/{name}"))
+    content = bytearray(Shop.objects[place])
+    content[len(content) // 2] ^= 1
+    Shop.objects[place] = bytes(content)
+    return Shop.objects[place]
+
+
+@pytest.mark.parametrize("has_versions", [True, False])
+@pytest.mark.parametrize("name", ["shard-00001", "units.jsonl", "manifest.json"])
+def test_what_somebody_has_changed_is_as_local_files_are(name: str, has_versions: bool) -> None:
+    """Neither replaced nor taken as uploaded nor removed; by content, not by name and size."""
+    Shop.has_versions = has_versions
+    succeeds()
+    mine = edit(name)
+    before = there()
+    for source in ("a.jsonl", "b.jsonl"):
+        if (name, source) == (
+            "shard-00001",
+            "b.jsonl",
+        ):  # not in the way
+            succeeds("--overwrite", source=source)
+            assert mine in there().values()
+            assert len(there()) == len(local(source)) + 1
+        else:
+            assert_error(pack("--overwrite", source=source), 2, OUT, name)
+            assert there() == before
+
+
+@pytest.mark.parametrize("when", ["shard-00002", "manifest.json"])
+def test_what_is_changed_during_the_upload_stays(when: str) -> None:
+    (shard,) = (name for name in local("b.jsonl") if name.startswith("shard-00001"))
+    succeeds(source="b.jsonl")
+    changed = list[bytes]()
+
+    def disturb(what: str, name: str) -> None:
+        if name.startswith(when) and not changed:
+            changed.append(edit(shard))
+
+    Shop.disturb = disturb
     succeeds("--overwrite")
-    assert there() == local() | mine
+    assert there() == local() | {shard: changed[0]}
 
 
 def test_a_store_that_cannot_be_written_to_is_found_before_the_work() -> None:
@@ -201,6 +250,19 @@ def test_a_result_that_is_marked_incomplete_is_not_uploaded() -> None:
     assert there() == {}
     succeeds("--overlong", "truncate", "--max-loss", "0.9")
     assert "manifest.json" in there()
+
+
+def test_a_copy_of_one_that_is_marked_incomplete_is_replaced() -> None:
+    result = pack("--overlong", "truncate", "--max-loss", "0.001", out="incomplete")
+    assert result.exit_code == 1
+    for name, content in contents("incomplete").items():
+        Shop.objects[f"bucket/deep/out/{name}"] = content
+    Shop.objects["bucket/deep/out/manifest.json"] = b"mine"
+    assert_error(pack("--overwrite"), 2, "that have changed: manifest.json")
+    assert there()["manifest.json"] == b"mine"
+    del Shop.objects["bucket/deep/out/manifest.json"]
+    succeeds("--overwrite")
+    assert there() == local()
 
 
 def test_a_staging_directory_of_somebody_else_is_not_used(folder: Path) -> None:
