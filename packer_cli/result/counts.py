@@ -15,7 +15,7 @@ from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import asdict
 
 from packer_cli.options.options import MAX_LENGTH_LIMIT
@@ -386,7 +386,8 @@ def _without_last_zeros(totals: InputTotals) -> list[int]:
 
 def _from_json(name: str, value: Any, default: Any) -> Any:
     if name == "files":
-        return {index: InputTotals(*figures) for index, *figures in value}
+        of_inputs = convert(value, list[list[int]])
+        return {index: InputTotals(*figures) for index, *figures in of_inputs}
     if name == "piece_length":
         return _unpacked(value)
     if isinstance(default, np.ndarray):
@@ -395,8 +396,5 @@ def _from_json(name: str, value: Any, default: Any) -> Any:
             raise ValueError(f"{name} has {array.size} figures, not {default.size}")
         return array
     if isinstance(default, AttentionCost):
-        return AttentionCost(*value)
-    numbers = value.values() if isinstance(default, dict) else [value]
-    if not all(isinstance(number, int) for number in numbers):
-        raise TypeError(f"{name} is {value!r}")
-    return value
+        return AttentionCost(*convert(value, list[int]))
+    return convert(value, dict[str, int] if isinstance(default, dict) else int)

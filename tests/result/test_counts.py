@@ -111,6 +111,9 @@ def test_sums_are_those_of_every_figure(parts: list[Counts], random: Any) -> Non
         {"attention_before": [1, 2, 3, 4, 5]},
         {"files": [[0, *range(15)]]},
         {"files": 3},
+        {"files": [[0, "1"]]},
+        {"attention_after": ["1"]},
+        {"unread": {"a": "1"}},
     ],
     ids=str,
 )
