@@ -20,6 +20,7 @@ from fsspec.registry import known_implementations
 from fsspec.spec import AbstractBufferedFile
 from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_texts
 
+from packer_cli import storage
 from packer_cli.cli.pack import default_output
 
 TEXTS = [f"text {i} " + "ab" * (i % 5) for i in range(400)]
@@ -54,8 +55,9 @@ class _Object(AbstractBufferedFile):
 
 
 @pytest.fixture(autouse=True)
-def stores(folder: Path) -> None:
+def stores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty ones, and the current directory."""
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
     fsspec.register_implementation("shelf", Shelf, clobber=True)
     for kind in (Shelf, MemoryFileSystem):
         kind.store.clear()
