@@ -53,7 +53,11 @@ class DamagedInputError(DataError):
 
 
 class InputChangedError(DataError):
-    """An input changed after the run began: what was packed of it is useless."""
+    """An input changed after the run began: what was packed of it, by its index, is useless. None:
+    no byte was taken of another version.
+    """
+
+    file: int | None = None
 
 
 class LostChildError(DataError):

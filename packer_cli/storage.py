@@ -504,8 +504,8 @@ def _asking(url: str, doing: str = "read") -> Iterator[None]:
 def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
     text = getattr(error, "strerror", None) or str(error) or name
-    if (status := getattr(error, "status", None)) and hasattr(error, "message"):  # of aiohttp
-        text = f"{name}: {status} {error.message}"  # it names the URL otherwise
+    if hasattr(error, "status") and hasattr(error, "message"):  # aiohttp would name the URL again
+        text = f"{error.status} {error.message}" if error.status else name
     reason = text.splitlines()[0]
     if getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
         tip = "wait until nothing writes to it, then run again"

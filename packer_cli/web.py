@@ -110,11 +110,11 @@ def _place(answer: Any) -> tuple[int, int, int | None]:
 
 def _refuse_other_version(found: dict[str, Any], answer: Any, size: int | None) -> None:
     """Raise OSError where an answer is of another version than `found`."""
-    pairs = [(found.get("size"), size)]
+    pairs: list[tuple[Any, Any]] = [(found.get("size"), size)]
     for name in ("ETag", "Last-Modified"):  # the second only where one of both has no ETag
-        pair = found.get(name), answer.headers.get(name)
-        if all(pair):
-            pairs.append((pair[0].removeprefix("W/"), pair[1].removeprefix("W/")))
+        before, now = found.get(name, ""), answer.headers.get(name, "")
+        if before and now:
+            pairs.append((before.removeprefix("W/"), now.removeprefix("W/")))
             break
     if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         raise OSError(errno.EBUSY, "another version")

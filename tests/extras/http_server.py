@@ -67,6 +67,11 @@ def _stale(answer: Answer) -> None:
         answer.of(_later(answer), '"stale"')
 
 
+def _lie(answer: Answer) -> None:
+    if answer.number % 2 and answer.method == "GET":
+        answer.of(answer.whole.replace(b"ab", b"AB"), answer.headers["ETag"])
+
+
 def _header(name: str, value: Callable[[Answer], str | None]) -> Callable[[Answer], None]:
     def change(answer: Answer) -> None:
         found = value(answer)
@@ -132,6 +137,7 @@ FAULTS: dict[str, Callable[[Answer], Any]] = {
     "no ETag": _header("ETag", lambda answer: None),
     "a stale edge": _stale,
     "a stale edge without ETags": lambda answer: (_stale(answer), answer.headers.pop("ETag")),
+    "an edge that lies about its version": _lie,
     "ranges ignored": lambda answer: answer.method == "GET" and _set(
         status=200, body=answer.whole, headers={"ETag": answer.headers["ETag"]})(answer),
     "another span": _late(_other_span),
