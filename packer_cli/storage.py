@@ -432,8 +432,8 @@ def _store(url: str) -> tuple[Any, str]:
 
 
 def _patience(names: Iterable[str]) -> dict[str, Any]:
-    """Options for requests to a server that says nothing, or little, where its package would wait
-    longer than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
+    """Options for a server that says nothing, or little, where its package would wait longer than
+    `TIMEOUT_SECONDS`, or that sends another version; but for what the user has set for fsspec.
     """
     from fsspec.config import conf  # noqa: PLC0415 as above
 
@@ -447,6 +447,8 @@ def _patience(names: Iterable[str]) -> dict[str, Any]:
         options = {"client_kwargs": {"timeout": waits}}
     elif "gs" in names:
         options = {"requests_timeout": TIMEOUT_SECONDS}
+    elif "s3" in names:
+        options = {"local_expiry_check": True}  # not left to servers, some of which do not
     chosen = {option for name in names for option in conf.get(name, {})}
     return {option: value for option, value in options.items() if option not in chosen}
 
@@ -463,8 +465,8 @@ def _answered(url: str, ask: Callable[[], _T]) -> _T:
             if cause is None or _lasts(error, cause):
                 raise
             if attempt == _TRIES or time.monotonic() - begun > _LASTING_SECONDS:
-                message = f"{error.message} (tried {attempt} times)"
-                raise DataError(message, error.tip) from error
+                times = f" (tried {attempt} times)" if attempt > 1 else ""
+                raise DataError(f"{error.message}{times}", error.tip) from error
             longest = _FIRST_WAIT * 2**attempt
             wait = random.uniform(longest / 2, longest)  # noqa: S311 apart from other processes
             headers = getattr(cause, "headers", None) or {}

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+LIE = "an edge that lies about its version"
 LATER = "/later"  # begins the address of another version of each file
 _SLOW, _STEP = 30.0, 0.1  # seconds: longer than any request may take, and between two bytes
 
@@ -124,6 +125,11 @@ def _redirect(answer: Answer) -> None:
     answer.becomes(302, Location=LATER + answer.path)
 
 
+def _busy(answer: Answer) -> None:
+    if answer.path < "/shard-00001":  # each is waited for
+        answer.becomes(503, **{"Retry-After": "1"})
+
+
 def _page(answer: Answer) -> None:
     answer.becomes(200, b"<html>a sign-in page</html>" * 99, **{"Content-Type": "text/html"})
 
@@ -137,7 +143,7 @@ FAULTS: dict[str, Callable[[Answer], Any]] = {
     "no ETag": _header("ETag", lambda answer: None),
     "a stale edge": _stale,
     "a stale edge without ETags": lambda answer: (_stale(answer), answer.headers.pop("ETag")),
-    "an edge that lies about its version": _lie,
+    LIE: _lie,
     "ranges ignored": lambda answer: answer.method == "GET" and _set(
         status=200, body=answer.whole, headers={"ETag": answer.headers["ETag"]})(answer),
     "another span": _late(_other_span),
@@ -148,7 +154,7 @@ FAULTS: dict[str, Callable[[Answer], Any]] = {
     "500 once": _once(lambda answer: answer.becomes(500)),
     "500 for good": _late(lambda answer: answer.becomes(500)),
     "500 from the beginning": lambda answer: answer.becomes(500),
-    "503 with Retry-After": _once(lambda answer: answer.becomes(503, **{"Retry-After": "1"})),
+    "503 with Retry-After": _once(_busy),
     "404 in the middle": _late(lambda answer: answer.becomes(404)),
     "403 in the middle": _late(lambda answer: answer.becomes(403)),
     "403 from the beginning": lambda answer: answer.becomes(403),
@@ -165,12 +171,15 @@ FAULTS: dict[str, Callable[[Answer], Any]] = {
 
 
 class Server:
-    """`url` is of the files in a folder; `fault` is what it does wrong."""
+    """`url` is of the files in `folder`.
 
-    fault: Callable[[Answer], Any] = staticmethod(lambda answer: None)
+    fault   what it does wrong
+    first   the number of the first request for each file's content
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, dict[str, int]()
+        self.fault: Callable[[Answer], Any] | None = None
+        self.folder, self.first, self._asked = folder, 0, dict[str, int]()
         self._lock, server = threading.Lock(), self
 
         class Handler(BaseHTTPRequestHandler):
@@ -192,7 +201,8 @@ class Server:
 
     def serve(self, handler: Any) -> None:
         answer = self._answer(handler)
-        type(self).fault(answer) if not answer.path.startswith(LATER) else None
+        if self.fault and not answer.path.startswith(LATER):
+            self.fault(answer)
         handler.close_connection = True
         if answer.instead is not None:
             time.sleep(answer.wait)
@@ -220,8 +230,8 @@ class Server:
         except OSError:
             return Answer(method, path, 0, 0, b"", b"", 404)
         with self._lock:
-            number = self.asked.get(path, 0)
-            self.asked[path] = number + (method == "GET")
+            number = self._asked.get(path, self.first)
+            self._asked[path] = number + (method == "GET")
         etag = '"first"'
         answer = Answer(method, path, number, 0, whole, whole, 200, {"ETag": etag})
         if path.startswith(LATER):
