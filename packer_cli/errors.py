@@ -53,8 +53,8 @@ class DamagedInputError(DataError):
 
 
 class InputChangedError(DataError):
-    """An input changed after the run began: what was packed of it, by its index, is useless. None:
-    no byte was taken of another version.
+    """An input changed after the run began. `file`: its index, where only its content tells, and
+    the next run would keep what was packed of it.
     """
 
     file: int | None = None

@@ -401,12 +401,10 @@ def check_unchanged(file: InputFile) -> bool:
 
 def changed(file: InputFile, how: str) -> InputChangedError:
     """The error for an input that is not what it was when the run began."""
-    error = InputChangedError(
+    return InputChangedError(
         f"{file.path}: changed while it was read ({how})",
         "wait until nothing writes to it, then run again",
     )
-    error.file = file.index
-    return error
 
 
 def is_pair(file: InputFile) -> bool:

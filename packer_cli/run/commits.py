@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, InputChangedError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
 from packer_cli.ownership import Folder, put_file
@@ -44,7 +44,6 @@ UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
 _BLOCK_BYTES = 1 << 20
 _FETCHED_BYTES = 4 << 20
-_OTHER_BYTES = "what was packed is not what it holds now"
 _Stopped = Callable[[], bool]
 
 
@@ -281,7 +280,7 @@ def commit_input(file: InputFile, folder: Path, stopped: _Stopped) -> None:
     compared = packed() if at_url else []
     found = _digest_holding(file.path, compared, stopped)
     if found is None:
-        raise changed(file, _OTHER_BYTES)
+        raise _other_bytes(file)
     refuse_other_bytes(file, lambda: set(packed()).difference(compared), stopped, told=not at_url)
     if not stopped():
         put_file(_input_path(folder, file.index), sealed(msgspec.json.encode(found)))
@@ -298,8 +297,14 @@ def digest_as_read(file: InputFile, stretches: Sequence[Stretch], stopped: _Stop
     else:
         read = file.size, stretches[0].sha256
     if read is None or not (check_unchanged(file) or digest(file.path, stopped) == read):
-        raise changed(file, _OTHER_BYTES)
+        raise _other_bytes(file)
     return read
+
+
+def _other_bytes(file: InputFile) -> InputChangedError:
+    error = changed(file, "what was packed is not what it holds now")
+    error.file = file.index
+    return error
 
 
 def refuse_other_bytes(
@@ -314,7 +319,7 @@ def refuse_other_bytes(
     """
     unclear = not check_unchanged(file) or file.racy or not told
     if unclear and not _holds(file.path, stretches(), stopped):
-        raise changed(file, _OTHER_BYTES)
+        raise _other_bytes(file)
 
 
 def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) -> Digest | None:
