@@ -53,7 +53,11 @@ class DamagedInputError(DataError):
 
 
 class InputChangedError(DataError):
-    """An input changed after the run began: what was packed of it is useless."""
+    """An input changed after the run began. `file`: its index, where only its content tells, and
+    the next run would keep what was packed of it.
+    """
+
+    file: int | None = None
 
 
 class LostChildError(DataError):

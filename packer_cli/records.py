@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from packer_cli.storage import Stat
+
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -58,6 +60,9 @@ class InputFile:
     written just before it was looked at, so that it may be written to once more in the same tick of
     the clock, and none of these would tell.
 
+    `found`: at a URL, it and each file beside it, as they were then, so that no other version is
+    read; empty for a local file.
+
     `shape`: which of the run's shapes its records have, where there are several (`Shape.members`).
     """
 
@@ -72,6 +77,11 @@ class InputFile:
     inode: int = 0
     racy: bool = False
     shape: str | None = None
+    found: tuple[tuple[str, Stat], ...] = ()
+
+    def status(self, path: str | None = None) -> Stat | None:
+        """It, or a file beside it, as it was found at a URL; None for a local one."""
+        return dict(self.found).get(path or self.path)
 
     def has_changed(self, now: InputFile) -> bool:
         """Tell whether it counts as another file `now`, whatever its content."""

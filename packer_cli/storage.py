@@ -3,6 +3,9 @@
 The only module that tells the two apart. Local paths go straight to the operating system and fail
 with OSError, as its functions do. For URLs fsspec is imported, at the first one; whatever a store
 raises becomes a DataError that says what to do, and a missing package a UsageError.
+
+What may pass (a connection that is cut, a server's error) is tried again a few times, after ever
+longer waits, besides what the store's own package does.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ import glob as local_glob
 import hashlib
 import io
 import os
+import random
 import stat as local_stat
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
-from packer_cli.errors import DataError, PackerError, UsageError
+from packer_cli.errors import DataError, InputChangedError, PackerError, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -33,6 +38,10 @@ _MOST_PARTS = 9_000
 _MIB = 1 << 20
 TIMEOUT_SECONDS = 60  # of silence in a request; s3fs has the same by itself
 _TOTAL_SECONDS = 600  # of one over HTTP: 8 MiB, the largest range, at 14 KB/s
+_TRIES, _FIRST_WAIT = 3, 0.5  # seconds
+_LASTING_SECONDS = 300  # after which nothing is tried again: packages of stores try by themselves
+_LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
+_MAY_PASS = (408, 425, 429)  # of the answers over HTTP below 500
 _LOCAL = ("file", "local")
 # What stores call a state of an object, the surest first. Only the first found counts: a time
 # comes in seconds from one request and in milliseconds from another.
@@ -40,6 +49,7 @@ _VERSIONS = (
     "ETag", "etag", "xet_hash", "blob_id", "generation", "Content-MD5", "mtime", "modified",
     "LastModified", "last_modified", "Last-Modified", "modify", "modificationTime", "created",
 )  # fmt: skip
+_T = TypeVar("_T")
 
 
 class Stat(NamedTuple):
@@ -116,15 +126,16 @@ def kind(path: str) -> Literal["file", "folder"] | None:
         if os.path.isdir(path):
             return "folder"
         return "file" if os.path.exists(path) else None
-    with _asking(path):
-        store, name = _store(path)
-        store.invalidate_cache()  # what an earlier run in this process has seen
-        try:
-            return "folder" if store.info(name)["type"] == "directory" else "file"
-        except FileNotFoundError as error:  # fsspec says so, too, of a server that says nothing
-            if error.__cause__ and "timeout" in type(error.__cause__).__name__.lower():
-                raise error.__cause__ from None
-            return None
+    return _answered(path, lambda: _kind(path))
+
+
+def _kind(url: str) -> Literal["file", "folder"] | None:
+    store, name = _store(url)
+    store.invalidate_cache()  # what an earlier run in this process has seen
+    try:
+        return "folder" if store.info(name)["type"] == "directory" else "file"
+    except FileNotFoundError:
+        return None
 
 
 def stat(path: str, *, again: bool = False) -> Stat:
@@ -137,12 +148,10 @@ def stat(path: str, *, again: bool = False) -> Stat:
         regular = local_stat.S_ISREG(status.st_mode)
         times = status.st_mtime_ns, regular, status.st_ctime_ns
         return Stat(status.st_size, *times, status.st_dev, status.st_ino)
-    with _asking(path):
-        store, name = _store(path)
-        if again:
-            store.invalidate_cache(name)
-        info = store.info(name)
-    return _stat(path, info)
+    store, name = _answered(path, lambda: _store(path))
+    if again:
+        store.invalidate_cache(name)
+    return _stat(path, _answered(path, lambda: store.info(name)))
 
 
 def _stat(path: str, info: dict[str, Any]) -> Stat:
@@ -157,8 +166,8 @@ def listing(folder: str) -> list[tuple[str, bool]]:
     """(name, whether it is a folder) of all in a folder. Raises OSError, for URLs PackerError."""
     if not is_url(folder):
         return [(name, os.path.isdir(os.path.join(folder, name))) for name in os.listdir(folder)]
-    with _asking(folder):
-        return [(name, info["type"] == "directory") for name, info in _entries(folder)]
+    entries = _answered(folder, lambda: _entries(folder))
+    return [(name, info["type"] == "directory") for name, info in entries]
 
 
 def _entries(url: str) -> list[tuple[str, dict[str, Any]]]:
@@ -180,16 +189,18 @@ def objects(url: str) -> dict[str, Stat | None]:
 
     {} when there is none. Raises PackerError.
     """
-    with _asking(url):
-        _store(url)[0].invalidate_cache()
-        try:
-            entries = _entries(url)
-        except FileNotFoundError:
-            return {}
-        return {
-            name: None if info["type"] == "directory" else _stat(url, info)
-            for name, info in entries
-        }
+    return _answered(url, lambda: _objects(url))
+
+
+def _objects(url: str) -> dict[str, Stat | None]:
+    _store(url)[0].invalidate_cache()
+    try:
+        entries = _entries(url)
+    except FileNotFoundError:
+        return {}
+    return {
+        name: None if info["type"] == "directory" else _stat(url, info) for name, info in entries
+    }
 
 
 def sizes(url: str) -> dict[str, int | None]:
@@ -261,12 +272,11 @@ def glob(pattern: str) -> list[str]:
         _refuse_unlistable(pattern)
         matches = local_glob.glob(pattern, recursive=True)
         return sorted(path for path in matches if not os.path.isdir(path))
-    with _asking(pattern):
-        store, own = _store(pattern)
-        # names have lost what made the pattern a URL: scheme, host
-        head = pattern.rstrip("/").removesuffix(own)
-        entries = store.glob(own, detail=True)
-        return sorted(head + name for name, info in entries.items() if info["type"] == "file")
+    store, own = _answered(pattern, lambda: _store(pattern))
+    # names have lost what made the pattern a URL: scheme, host
+    head = pattern.rstrip("/").removesuffix(own)
+    entries = _answered(pattern, lambda: store.glob(own, detail=True))
+    return sorted(head + name for name, info in entries.items() if info["type"] == "file")
 
 
 def _refuse_unlistable(pattern: str) -> None:
@@ -279,15 +289,17 @@ def _refuse_unlistable(pattern: str) -> None:
                 os.scandir(folder).close()
 
 
-def open_bytes(path: str, ahead: int = AHEAD_BYTES) -> io.FileIO | io.BufferedReader:
+def open_bytes(
+    path: str, ahead: int = AHEAD_BYTES, found: Stat | None = None
+) -> io.FileIO | io.BufferedReader:
     """A new file object for each caller, unbuffered if local.
 
-    Of a URL, at least `ahead` bytes are fetched at a time. Raises OSError, also for what is no
-    regular file: a pipe may wait for ever, and a device never end. Raises PackerError for URLs,
-    sometimes only from reading.
+    Of a URL, at least `ahead` bytes are fetched at a time, if given of the version that was
+    `found`. Raises OSError, also for what is no regular file: a pipe may wait for ever, and a
+    device never end. Raises PackerError for URLs, sometimes only from reading.
     """
     if is_url(path):
-        return io.BufferedReader(_Remote(path), ahead)
+        return io.BufferedReader(_Remote(path, found), ahead)
     file = open(path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115
     if local_stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -316,31 +328,36 @@ def ranges(url: str, spans: Sequence[tuple[int, int]], size: int) -> list[bytes]
 
     `size`: how many bytes it should have; the span up to there comes with one more if it has more.
     """
-    with _asking(url):
-        store, name = _store(url)
-        begins = [begin for begin, _ in spans]
-        ends = [end + (end == size) for _, end in spans]
-        parts: list[bytes] = store.cat_ranges([name] * len(spans), begins, ends, on_error="raise")
-        for (begin, end), most, part in zip(spans, ends, parts, strict=True):
-            if not end <= begin + len(part) <= most:
-                raise OSError(
-                    errno.EIO, f"bytes {begin} to {end} were asked for, {len(part)} bytes came"
-                )
-        return parts
+    return _answered(url, lambda: _ranges(url, spans, size))
 
 
-def open_arrow(path: str) -> Any:
+def _ranges(url: str, spans: Sequence[tuple[int, int]], size: int) -> list[bytes]:
+    store, name = _store(url)
+    begins = [begin for begin, _ in spans]
+    ends = [end + (end == size) for _, end in spans]
+    parts: list[bytes] = store.cat_ranges([name] * len(spans), begins, ends, on_error="raise")
+    for (begin, end), most, part in zip(spans, ends, parts, strict=True):
+        if not end <= begin + len(part) <= most:
+            raise OSError(
+                errno.EIO, f"bytes {begin} to {end} were asked for, {len(part)} bytes came"
+            )
+    return parts
+
+
+def open_arrow(path: str, found: Stat | None = None) -> Any:
     """Open a file for Arrow; not mapped, since who cuts short a mapped file kills us."""
     import pyarrow as pa  # noqa: PLC0415
 
-    return pa.PythonFile(open_bytes(path), mode="r") if is_url(path) else pa.OSFile(path)
+    if not is_url(path):
+        return pa.OSFile(path)
+    return pa.PythonFile(open_bytes(path, found=found), mode="r")
 
 
 class _Remote(io.RawIOBase):
     """An object of a store; each read is one request. The first also opens it: one more."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, found: Stat | None) -> None:
+        self._url, self._found = url, found
         self._file: Any = None
         self._position = 0
 
@@ -352,30 +369,37 @@ class _Remote(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         if whence == os.SEEK_END:
-            with _asking(self._url):
-                offset += self._opened().seek(0, os.SEEK_END)
+            offset += _answered(self._url, lambda: int(self._opened().seek(0, os.SEEK_END)))
         self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
         return self._position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Read as many bytes as there are: batches must not depend on a server's portions."""
-        view, filled = memoryview(buffer), 0
-        with _asking(self._url):
-            file = self._opened()
-            file.seek(self._position)
-            while filled < len(view) and (part := file.read(len(view) - filled)):
-                view[filled : filled + len(part)] = part
-                filled += len(part)
-            end = self._position + filled
-            if filled < len(view) and end < (getattr(file, "size", None) or 0):
-                raise OSError(errno.EIO, f"it ends at byte {end} of {file.size}")
-        self._position = end
+        filled = _answered(self._url, lambda: self._fill(memoryview(buffer)))
+        self._position += filled
+        return filled
+
+    def _fill(self, view: memoryview) -> int:
+        file, filled = self._opened(), 0
+        file.seek(self._position)
+        while filled < len(view) and (part := file.read(len(view) - filled)):
+            if len(part) > len(view) - filled:
+                raise OSError(errno.EIO, f"{len(part)} bytes came, more than were asked for")
+            view[filled : filled + len(part)] = part
+            filled += len(part)
+        end = self._position + filled
+        if filled < len(view) and end < (getattr(file, "size", None) or 0):
+            raise OSError(errno.EIO, f"it ends at byte {end} of {file.size}")
         return filled
 
     def _opened(self) -> Any:
         if self._file is None:
             store, name = _store(self._url)
             file = store.open(name, "rb", cache_type="none")
+            # files of stores keep what they were opened as, and ask for that version
+            now = _stat(self._url, getattr(file, "details", None) or store.info(name))
+            if self._found not in (None, now):
+                raise OSError(errno.EBUSY, "another version")
             # memory:// gives out the object itself, whose position would be everybody's
             self._file = io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
         return self._file
@@ -407,30 +431,68 @@ def _store(url: str) -> tuple[Any, str]:
             f"{url}: unknown protocol {protocol}",
             "use one that fsspec has, such as s3, gs, hf or https; or copy it to a local path",
         ) from error
+    names = (system.protocol,) if isinstance(system.protocol, str) else system.protocol
+    if "http" in names:
+        from packer_cli.web import Web  # noqa: PLC0415 as above
+
+        system = Web
     # not url_to_fs: it takes "::" in a name for a chain of file systems
-    options = _patience(system.protocol) | system._get_kwargs_from_urls(url)
+    options = _patience(names) | system._get_kwargs_from_urls(url)
     return system(**options), cast("str", system._strip_protocol(url))
 
 
-def _patience(protocols: str | tuple[str, ...]) -> dict[str, Any]:
-    """Options for requests to a server that says nothing, or little, where its package would wait
-    longer than `TIMEOUT_SECONDS`, and the user has not set it for fsspec.
+def _patience(names: Iterable[str]) -> dict[str, Any]:
+    """Options for a server that says nothing, or little, where its package would wait longer than
+    `TIMEOUT_SECONDS`, or that sends another version; but for what the user has set for fsspec.
     """
     from fsspec.config import conf  # noqa: PLC0415 as above
 
-    names = (protocols,) if isinstance(protocols, str) else protocols
     options: dict[str, Any] = {}
     if "http" in names:
         from aiohttp import ClientTimeout  # noqa: PLC0415 fsspec needs it for these
 
         waits = ClientTimeout(
-            total=_TOTAL_SECONDS, sock_connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS
+            total=_TOTAL_SECONDS, connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS
         )
         options = {"client_kwargs": {"timeout": waits}}
     elif "gs" in names:
         options = {"requests_timeout": TIMEOUT_SECONDS}
+    elif "s3" in names:
+        options = {"local_expiry_check": True}  # not left to servers, some of which do not
     chosen = {option for name in names for option in conf.get(name, {})}
     return {option: value for option, value in options.items() if option not in chosen}
+
+
+def _answered(url: str, ask: Callable[[], _T]) -> _T:
+    """What a store answers, asked again if that may help. Raises PackerError."""
+    begun = time.monotonic()
+    for attempt in range(1, _TRIES + 1):
+        try:
+            with _asking(url):
+                return ask()
+        except DataError as error:
+            cause = error.__cause__
+            if cause is None or _lasts(error, cause):
+                raise
+            if attempt == _TRIES or time.monotonic() - begun > _LASTING_SECONDS:
+                times = f" (tried {attempt} times)" if attempt > 1 else ""
+                raise DataError(f"{error.message}{times}", error.tip) from error
+            longest = _FIRST_WAIT * 2**attempt
+            wait = random.uniform(longest / 2, longest)  # noqa: S311 apart from other processes
+            headers = getattr(cause, "headers", None) or {}
+            if (asked := headers.get("Retry-After", "")).isdecimal():
+                wait = max(wait, min(int(asked), TIMEOUT_SECONDS))
+        time.sleep(wait)
+    raise AssertionError
+
+
+def _lasts(error: DataError, cause: BaseException) -> bool:
+    """Whether asking again would be of no use."""
+    if isinstance(error, InputChangedError) or isinstance(cause, (*_LASTING, PackerError)):
+        return True
+    status = getattr(cause, "status", None)
+    is_final = isinstance(status, int) and status < 500 and status not in _MAY_PASS
+    return is_final or "credential" in type(cause).__name__.lower()
 
 
 @contextmanager
@@ -454,13 +516,16 @@ def _asking(url: str, doing: str = "read") -> Iterator[None]:
 def _explained(error: Exception, url: str, doing: str) -> DataError:
     protocol, name = url.partition("://")[0], type(error).__name__
     text = getattr(error, "strerror", None) or str(error) or name
+    if hasattr(error, "status") and hasattr(error, "message"):  # aiohttp would name the URL again
+        text = f"{error.status} {error.message}" if error.status else name
     reason = text.splitlines()[0]
-    tip = (
-        f"check the network, the address and the credentials for {protocol}://, then run the same "
-        "command again"
-    )
+    if getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
+        tip = "wait until nothing writes to it, then run again"
+        return InputChangedError(f"{url}: cannot {doing}: it changed", tip)
     if isinstance(error, FileNotFoundError):
         reason = "no such file" if doing == "read" else "no such bucket or folder"
-    elif getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
-        reason, tip = "it changed", "wait until nothing writes to it, then run again"
-    return DataError(f"{url}: cannot {doing}: {reason}", tip)
+    return DataError(
+        f"{url}: cannot {doing}: {reason}",
+        f"check the network, the address and the credentials for {protocol}://, then run the same "
+        "command again",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from fsspec.registry import known_implementations
 from fsspec.spec import AbstractBufferedFile
 from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_texts
 
+from packer_cli import storage
 from packer_cli.cli.pack import default_output
 
 TEXTS = [f"text {i} " + "ab" * (i % 5) for i in range(400)]
@@ -54,8 +56,9 @@ class _Object(AbstractBufferedFile):
 
 
 @pytest.fixture(autouse=True)
-def stores(folder: Path) -> None:
+def stores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty ones, and the current directory."""
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
     fsspec.register_implementation("shelf", Shelf, clobber=True)
     for kind in (Shelf, MemoryFileSystem):
         kind.store.clear()
@@ -267,7 +270,41 @@ def test_an_object_that_is_replaced_while_it_is_read() -> None:
 
     Shelf.disturb = replace
     result = packer("pack", "shelf://bucket/a.jsonl", *QUIET)
+    assert_error(result, 1, "shelf://bucket/a.jsonl: cannot read: it changed")
+    Shelf.requests.clear()
+    Shelf.disturb = lambda path, start: len(Shelf.requests) > 1 and replace(path, start)
+    result = packer("pack", "shelf://bucket/a.jsonl", *QUIET)
     assert_error(result, 1, "shelf://bucket/a.jsonl: changed while it was read")
+
+
+def test_units_of_another_content_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a store says the same of both; whenever it is replaced, a result is of one of them."""
+    store, url = fsspec.filesystem("shelf"), "shelf://bucket/a.jsonl"
+    before, now = TEXTS, [text.replace("ab", "AB") for text in TEXTS]
+    info = Shelf.info
+    monkeypatch.setattr(Shelf, "info", lambda self, path: info(self, path) | {"created": 1})
+    ends = set()
+    for moment in range(1, 60):
+        store.pipe_file(url, jsonl(*before))
+        Shelf.requests.clear()
+        Shelf.disturb = lambda path, start, moment=moment: (
+            len(Shelf.requests) == moment and store.pipe_file(path, jsonl(*now))
+        )
+        command = ("pack", url, *QUIET, "--unit-bytes", 2000, "--workers", 1)
+        result = packer(*command)
+        ends.add(result.exit_code)
+        if result.exit_code:
+            assert_error(result, 1, f"{url}: changed while it was read")
+            Shelf.disturb = lambda path, start: None
+            result = packer(*command)
+            assert result.exit_code == 0, result.stderr
+        assert recover_texts("out") in (before, now), moment
+        is_over = len(Shelf.requests) < moment
+        shutil.rmtree("out")
+        if is_over:
+            break
+    assert ends == {0, 1}
+    assert is_over
 
 
 @pytest.mark.parametrize("form", ["a.jsonl", "a.jsonl.gz", "a.parquet"])

@@ -64,15 +64,12 @@ class Source:
 class HashedFile(io.RawIOBase):
     """A file whose bytes are hashed as they are read, so that digests are of what is packed."""
 
-    def __init__(
-        self, path: str, ahead: int = storage.AHEAD_BYTES, size: int | None = None
-    ) -> None:
-        """`size`: that it had when it was found. Room for a block is only made where there may be
-        one: for a small file that takes longer than to read it. Raises OSError, for URLs
-        PackerError.
+    def __init__(self, file: InputFile, ahead: int = storage.AHEAD_BYTES) -> None:
+        """Room for a block is only made where there may be one: for a small file that takes longer
+        than to read it. Raises OSError, for URLs PackerError.
         """
-        self._raw = storage.open_bytes(path, ahead)
-        self._size = size
+        self._raw = storage.open_bytes(file.path, ahead, file.status())
+        self._size = file.size
         self._position = 0
         self._runs = dict[int, tuple[int, Any]]()  # where one ends -> its begin and digest
         self._ended = list[Stretch]()
@@ -91,8 +88,7 @@ class HashedFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1, /) -> bytes:
-        if self._size is not None:
-            size = min(size, max(self._size - self._position, 0) + OVERRUN_BYTES)
+        size = min(size, max(self._size - self._position, 0) + OVERRUN_BYTES)
         data = self._raw.read(size)
         begin, sha = self._runs.pop(self._position, None) or (self._position, hashlib.sha256())
         sha.update(data)
@@ -202,7 +198,7 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
             return
         # decompressors read little at a time, and everything in the end
         ahead = BLOCK_BYTES if how else storage.AHEAD_BYTES
-        with HashedFile(file.path, ahead, file.size) as hashed:
+        with HashedFile(file, ahead) as hashed:
             if how and not file.size:
                 raise EOFError  # not even an empty file compresses to no bytes
             hashed.seek(start)

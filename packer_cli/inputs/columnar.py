@@ -306,7 +306,7 @@ def _open_arrow(
     """The schema, a function from names of columns to record batches of them, and the file."""
     with (
         reading(file),
-        HashedFile(file.path) as hashed,
+        HashedFile(file) as hashed,
         pa.PythonFile(hashed, mode="r") as source,
     ):
         is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"

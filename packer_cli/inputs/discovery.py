@@ -367,11 +367,12 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool,
     changed. Raises OSError, for URLs PackerError; DataError where the index is not there.
     """
     status = storage.stat(file.path, again=again)
-    each, version = [status], status.version
+    paths, each, version = [file.path], [status], status.version
     if beside := companions(file.path, file.format):
         if not storage.is_file(beside[0]):
             raise _alone(file.path, beside[0])
-        each += [storage.stat(one, again=again) for one in beside if storage.is_file(one)]
+        paths += filter(storage.is_file, beside)
+        each += [storage.stat(one, again=again) for one in paths[1:]]
         versions = repr([(one.size, one.version) for one in each])
         digest = hashlib.sha256(versions.encode()).digest()
         version = int.from_bytes(digest[:_VERSION_BYTES], "big")
@@ -379,6 +380,7 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool,
     now = replace(
         file, size=status.size, mtime_ns=version,
         ctime_ns=changed_at, device=status.device, inode=status.inode,
+        found=tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else (),
     )  # fmt: skip
     return now, status.regular, max(changed_at, *(one.version for one in each))
 

@@ -106,7 +106,7 @@ class IndexedReader(DocumentReader):
         begin, size, longest = int(offsets[0]), index.kind.itemsize, config.max_line_bytes
         with (
             open_source(file, begin * size) as source,
-            _opened(index.loss, begin) if index.loss else nullcontext() as loss,
+            _opened(file, index.loss, begin) if index.loss else nullcontext() as loss,
         ):
             sizes = np.diff(offsets) * size
             for first, last in parts_of(sizes, sizes, longest, max(len(sizes), 1)):
@@ -137,9 +137,9 @@ def _index(reader: IndexedReader, where: str, file: InputFile) -> TokenIndex:
 
 
 @contextmanager
-def _opened(path: str, begin: int = 0) -> Iterator[IO[bytes]]:
-    """A file beside one of tokens. I/O errors become DataErrors."""
-    with refusals(path), storage.open_bytes(path, BLOCK_BYTES) as opened:
+def _opened(file: InputFile, path: str, begin: int = 0) -> Iterator[IO[bytes]]:
+    """A file beside one of tokens, as it was found. I/O errors become DataErrors."""
+    with refusals(path), storage.open_bytes(path, BLOCK_BYTES, file.status(path)) as opened:
         opened.seek(begin)
         yield opened
 
@@ -228,7 +228,7 @@ class MegatronReader(IndexedReader):
 
     def read_index(self, file: InputFile) -> TokenIndex:
         path = companions(file.path, file.format)[0]
-        with _opened(path) as opened:
+        with _opened(file, path) as opened:
             size = storage.stat(path).size
             kind, sequences, boundaries = _read_header(path, opened.read(_HEADER.size), size)
             ends = np.zeros(sequences + 1, np.int64)  # in tokens
@@ -299,7 +299,7 @@ class DatatroveReader(IndexedReader):
 
     def read_index(self, file: InputFile) -> TokenIndex:
         path, loss, metadata = companions(file.path, file.format)
-        with _opened(path) as opened:
+        with _opened(file, path) as opened:
             size = storage.stat(path).size
             if size % _END_BYTES:
                 what = f"{path}: {size} bytes, expected a multiple of {_END_BYTES}"
@@ -326,7 +326,7 @@ def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:
     """Bytes of a token: as the metadata says, or whichever makes file and index agree."""
     possible: tuple[int, ...] = _TOKEN_SIZES
     if storage.is_file(metadata):
-        with _opened(metadata) as opened:
+        with _opened(file, metadata) as opened:
             line = opened.read(_METADATA_BYTES).split(b"\n")[0]
         with suppress(ValueError):
             possible = (int(line.rpartition(b"|")[2]),) if b"|" in line else possible

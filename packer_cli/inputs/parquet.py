@@ -74,7 +74,7 @@ class ParquetReader(ColumnarReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with reading(file), HashedFile(file.path) as hashed:
+        with reading(file), HashedFile(file) as hashed:
             metadata, first_rows = _footer(file)
             with _opened(hashed, metadata) as parquet:
                 names = columns_to_read(file, parquet.schema_arrow, shape)
@@ -111,7 +111,7 @@ def _footer(file: InputFile) -> tuple[Any, Int64]:
 
 @lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
 def _footer_of(file: InputFile) -> tuple[Any, Int64]:
-    with storage.open_arrow(file.path) as source, pq.ParquetFile(source) as parquet:
+    with storage.open_arrow(file.path, file.status()) as source, pq.ParquetFile(source) as parquet:
         metadata = parquet.metadata
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -135,12 +135,12 @@ def _first_rows(file: InputFile, metadata: Any) -> Any:
     for one in schema:
         own = [column for column in _chunks(group, [one.name])
                if column.path_in_schema.split(".")[0] == one.name]  # fmt: skip
-        first = [next(_pages(file.path, column), None) for column in own]
+        first = [next(_pages(file, column), None) for column in own]
         if holds_text(one.type) and all(page and page.size < _DENSE_BYTES for page in first):
             names.append(one.name)
     # not through the file whose bytes are hashed as they are read
     with (
-        storage.open_arrow(file.path) as source,
+        storage.open_arrow(file.path, file.status()) as source,
         _opened(source, metadata) as parquet,
         suppress(pa.ArrowInvalid),
     ):
@@ -167,7 +167,7 @@ def _rows_at_once(
     at_once: int = min(most, BATCH_BYTES * whole // max(size, 1), *(rows for rows, _ in chunks))
     for rows, chunk in chunks:
         if chunk.has_dictionary_page and chunk.total_uncompressed_size * rows >= _DENSE_BYTES:
-            page = next(_pages(file.path, chunk), None)
+            page = next(_pages(file, chunk), None)
             if page and page.is_dictionary:
                 cell = page.size // max(page.values, 1)  # of the usual length, and the longest
                 dense = _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(page.size, 1)
@@ -206,7 +206,7 @@ def _overlong(file: InputFile, row_group: Any, names: list[str], longest: int) -
     for chunk in _chunks(row_group, names):
         if chunk.total_uncompressed_size <= max(longest, _LEAST_REFUSED):
             continue
-        for page in _pages(file.path, chunk):
+        for page in _pages(file, chunk):
             if page.size > max(longest * max(page.values, 1), _LEAST_REFUSED):
                 name = chunk.path_in_schema.split(".")[0]
                 what = f"{page.values} cells" if page.values > 1 else "one cell"
@@ -222,15 +222,15 @@ class _Page(NamedTuple):
     is_dictionary: bool
 
 
-def _pages(path: str, chunk: Any) -> Iterator[_Page]:
+def _pages(file: InputFile, chunk: Any) -> Iterator[_Page]:
     """The pages of a column chunk (of the footer); none further where a header cannot be read."""
-    first_only = storage.is_url(path) and chunk.total_compressed_size > _MOST_FETCHED
+    first_only = storage.is_url(file.path) and chunk.total_compressed_size > _MOST_FETCHED
     place = chunk.dictionary_page_offset or chunk.data_page_offset
     end = place + chunk.total_compressed_size
-    with storage.open_bytes(path) as file:
+    with storage.open_bytes(file.path, found=file.status()) as source:
         while place < end:
-            file.seek(place)
-            header = _Header(file.read(_HEADER_BYTES))
+            source.seek(place)
+            header = _Header(source.read(_HEADER_BYTES))
             try:
                 fields = header.struct()
                 values = next(fields[name][1] for name in _DETAILS if name in fields)

@@ -238,7 +238,7 @@ def _line_from(file: InputFile, start: int) -> int:
     """Where the first line begins that begins at a byte or after it; the file's end for none."""
     if not start:
         return 0
-    with storage.open_bytes(file.path) as stored:
+    with storage.open_bytes(file.path, found=file.status()) as stored:
         at, size = stored.seek(start - 1), _LINE_BYTES
         while data := stored.read(size):
             if newline := data.find(b"\n") + 1:

@@ -14,9 +14,7 @@ The folder is never larger than the bound: before a file is fetched, those that 
 atime) for the longest time go. A shard may go while processes read it: what they have mapped stays
 theirs, until they look what is gone, so that the disk has it back.
 
-What may pass (a connection that is cut, a server's error) is tried again a few times, after ever
-longer waits, besides what the store's own package does. The caches of fsspec have no digests, no
-bound, and no locks between processes.
+The caches of fsspec have no digests, no bound, and no locks between processes.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import atexit
 import fcntl
 import hashlib
 import os
-import random
 import re
 import stat
 import sys
@@ -33,12 +30,12 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -56,9 +53,7 @@ NAME = "packer-cache"
 _OWN = re.compile(rf"{LOCK}|(shard|side|manifest)-[0-9a-f]{{64}}(\.part)?")
 _MOVE = "move them elsewhere, or choose another cache="
 RANGE_BYTES, _AT_ONCE = 8 << 20, 4  # so that 32 MiB are held in memory
-TRIES = 3  # each of which the store's package may repeat by itself, as s3fs does
-_FIRST_WAIT, _WAIT_SECONDS = 0.5, 0.05  # for a store; for another process that fetches
-_LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
+_WAIT_SECONDS = 0.05  # for another process that fetches
 _UPLOAD_AGAIN = "remove the object and upload it again; if the result was replaced, open it again"
 _WITHOUT_LISTINGS = ("http", "https")
 _TRIES_TO_MAP = 100
@@ -69,7 +64,6 @@ _OFTEN = 3  # times that an epoch may fetch all of a result before a word is sai
 _THREADS = 3
 _process_ends = threading.Event()
 atexit.register(_process_ends.set)
-_T = TypeVar("_T")
 
 # Locks of this process. A copy of it (fork) shares them, and would hold them when it is gone.
 _held: set[int] = set()
@@ -91,7 +85,7 @@ def open_cached(url: str, cache: Cache) -> CachedDirectory:
     Raises DataError when it is unfinished, of another format version, lacks a shard, or cannot be
     read; UsageError for a view, a cache that is somebody else's, or too small.
     """
-    packed = CachedDirectory(url, _patiently(lambda: load(url)), cache)
+    packed = CachedDirectory(url, load(url), cache)
     if packed.facts.config.view:
         raise UsageError(
             f"{url}: a view, which is only read from a local directory",
@@ -347,23 +341,6 @@ def _refuse_others(inside: Folder) -> None:
         )
 
 
-def _patiently(ask: Callable[[], _T]) -> _T:
-    """Ask a store, again if it may help. Raises what it raised the last time."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            return ask()
-        except DataError as error:
-            cause = error.__cause__  # of a store, if it may pass
-            lasts = cause is None or isinstance(cause, (*_LASTING, PackerError))
-            if lasts or "credential" in type(cause).__name__.lower():
-                raise
-            if attempt == TRIES:
-                raise DataError(f"{error.message} (tried {TRIES} times)", error.tip) from error
-        longest = _FIRST_WAIT * 2**attempt
-        time.sleep(random.uniform(longest / 2, longest))  # noqa: S311 apart from other processes
-    raise AssertionError
-
-
 def _fetched(wanted: Wanted) -> Iterator[bytes]:
     """The content of an object, in parts. Raises DataError, after the last for another digest, to
     which a byte after the end adds.
@@ -372,7 +349,7 @@ def _fetched(wanted: Wanted) -> Iterator[bytes]:
     spans = list(pairwise([*range(0, size, RANGE_BYTES), size]))
     for first in range(0, len(spans), _AT_ONCE):
         some = spans[first : first + _AT_ONCE]
-        for block in _patiently(partial(storage.ranges, wanted.url, some, size)):
+        for block in storage.ranges(wanted.url, some, size):
             sha.update(block)
             yield block
     if sha.hexdigest() != wanted.sha256:
@@ -479,7 +456,7 @@ class CachedDirectory(PackedDirectory):
         cache.check_space(sum(shard.bytes for shard in missing), self._bytes)
         if not missing or self.where.partition("://")[0] in _WITHOUT_LISTINGS:
             return
-        sizes = _patiently(lambda: storage.sizes(self.where))
+        sizes = storage.sizes(self.where)
         for shard in missing:
             found = sizes.get(shard.file)
             problem, tip = f"has {found} bytes, the manifest says {shard.bytes}", _UPLOAD_AGAIN

@@ -29,10 +29,10 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, InputChangedError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
-from packer_cli.ownership import put_file
+from packer_cli.ownership import Folder, put_file
 from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, kind_of
@@ -43,7 +43,6 @@ UNIT_RECORDS = "unit-*.json"
 Digest = tuple[int, str]  # size in bytes, sha256
 _BLOCK_BYTES = 1 << 20
 _FETCHED_BYTES = 4 << 20
-_OTHER_BYTES = "what was packed is not what it holds now"
 _Stopped = Callable[[], bool]
 
 
@@ -126,6 +125,15 @@ def left_to_do(
     shared = [run.files[index] for index in sorted(several)]
     units = [unit for unit in run.units[part] if read_unit(folder, unit) is None]
     return units, [one for one in shared[part] if read_input(folder, one.index) is None]
+
+
+def forget_input(folder: Folder, file: int | None) -> None:
+    """Discard the records of what was packed of an input: its bytes were perhaps not its own."""
+    for record in [*units_in(folder.path)]:
+        if file in {one.file for one in record.work_unit.slices}:
+            folder.unlink(_unit_path(folder.path, record.unit).name)
+    if file is not None and folder.is_file(name := _input_path(folder.path, file).name):
+        folder.unlink(name)
 
 
 def read_input(folder: Path, file: int) -> Digest | None:
@@ -263,8 +271,16 @@ def commit_input(file: InputFile, folder: Path, stopped: _Stopped) -> None:
     """Record the digest of an input that several units read. Raises InputChangedError where it does
     not hold what those that have a record have packed of it; those to come look themselves.
     """
-    found = digest(file.path, stopped)
-    refuse_other_bytes(file, lambda: stretches_in(folder).get(file.index, ()), stopped)
+
+    def packed() -> list[Stretch]:
+        return stretches_in(folder).get(file.index, [])
+
+    at_url = storage.is_url(file.path)  # all is compared: what is told of versions may be wrong
+    compared = packed() if at_url else []
+    found = _digest_holding(file.path, compared, stopped)
+    if found is None:
+        raise _other_bytes(file)
+    refuse_other_bytes(file, lambda: set(packed()).difference(compared), stopped, told=not at_url)
     if not stopped():
         put_file(_input_path(folder, file.index), sealed(msgspec.json.encode(found)))
 
@@ -280,19 +296,29 @@ def digest_as_read(file: InputFile, stretches: Sequence[Stretch], stopped: _Stop
     else:
         read = file.size, stretches[0].sha256
     if read is None or not (check_unchanged(file) or digest(file.path, stopped) == read):
-        raise changed(file, _OTHER_BYTES)
+        raise _other_bytes(file)
     return read
 
 
+def _other_bytes(file: InputFile) -> InputChangedError:
+    error = changed(file, "what was packed is not what it holds now")
+    error.file = file.index
+    return error
+
+
 def refuse_other_bytes(
-    file: InputFile, stretches: Callable[[], Iterable[Stretch]], stopped: _Stopped
+    file: InputFile,
+    stretches: Callable[[], Iterable[Stretch]],
+    stopped: _Stopped,
+    *,
+    told: bool = True,
 ) -> None:
     """Raise InputChangedError if a file no longer holds what was packed of it. `stretches`: these
-    bytes, which are asked for where its identity cannot tell.
+    bytes, which are asked for where its identity cannot tell. `told`: whether it may.
     """
-    unclear = not check_unchanged(file) or file.racy
+    unclear = not check_unchanged(file) or file.racy or not told
     if unclear and not _holds(file.path, stretches(), stopped):
-        raise changed(file, _OTHER_BYTES)
+        raise _other_bytes(file)
 
 
 def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) -> Digest | None:
@@ -300,7 +326,7 @@ def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) 
     whole, position, active = hashlib.sha256(), 0, list[tuple[Stretch, Any]]()
     left = sorted((one for one in stretches if one.size), key=lambda one: -one.offset)
     try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+        with open_regular(path, _FETCHED_BYTES) as file:
             while (data := file.read(_BLOCK_BYTES)) and not stopped():
                 whole.update(data)
                 end = position + len(data)
@@ -321,7 +347,7 @@ def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) 
 def _holds(path: str, stretches: Iterable[Stretch], stopped: _Stopped = lambda: False) -> bool:
     """Tell whether a file has these stretches; reads no more of it. Raises DataError."""
     try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
+        with open_regular(path, _FETCHED_BYTES) as file:
             for stretch in stretches:
                 file.seek(stretch.offset)
                 sha, left = hashlib.sha256(), stretch.size

@@ -199,6 +199,8 @@ def _pack_claimed(
     try:
         _pack_rest(new, claim.work, options)
     except PackerError as error:
+        if isinstance(error, InputChangedError):
+            commits.forget_input(claim.inside, error.file)
         raise _with_progress(error, new, claim.work, may_replace) from error
     if options.as_rank:
         return None
@@ -214,10 +216,20 @@ def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
         packed = f"{mine - len(units)} of {mine} units are already packed"
         options.notify(f"{work.parents[1]}: continuing: {packed}")
     inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
-    tasks: list[Task] = [partial(commit_input, file, work, stop.is_set) for file in inputs]
-    if not units:
-        run_all(tasks, options.workers, stop)
-        return
+    tasks, last = list[Task](), list[Task]()
+    for file in inputs:  # one at a URL is read but once more, compared with all that was packed
+        hashing = last if storage.is_url(file.path) else tasks
+        hashing.append(partial(commit_input, file, work, stop.is_set))
+    if units:
+        _pack_units(run, units, tasks, work, options)
+    run_all([*(() if units else tasks), *last], options.workers, stop)
+
+
+def _pack_units(
+    run: Run, units: list[WorkUnit], tasks: list[Task], work: Path, options: RunOptions
+) -> None:
+    """Pack the units, and do the tasks beside it."""
+    stop = options.stop
     with ExitStack() as stack:
         progress = stack.enter_context(_progress(run, units, options))
         if options.engine == "ray":

@@ -77,6 +77,7 @@ from packer_cli.run.commits import (
 )
 from packer_cli.run.identity import Run
 from packer_cli.run.source import Source, prepare
+from packer_cli.storage import is_url
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3
@@ -190,7 +191,10 @@ class Job:
             if index in alone:
                 inputs.append((index, *digest_as_read(self.files[index], stretches, stopped)))
             else:
-                refuse_other_bytes(self.files[index], partial(list, stretches), stopped)
+                file = self.files[index]
+                # who hashed an input at a URL has not compared what this unit has read of it
+                told = not is_url(file.path) or commits.read_input(self.folder, index) is None
+                refuse_other_bytes(file, partial(list, stretches), stopped, told=told)
                 shared += [(index, *astuple(stretch)) for stretch in stretches]
         self.source.confirm()
         self.stop_if_asked()  # digests end early then

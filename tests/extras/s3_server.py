@@ -55,7 +55,8 @@ class Proxy:
 
     bucket     what is behind it, reached directly, where a test says so
     requests   "GET key" of all, in their order
-    disturb    by key: gives "" (leave it), "500", "cut" (in the middle of the content) or "reset"
+    disturb    by key: gives "" (leave it), "500", "cut" (in the middle of the content), "reset" or
+               "stale" (of another version)
     """
 
     def __init__(self, behind: str) -> None:
@@ -80,6 +81,9 @@ class Proxy:
                 connection.request(self.command, self.path, headers=dict(self.headers))
                 answer = connection.getresponse()
                 content = answer.read()
+                if how == "stale" and self.command == "GET":
+                    answer.headers.replace_header("ETag", '"another"')
+                    content = content.replace(b"a", b"Z")
                 self.send_response(500 if how == "500" else answer.status)
                 for name, value in answer.getheaders():
                     if name.lower() not in ("connection", "transfer-encoding", "date", "server"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -106,6 +107,23 @@ def test_what_cannot_be_reached(
     said = pack(url, "out", code=1)
     assert f"{url}: {message}" in said
     assert tip in said
+
+
+def test_an_edge_that_holds_another_version(
+    endpoint: str, bucket: Any, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """It passes over If-Match. Nothing of it is packed."""
+    proxy = s3_server.Proxy(endpoint)
+    s3_server.point_to(proxy.endpoint, folder, monkeypatch)
+    bucket.put_object(Key="a.jsonl", Body=jsonl(*TEXTS))
+    asked = itertools.count()
+    proxy.disturb = lambda key: "stale" if key == "a.jsonl" and next(asked) > 3 else ""
+    said = pack("s3://bucket/a.jsonl", "out", code=1)
+    assert "s3://bucket/a.jsonl: cannot read: it changed" in said
+    proxy.undisturbed()
+    pack("s3://bucket/a.jsonl", "out")
+    assert recover_texts("out") == TEXTS
+    proxy.close()
 
 
 RESULT = "s3://bucket/some/out"

@@ -68,7 +68,7 @@ def proxy(
     """Before a bucket that holds the result at URL."""
     endpoint, proxy = servers
     s3_server.point_to(proxy.endpoint, folder, monkeypatch)
-    monkeypatch.setattr(cached, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
     proxy.undisturbed()
     with s3_server.empty_bucket(endpoint) as proxy.bucket:
         upload(proxy, packed)
@@ -164,7 +164,7 @@ def test_faults_for_a_while(
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has a timeout, and there are only so many."""
     monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(cached, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
         with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
@@ -174,7 +174,7 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never silent, and a request ends all the same."""
     monkeypatch.setattr(storage, "_TOTAL_SECONDS", 1.0)
-    monkeypatch.setattr(cached, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
 
     def answer(connection: socket.socket) -> None:
         with connection, suppress(OSError):

@@ -351,3 +351,32 @@ def test_a_pair_by_url(form: str) -> None:
     store.rm_file(f"memory://bucket/{names[1]}")
     message = f"memory://bucket/{main}: expected {names[1]} beside it, there is none"
     assert_error(packer("pack", f"memory://bucket/{main}", "-l", 6), 1, message)
+
+
+def test_an_index_that_is_another_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an edge of a server gives it that has not heard of the latest."""
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    megatron("a")
+    store.pipe_file("memory://bucket/a.bin", Path("a.bin").read_bytes())
+    megatron("a", sequences=[1, 2, 1, 4, 2])
+    versions = []
+    for index in (Path("a.idx").read_bytes(), b""):
+        megatron("a")
+        store.pipe_file("memory://bucket/a.idx", index or Path("a.idx").read_bytes())
+        versions.append(store.store["/bucket/a.idx"])
+    memory = type(store)
+    open_, info = memory.open, memory.info
+
+    def opened(self: Any, path: str, *how: Any, **more: Any) -> Any:
+        store.store["/bucket/a.idx"] = versions[path != "/bucket/a.idx"]
+        return open_(self, path, *how, **more)
+
+    def looked_at(self: Any, path: str, **how: Any) -> Any:
+        found = info(self, path, **how)
+        store.store["/bucket/a.idx"] = versions[1]
+        return found
+
+    monkeypatch.setattr(memory, "open", opened)
+    monkeypatch.setattr(memory, "info", looked_at)
+    result = packer("pack", "memory://bucket/a.bin", "-l", 6, "-t", "bytes", "-q", "-o", "out")
+    assert_error(result, 1, "memory://bucket/a.idx: cannot read: it changed")

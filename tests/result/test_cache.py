@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import packer, random_ids
 
-from packer_cli import open_packed
+from packer_cli import open_packed, storage
 from packer_cli.errors import DataError, UsageError
 from packer_cli.result import cached
 from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
@@ -53,7 +53,7 @@ def _store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("bucket", Bucket, clobber=True)
     monkeypatch.setattr(Bucket, "requests", [])
     monkeypatch.setattr(Bucket, "disturb", staticmethod(lambda path, content: content))
-    monkeypatch.setattr(cached, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(cached, "RANGE_BYTES", 2000)
 
 
