@@ -326,7 +326,7 @@ def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) 
     whole, position, active = hashlib.sha256(), 0, list[tuple[Stretch, Any]]()
     left = sorted((one for one in stretches if one.size), key=lambda one: -one.offset)
     try:
-        with open_regular(path, _FETCHED_BYTES) as file:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
             while (data := file.read(_BLOCK_BYTES)) and not stopped():
                 whole.update(data)
                 end = position + len(data)
@@ -347,7 +347,7 @@ def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) 
 def _holds(path: str, stretches: Iterable[Stretch], stopped: _Stopped = lambda: False) -> bool:
     """Tell whether a file has these stretches; reads no more of it. Raises DataError."""
     try:
-        with open_regular(path, _FETCHED_BYTES) as file:
+        with storage.open_bytes(path, _FETCHED_BYTES) as file:
             for stretch in stretches:
                 file.seek(stretch.offset)
                 sha, left = hashlib.sha256(), stretch.size
