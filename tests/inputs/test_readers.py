@@ -648,7 +648,7 @@ def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
         data_page_version=version, write_batch_size=16, dictionary_pagesize_limit=40_000,
     )  # fmt: skip
     chunk = pq.read_metadata("a.parquet").row_group(0).column(0)
-    every = list(_pages("a.parquet", chunk))
+    every = list(_pages(InputFile(0, "a.parquet", "parquet", None, 0, 0), chunk))
     assert len(every) > 100
     assert every[0].is_dictionary == dictionary
     assert sum(page.values for page in every if not page.is_dictionary) == 5000
@@ -657,4 +657,6 @@ def test_headers_of_pages(folder: Path, version: str, dictionary: bool) -> None:
     data = Path("a.parquet").read_bytes()
     for place in range(4, 40):  # whatever a header holds, it is no crash and no endless loop
         Path("damaged.parquet").write_bytes(data[:place] + b"\xff" * 8 + data[place + 8 :])
-        assert len(list(_pages("damaged.parquet", chunk))) <= len(data)
+        assert len(
+            list(_pages(InputFile(0, "damaged.parquet", "parquet", None, 0, 0), chunk))
+        ) <= len(data)
