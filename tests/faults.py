@@ -90,7 +90,7 @@ def at_step(step: int, act: Callable[[], None]) -> None:
 
     def count(event: str, about: tuple[Any, ...]) -> None:
         nonlocal left
-        if event not in _CHANGE or (event == "open" and not about[2] & os.O_CREAT):
+        if event not in _CHANGE or (event == "open" and not _creates(*about)):
             return
         left -= 1
         if left == 0:
@@ -105,6 +105,10 @@ def at_step(step: int, act: Callable[[], None]) -> None:
 
     sys.addaudithook(count)
     os._exit = ended  # type: ignore[assignment]
+
+
+def _creates(file: Any, mode: Any, flags: int) -> bool:
+    return bool(flags & os.O_CREAT) and str(file) != os.devnull
 
 
 class _Told(io.FileIO):
@@ -123,7 +127,7 @@ def _tell() -> None:
         _safe(descriptor)
 
     def opened(file: Any, mode: str = "r", *others: Any, **how: Any) -> Any:
-        if "b" not in mode or mode == "rb":
+        if "b" not in mode or mode == "rb" or str(file) == os.devnull:
             return plain(file, mode, *others, **how)
         raw = _Told(file, mode, how.get("closefd", True))
         return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)

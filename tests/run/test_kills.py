@@ -1,6 +1,6 @@
-"""Whatever is written, and whatever stops it before any operation that changes files (a kill, a
-loss of power, a signal, a full disk, a disk that fails): the earlier result or the new one is
-there, nothing of others is touched, and the same command goes on to the bytes of an undisturbed run.
+"""Whatever is written, and whatever stops it before an operation that changes files (a kill, a loss
+of power, a signal, a full disk, a disk that fails): the earlier result or the new one is there,
+nothing of others is touched, and the same command goes on to the bytes of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from altered import faulty
-from stops import KILLS, Kind, Stops
-from support import contents, heavy, jsonl, packer, random_texts
+from stops import AB, BC, KILLS, PACK, TOKENIZE, A, B, Kind, Stops, prepare
+from support import contents, heavy, packer
 
 from packer_cli.export.formats import FORMATS
 
@@ -33,8 +33,6 @@ inputs = ["in/b.jsonl"]
 epochs = 3
 """
 AT_URL, STAGED = "disk://HERE/out", "disk://HERE/out --staging staging"
-PACK, TOKENIZE = "pack {} -l 64 -t bytes", "tokenize {} -t bytes"
-A, B, AB, BC = "in/a.jsonl", "in/b.jsonl", "in/a.jsonl in/b.jsonl", "in/b.jsonl in/c.jsonl"
 KINDS = {
     "new": Kind(PACK.format(AB)),
     "overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC)),
@@ -67,25 +65,7 @@ EXPORTS = {
 
 @pytest.fixture
 def inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """in/ with files, tokenized directories, rows and a view, in the directory where commands run;
-    tmp/ for what is temporary.
-    """
-    monkeypatch.setattr("packer_cli.result.manifest._WAITS", 1)
-    monkeypatch.setenv("STEPS", str(folder / "steps"))
-    monkeypatch.setenv("TMPDIR", str(folder / "work" / "tmp"))
-    for name in ("in", "tmp"):
-        (folder / "work" / name).mkdir(parents=True)
-    monkeypatch.chdir("work")
-    for number, name in enumerate(("a", "b", "c")):
-        texts = random_texts(90 - 30 * number, 120, number, f"{name} ")
-        Path(f"in/{name}.jsonl").write_bytes(jsonl(*texts))
-    Path("in/bad.jsonl").write_bytes(b"{\n" + Path(A).read_bytes())
-    made = {
-        "a": TOKENIZE.format(A), "b": TOKENIZE.format(B), "rows": PACK.format(A),
-        "view": "pack in/a -l 64 --view",
-    }  # fmt: skip
-    for name, command in made.items():
-        assert packer(*command.split(), "-q", "-o", f"in/{name}").exit_code == 0
+    prepare(folder, monkeypatch)
     yield folder
     os.chdir(folder)
 
@@ -100,7 +80,7 @@ def assert_no_leftovers() -> None:
 
 @pytest.mark.parametrize("name", [*KINDS, *map(heavy, EXPORTS)])
 def test_stopped_at_every_step(
-    inputs: Path, name: str, record_property: pytest.RecordProperty
+    inputs: Path, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     kind = (KINDS | EXPORTS)[name]
     Path("notes.txt").write_bytes(b"mine")
@@ -112,15 +92,16 @@ def test_stopped_at_every_step(
     if not kind.is_export:
         assert_no_leftovers()
     assert stops.steps > 10
-    stops.try_all()
-    record_property("stops", (dict(stops.tried), len(stops.problems)))
+    stops.try_all(record_property)
     assert stops.problems == []
     assert stops.readable >= (stops.tried.total() // 2 if kind.earlier else 1)
     assert stops.unfinished
 
 
 @pytest.mark.parametrize("command", [PACK.format(AB), heavy(TOKENIZE.format(AB))])
-def test_killed_at_random_moments_of_two_workers(inputs: Path, command: str) -> None:
+def test_killed_at_random_moments_of_two_workers(
+    inputs: Path, command: str, record_property: Callable[[str, object], None]
+) -> None:
     """What was packed is not packed again."""
     random_, in_the_middle = random.Random(0), 0
     options = ["--unit-bytes", "1k", "--workers", "2", "-o"]
@@ -138,3 +119,18 @@ def test_killed_at_random_moments_of_two_workers(inputs: Path, command: str) -> 
         assert told in done.stderr or not 0 < packed < units
         assert contents(f"out{kill}") == contents("whole")
     assert in_the_middle
+    record_property("stops", ({"kill": KILLS // 2}, 0))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify out --against-inputs --sample all", "stats in/rows", "show in/view 0",
+        "trace in/rows --step 0 --ranks 2", "plan in/a.jsonl -l 64 -t bytes",
+    ],
+)  # fmt: skip
+def test_what_only_reads_leaves_nothing(inputs: Path, command: str) -> None:
+    skipped = PACK.format("in/bad.jsonl") + " --on-error skip -q -o out"
+    assert packer(*skipped.split()).exit_code == 0
+    done = faulty("at_step(1, kill)", *command.split())
+    assert done.returncode == 0, done.stderr
