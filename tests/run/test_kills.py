@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -120,6 +121,33 @@ def test_killed_at_random_moments_of_two_workers(
         assert contents(f"out{kill}") == contents("whole")
     assert in_the_middle
     record_property("stops", ({"kill": KILLS // 2}, 0))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (PACK.format(A), TOKENIZE.format(B)), (TOKENIZE.format(A), "export in/rows --to trl"),
+        (PACK.format(A), "pack mix.toml"),
+        ("export in/rows --to trl", "export in/rows --to numpy"),
+    ],
+)  # fmt: skip
+def test_what_a_kill_at_the_beginning_leaves_goes_with_another_command(
+    inputs: Path, first: str, then: str
+) -> None:
+    Path("mix.toml").write_text(RECIPE)
+    seen = 0
+
+    def left() -> list[Path]:
+        return [path for path in Path().rglob("*.packer*") if path.is_dir()]
+
+    for step in (3, 4, 5, 8):
+        assert faulty(f"at_step({step}, kill)", *first.split(), "-o", "out").returncode == -9
+        seen += bool(left())
+        done = packer(*then.split(), "-q", "-o", "out")
+        assert done.exit_code == 0, done.stderr
+        assert left() == []
+        shutil.rmtree("out")
+    assert seen
 
 
 @pytest.mark.parametrize(
