@@ -128,9 +128,12 @@ class Stops:
         return done
 
     def try_all(self, record_property: Callable[[str, object], None]) -> None:
-        """Most steps are of the second half, in which results change places."""
+        """Most steps are of the second half, in which results change places; where there are fewer
+        than KILLS, each is tried again with other acts.
+        """
         half, each = self.steps // 2, max(1, self.steps // KILLS)
         steps = [*range(1, half, 2 * each), *reversed(range(self.steps, half, -each))]
+        steps *= max(1, KILLS // self.steps)
         first = 2 * sum(map(ord, self.kind.command + self.kind.out)) + 1
         for number, step in enumerate(steps, first):
             act = [*ACTS][number % len(ACTS)]
