@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
+from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
@@ -256,6 +256,8 @@ def naming(recipe: Recipe, source: Source) -> Iterator[None]:
     """Errors say which source of which recipe they are about."""
     try:
         yield
+    except Interrupted:
+        raise
     except PackerError as error:
         tip = error.tip
         if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else
