@@ -59,11 +59,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert packer("pack", "in/a.jsonl", *options, "-o", "source").exit_code == 0
         command = ["export", "source", "--to", "numpy", "-q", "-o", "export"]
         assert packer(*command).exit_code == 0
-        for step in (30, 50):  # amid units, and while the result is put in place
+        for step in (30, 80):  # amid units, and while the result is put in place
             killed(["pack", "in/a.jsonl", *options, "-o", f"killed{step}"], step)
         remote = ["-o", f"disk://{folder}/remote", "--staging", "staging"]
-        killed(["pack", "in/a.jsonl", *options, *remote], 50)  # amid its upload
-        for unfinished in ("killed30", "killed50", "staging", "remote"):
+        killed(["pack", "in/a.jsonl", *options, *remote], 120)  # amid its upload
+        for unfinished in ("killed30", "killed80", "staging", "remote"):
             assert Path(unfinished, ".packer").exists()
     finally:
         os.chdir(before)
@@ -75,7 +75,7 @@ def tree(random_: random.Random, prepared: Path) -> None:
     shutil.copytree(prepared / "in", "in")
     shutil.copytree(prepared / "source", "source")
     made = {
-        "out": ("source", "killed30", "killed50"),
+        "out": ("source", "killed30", "killed80"),
         "exported": ("export",),
         "staging": ("staging",),
         "remote": ("remote", "source"),
@@ -141,7 +141,7 @@ def test_random_trees(folder: Path, prepared: Path) -> None:
             command += ["-l", "32", "-t", "bytes", "--unit-bytes", "500"] * (command[0] == "pack")
             command += ["-q"] * (command[0] != "finalize")
             if random_.random() < 0.3:
-                killed(command, random_.randrange(1, 150))
+                killed(command, random_.randrange(1, 220))
                 done = None
             else:
                 done = packer(*command)
