@@ -25,7 +25,7 @@ from packer_cli.result.layout import digest
 KILLS = int(os.environ.get("PACKER_KILLS", "4"))
 # Of faults.py, in turn: every other one leaves the run no time to tidy up.
 ACTS = ("kill", "interrupt", "cut_power", "fill_disk", "lose_blocks", "terminate", "kill", "fail")
-_WRITING = r"error: (mix\.toml, source '.': )?\S+: cannot write: "
+_WRITING = r"error: (mix\.toml, source '.': )?\S+: cannot [a-z]+: "
 _ENDS = {  # exit codes, and lines that say why
     "interrupt": (130, "stopped: interrupted"),
     "terminate": (130, "stopped: interrupted"),
