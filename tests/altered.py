@@ -55,11 +55,11 @@ def unaltered(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedPro
 _FAULTY = """
 import disk
 from faults import *
-from packer_cli.cli import app as cli
+from packer_cli.__main__ import main
 from packer_cli.run import upload
 upload._THREADS = 1
 {fault}
-cli.main()
+main()
 """
 
 

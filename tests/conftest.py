@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,20 @@ settings.load_profile("packer")
 # The children of runs in this process need not import everything again.
 children_are_copies()
 disks_are_not_waited_for()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many runs were stopped (`stops.py`), and by what."""
+    tried, failed = Counter[str](), 0
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if getattr(report, "when", "") == "call":
+            for by_act, problems in [two for key, two in report.user_properties if key == "stops"]:
+                tried.update(by_act)
+                failed += problems
+    if tried:
+        told = ", ".join(f"{act} {count}" for act, count in tried.items())
+        count = tried.total()
+        terminalreporter.write_line(f"stops: {count} tried ({told}), {count - failed} held")
 
 
 @pytest.fixture(autouse=True)

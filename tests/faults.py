@@ -1,22 +1,31 @@
 """Faults of a run, from within: `altered.faulty` begins packer with a call of one of these.
 
-at_step(12, kill)                  before its 12th call that changes the disk
-at_step(3, fail, ["fsync"])        before its 3rd call of one kind
+at_step(12, kill)                  before its 12th operation that changes files
 when_named("unit-", 5, cut_power)  when the 5th file of that name is in its place
 while_reading("a.jsonl", change)   when some of an input, or all of it, is packed
+
+Operations are those that Python tells an audit hook of, and writes, syncs and requests of a store,
+which are told here. Arrow writes shards and tables past Python: what it wrote is torn, lost or
+refused at the sync that follows.
 """
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-STEPS = ("rename", "replace", "remove", "unlink", "rmdir", "mkdir", "fsync")
+_GROW = {"open", "os.mkdir", "told.write", "told.fsync"}  # need space
+_CHANGE = {*_GROW, "os.rename", "os.remove", "os.rmdir", "os.truncate", "told.request"}
 _synced = set[tuple[int, int]]()  # (inode, size) of what a loss of power leaves alone
+_full = threading.Event()
 
 
 def kill() -> None:
@@ -27,8 +36,21 @@ def kill_soon(seconds: float) -> None:
     threading.Timer(seconds, kill).start()
 
 
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def fail() -> None:
-    raise OSError(5, "I/O", "out")
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def fill_disk() -> None:
+    """From now on there is no space for anything new."""
+    _full.set()
 
 
 def cut_power(*, sizes_stay: bool = False) -> None:
@@ -55,38 +77,77 @@ def _safe(descriptor: int) -> None:
     _synced.add((status.st_ino, status.st_size))
 
 
-def at_step(step: int, act: Callable[[], None], calls: Sequence[str] = STEPS) -> None:
-    """Call `act` before the so-manieth of these calls; in the end the file $STEPS says how many
-    there were.
+def at_step(step: int, act: Callable[[], None]) -> None:
+    """Call `act` before the so-manieth operation that changes files; at 0, the file $STEPS says in
+    the end how many there were.
     """
-    left, end, sync = step, os._exit, os.fsync
+    left, end = step, os._exit
+    sys.dont_write_bytecode = True  # only the first run would have to
     for path in Path().rglob("*"):
         if path.is_file():
             _synced.add((path.stat().st_ino, path.stat().st_size))
+    _tell()
+
+    def count(event: str, about: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in _CHANGE or (event == "open" and not _creates(*about)):
+            return
+        left -= 1
+        if left == 0:
+            act()
+        if _full.is_set() and event in _GROW:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def ended(code: int) -> None:
+        if step == 0 and "STEPS" in os.environ:
+            Path(os.environ["STEPS"]).write_text(str(-left))
+        end(code)
+
+    sys.addaudithook(count)
+    os._exit = ended  # type: ignore[assignment]
+
+
+def _creates(file: Any, mode: Any, flags: int) -> bool:
+    return bool(flags & os.O_CREAT) and str(file) != os.devnull
+
+
+class _Told(io.FileIO):
+    def write(self, data: Any) -> int:
+        sys.audit("told.write")
+        return super().write(data)
+
+
+def _tell() -> None:
+    """Have audit hooks told of writes and syncs."""
+    sync, plain = os.fsync, builtins.open
 
     def synced(descriptor: int) -> None:
+        sys.audit("told.fsync")
         sync(descriptor)
         _safe(descriptor)
 
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def count(*arguments: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if not left:
-                act()
-            return call(*arguments, **options)
-
-        return count
-
-    def ended(code: int) -> None:
-        if "STEPS" in os.environ:
-            Path(os.environ["STEPS"]).write_text(str(step - left))
-        end(code)
+    def opened(file: Any, mode: str = "r", *others: Any, **how: Any) -> Any:
+        if "b" not in mode or mode == "rb" or str(file) == os.devnull:
+            return plain(file, mode, *others, **how)
+        raw = _Told(file, mode, how.get("closefd", True))
+        return io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
 
     os.fsync = synced  # type: ignore[assignment]
-    for name in calls:
-        setattr(os, name, counted(getattr(os, name)))
-    os._exit = ended  # type: ignore[assignment]
+    builtins.open = io.open = opened
+
+
+def tell_requests() -> None:
+    """Have audit hooks told of requests that change what a bucket holds."""
+    from aiobotocore.client import AioBaseClient
+
+    make = AioBaseClient._make_api_call
+
+    async def made(self: Any, operation: str, *others: Any) -> Any:
+        if not operation.startswith(("Get", "Head", "List")):
+            sys.audit("told.request")
+        return await make(self, operation, *others)
+
+    AioBaseClient._make_api_call = made
 
 
 def when_named(word: str, times: int, act: Callable[[], None]) -> None:

@@ -27,6 +27,7 @@ import msgspec
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.options.option import refuse
 from packer_cli.options.options import COLUMNS, PAIR_COLUMNS
+from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import (
     LOCK,
     Folder,
@@ -47,7 +48,7 @@ from packer_cli.result.layout import (
     SIDE_FILES,
     digest,
 )
-from packer_cli.run.destination import holds_result
+from packer_cli.run.destination import clean, holds_result
 
 MARKER = ".packer-export.json"
 _PARTIAL, _NEW, _OLD = ".packer-partial", "new", "old"
@@ -87,6 +88,7 @@ def new_directory(
         raise UsageError(f"{output}: is a mount point", "choose a directory inside it")
     if real.exists() and not real.is_dir():
         raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
+    clean(real, RunOptions(no_lock=no_lock))
     name = real.name + _PARTIAL
     try:
         make_folders(real.parent)

@@ -11,6 +11,7 @@ copies and validity bitmaps, and moved to the output once all of them are whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,8 @@ class Parts:
 
 
 class LazyFile:
-    """A file that is there once something is written to it. `path`: None until then.
+    """A file that is there once something is written to it. `path`: None until then; `size` and
+    `sha`: of what was written.
 
     Raises DataError, which names the file, where it cannot be written.
     """
@@ -128,13 +130,15 @@ class LazyFile:
         self._name = name
         self._file: Any = None
         self.path: Path | None = None
+        self.size, self.sha = 0, hashlib.sha256()
 
     def write(self, data: Any) -> None:
         """Append bytes, or a buffer of them."""
         with _named(self._name):
             if self._file is None:
                 self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
-            self._file.write(data)
+            self.size += self._file.write(data)
+        self.sha.update(data)
 
     def close(self) -> None:
         with _named(self._name):

@@ -146,7 +146,7 @@ def claimed(output: Path, files: Sequence[InputFile], options: RunOptions) -> It
                 _refuse_foreign(folder)
             if rank is not None:
                 alone = dataclasses.replace(options, rank=None, world_size=None)
-                stack.callback(clean, output, alone)
+                stack.callback(lambda: clean(output, alone) if holds_result(output) else None)
             tries = _TRIES if shared else 1
             own = own_folder(folder, WORK, output, shared=shared, tries=tries)
             inside = stack.enter_context(own)
@@ -303,10 +303,10 @@ def _ended(folder: Folder, inside: Folder) -> Run | None:
 
 
 def clean(output: Path, options: RunOptions) -> None:
-    """Remove what runs leave beside a result, such as the locks of ranks, if none is at work. One
-    that was interrupted while it took its place does so.
+    """Remove what runs leave that none continues, such as the locks of ranks, if none is at work.
+    One that was interrupted while it took its place does so.
     """
-    if (output / WORK).is_dir() and holds_result(output):
+    if (output / WORK).is_dir():
         with suppress(InUseError), claimed(output, [], options):
             pass
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.errors import InternalError, PackerError, UsageError, from_os_error
+from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
@@ -40,7 +40,7 @@ from packer_cli.result.manifest import (
     load_any,
     load_tokenized,
 )
-from packer_cli.run.destination import holds_result
+from packer_cli.run.destination import clean, holds_result
 from packer_cli.run.pipeline import pack, settle
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
@@ -90,6 +90,7 @@ def pack_recipe(
     is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
     if is_joined:
         _refuse_in_the_way(joined)
+        clean(joined.parent, replace(options, rank=None, world_size=None))
     tokens = tokens_of(recipe, tokens_root(recipe, destination), options.notify)
     for one in tokens:
         if one.files:
@@ -255,6 +256,8 @@ def naming(recipe: Recipe, source: Source) -> Iterator[None]:
     """Errors say which source of which recipe they are about."""
     try:
         yield
+    except Interrupted:
+        raise
     except PackerError as error:
         tip = error.tip
         if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else

@@ -183,8 +183,9 @@ class Job:
             sync(self.folder / shard.file)
             name_by_content(self.folder, shard, stopped)
             self.stop_if_asked()
-        for path in filter(None, (result.squared_lengths, result.rejected)):
-            sync(path)
+        for made in (result.squared_lengths, result.rejected):
+            if made.path is not None:
+                sync(made.path)
         alone = {part.file for part in unit.slices if part.is_whole}
         inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
         for index, stretches in result.stretches.items():
@@ -204,7 +205,7 @@ class Job:
             result.shards,
             result.counts.as_json(),
             msgspec.to_builtins(self.source.info),
-            result.rejected.stat().st_size if result.rejected else 0,
+            result.rejected.size,
             inputs,
             stretches=shared,
         )
@@ -221,7 +222,7 @@ class Job:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """A unit that is done: its shards in `Job.folder`, its rejected records' file, and that of its
+    """A unit that is done: its shards in `Job.folder`, the files of its rejected records and of its
     rows' squared lengths.
 
     `stretches`: the parts of inputs that it has read, as far as readers know, by index.
@@ -230,9 +231,9 @@ class UnitResult:
     unit: WorkUnit
     shards: list[Shard]
     counts: Counts
-    rejected: Path | None
+    rejected: LazyFile
     stretches: dict[int, list[Stretch]]
-    squared_lengths: Path | None = None
+    squared_lengths: LazyFile
 
 
 class UnitMaker:
@@ -275,9 +276,7 @@ def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitR
         maker.abandon()
         reading.rejected.abandon()
     maker.counts.add(reading.counts)
-    return UnitResult(
-        unit, shards, maker.counts, reading.rejected.path, reading.stretches, maker.sums.path
-    )
+    return UnitResult(unit, shards, maker.counts, reading.rejected, reading.stretches, maker.sums)
 
 
 class _LeftOutError(Exception):

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -125,9 +124,13 @@ def publish(
 
 
 def default_staging(url: str) -> Path:
-    """The default staging directory: the same for each run of a user on this machine."""
+    """The default staging directory: the same for each run of a user on this machine.
+
+    `tempfile` would try its folders by writing to them, and a kill would leave what it wrote.
+    """
     mine = hashlib.sha256(f"{os.getuid()}\n{url.rstrip('/')}".encode()).hexdigest()
-    return Path(tempfile.gettempdir()) / f"packer-{mine[:20]}"
+    named = os.environ.get("TMPDIR", "")
+    return Path(named if os.path.isdir(named) else "/tmp", f"packer-{mine[:20]}")  # noqa: S108
 
 
 @contextmanager

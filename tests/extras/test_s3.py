@@ -5,9 +5,10 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 import s3_server
+from stops import AB, BC, PACK, TOKENIZE, Kind, Stops, Store, prepare
 from support import at_any_moment, check_directory, contents, jsonl, packer_process, recover_texts
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
@@ -229,3 +231,42 @@ def test_an_upload_that_ends_halfway_goes_on(
     after = {one.key: one.last_modified for one in bucket.objects.all()}
     assert after[key] == before[key]
     assert list(temporary.iterdir()) == []
+
+
+class Bucket(Store):
+    """The place out/ of results at s3://."""
+
+    told = "tell_requests(); "
+
+    def __init__(self, bucket: Any) -> None:
+        self._bucket = bucket
+
+    def put(self) -> None:
+        self._bucket.objects.all().delete()
+        for name, content in contents("out").items() if Path("out").exists() else ():
+            self._bucket.put_object(Key=f"out/{name}", Body=content)
+
+    def fetch(self) -> None:
+        shutil.rmtree("out", ignore_errors=True)
+        for one in self._bucket.objects.all():
+            Path(one.key).parent.mkdir(parents=True, exist_ok=True)
+            Path(one.key).write_bytes(one.get()["Body"].read())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind(TOKENIZE.format(AB), out="s3://bucket/out"),
+        Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), "s3://bucket/out"),
+    ],
+)
+def test_stopped_at_every_step(
+    bucket: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind,
+    record_property: Callable[[str, object], None],
+) -> None:  # fmt: skip
+    """As `tests/run/test_kills.py` does it elsewhere."""
+    prepare(folder, monkeypatch)
+    stops = Stops(kind, folder, Bucket(bucket))
+    stops.try_all(record_property)
+    assert stops.problems == []
+    assert stops.unfinished

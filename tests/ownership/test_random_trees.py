@@ -103,12 +103,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             done = packer(*arguments(command))
             assert done.exit_code == 0, done.stderr
-        for step in (30, 50):  # amid units, and while the result is put in place
+        for step in (30, 80):  # amid units, and while the result is put in place
             killed(arguments(f"pack in/a.jsonl -l 32 -o killed{step} BYTES"), step)
-        killed(arguments("pack in/a.jsonl -l 32 -o URL"), 50)  # amid its upload
-        killed(arguments("export source --to numpy -o killed -q"), 5)
+        killed(arguments("pack in/a.jsonl -l 32 -o URL"), 120)  # amid its upload
+        killed(arguments("export source --to numpy -o killed -q"), 18)
         assert Path("killed.packer-partial", ID, "new", "packer.json").exists()
-        for unfinished in ("killed30", "killed50", "staging", "remote"):
+        for unfinished in ("killed30", "killed80", "staging", "remote"):
             assert Path(unfinished, ".packer").exists()
     finally:
         os.chdir(before)
@@ -121,7 +121,7 @@ def tree(random_: random.Random, prepared: Path) -> None:
         shutil.copytree(prepared / name, name)
     Path("mix.toml").write_text(RECIPE)
     made = {
-        "out": ("source", "killed30", "killed50", "tokens", "halves"),
+        "out": ("source", "killed30", "killed80", "tokens", "halves"),
         "exported": ("numpy", "llamafactory", "source"),
         "exported.packer-partial": ("killed.packer-partial",),
         "staging": ("staging",),
@@ -206,7 +206,7 @@ def test_random_trees(folder: Path, prepared: Path) -> None:
             line = random_.choice(COMMANDS)
             command, error = arguments(line), ""
             if random_.random() < 0.3:
-                killed(command, random_.randrange(1, 150))
+                killed(command, random_.randrange(1, 220))
             else:
                 done = packer(*command)
                 error = done.stderr

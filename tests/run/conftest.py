@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import fsspec
@@ -24,6 +23,5 @@ def stores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Shop.disturb = lambda what, path: None
     (folder / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
     Path("a.jsonl").write_bytes(jsonl(*TEXTS))
     Path("b.jsonl").write_bytes(jsonl(*OTHERS))

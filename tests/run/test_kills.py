@@ -1,7 +1,6 @@
-"""Whatever is written, a kill or a loss of power at any step leaves the earlier result or the new
-one, touches nothing of others, and the same command goes on to the bytes of an undisturbed run.
-
-PACKER_KILLS: about how many steps of each command are tried.
+"""Whatever is written, and whatever stops it before an operation that changes files (a kill, a loss
+of power, a signal, a full disk, a disk that fails): the earlier result or the new one is there,
+nothing of others is touched, and the same command goes on to the bytes of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -9,20 +8,17 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from altered import faulty
-from support import contents, heavy, jsonl, packer, random_texts
+from stops import AB, BC, KILLS, PACK, TOKENIZE, A, B, Kind, Stops, prepare
+from support import contents, heavy, packer
 
-from packer_cli.result.layout import digest
+from packer_cli.export.formats import FORMATS
 
-KILLS = int(os.environ.get("PACKER_KILLS", "4"))
 RECIPE = """
 max_length = 64
 tokenizer = "bytes"
@@ -37,21 +33,7 @@ name = "b"
 inputs = ["in/b.jsonl"]
 epochs = 3
 """
-
-
-class Kind(NamedTuple):
-    """A command, and the one that has made what is there before; `out`: where it writes to."""
-
-    command: str
-    earlier: str = ""
-    out: str = "out"
-    finished_is_refused: bool = False  # by the same command again
-
-
-ACTS = ("kill", "cut_power", "lose_blocks")  # of faults.py
-AT_URL = "disk://HERE/out --staging staging"
-PACK, TOKENIZE = ("pack {} -l 64 -t bytes", "tokenize {} -t bytes")
-A, B, AB, BC = "in/a.jsonl", "in/b.jsonl", "in/a.jsonl in/b.jsonl", "in/b.jsonl in/c.jsonl"
+AT_URL, STAGED = "disk://HERE/out", "disk://HERE/out --staging staging"
 KINDS = {
     "new": Kind(PACK.format(AB)),
     "overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC)),
@@ -61,89 +43,32 @@ KINDS = {
     "skip": Kind(PACK.format("in/bad.jsonl") + " --on-error skip --overwrite", PACK.format(B)),
     "stdin": Kind(PACK.format("-"), finished_is_refused=True),
     "tokenize": Kind(TOKENIZE.format(AB)),
+    "tokenize, update": Kind(TOKENIZE.format(AB) + " --update", TOKENIZE.format(A)),
     "tokenize, add": Kind(TOKENIZE.format(B) + " --add", TOKENIZE.format(A)),
     "tokens": Kind("pack in/a in/b -l 64"),
     "view": Kind("pack in/a in/b -l 64 --view --overwrite", "pack in/a -l 64 --view"),
     "recipe": Kind("pack mix.toml"),
     "recipe, overwrite": Kind("pack mix.toml --seed 7 --overwrite", "pack mix.toml"),
-    "export": Kind("export in/rows --to trl", finished_is_refused=True),
-    "export, overwrite": Kind("export in/rows --to trl --overwrite", "export in/rows --to numpy"),
+    "file URL": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), "file://HERE/out"),
     "URL": Kind(PACK.format(AB), out=AT_URL),
-    "URL, overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), AT_URL),
-    "URL, tokenize": Kind(TOKENIZE.format(AB), out=AT_URL),
+    "URL, overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), STAGED),
+    "URL, tokenize": Kind(TOKENIZE.format(AB), out=STAGED),
     "URL, stdin": Kind(PACK.format("-"), out=AT_URL, finished_is_refused=True),
+    "export, overwrite": Kind("export in/rows --to trl --overwrite", "export in/rows --to numpy"),
+}
+EXPORTS = {
+    f"export, {to}": Kind(
+        f"export in/{'view' if to == 'packed' else 'rows'} --to {to}", finished_is_refused=True
+    )
+    for to in FORMATS
 }
 
 
 @pytest.fixture
 def inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """in/ with files, tokenized directories and rows, in the directory where commands run."""
-    monkeypatch.setattr("packer_cli.result.manifest._WAITS", 1)
-    monkeypatch.setenv("STEPS", str(folder / "steps"))
-    (folder / "work" / "in").mkdir(parents=True)
-    monkeypatch.chdir("work")
-    for number, name in enumerate(("a", "b", "c")):
-        texts = random_texts(90 - 30 * number, 120, number, f"{name} ")
-        Path(f"in/{name}.jsonl").write_bytes(jsonl(*texts))
-    Path("in/bad.jsonl").write_bytes(b"{\n" + Path(A).read_bytes())
-    done = [packer(*TOKENIZE.format(one).split(), "-q", "-o", one[:4]) for one in (A, B)]
-    done.append(packer(*PACK.format(A).split(), "-q", "-o", "in/rows"))
-    assert [one.exit_code for one in done] == [0] * 3
+    prepare(folder, monkeypatch)
     yield folder
     os.chdir(folder)
-
-
-def arguments(kind: Kind, command: str) -> list[str]:
-    where = kind.out.replace("HERE", str(Path.cwd())).split()
-    units = [] if command.startswith("export") else ["--unit-bytes", "3k", "--workers", "1"]
-    return [*command.split(), *units, "-o", *where]
-
-
-def undisturbed(kind: Kind, command: str) -> dict[str, bytes]:
-    """What all of the files are afterwards."""
-    done = faulty("at_step(0, kill)", *arguments(kind, command), "-q", stdin=Path(A).read_bytes())
-    assert done.returncode == 0, done.stderr
-    return there()
-
-
-def there() -> dict[str, bytes]:
-    """Every file, but for times: of tokenized sources, which every run writes anew."""
-    files = contents(".")
-    return {name: files[name] for name in files if "mix.toml" not in files or "times" not in name}
-
-
-def put_back(start: Path) -> None:
-    """What was there before the first command, and the inputs as they are."""
-    for path in Path().iterdir():
-        if path.name != "in":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    shutil.copytree(start, ".", dirs_exist_ok=True)
-
-
-def assert_readable(kind: Kind, known: list[dict[str, bytes]]) -> bool:
-    """A reader finds a result that is known, all of it, or is refused where it may be. Whether
-    there is one.
-    """
-    files = there()
-    if kind.command.startswith("export"):
-        out = {name: data for name, data in files.items() if name.startswith("out/")}
-        assert out in [{n: one[n] for n in one if n.startswith("out/")} for one in (*known, {})]
-        return bool(out)
-    manifests = [name for name in files if re.fullmatch("out/([a-z]+/)?manifest.json", name)]
-    for name in manifests:
-        assert files[name] in [one.get(name) for one in known]
-        for shard in json.loads(files[name])["shards"]:
-            assert digest(Path(name).parent / shard["file"]) == (shard["bytes"], shard["sha256"])
-    told = packer("stats", "out", "--json")
-    is_recipe = "mix.toml" in kind.command
-    if told.exit_code:
-        assert is_recipe or not kind.earlier, told.stderr
-        assert re.search("are not of one run|has not finished|no such dir|no manifest", told.stderr)
-        assert not is_recipe or "out/dataset_dict.json" not in files
-    elif is_recipe:
-        runs = [[one[name] for name in manifests if name in one] for one in known]
-        assert [files[name] for name in manifests] in runs
-    return not told.exit_code
 
 
 def assert_no_leftovers() -> None:
@@ -154,60 +79,30 @@ def assert_no_leftovers() -> None:
     assert not [*Path().rglob(".packer")]
 
 
-def steps_tried(steps: int) -> list[int]:
-    """Most are of the second half, in which results change places."""
-    half, each = steps // 2, max(1, steps // KILLS)
-    return [*range(1, half, 2 * each), *reversed(range(steps, half, -each))]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_killed_at_every_step(inputs: Path, name: str) -> None:
-    kind = KINDS[name]
+@pytest.mark.parametrize("name", [*KINDS, *map(heavy, EXPORTS)])
+def test_stopped_at_every_step(
+    inputs: Path, name: str, record_property: Callable[[str, object], None]
+) -> None:
+    kind = (KINDS | EXPORTS)[name]
     Path("notes.txt").write_bytes(b"mine")
-    if "mix.toml" in kind.command:
+    if kind.is_recipe:
         Path("mix.toml").write_text(RECIPE)
-    if kind.earlier:
-        undisturbed(kind, kind.earlier)
-    if kind.earlier and not kind.command.startswith("export"):
-        Path("out/notes.txt").write_bytes(b"mine")
-    old = there()
-    shutil.copytree(".", inputs / "start", ignore=shutil.ignore_patterns("in"))
-    whole = undisturbed(kind, kind.command)
-    assert whole != old
-    assert {one: whole[one] for one in old if "notes.txt" in one} == {
-        one: b"mine" for one in old if "notes.txt" in one
-    }
-    if not kind.command.startswith("export"):
+    stops = Stops(kind, inputs)
+    mine = {one: b"mine" for one in stops.old if "notes.txt" in one}
+    assert {one: stops.whole[one] for one in mine} == mine
+    if not kind.is_export:
         assert_no_leftovers()
-    steps = int((inputs / "steps").read_text())
-    assert steps > 10
-    readable, unfinished, command = 0, 0, arguments(kind, kind.command)
-    tried = steps_tried(steps)
-    for number, step in enumerate(tried):
-        put_back(inputs / "start")
-        act = ACTS[(number + len(name)) % len(ACTS)]
-        killed = faulty(f"at_step({step}, {act})", *command, "-q", stdin=Path(A).read_bytes())
-        assert killed.returncode == -signal.SIGKILL, (step, killed.stderr)
-        if number % 3 == 2:  # a copy: inodes and times tell nothing any more
-            shutil.copytree(".", inputs / "copy", ignore=shutil.ignore_patterns("in"))
-            put_back(inputs / "copy")
-            shutil.rmtree(inputs / "copy")
-        readable += assert_readable(kind, [old, whole])
-        unfinished += there() not in (old, whole)
-        packed = len(list(Path("out").glob(".packer/*/unit-*.json")))
-        again = faulty("at_step(0, kill)", *command, stdin=Path(A).read_bytes())
-        refused = kind.finished_is_refused and "holds a finished" in again.stderr
-        assert again.returncode == 0 or refused, (step, act, again.stderr)
-        if told := re.search(r"out: continuing: (\d+) of \d+ units", again.stderr):
-            assert int(told[1]) >= packed, step
-        assert there() == whole, (step, act)
-        assert not [*Path().rglob(".packer")], (step, act)
-    assert readable >= (len(tried) // 2 if kind.earlier else 1)
-    assert unfinished
+    assert stops.steps > 10
+    stops.try_all(record_property)
+    assert stops.problems == []
+    assert stops.readable >= (stops.tried.total() // 2 if kind.earlier else 1)
+    assert stops.unfinished
 
 
 @pytest.mark.parametrize("command", [PACK.format(AB), heavy(TOKENIZE.format(AB))])
-def test_killed_at_random_moments_of_two_workers(inputs: Path, command: str) -> None:
+def test_killed_at_random_moments_of_two_workers(
+    inputs: Path, command: str, record_property: Callable[[str, object], None]
+) -> None:
     """What was packed is not packed again."""
     random_, in_the_middle = random.Random(0), 0
     options = ["--unit-bytes", "1k", "--workers", "2", "-o"]
@@ -225,18 +120,45 @@ def test_killed_at_random_moments_of_two_workers(inputs: Path, command: str) -> 
         assert told in done.stderr or not 0 < packed < units
         assert contents(f"out{kill}") == contents("whole")
     assert in_the_middle
+    record_property("stops", ({"kill": KILLS // 2}, 0))
 
 
-@pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_a_disk_that_fails(inputs: Path, call: str) -> None:
-    command = [*PACK.format(AB).split(), "--unit-bytes", "3k", "--workers", "1", "-o"]
-    assert packer(*command, "whole").exit_code == 0
-    for step in (5, 15):
-        failed = faulty(f"at_step({step}, fail, [{call!r}])", *command, "out", "-q")
-        assert failed.returncode == 1, failed.stderr
-        assert failed.stderr.startswith("error: out"), failed.stderr
-        assert "Input/output error" in failed.stderr
-        assert not Path("out/manifest.json").exists()
-        assert packer(*command, "out").exit_code == 0
-        assert contents("out") == contents("whole")
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (PACK.format(A), TOKENIZE.format(B)), (TOKENIZE.format(A), "export in/rows --to trl"),
+        (PACK.format(A), "pack mix.toml"),
+        ("export in/rows --to trl", "export in/rows --to numpy"),
+    ],
+)  # fmt: skip
+def test_what_a_kill_at_the_beginning_leaves_goes_with_another_command(
+    inputs: Path, first: str, then: str
+) -> None:
+    Path("mix.toml").write_text(RECIPE)
+    seen = 0
+
+    def left() -> list[Path]:
+        return [path for path in Path().rglob("*.packer*") if path.is_dir()]
+
+    for step in (3, 4, 5, 8):
+        assert faulty(f"at_step({step}, kill)", *first.split(), "-o", "out").returncode == -9
+        seen += bool(left())
+        done = packer(*then.split(), "-q", "-o", "out")
+        assert done.exit_code == 0, done.stderr
+        assert left() == []
         shutil.rmtree("out")
+    assert seen
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify out --against-inputs --sample all", "stats in/rows", "show in/view 0",
+        "trace in/rows --step 0 --ranks 2", "plan in/a.jsonl -l 64 -t bytes",
+    ],
+)  # fmt: skip
+def test_what_only_reads_leaves_nothing(inputs: Path, command: str) -> None:
+    skipped = PACK.format("in/bad.jsonl") + " --on-error skip -q -o out"
+    assert packer(*skipped.split()).exit_code == 0
+    done = faulty("at_step(1, kill)", *command.split())
+    assert done.returncode == 0, done.stderr
