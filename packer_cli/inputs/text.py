@@ -34,7 +34,7 @@ from packer_cli.records import BadRecord, InputFile, Records, Slice
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
 _Found = tuple[list[_Document], int]  # documents, and how many more are empty
 _RETURN = ord("\r")
-_ENDS, _BLANK_LINES = b"\r\n", re.compile(rb"[\r\n]+")
+_BLANK_LINES, _MANY_BLANK_LINES = re.compile(rb"[\r\n]+"), re.compile(rb"\n[\r\n]{64,}")
 
 
 class TextReader(LineReader):
@@ -247,10 +247,11 @@ class _Rows:
                 raise self._refused(too_long(offset, self._limit))
             at = 0
             while at < len(data):
-                if self._begins and data[at] in _ENDS and (blank := _BLANK_LINES.match(data, at)):
+                if self._begins and (blank := _BLANK_LINES.match(data, at)):
                     at = blank.end()
-                end = data.find(b"\n", at) + 1 or len(data)
-                for line in data[at:end].splitlines(keepends=True):
+                many = _MANY_BLANK_LINES.search(data, at)
+                some = data[at : many.start() + 1 if many else None]
+                for line in iter(some.splitlines(keepends=True)):
                     begin = offset + at
                     at += len(line)
                     if self._begins:
@@ -266,9 +267,12 @@ class _Rows:
         self._has_ended = True
 
     def _next(self, rows: Iterator[list[str]]) -> list[str] | None:
-        """The next row; None after the last one. Raises csv.Error."""
-        self._begins = True
-        return next(rows, None)
+        """The next row that is not blank; None after the last one. Raises csv.Error."""
+        row: list[str] | None = []
+        while row == []:
+            self._begins = True
+            row = next(rows, None)
+        return row
 
     def _refused(self, bad: BadRecord) -> DataError:
         """The error that ends the run: where the record ends is unknown, so no run can skip it."""
@@ -295,7 +299,7 @@ class _Rows:
                 return
             if len(row) == width:
                 batch.rows.append((self.begin, row))
-            elif row:
+            else:
                 reason = f"{len(row)} field{'s' * (len(row) != 1)}, the header has {width}"
                 batch.bad.append(BadRecord(self.begin, reason, _MEND))
             size += sum(map(len, row)) + _PER_RECORD
