@@ -237,15 +237,19 @@ class _Search:
             yield from _shards_of_dataset(folder)
             return
         shown = [one for one in content if not one[0].startswith(".")]
+        has_pairs = any(map(belongs_to, names))
         for name, is_folder in shown:
-            if not is_folder and (self.config.input_format or self._is_input(name, names, folder)):
+            if not is_folder and (
+                self.config.input_format or self._is_input(name, names, has_pairs, folder)
+            ):
                 yield storage.join(folder, name)
         for name, is_folder in shown:
             if is_folder:
                 yield from self._below(storage.join(folder, name), (*above, real))
 
-    def _is_input(self, name: str, names: set[str], folder: str) -> bool:
+    def _is_input(self, name: str, names: set[str], has_pairs: bool, folder: str) -> bool:
         """Whether a file of a folder with these names is an input, as far as the names tell.
+        `has_pairs`: whether one of them belongs to another.
 
         An index without what it belongs to is one, so that somebody is told. A lone file with the
         ending of a pair may be anything, unless there are other pairs.
@@ -256,8 +260,7 @@ class _Search:
             kind = format_of(main)[0] if main else None
             return bool(main and kind and main not in names and companions(main, kind)[0] == name)
         beside = companions(name, file_format)
-        has_pairs = compression is None and any(map(belongs_to, names))
-        if not beside or beside[0] in names or has_pairs:
+        if not beside or beside[0] in names or (compression is None and has_pairs):
             return True
         path = storage.join(folder, name)
         self.notify(f"{path}: left out: there is no {beside[0]} beside it")

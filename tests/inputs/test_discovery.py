@@ -26,7 +26,7 @@ from support import (
     recover_texts,
 )
 
-from packer_cli.inputs import byte_streams
+from packer_cli.inputs import byte_streams, discovery
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import ID
@@ -388,3 +388,16 @@ def test_a_file_that_is_no_text_is_a_bad_record(case: str) -> None:
     rejected = json.loads(Path("out/rejected.jsonl").read_text())
     assert rejected["file"] == "src/b.ts"
     assert rejected["reason"].startswith(reason)
+
+
+def test_names_of_a_folder_are_looked_at_once_or_twice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty thousand files took minutes to be found."""
+    Path("in").mkdir()
+    for number in range(60):
+        Path(f"in/{number}.jsonl").write_bytes(jsonl("text"))
+    looks, looked_at = list[str](), discovery.belongs_to
+    monkeypatch.setattr(discovery, "belongs_to", lambda name: looks.append(name) or looked_at(name))
+    assert pack("in", "-l", 64)["documents"] == 60
+    assert len(looks) <= 2 * 60
