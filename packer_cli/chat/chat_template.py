@@ -277,7 +277,7 @@ class _Generator(CodeGenerator):
         of, value, name = getattr(node.node, "name", None), self.temporary_identifier(), node.attr
         if of == "loop" and name in _PLAIN[LoopContext]:
             self._either(node, frame, value, f"{value}.{name}", "LoopContext")
-        elif of in self._namespaces:
+        elif of in self._namespaces and not name.startswith("_"):
             all_of_it = f"attributes({value}, '_Namespace__attrs')"
             values = self.temporary_identifier()
             has_it = f"Namespace and {name!r} in ({values} := {all_of_it})"
@@ -359,7 +359,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             if attribute in obj:
                 return obj[attribute]
             return self.undefined(obj=obj, name=attribute)
-        if kind is Namespace:
+        if kind is Namespace and not attribute.startswith("_"):
             values = object.__getattribute__(obj, "_Namespace__attrs")  # its own way is slow
             if attribute in values:
                 return values[attribute]

@@ -97,6 +97,8 @@ def _lines(block: Lines, *, with_gaps: bool = False) -> _Found:
     data = block.data
     if data is None:
         return [(block.offset, None)], 0
+    if data == BYTE_ORDER_MARK and not block.offset:  # and not one line
+        return [], 0
     positions, begins, ends = cut(block.offset, data)
     ends -= (begins < ends) & (np.frombuffer(data, np.uint8)[ends - 1] == _RETURN)
     kept = begins < ends
@@ -235,8 +237,10 @@ class _Rows:
         csv.field_size_limit(max(longest, csv.field_size_limit()))
         lines = self._decoded(source)
         self._rows: Iterator[list[str]] = csv.reader(lines, delimiter=delimiter, strict=True)
+        self.header: list[str] | None = []
         try:
-            self.header = self._next(self._rows)
+            while self.header == []:  # a byte order mark before blank lines
+                self.header = self._next(self._rows)
         except csv.Error as error:
             raise self._refused(_invalid(self.begin, error, "mend the header")) from error
 

@@ -51,6 +51,8 @@ ODD = {
     "namespaces": "{% set ns = namespace(n=0, names=[]) %}{% for m in messages %}"
     "{% set ns.n = ns.n + 1 %}{% set ns.names = ns.names + [m.role] %}{% endfor %}"
     "{{ ns.n }}{{ ns.names }}{{ ns.missing }}{{ ns['n'] }}{{ ns }}{% set ns = 5 %}{{ ns.n }}",
+    "private names of namespaces": "{% set ns = namespace(_n=1) %}{% set other = ns %}{{ ns._n }}"
+    "{{ other._n }}{{ ns._n is defined }}{{ 'a' if ns._n else 'b' }}",
     "a namespace that is none": "{% set ns.x = 1 %}",
     "tests": "{% for m in messages %}{% for v in [m.content, m.x, m['y'], none, 1, 1.5, true, [], {}] %}"
     "{{ v is string }}{{ v is defined }}{{ v is none }}{{ v is mapping }}{{ v is iterable }}"

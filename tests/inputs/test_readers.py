@@ -374,7 +374,8 @@ def test_documents_of_plain_text(
     folder: Path, sample_by: str, documents: dict[int, str], empty: int, mark: bytes
 ) -> None:
     (folder / "a.txt").write_bytes(mark + TEXT)
-    manifest = pack("a.txt", "-l", 16, "--sample-by", sample_by)
+    (folder / "b.txt").write_bytes(mark)  # not one line
+    manifest = pack("a.txt", "b.txt", "-l", 16, "--sample-by", sample_by)
     places = [0, *(place + len(mark) for place in list(documents)[1:])]
     assert [position for _, position in recover_documents("out")] == places
     assert recover_texts("out") == list(documents.values())
@@ -490,6 +491,7 @@ def test_bad_text(folder: Path, name: str, data: bytes, message: str) -> None:
     [
         ("a.csv", b"id,body\n1,yes\n\n2,also\n", "body"),
         ("a.csv", b"\n\r\ntext,b\nyes,1\nalso,2\n", "text"),  # blank lines before the header
+        ("a.csv", MARK + b"\n\r\ntext,b\nyes,1\nalso,2\n", "text"),
         ("a.jsonl", b'{"text": 7, "the body": "yes"}\n{"the body": "also"}\n', "the body"),
     ],
 )
