@@ -220,4 +220,5 @@ def _text(value: str, folder: str | None = None) -> str:
     if is_here and os.path.exists(value):
         found = os.path.relpath(value, folder)
         value = found if os.sep in found or not os.path.isdir(value) else f"./{found}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

@@ -47,6 +47,7 @@ from packer_cli.result.manifest import checksum, config_of, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
+    compare_digest,
     ragged_of,
     rows_of,
     segments_of,
@@ -566,7 +567,7 @@ class Packed(Writer):
             msgspec.structs.replace(
                 one, shards=[shard for shard in self._shards if shard.unit == one.unit]
             )
-            for one in read_units(view.path / UNITS)
+            for one in read_units(view.path, facts)
         )
         made[UNITS] = b"".join(map(as_line, records))
         for name, content in made.items():
@@ -579,6 +580,8 @@ class Packed(Writer):
                     open(self.folder / name, "wb") as copy,
                 ):
                     shutil.copyfileobj(file, copy)
+            if name != INPUT_TIMES:
+                compare_digest(view.path / name, digest(self.folder / name)[1], facts, name)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {
