@@ -46,6 +46,7 @@ from packer_cli.result.layout import (
 from packer_cli.result.manifest import checksum, config_of, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
+    PACK_AGAIN,
     PackedDirectory,
     compare_digest,
     ragged_of,
@@ -526,6 +527,11 @@ class Packed(Writer):
         super().__init__(folder, packed, even=even)
         if not isinstance(packed, View):
             raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
+        try:
+            self._most = config_of(packed.facts).shard_bytes
+        except ValueError as error:
+            place = packed.path / MANIFEST
+            raise DataError(f"{place}: damaged: config: {error}", PACK_AGAIN) from error
         self._view, self._shards = packed, list[Shard]()
         self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
         self._sums.write(squares_header(packed.facts.rows))
@@ -538,8 +544,7 @@ class Packed(Writer):
                 counts = np.zeros(3, np.int64)
                 for batch, trained in view.counted(shard):
                     if parts is None:
-                        limit = config_of(view.facts).shard_bytes
-                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, limit)
+                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, self._most)
                     _, lengths, offsets = segments_of(batch)
                     counted = len(lengths), int(lengths.sum()), trained
                     parts.write_rows(batch, *counted)

@@ -304,6 +304,15 @@ def test_damaged_records_of_a_view_are_not_taken_over(
     assert packer("verify", view, "-q").stdout.startswith(f"view: units.jsonl: {message}")
 
 
+def test_options_of_a_view_that_no_run_can_have(view: Path) -> None:
+    manifest = json.loads((view / "manifest.json").read_text())
+    manifest["config"]["shard_bytes"] = "many"
+    (view / "manifest.json").write_bytes(to_bytes(manifest))
+    result = packer("export", view, "--to", "packed", "-q", "-o", "out")
+    assert_error(result, 1, "view/manifest.json: damaged: config: ")
+    assert not Path("out").exists()
+
+
 def test_a_damaged_side_file_of_a_view_is_not_copied(folder: Path) -> None:
     tiny_tokenizers.save(folder / "tok", tiny_tokenizers.byte_level())
     Path("a.jsonl").write_bytes(text_lines(9))
