@@ -23,6 +23,7 @@ from packer_cli.ownership import Folder, claim
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.layout import ROWS, WORK, named_by_digest, unnamed_shard
 from packer_cli.result.layout import UNITS as RECORDS
+from packer_cli.result.manifest import load_any
 from packer_cli.run import commits
 from packer_cli.run.identity import RUN, Chosen, Run, sealed
 from packer_cli.run.pipeline import finalize_now
@@ -38,7 +39,7 @@ def _record(settings: Settings, folder: Path) -> commits.UnitRecord:
     data.write_bytes(sample * ((16 << 20) // len(sample)))
     result = folder / "packed"
     run([settings.packer, "pack", data, "-l", "4096", "-t", "bytes", "-q", "-o", result])
-    return next(commits.read_units(result / RECORDS))
+    return next(commits.read_units(result, load_any(result)))
 
 
 def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None:

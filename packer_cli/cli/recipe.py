@@ -67,12 +67,15 @@ def recipe(
     refuse_name("--tokenizer", tokenizer)
     refuse_name("--output", output)
     missing, names = not schema and not inputs, "name files or folders: packer recipe data/"
-    is_there = output is not None and os.path.lexists(output) and not options.overwrite
+    is_there = output is not None and os.path.lexists(output)
+    is_other = output is not None and os.path.exists(output) and not os.path.isfile(output)
     refuse([
         (schema and inputs, "--schema: is the same for all inputs", "leave the inputs out"),
         (missing, "Missing argument 'INPUT...'.", names),
         ("-" in (inputs or ()), "-: a recipe names files", "write the data to a file"),
-        (is_there, f"{output}: is there already", "replace it with --overwrite"),
+        (is_other, f"{output}: is not a regular file", "leave out --output to write to stdout"),
+        (is_there and not options.overwrite, f"{output}: is there already",
+         "replace it with --overwrite"),
     ])  # fmt: skip
     if schema:
         from packer_cli.options import recipe as recipes
@@ -217,4 +220,5 @@ def _text(value: str, folder: str | None = None) -> str:
     if is_here and os.path.exists(value):
         found = os.path.relpath(value, folder)
         value = found if os.sep in found or not os.path.isdir(value) else f"./{found}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

@@ -46,7 +46,9 @@ from packer_cli.result.layout import (
 from packer_cli.result.manifest import checksum, config_of, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
+    PACK_AGAIN,
     PackedDirectory,
+    compare_digest,
     ragged_of,
     rows_of,
     segments_of,
@@ -525,6 +527,11 @@ class Packed(Writer):
         super().__init__(folder, packed, even=even)
         if not isinstance(packed, View):
             raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
+        try:
+            self._most = config_of(packed.facts).shard_bytes
+        except ValueError as error:
+            place = packed.path / MANIFEST
+            raise DataError(f"{place}: damaged: config: {error}", PACK_AGAIN) from error
         self._view, self._shards = packed, list[Shard]()
         self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
         self._sums.write(squares_header(packed.facts.rows))
@@ -537,8 +544,7 @@ class Packed(Writer):
                 counts = np.zeros(3, np.int64)
                 for batch, trained in view.counted(shard):
                     if parts is None:
-                        limit = config_of(view.facts).shard_bytes
-                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, limit)
+                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, self._most)
                     _, lengths, offsets = segments_of(batch)
                     counted = len(lengths), int(lengths.sum()), trained
                     parts.write_rows(batch, *counted)
@@ -566,7 +572,7 @@ class Packed(Writer):
             msgspec.structs.replace(
                 one, shards=[shard for shard in self._shards if shard.unit == one.unit]
             )
-            for one in read_units(view.path / UNITS)
+            for one in read_units(view.path, facts)
         )
         made[UNITS] = b"".join(map(as_line, records))
         for name, content in made.items():
@@ -579,6 +585,8 @@ class Packed(Writer):
                     open(self.folder / name, "wb") as copy,
                 ):
                     shutil.copyfileobj(file, copy)
+            if name != INPUT_TIMES:
+                compare_digest(view.path / name, digest(self.folder / name)[1], facts, name)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {

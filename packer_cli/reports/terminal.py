@@ -37,9 +37,9 @@ def is_plain() -> bool:
 
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
-    yield Line(one_line(report.title), "bold")
-    yield from (Line(line) for line in report.about)
-    facts = [(one.what, _plain(one_line(one.how))) for one in report.facts]
+    yield Line(_plain(report.title), "bold")
+    yield from (Line(_plain(line)) for line in report.about)
+    facts = [(one.what, _plain(one.how)) for one in report.facts]
     styles = ["yellow" if one.is_doubtful else "" for one in report.facts]
     yield from _grid(facts, ("dim", ""), "<<", styles, least=_TITLE, width=width)
     figures = [one for one in report.figures if not one.is_loss or one.figure != "0"]
@@ -50,7 +50,7 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
     yield from _grid(_once(figures), looks, "<><", losses, least=_TITLE, width=width)
     for warning in report.warnings:
         yield Line()
-        yield Line(f"warning: {one_line(warning)}", "yellow")
+        yield Line(f"warning: {_plain(warning)}", "yellow")
     for section in report.sections:
         if section.only != "page":
             for part in section.parts:
@@ -87,7 +87,7 @@ def _table(table: Table, width: int) -> Iterator[Line]:
     """Titles that need more than the width are broken between words."""
     sides = ["<" if title in table.text else ">" for title in table.head]
     head = [*table.head]
-    rows = [[_plain(one_line(cell)) for cell in row] for row in table.rows]
+    rows = [[_plain(cell) for cell in row] for row in table.rows]
     if not table.names_first:
         sides, head = [*sides[1:], "<"], [*head[1:], head[0]]
         rows = [[*row[1:], row[0]] for row in rows]
@@ -141,7 +141,7 @@ def _bar(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text as stdout can show it."""
+    """Text as stdout can show it, in one line: names and options of results are anybody's."""
     for sign, letters in _IN_ASCII.items() if is_plain() else ():
         text = text.replace(sign, letters)
-    return text
+    return one_line(text)

@@ -522,13 +522,18 @@ def parsed_squares(
             f"{expected} bytes: it has {len(content)}",
             PACK_AGAIN,
         )
-    listed = facts.side_files.get(SQUARED_LENGTHS)
-    if not compared and (sha256 := hashlib.sha256(content).hexdigest()) != listed:
+    if not compared:
+        compare_digest(place, hashlib.sha256(content).hexdigest(), facts, SQUARED_LENGTHS)
+    sums: Int64 = np.frombuffer(content, "<i8", offset=HEADER_BYTES)
+    return sums
+
+
+def compare_digest(place: str | os.PathLike[str], sha256: str, facts: Result, name: str) -> None:
+    """DataError where the side file `name`, which lies at `place`, is not the manifest's."""
+    if sha256 != (listed := facts.side_files.get(name)):
         raise DataError(
             f"{os.fspath(place)}: its sha256 is {sha256}, the manifest says {listed}", PACK_AGAIN
         )
-    sums: Int64 = np.frombuffer(content, "<i8", offset=HEADER_BYTES)
-    return sums
 
 
 def squares_header(rows: int) -> bytes:

@@ -35,8 +35,9 @@ from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
 from packer_cli.ownership import Folder, put_file
 from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import INPUT_TIMES, ROWS, Shard, built, digest, kind_of
+from packer_cli.result.layout import INPUT_TIMES, ROWS, UNITS, Shard, built, digest, kind_of
 from packer_cli.result.manifest import Input, Result, load_as_is
+from packer_cli.result.reader import PACK_AGAIN, compare_digest
 from packer_cli.run.identity import RUN, IsSame, Run, sealed, unsealed
 
 UNIT_RECORDS = "unit-*.json"
@@ -180,14 +181,21 @@ def as_line(record: UnitRecord) -> bytes:
     return msgspec.json.encode(replace(record, reused=False, rejected_from=0, stretches=[])) + b"\n"
 
 
-def read_units(path: Path) -> Iterator[UnitRecord]:
-    """The records of a finished result. Raises ValueError for a line that is none, or DataError."""
+def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
+    """The records of a finished result. Raises DataError, also for those of another one: with a
+    record more or less, documents would be there twice or never, unnoticed.
+    """
+    path = directory / UNITS
+    compare_digest(path, digest(path)[1], facts, UNITS)
     decode = msgspec.json.Decoder(UnitRecord).decode
     try:
         with storage.open_lines(path) as lines:
             yield from map(decode, lines)
     except OSError as error:
         raise from_os_error(error, path, "read") from error
+    except (ValueError, RecursionError) as error:
+        message = f"{path}: has a line that is not the record of a unit: {error}"
+        raise DataError(message, PACK_AGAIN) from error
 
 
 def _unit_path(folder: Path, unit: int) -> Path:

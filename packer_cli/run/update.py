@@ -402,16 +402,10 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
 
 
 def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
-    # with one record more or less, documents would be there twice or never, unnoticed
-    if digest(directory / UNITS)[1] != manifest.side_files.get(UNITS):
-        raise DataError(f"{directory / UNITS}: damaged: not what the manifest says", _ANEW)
     rejected_from = 0
-    try:
-        for record in commits.read_units(directory / UNITS):
-            yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
-            rejected_from += record.rejected
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{directory / UNITS}: damaged: {error}", _ANEW) from error
+    for record in commits.read_units(directory, manifest):
+        yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
+        rejected_from += record.rejected
 
 
 def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) -> list[UnitRecord]:

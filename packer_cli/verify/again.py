@@ -130,7 +130,7 @@ def compare_inputs(
         progress = Progress(0, show=False)
         job = Job(every, config, shape, source, NOWHERE, progress, findings.stop)
         units, rejected_from = list[tuple[UnitRecord, int]](), 0
-        for record in read_units(stored.path / UNITS):
+        for record in read_units(stored.path, facts):
             if {part[0] for part in record.slices} <= files.keys():
                 units.append((record, rejected_from))
             rejected_from += record.rejected

@@ -302,7 +302,9 @@ def check_contents(
     """Check what side files hold, whose digests are right, against the manifest."""
     try:
         findings.add(UNITS, *_wrong_records(directory, facts, config))
-    except (DataError, ValueError, OverflowError, RecursionError) as error:
+    except DataError as error:
+        findings.add(UNITS, error.message.removeprefix(f"{directory / UNITS}: "))
+    except (ValueError, OverflowError) as error:
         findings.add(UNITS, f"has a line that is not the record of a unit: {error}")
     identity = "".join(shard.sha256 for shard in facts.shards)
     files = [shard.file for shard in facts.shards if kind_of(shard.file) != INDEX]
@@ -322,7 +324,7 @@ def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> li
     longest = facts.config.max_length if isinstance(facts, Manifest) else 0
     total = Counts(piece_length=np.zeros(longest + 1, np.int64))
     units, shards, rejected, wrong = list[Any](), list[Any](), 0, list[str]()
-    for record in read_units(directory / UNITS):
+    for record in read_units(directory, facts):
         counts = counts_of(record)
         if len(counts.piece_length) > longest + 1:
             raise ValueError("pieces that are longer than a row")

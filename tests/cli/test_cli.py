@@ -154,16 +154,24 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
         ["pack", "good", *options, "-o", f"out{ESCAPE}", "--update"],
         ["stats", f"out{ESCAPE}", "--by", "input"],
         ["verify", f"out{ESCAPE}"],
+        ["recipe", "good"],
+        ["stats", "edited"],
         ["export", f"out{ESCAPE}", "--to", ESCAPE, "-o", "x"],
         [ESCAPE],
     ]
     assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
+    assert packer("pack", "good", *options, "-o", "edited").exit_code == 0
+    manifest = json.loads(Path("edited/manifest.json").read_text())
+    manifest["config"]["strategy"] = ESCAPE
+    Path("edited/manifest.json").write_text(json.dumps(manifest))
     for command in commands:
         done = packer(*command)
         output = done.stdout + done.stderr
         assert "title" in output, command
         for character in "\x1b\x07\x9b\u202e":
             assert character not in output, command
+    assert packer("recipe", "good", "-o", "mix.toml").exit_code == 0
+    assert packer("pack", "mix.toml", "-o", "mixed").exit_code == 0
 
 
 def test_a_bug_is_reported_as_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,6 +398,10 @@ def test_a_file_that_is_there_stays(mixed: Path) -> None:
     assert Path("mix.toml").read_text() == "mine"
     assert packer("recipe", "data", "-q", "-o", "mix.toml", "--overwrite").exit_code == 0
     assert Path("mix.toml").read_text().startswith("# Written by packer recipe")
+    os.mkfifo("pipe.toml")
+    for name in ("pipe.toml", "data", "/dev/null"):
+        result = packer("recipe", "data", "-q", "-o", name, "--overwrite")
+        assert_error(result, 2, f"{name}: is not a regular file")
 
 
 def test_shares_by_size_can_be_weights(folder: Path) -> None:

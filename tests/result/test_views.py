@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import tiny_tokenizers
 from exporting import table_of
 from support import (
     assert_error,
@@ -23,6 +25,7 @@ from varied_results import conversation, texts
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
+from packer_cli.result.manifest import to_bytes
 
 
 def text_lines(count: int, seed: int = 0) -> bytes:
@@ -277,3 +280,46 @@ def test_a_lost_segment_of_a_view_shows(view: Path) -> None:
         result = packer("export", view, "--to", to, "-q", "-o", "out")
         assert_error(result, 1, shard_of(view).name, "segments, the manifest says")
         assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "signed", "message"),
+    [
+        (b"{}\n", False, "its sha256 is "),
+        (b"{}\n", True, "has a line that is not the record of a unit: Object missing required"),
+        (b"[" * 9_999, True, "has a line that is not the record of a unit: "),
+    ],
+)
+def test_damaged_records_of_a_view_are_not_taken_over(
+    view: Path, content: bytes, signed: bool, message: str
+) -> None:
+    (view / "units.jsonl").write_bytes(content)
+    if signed:
+        manifest = json.loads((view / "manifest.json").read_text())
+        manifest["side_files"]["units.jsonl"] = sha256(content).hexdigest()
+        (view / "manifest.json").write_bytes(to_bytes(manifest))
+    result = packer("export", view, "--to", "packed", "-q", "-o", "out")
+    assert_error(result, 1, f"view/units.jsonl: {message}")
+    assert not Path("out").exists()
+    assert packer("verify", view, "-q").stdout.startswith(f"view: units.jsonl: {message}")
+
+
+def test_options_of_a_view_that_no_run_can_have(view: Path) -> None:
+    manifest = json.loads((view / "manifest.json").read_text())
+    manifest["config"]["shard_bytes"] = "many"
+    (view / "manifest.json").write_bytes(to_bytes(manifest))
+    result = packer("export", view, "--to", "packed", "-q", "-o", "out")
+    assert_error(result, 1, "view/manifest.json: damaged: config: ")
+    assert not Path("out").exists()
+
+
+def test_a_damaged_side_file_of_a_view_is_not_copied(folder: Path) -> None:
+    tiny_tokenizers.save(folder / "tok", tiny_tokenizers.byte_level())
+    Path("a.jsonl").write_bytes(text_lines(9))
+    assert packer("tokenize", "a.jsonl", "-t", "tok", "-q", "-o", "a").exit_code == 0
+    pack("a", "-l", 64, "--view", output="view")
+    with Path("view/tokenizer.json").open("ab") as file:
+        file.write(b" ")
+    result = packer("export", "view", "--to", "packed", "-q", "-o", "out")
+    assert_error(result, 1, "view/tokenizer.json: its sha256 is ")
+    assert not Path("out").exists()

@@ -210,7 +210,7 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
         Step("a b --update", ["a", "b"], again=True),
     ] for name in ("dataset_info.json", "state.json", "squared_lengths.npy")},
     "damaged records": [
-        Refused("a b c --update", "out/units.jsonl: damaged: not what the manifest says",
+        Refused("a b c --update", "out/units.jsonl: its sha256 is ",
                 "--overwrite", lose_a_record, code=1),
     ],
     "the command of every night": [
