@@ -237,10 +237,8 @@ class _Rows:
         csv.field_size_limit(max(longest, csv.field_size_limit()))
         lines = self._decoded(source)
         self._rows: Iterator[list[str]] = csv.reader(lines, delimiter=delimiter, strict=True)
-        self.header: list[str] | None = []
         try:
-            while self.header == []:  # a byte order mark before blank lines
-                self.header = self._next(self._rows)
+            self.header = self._next(self._rows)
         except csv.Error as error:
             raise self._refused(_invalid(self.begin, error, "mend the header")) from error
 
