@@ -34,7 +34,8 @@ from packer_cli.records import BadRecord, InputFile, Records, Slice
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
 _Found = tuple[list[_Document], int]  # documents, and how many more are empty
 _RETURN = ord("\r")
-_BLANK_LINES, _MANY_BLANK_LINES = re.compile(rb"[\r\n]+"), re.compile(rb"\n[\r\n]{64,}")
+_BLANK_LINES = re.compile(rb"[\r\n]+")
+_MANY_AFTER_LF, _MANY_AFTER_CR = re.compile(rb"\n[\r\n]{64,}"), re.compile(rb"\r{65,}")
 
 
 class TextReader(LineReader):
@@ -247,11 +248,11 @@ class _Rows:
         for offset, data in read_lines(source, 0, None, self._limit):
             if data is None:
                 raise self._refused(too_long(offset, self._limit))
-            at = 0
+            at, blanks = 0, _MANY_AFTER_LF if b"\n" in data else _MANY_AFTER_CR
             while at < len(data):
                 if self._begins and (blank := _BLANK_LINES.match(data, at)):
                     at = blank.end()
-                many = _MANY_BLANK_LINES.search(data, at)
+                many = blanks.search(data, at)
                 some = data[at : many.start() + 1 if many else None]
                 for line in iter(some.splitlines(keepends=True)):
                     begin = offset + at

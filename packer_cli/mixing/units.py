@@ -122,13 +122,14 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
         each = {place: _bytes_each(file) for place, file in enumerate(files)}
         return _even_units(files, each, every, max(1, min(count, most)))
     target = max(1, -(-total // count))
+    most_files = -(-len(files) // -(-len(files) // _MOST_FILES))  # as many in each
     units: list[WorkUnit] = []
     current: list[Slice] = []
     room = target
     for part in (
         part for file in files for part in _slices(file, weights[file.index], target, config)
     ):
-        is_full = config.unit_bytes is None and len(current) == _MOST_FILES
+        is_full = config.unit_bytes is None and len(current) == most_files
         if current and (is_full or part.weight > room + target // 8):
             units.append(WorkUnit(len(units), tuple(current)))
             current, room = [], target

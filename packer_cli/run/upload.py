@@ -266,10 +266,11 @@ def _refuse_to_replace(url: str, there: _There, own: str | None, *, overwrite: b
 def _marker_at(url: str) -> _Marker | None:
     """None when there is none. UsageError for one that is not packer's."""
     place = storage.join(url, _MARKER)
-    if _objects(storage.join(url, WORK)).get(storage.base_name(place)) is None:
+    inside, name = _objects(storage.join(url, WORK)), storage.base_name(place)
+    if name not in inside:
         return None
     try:
-        return msgspec.json.decode(_read(url, _MARKER), type=_Marker)
+        return msgspec.json.decode(_read(url, _MARKER) if inside[name] else b"", type=_Marker)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise UsageError(
             f"{place}: is not packer's", "move it elsewhere, or choose another --output"
