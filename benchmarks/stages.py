@@ -99,7 +99,7 @@ def _clocked_pipeline() -> Clocks:
     for name in ("write", "close"):
         clocks.wrap(WRITE, shard_writer.ShardWriter, name)
     clocks.wrap(WRITE, os, "fsync")
-    clocks.wrap(HASH, commits, "digest")
+    clocks.wrap(HASH, commits, "_digest_holding")
     return clocks
 
 

@@ -485,9 +485,11 @@ def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifes
         raise _no_result(name)
     try:
         with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            return parse(file.read())
+            content = file.read()
     except OSError as error:
         raise from_os_error(error, path, "read") from error
+    try:
+        return parse(content)
     except DataError as error:
         raise DataError(f"{path}: {error.message}", error.tip) from error
 

@@ -178,9 +178,11 @@ def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> 
 
     def answer(connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            connection.recv(4096)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            for _ in range(100):
+            is_head = connection.recv(4096).startswith(b"HEAD")
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n"
+            )
+            for _ in range(0 if is_head else 100):
                 connection.sendall(b" ")
                 time.sleep(0.05)
 
