@@ -481,7 +481,7 @@ def _answered(url: str, ask: Callable[[], _T]) -> _T:
             wait = random.uniform(longest / 2, longest)  # noqa: S311 apart from other processes
             headers = getattr(cause, "headers", None) or {}
             if (asked := headers.get("Retry-After", "")).isdecimal():
-                wait = max(wait, min(int(asked), TIMEOUT_SECONDS))
+                wait = max(wait, min(int(asked[:9]), TIMEOUT_SECONDS))
         time.sleep(wait)
     raise AssertionError
 

@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any
 
-from aiohttp import ClientResponseError
+from aiohttp import ClientError
 from fsspec.implementations.http import HTTPFileSystem, _file_info
 from fsspec.spec import AbstractBufferedFile
 
@@ -33,8 +33,8 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
                 found = await _file_info(
                     self.encode_url(url), session, method, **self.kwargs, **options
                 )
-            except ClientResponseError as error:
-                if method == "get" and error.status in _GONE:
+            except ClientError as error:  # a server may drop what it does not know
+                if method == "get" and getattr(error, "status", None) in _GONE:
                     raise FileNotFoundError(url) from error
                 if method == "get":
                     raise
@@ -81,7 +81,12 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
             if begin != start or (answer.status == _PARTIAL and stop - start != wanted):
                 span = f"bytes {start} to {end} were asked for, bytes {begin} to {stop} came"
                 raise OSError(errno.EIO, span)
-            return bytes(await answer.content.readexactly(wanted))
+            if stop < sys.maxsize:
+                return bytes(await answer.content.readexactly(wanted))
+            data = bytearray()  # it does not say how much it sends
+            while part := await answer.content.read(wanted - len(data)):
+                data += part
+            return bytes(data)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode != "rb":

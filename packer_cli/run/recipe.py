@@ -350,7 +350,7 @@ def _refuse_in_the_way(joined: Path) -> None:
             "choose another --output",
         )
     try:
-        content = storage.read_bytes(joined)
+        content = b"" if joined.is_symlink() else storage.read_bytes(joined)
     except FileNotFoundError:
         return
     except OSError as error:
