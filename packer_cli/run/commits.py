@@ -128,12 +128,12 @@ def left_to_do(
     return units, [one for one in shared[part] if read_input(folder, one.index) is None]
 
 
-def forget_input(folder: Folder, file: int | None) -> None:
+def forget_input(folder: Folder, file: int) -> None:
     """Discard the records of what was packed of an input: its bytes were perhaps not its own."""
     for record in [*units_in(folder.path)]:
         if file in {one.file for one in record.work_unit.slices}:
             folder.unlink(_unit_path(folder.path, record.unit).name)
-    if file is not None and folder.is_file(name := _input_path(folder.path, file).name):
+    if folder.is_file(name := _input_path(folder.path, file).name):
         folder.unlink(name)
 
 

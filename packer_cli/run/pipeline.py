@@ -199,7 +199,7 @@ def _pack_claimed(
     try:
         _pack_rest(new, claim.work, options)
     except PackerError as error:
-        if isinstance(error, InputChangedError):
+        if isinstance(error, InputChangedError) and error.file is not None:
             commits.forget_input(claim.inside, error.file)
         raise _with_progress(error, new, claim.work, may_replace) from error
     if options.as_rank:
