@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # A request takes tens of milliseconds whatever its size, and bytes that nobody needs are wasted.
 AHEAD_BYTES = 1 << 20
-# Of what is written at a time. S3 takes at least 5 MiB, and at most 10,000 parts of an object;
-# others want multiples of 256 KiB.
+# Of what is written at a time, and read of a whole object. S3 takes at least 5 MiB, and at most
+# 10,000 parts of an object; others want multiples of 256 KiB.
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
 _MIB = 1 << 20
@@ -372,6 +372,10 @@ class _Remote(io.RawIOBase):
             offset += _answered(self._url, lambda: int(self._opened().seek(0, os.SEEK_END)))
         self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
         return self._position
+
+    def readall(self) -> bytes:
+        """As the base class, which would make a request for every 8 KiB."""
+        return b"".join(iter(lambda: self.read(_PART_BYTES), b""))
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Read as many bytes as there are: batches must not depend on a server's portions."""

@@ -60,7 +60,6 @@ LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
 DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
 _OWN = InputTotals.__struct_fields__
 OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
-_FETCHED_BYTES = 4 << 20
 _ANEW = "pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 _WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
@@ -484,8 +483,7 @@ def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifes
     if path is None:
         raise _no_result(name)
     try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            content = file.read()
+        content = storage.read_bytes(path)
     except OSError as error:
         raise from_os_error(error, path, "read") from error
     try:
@@ -566,8 +564,7 @@ def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
         path = _manifest_in(other)
         if path is None:
             return not _begun(other)
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            half = msgspec.json.decode(file.read(), type=_Half)
+        half = msgspec.json.decode(storage.read_bytes(path), type=_Half)
     except (PackerError, OSError, ValueError, RecursionError):
         return True  # it says itself what is wrong with it
     mixture = half.config.get("mixture")

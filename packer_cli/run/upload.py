@@ -53,7 +53,6 @@ from packer_cli.run.update import refuse_other_result
 
 _BEGUN = {f"{STAGED}.part"}
 _MARKER = f"{WORK}/publishing.json"
-_FETCHED_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 _THREADS = 8
 _MOST_BYTES = 128 << 20  # of parts in memory, counted once
@@ -237,8 +236,7 @@ def _objects(url: str) -> dict[str, storage.Stat | None]:
 
 
 def _read(url: str, name: str) -> bytes:
-    with storage.open_bytes(storage.join(url, name), _FETCHED_BYTES) as file:
-        return file.read()
+    return storage.read_bytes(storage.join(url, name))
 
 
 def _refuse_to_replace(url: str, there: _There, own: str | None, *, overwrite: bool) -> None:
