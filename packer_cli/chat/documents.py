@@ -30,6 +30,7 @@ from packer_cli.chat.turns import speakers
 from packer_cli.errors import UsageError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import known_texts
 from packer_cli.options.shapes import ARGUMENTS, Shape
 from packer_cli.records import (
@@ -129,7 +130,7 @@ class Composer:
         if self.config.turns == "each":
             turns = [one.conversation.turn or 0 if one.conversation else 0 for one in documents]
             positions = list(map(turn_position, positions, turns))
-        again = self.config.shortens_conversations
+        again = isinstance(self.config, PackConfig) and self.config.overlong == "truncate-turns"
         return replace(
             records,
             positions=np.array(positions, np.int64),

@@ -103,7 +103,8 @@ def new_directory(
             work.mkdir()
             yield work
             if details is not None:
-                files = _files_of(work)
+                paths = [path for path in sorted(work.rglob("*")) if path.is_file()]
+                files = {str(path.relative_to(work)): Listed(*digest(path)) for path in paths}
                 put_file(work / MARKER, json.dumps(details | {"files": files}, indent=1).encode())
             for path in (*work.rglob("*"), work):
                 sync(path)
@@ -153,11 +154,6 @@ def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         return False
     raise OSError(number, os.strerror(number), new)
-
-
-def _files_of(work: Path) -> dict[str, Listed]:
-    files = [path for path in sorted(work.rglob("*")) if not path.is_dir()]
-    return {str(path.relative_to(work)): Listed(*digest(path)) for path in files}
 
 
 def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:

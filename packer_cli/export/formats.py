@@ -92,7 +92,7 @@ class Writer(ABC):
     keeps_pairs: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
 
-    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
+    def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
         self.folder, self.exported, self.even = folder, exported, even
 
     @classmethod
@@ -205,16 +205,17 @@ class LlamaFactory(SavedDataset):
     needs = ("labels",)
     in_order = True
 
-    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
-        super().__init__(folder / "train", packed, even=even)
+    def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
+        super().__init__(folder / "train", exported, even=even)
         self.folder.mkdir()
         (folder / DATASET_DICT).write_text(json.dumps({"splits": ["train"]}))
-        self._width = (packed.max_length // _MULTIPLE + 1) * _MULTIPLE
-        self._padding = packed.facts.pad_token_id
 
     def columns(self, rows: Rows) -> dict[str, Any]:
-        count = len(rows.offsets) - 1
-        begins = np.arange(count) * self._width
+        count, width = (
+            len(rows.offsets) - 1,
+            (self.exported.max_length // _MULTIPLE + 1) * _MULTIPLE,
+        )
+        begins = np.arange(count) * width
         places = np.arange(len(rows.ids)) + np.repeat(
             begins - rows.offsets[:-1], np.diff(rows.offsets)
         )
@@ -222,12 +223,12 @@ class LlamaFactory(SavedDataset):
         positions = np.arange(len(rows.ids)) - np.repeat(rows.segment_offsets[:-1], rows.lengths)
 
         def padded(values: Any, padding: int) -> Any:
-            flat = np.full(count * self._width, padding, np.int32)
+            flat = np.full(count * width, padding, np.int32)
             flat[places] = values
-            return pa.FixedSizeListArray.from_arrays(pa.array(flat), self._width)
+            return pa.FixedSizeListArray.from_arrays(pa.array(flat), width)
 
         return {
-            "input_ids": padded(rows.ids, self._padding),
+            "input_ids": padded(rows.ids, self.exported.facts.pad_token_id),
             "labels": padded(rows.labels, IGNORED),
             "attention_mask": padded(np.repeat(numbers, rows.lengths), 0),
             "position_ids": padded(positions, 0),
@@ -251,10 +252,6 @@ class Axolotl(SavedDataset):
     needs = ("labels",)
     in_order = True
 
-    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
-        super().__init__(folder, packed, even=even)
-        self._max_length, self._padding = packed.max_length, packed.facts.pad_token_id
-
     def columns(self, rows: Rows) -> dict[str, Any]:
         if self.even:
             rows = self._filled_up(rows)
@@ -267,9 +264,9 @@ class Axolotl(SavedDataset):
 
     def _filled_up(self, rows: Rows) -> Rows:
         assert rows.labels is not None  # noqa: S101 `needs`
-        lengths = _filled_up(rows, self._max_length)[1]
+        lengths = _filled_up(rows, self.exported.max_length)[1]
         places = _places(rows, lengths - rows.lengths)
-        ids = np.full(int(lengths.sum()), self._padding, np.int32)
+        ids = np.full(int(lengths.sum()), self.exported.facts.pad_token_id, np.int32)
         labels = np.full(len(ids), IGNORED, np.int32)
         ids[places], labels[places] = rows.ids, rows.labels
         return replace(rows, ids=ids, labels=labels, lengths=lengths)
@@ -334,14 +331,10 @@ class MegatronBridge(Tables):
     start = pq.ParquetWriter
     how: ClassVar = {"row_group_size": _ROW_GROUP}
 
-    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
-        super().__init__(folder, packed, even=even)
-        self._multiple, self._padding = packed.segment_multiple, packed.facts.pad_token_id
-
     def batch(self, part: Rows) -> Any:
-        added = -part.lengths % self._multiple + 1
+        added = -part.lengths % self.exported.segment_multiple + 1
         ends, places = np.cumsum(part.lengths + added), _places(part, added)
-        ids = np.full(int(ends[-1]), self._padding, np.int32)
+        ids = np.full(int(ends[-1]), self.exported.facts.pad_token_id, np.int32)
         ids[places] = part.ids
         mask = np.zeros(len(ids), np.int8)
         mask[places[part.labels != IGNORED] - 1] = 1  # a segment's first token has no label
@@ -375,9 +368,14 @@ class Files(Writer):
     They are not mapped: on a full disk, a map ends the process instead of raising an error.
     """
 
-    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
+    def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
         super().__init__(folder, exported, even=even)
         self._stack = ExitStack()
+        self.begin()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Open the files."""
 
     def open(self, name: str, mode: str = "wb") -> IO[bytes]:
         """A file in the folder, to be written."""
@@ -398,11 +396,10 @@ class Megatron(Files):
     needs = ("segments",)
     keeps_mask = False
 
-    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
-        super().__init__(folder, exported, even=even)
-        count = exported.facts.documents
+    def begin(self) -> None:
+        count = self.exported.facts.documents
         begin = header(_MEGATRON_TOKENS, count, count + 1)
-        (folder / "documents.idx").write_bytes(begin)
+        (self.folder / "documents.idx").write_bytes(begin)
         self._tokens = self.open("documents.bin")
         # the index has three parts, each written from its own offset on
         at, self._index = len(begin), []
@@ -436,14 +433,13 @@ class Nanotron(Files):
     needs = ("segments",)
     keeps_mask = False
 
-    def __init__(self, folder: Path, exported: Exported, *, even: bool = False) -> None:
-        super().__init__(folder, exported, even=even)
+    def begin(self) -> None:
         self._tokens, self._index = self.open("00000_tokens.ds"), self.open("00000_tokens.ds.index")
-        tokenizer, tokens = exported.facts.tokenizer, exported.facts.tokens
+        tokenizer, tokens = self.exported.facts.tokenizer, self.exported.facts.tokens
         if tokenizer and tokenizer.source != "bytes":  # which transformers does not know
             name = f"{tokenizer.source}|{_NANOTRON_TOKEN_BYTES}"
             lines = f"{name}\n{tokens}\n{tokens / 1e6:.3g} MT"
-            (folder / "00000_tokens.ds.metadata").write_text(lines)
+            (self.folder / "00000_tokens.ds.metadata").write_text(lines)
 
     def write(self, part: Rows) -> None:
         before = self._tokens.tell() // _NANOTRON_TOKEN_BYTES
@@ -463,8 +459,8 @@ class Numpy(Files):
     keeps_pairs = True
     in_order = True
 
-    def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
-        super().__init__(folder, packed, even=even)
+    def begin(self) -> None:
+        packed = self.exported
         rows, segments = packed.facts.rows, packed.facts.segments
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists

@@ -116,7 +116,7 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     weights = {file.index: _weight(file, config) for file in files}
     total = sum(weights.values())
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
-    if config.documents_shuffled and files[0].format == TOKENIZED:
+    if isinstance(config, PackConfig) and config.shuffle and files[0].format == TOKENIZED:
         every = {place: (0, len(opened(file))) for place, file in enumerate(files)}
         most = max(stop for _, stop in every.values())
         each = {place: _bytes_each(file) for place, file in enumerate(files)}
@@ -146,7 +146,8 @@ def unit_bytes_of(config: DocumentConfig, total: int) -> int:
     """About how much a work unit reads of inputs of `total` bytes."""
     if config.unit_bytes is not None:
         return config.unit_bytes
-    rows = max(16 * MIB, _BYTES_PER_TOKEN * config.least_unit_tokens)
+    least_tokens = config.least_unit_tokens if isinstance(config, PackConfig) else 0
+    rows = max(16 * MIB, _BYTES_PER_TOKEN * least_tokens)
     few = 1 << max(0, (total // 1024 - 1).bit_length())
     return min(max(rows, few), GIB)
 

@@ -285,20 +285,5 @@ class DocumentConfig(Options):
         """Whether each file of plain text is one document."""
         return self.sample_by == "document"
 
-    @property
-    def least_unit_tokens(self) -> int:
-        """How long a work unit should be at least."""
-        return 0
-
-    @property
-    def documents_shuffled(self) -> bool:
-        """Whether documents of tokenized directories are taken in a seeded order."""
-        return False
-
-    @property
-    def shortens_conversations(self) -> bool:
-        """Whether conversations that are too long lose their oldest turns."""
-        return False
-
     def as_json(self) -> dict[str, object]:
         return dataclasses.asdict(self)

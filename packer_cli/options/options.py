@@ -365,7 +365,7 @@ class PackConfig(DocumentConfig):
 
     @property
     def least_unit_tokens(self) -> int:
-        """A thousand rows, so that the unfilled last one is noise; a view's are small."""
+        """Enough that a work unit's unfilled last row is noise; a view's rows are small."""
         rows = _ROWS_PER_UNIT * self.max_length
         return max(rows, _VIEW_TOKENS) if self.view else rows
 
@@ -373,14 +373,6 @@ class PackConfig(DocumentConfig):
     def has_pairs(self) -> bool:
         """Whether the records are of preference, as `for_shape` says."""
         return {*PAIR_COLUMNS} <= {*self.columns}
-
-    @property
-    def documents_shuffled(self) -> bool:
-        return bool(self.shuffle)
-
-    @property
-    def shortens_conversations(self) -> bool:
-        return self.overlong == "truncate-turns"
 
     def as_json(self) -> dict[str, object]:
         return dataclasses.asdict(self) | {"columns": list(self.columns)}

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import MESSAGES, DocumentConfig
-from packer_cli.options.option import Rule, apart, options_of, refuse
+from packer_cli.options.option import Need, Option, Rule, apart, options_of, refuse
 from packer_cli.options.options import PAIR_COLUMNS, PackConfig
 from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, Shape
 
@@ -21,27 +21,29 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
     """UsageError for an option that was given and means nothing for records of this shape, or of
     any of several.
     """
-    shapes = shape.each
-    for name, one in options_of(type(config)).items():
-        value, need = getattr(config, name), one.needs
-        if need and value != one.default and not any(need.is_met(own, config) for own in shapes):
+    for name, one, need in _idle(config, shape):
+        if (value := getattr(config, name)) != one.default:
             raise UsageError(
                 f"{one.name(name, value)}: is for {need.what}; the records' shape is "
-                f"{_kinds(shapes)}",
+                f"{_kinds(shape.each)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
 
 
 def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Config:
     """Options with the default in place of each of `names` that such records have no use for."""
-    shapes, options = shape.each, options_of(type(config))
-    idle = {
-        name
-        for name in options.keys() & {*names}
-        if (need := options[name].needs) and not any(need.is_met(one, config) for one in shapes)
-    }
-    idle |= set.intersection(*({*_not_for(config, one)} for one in shapes)) & {*names}
-    return replace(config, **{name: options[name].default for name in idle})
+    idle = {name for name, *_ in _idle(config, shape)}
+    idle |= set.intersection(*({*_not_for(config, one)} for one in shape.each))
+    options = options_of(type(config))
+    return replace(config, **{name: options[name].default for name in idle & {*names}})
+
+
+def _idle(config: DocumentConfig, shape: Shape) -> Iterator[tuple[str, Option, Need]]:
+    """Options that mean nothing for these records, whatever their values, and what they need."""
+    for name, one in options_of(type(config)).items():
+        need = one.needs
+        if need and not any(need.is_met(own, config) for own in shape.each):
+            yield name, one, need
 
 
 def for_shape(config: _Config, shape: Shape) -> _Config:

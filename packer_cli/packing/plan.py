@@ -7,7 +7,7 @@ A plan costs about half as much again as its `Planner.rows` (see `benchmarks/`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import index
@@ -22,12 +22,14 @@ from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     OVERLONG_POLICIES,
-    FittedPieces,
     Loss,
     cut_stream,
+    first_overlong,
+    fit,
+    loss_of,
 )
 from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, check_max_length, shuffled
-from packer_cli.records import Int32, Int64, Pieces
+from packer_cli.records import Int64, Pieces
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,6 @@ class PackPlan:
     documents: int
     max_segments_per_row: int | None = None
     segment_multiple: int = 1
-    # where the strategy knows them
-    _known_row_tokens: Int32 | None = field(default=None, repr=False)
-    _known_counts: Int32 | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.row_offsets) - 1
@@ -90,10 +89,8 @@ class PackPlan:
     @cached_property
     def row_tokens(self) -> Int64:
         """int64[rows], real tokens in each row."""
-        tokens = self._known_row_tokens
-        if tokens is None:
-            tokens = np.empty(len(self), np.int32)
-            plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
+        tokens = np.empty(len(self), np.int32)
+        plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
         return tokens.astype(np.int64)
 
     @cached_property
@@ -101,9 +98,7 @@ class PackPlan:
         """Figures of the plan, counted when they are first looked at."""
         rows, tokens = len(self), int(self.row_tokens.sum())
         share = self.row_tokens / self.max_length if rows else np.zeros(1)
-        counts: Int32 | Int64 | None = self._known_counts
-        if counts is None:
-            counts = np.bincount(self.pieces.length, minlength=self.max_length + 1)
+        counts = np.bincount(self.pieces.length, minlength=self.max_length + 1)
         return PackMetrics(
             rows=rows,
             documents=self.documents,
@@ -165,10 +160,19 @@ def plan_packing(
         strategy=name, max_length=max_length, max_segments_per_row=max_segments_per_row,
         segment_multiple=segment_multiple, balance=balance,
     )  # fmt: skip
-    checked = _checked(lengths)
-    pieces, loss = _fitted(checked, max_length, name, overlong, segment_multiple)
+    offsets = _offsets(lengths)
+    if name == "wrap":
+        pieces = cut_stream(offsets, max_length, 0, segment_multiple)
+    else:
+        if overlong == "error" and (document := first_overlong(offsets, max_length)) >= 0:
+            raise DataError(
+                f"document {document} has {offsets[document + 1] - offsets[document]} tokens, "
+                f"max_length is {max_length}",
+                'choose overlong="split", "truncate" or "drop", or a larger max_length',
+            )
+        pieces = fit(offsets, max_length, overlong)
     planner = Planner(max_length, name, max_segments_per_row, segment_multiple)
-    order, row_offsets, row_tokens, counts = planner.rows(pieces.length, seed or 0)
+    order, row_offsets = planner.rows(pieces.length, seed or 0)
     shuffle = None if keeps_order(name) else seed
     if shuffle is not None:
         order, row_offsets = shuffled(order, row_offsets, shuffle)
@@ -176,15 +180,14 @@ def plan_packing(
         order, row_offsets = planner.balanced(pieces.length, order, row_offsets)
         if shuffle is not None:
             order, row_offsets = shuffled(order, row_offsets, shuffle)
-    as_planned = shuffle is None and balance == "none"
     return PackPlan(
-        max_length, name, pieces, order, row_offsets, loss, len(checked), max_segments_per_row,
-        segment_multiple, row_tokens if as_planned else None, counts,
+        max_length, name, pieces, order, row_offsets, loss_of(pieces, offsets), len(offsets) - 1,
+        max_segments_per_row, segment_multiple,
     )  # fmt: skip
 
 
-def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
-    """The lengths as int32 or int64, not copied where they are that already."""
+def _offsets(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int64:
+    """int64[n + 1], where documents of these lengths begin and end, one after another."""
     array = np.asarray(lengths)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -200,25 +203,9 @@ def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
         raise DataError(
             f"document {first} has {array[first]} tokens, the most is {MAX_DOCUMENT_TOKENS}"
         )
-    return np.ascontiguousarray(array, np.int64 if array.dtype.itemsize == 8 else np.int32)
-
-
-def _fitted(
-    lengths: Int32 | Int64, max_length: int, strategy: str, overlong: str, multiple: int
-) -> tuple[Pieces, Loss]:
-    """The pieces that rows hold, and what is not in them. Raises DataError under "error"."""
-    if strategy == "wrap":
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cut_stream(offsets, max_length, 0, multiple), Loss()
-    if overlong == "error" and lengths.max(initial=0) > max_length:
-        document = int((lengths > max_length).argmax())
-        raise DataError(
-            f"document {document} has {lengths[document]} tokens, max_length is {max_length}",
-            'choose overlong="split", "truncate" or "drop", or a larger max_length',
-        )
-    pieces = FittedPieces(lengths, max_length, overlong)
-    return pieces, pieces.loss
+    offsets = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(array, out=offsets[1:])
+    return offsets
 
 
 # Classes of lengths, each with an open row: next-fit is harmonic (Lee and Lee 1985) with one.

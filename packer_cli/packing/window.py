@@ -107,7 +107,7 @@ class Window:
             room = np.add.reduceat(taken, begins, dtype=np.int32) if len(begins) else taken
             first = np.append(begins, len(taken))
             most = most and most // int(np.diff(first).max(initial=1))
-        order, row_offsets, *_ = self._planner(most).rows(room, seed)
+        order, row_offsets = self._planner(most).rows(room, seed)
         if config.shuffle:
             order, row_offsets = shuffled(order, row_offsets, seed)
         if stock.side is None:

@@ -290,7 +290,7 @@ class Planning:
         if len(passes) > 1 and not is_tokenized(files):
             why = (
                 "conversations are shortened to each length"
-                if first.shortens_conversations
+                if first.overlong == "truncate-turns"
                 else "longer rows have larger work units"
             )
             self.options.notify(f"reads the inputs {len(passes)} times: {why}")
@@ -369,10 +369,10 @@ def _passes(
     by_cut: dict[Hashable, _Pass] = {}
     for config in configs:
         units = tuple(work_units(files, config))
-        length = config.max_length if config.shortens_conversations else None
+        length = config.max_length if config.overlong == "truncate-turns" else None
         # besides, what decides which documents a unit has, and their order; a mixture chooses them
         # by what rows take of each
-        ordered = config.documents_shuffled and is_tokenized(files)
+        ordered = config.shuffle and is_tokenized(files)
         by = config if config.mixture else (length, ordered)
         if (units, by) not in by_cut:
             by_cut[units, by] = _Pass(units, sampled(files, units, sample, config), [])

@@ -477,7 +477,7 @@ def _agreed(values: Sequence[Any], name: str) -> Any:
 
 def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     """The documents of these inputs, in the order of the options' seed."""
-    seed, choice = config.seed if config.documents_shuffled else None, choice_of(files, config)
+    seed, choice = config.seed if config.shuffle else None, choice_of(files, config)
     folder, facts = Path(files[0].path).parent, opened(files[0]).facts
     highest = facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID
     if TOKENIZER in facts.side_files:

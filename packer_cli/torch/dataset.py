@@ -95,18 +95,16 @@ class PackedDataset:
             for name in (os.fspath(one) for one in paths)
         )
         self._cache = _cache_of(self.paths, cache, cache_bytes)
-        self._tokens, self._digests = tokens_of_each(paths, tokens), list[str | None]()
-        self._facts = list[Manifest | None]()  # at URLs, where another result may be later
+        self._tokens = tokens_of_each(paths, tokens)
+        # digests, or manifests of results at URLs, where others may be later
+        self._known: list[str | Manifest | None] = [None] * len(paths)
         results = self._results.parts
-        for number, packed in enumerate(results):
+        for number, (place, packed) in enumerate(zip(self.paths, results, strict=True)):
+            self._known[number] = packed.facts if isinstance(place, str) else packed.digest
             if isinstance(packed, View):
                 found = [one.path.absolute() for one in packed.directories.values()]
                 self._tokens[number] = found
-        self._digests = [packed.digest for packed in results]
-        self._facts = [packed.facts if isinstance(path, str) else None
-                       for path, packed in zip(self.paths, results, strict=True)]  # fmt: skip
-        if tokenizer_sha256 is not None:
-            for place, packed in zip(self.paths, results, strict=True):
+            if tokenizer_sha256 is not None:
                 _check_tokenizer(place, packed.facts.tokenizer, str(tokenizer_sha256))
         self.columns = _columns_of(self.paths, results, columns)
 
@@ -118,17 +116,15 @@ class PackedDataset:
     def _results(self) -> Joined:
         """Raises DataError where one is another result by now."""
         found: list[PackedDirectory] = []
-        unknown: list[None] = [None] * len(self.paths)
-        known = zip(self._digests or unknown, self._facts or unknown, strict=True)
-        for path, tokens, (digest, facts) in zip(self.paths, self._tokens, known, strict=True):
+        for path, tokens, known in zip(self.paths, self._tokens, self._known, strict=True):
             if self._cache is not None and isinstance(path, str):
-                if facts is None:
-                    found.append(open_cached(path, self._cache))
+                if isinstance(known, Manifest):
+                    found.append(CachedDirectory(path, known, self._cache))
                 else:
-                    found.append(CachedDirectory(path, facts, self._cache))
+                    found.append(open_cached(path, self._cache))
                 continue
             found.append(packed := open_packed(path, tokens))
-            if digest not in (None, packed.digest):
+            if known not in (None, packed.digest):
                 raise DataError(
                     f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
                     "open it again; pack into a new directory while one is in use",

@@ -220,7 +220,7 @@ def test_aliases_mean_the_same() -> None:
 def test_a_million_documents_in_a_few_bytes_each() -> None:
     """Most of the time that a plan took went into the memory that it asked for."""
     lengths = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(np.int32)
-    for overlong, longest, each in (("error", 1000, 48), ("split", 1500, 64)):
+    for overlong, longest, each in (("error", 1000, 80), ("split", 1500, 100)):
         lengths[::10] = longest
         tracemalloc.start()
         metrics = plan_packing(lengths, 1000, overlong=overlong).metrics
