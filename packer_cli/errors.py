@@ -39,8 +39,6 @@ class PackerError(Exception):
 class DataError(PackerError):
     """Something is wrong with the input, a shard or the machine's storage (exit 1)."""
 
-    exit_code = 1
-
 
 class NoSuchDirectoryError(DataError):
     """No result is where one was named: nothing is there, or a file (exit 2)."""
@@ -71,8 +69,6 @@ class LostChildError(DataError):
 
 class ThresholdMissed(PackerError):
     """A limit that the user set was not met (exit 1)."""
-
-    exit_code = 1
 
 
 class UsageError(PackerError):

@@ -18,7 +18,7 @@ import numpy as np
 from packer_cli.errors import UsageError, one_of
 from packer_cli.export.destination import new_directory
 from packer_cli.export.formats import FORMATS, Exported, Packed, Writer
-from packer_cli.export.rows import batches, documents, rows, tokenized_documents, units
+from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
 from packer_cli.options.options import PAIR
 from packer_cli.options.run_options import Sizes
@@ -29,13 +29,6 @@ from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.steps.schedule import Order, Schedule, StepSizes, row_costs
-
-_FEEDS: dict[str, Callable[..., Iterable[Any]]] = {
-    "batches": batches,
-    "units": units,
-    "rows": rows,
-    "documents": documents,
-}
 
 
 def export(
@@ -66,7 +59,7 @@ def export(
     _refuse(exported, to, kind, even=even is not None)
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
-        parts: Callable[..., Iterable[Any]] = partial(_FEEDS[kind.takes], exported)
+        parts: Callable[..., Iterable[Any]] = partial(kind.takes, exported)
         if even:
             parts = partial(
                 parts, order=_even_order(exported, kind.squared_lengths(exported), even)
@@ -101,9 +94,9 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
         of_rows, columns, has_pairs = False, list(kind.needs), exported.has_pairs
     missing = next((name for name in kind.needs if name not in columns), "")
     with_pairs = " or ".join(name for name, one in FORMATS.items() if one.keeps_pairs)
-    with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes == "documents")
+    with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes is documents)
     ordered = ", ".join(name for name, one in FORMATS.items() if one.in_order)
-    keeps_mask = not of_rows or "labels" in columns or kind.takes in ("batches", "units")
+    keeps_mask = not of_rows or "labels" in columns or kind.takes in (batches, units)
     # the first token of a piece is never trained on, whatever the format
     pieces = facts.segments if of_rows else facts.documents
     untrained = facts.tokens - pieces - facts.trained_tokens
@@ -119,7 +112,7 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
             f"pack the data again with {missing} among the --columns",
         ),
         (
-            not of_rows and kind.takes != "documents",
+            not of_rows and kind.takes is not documents,
             f"{place}: holds documents, and --to {to} is a format of rows",
             f"pack them first: packer pack {place} --max-length 4096; or export the "
             f"documents: --to {with_documents}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from hashlib import sha256
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.export.rows import Rows, compare
+from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
 from packer_cli.options.options import OF_SEGMENTS
@@ -75,9 +75,7 @@ _ROW_GROUP = 500  # as `write_packed_parquet` of Megatron-Bridge: its reader hol
 class Writer(ABC):
     """One format, written into the empty `folder`.
 
-    takes       what `write` is given: "batches", the record batches of the shards; "units", lists
-                of the shards of each; "rows", `Rows` in their order; "documents", `Rows` of one
-                whole document each, in the order of the inputs
+    takes       what gives the parts of a directory that are written, a function of `export.rows`
     needs       columns that the directory must have
     keeps_mask  whether the format can say which tokens are not trained on
     keeps_pairs  whether it can say which of two answers is the chosen one
@@ -86,7 +84,7 @@ class Writer(ABC):
     `even`: rows come in an order for such readers.
     """
 
-    takes: ClassVar[str] = "rows"
+    takes: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(rows_of_shards)
     needs: ClassVar[tuple[str, ...]] = ()
     keeps_mask: ClassVar[bool] = True
     keeps_pairs: ClassVar[bool] = False
@@ -302,7 +300,7 @@ class Unpacked(SavedDataset):
     `datasets` maps it, and `packer pack` takes it as an input.
     """
 
-    takes = "documents"
+    takes = staticmethod(documents)
     needs = ("segments",)
 
     def columns(self, rows: Rows) -> dict[str, Any]:
@@ -352,7 +350,7 @@ class MegatronBridge(Tables):
 class Parquet(Tables):
     """Parquet files with the shards' columns and metadata, a record batch a row group."""
 
-    takes = "batches"
+    takes = staticmethod(batches)
     keeps_pairs = True
     in_order = True
     file_name = "packed-{:05d}.parquet"
@@ -392,7 +390,7 @@ class Megatron(Files):
     documents anew, so packed rows would mean nothing to it; it has no loss mask.
     """
 
-    takes = "documents"
+    takes = staticmethod(documents)
     needs = ("segments",)
     keeps_mask = False
 
@@ -429,7 +427,7 @@ class Nanotron(Files):
     document sees another.
     """
 
-    takes = "documents"
+    takes = staticmethod(documents)
     needs = ("segments",)
     keeps_mask = False
 
@@ -455,7 +453,7 @@ class Numpy(Files):
     start. packer.json has the metadata of a shard: max_length, label_shift, pad_token_id, ...
     """
 
-    takes = "batches"
+    takes = staticmethod(batches)
     keeps_pairs = True
     in_order = True
 
@@ -516,7 +514,7 @@ class Packed(Writer):
     byte what the same run without --view writes of the same work units.
     """
 
-    takes = "units"
+    takes = staticmethod(units)
     keeps_pairs = True
 
     def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:

@@ -19,7 +19,9 @@ from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
 from numbers import Real
-from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from packer_cli.errors import UsageError, cut, one_of
 
@@ -331,12 +333,8 @@ def _written(kind: str, value: Any) -> str:
 
 def _json_or_text(place: str, text: str) -> object:
     """A value as JSON, or else text. UsageError for True, None and the like."""
-
-    def refuse_constant(constant: str) -> NoReturn:
-        raise ValueError(constant)
-
     with suppress(ValueError, RecursionError):
-        return json.loads(text, parse_constant=refuse_constant)
+        return msgspec.json.decode(text)
     spelled = text.lower().replace("none", "null")
     if spelled not in ("true", "false", "null"):
         return text

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from packer_cli.errors import UsageError, from_os_error, nearest
 from packer_cli.options.documents import DocumentConfig
@@ -281,24 +281,17 @@ _TABLES: dict[str, tuple[str, tuple[Owner, ...], str]] = {
 }
 
 
-class Key(NamedTuple):
-    """The field of a configuration that a key of a recipe is for, and how it is declared."""
-
-    field: str
-    option: Option
-
-    @property
-    def is_required(self) -> bool:
-        return self.option.default is MISSING and self.field != "max_length"  # or given beside it
-
-
 @cache
-def keys_of(*owners: Owner) -> dict[str, Key]:
-    """Name -> key, of all options that are declared in these dataclasses."""
-    return {
-        one.key or normal(one.name(name)): Key(name, one)
-        for name, one in options_of(*owners).items()
-    }
+def keys_of(*owners: Owner) -> dict[str, tuple[str, Option]]:
+    """Name of a key -> (field, option), of all options that are declared in these dataclasses."""
+    options = options_of(*owners).items()
+    return {one.key or normal(one.name(name)): (name, one) for name, one in options}
+
+
+def _required(*owners: Owner) -> list[str]:
+    """The names of keys that must be there; `max_length` may be given beside the recipe."""
+    keys = keys_of(*owners).items()
+    return [n for n, (field, one) in keys if one.default is MISSING and field != "max_length"]
 
 
 @dataclass(frozen=True)
@@ -403,9 +396,9 @@ def _values(path: str, place: str, table: Mapping[str, Any], owners: tuple[Owner
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}", error.tip) from None
         values[field] = _resolved(os.path.dirname(path), field, value)
-    for name, key in keys.items():
-        if key.is_required and key.field not in values:
-            raise UsageError(f"{place}: has no {name}", f"{name}: {key.option.help}")
+    for name in _required(*owners):
+        if keys[name][0] not in values:
+            raise UsageError(f"{place}: has no {name}", f"{name}: {keys[name][1].help}")
     return with_text_field(values)
 
 
@@ -425,13 +418,11 @@ def _meant(name: str, owners: tuple[Owner, ...]) -> str:
         places.insert(0, "the top of the recipe")
     if places:
         return f"it is a key of {' and of '.join(places)}"
-    names = {one: one for one in keys_of(*owners)} | {
-        normal(other): one
-        for one, key in keys_of(*owners).items()
-        for other in key.option.elsewhere
-    }
+    keys = keys_of(*owners)
+    names = {normal(other): own for own, (_, one) in keys.items() for other in one.elsewhere}
+    names |= {one: one for one in keys}
     near = nearest(name, names)
-    return f"did you mean {names[near]}?" if near else f"keys here are {', '.join(names)}"
+    return f"did you mean {names[near]}?" if near else f"keys here are {', '.join(keys)}"
 
 
 def _resolved(folder: str, field: str, value: Any) -> Any:
@@ -509,12 +500,11 @@ def schema() -> dict[str, Any]:
 
 
 def _table_schema(owners: tuple[Owner, ...]) -> dict[str, Any]:
-    keys = keys_of(*owners)
+    keys, required = keys_of(*owners), _required(*owners)
     dashed = [name.replace("_", "-") for name in keys if "_" in name]
-    required = [name for name, key in keys.items() if key.is_required]
     return {
         "type": "object",
-        "properties": {name: _value_schema(key.option) for name, key in keys.items()},
+        "properties": {name: _value_schema(one) for name, (_, one) in keys.items()},
         "additionalProperties": False,
         **({"patternProperties": {f"^({'|'.join(dashed)})$": {}}} if dashed else {}),  # not offered
         **({"required": required} if required else {}),

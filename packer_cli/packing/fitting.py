@@ -18,7 +18,8 @@ from packer_cli.records import Int32, Int64, Pieces, TokenBatch, UInt8
 _Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
 _ALL_PIECES = 1 << 62
-_MOST_PIECES = {"truncate": 1, "drop": 0}  # of a document that is overlong
+# How many pieces are left of an overlong document; by other policies, all.
+_MOST_PIECES = {"truncate": 1, "drop": 0, "truncate-turns": 0}
 
 MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with int32
 
@@ -51,10 +52,6 @@ class Untrained(NamedTuple):
     tokens: Int64 = np.empty(0, np.int64)
 
 
-# What `fit` does where a document of these policies is still too long.
-_POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
-
-
 def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
     """The pieces of a batch that go into rows, and the documents left out as untrained.
 
@@ -68,8 +65,7 @@ def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pie
     elif wraps:
         pieces = fit(offsets, MAX_DOCUMENT_TOKENS, "split")
     else:
-        policy = _POLICIES.get(config.overlong or "", config.overlong or "")
-        pieces = fit(offsets, max_length, policy, config.truncate_side)
+        pieces = fit(offsets, max_length, config.overlong or "", config.truncate_side)
         if config.overlong == "split-text" and batch.trained is not None:
             pieces = without_overlong(pieces, offsets, batch.trained, max_length)
     untrained = Untrained()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import plans
 from packer_cli.errors import DataError, UsageError, one_of
-from packer_cli.options.options import canonical_name, check_row_options, keeps_order
+from packer_cli.options.options import checked_rows, keeps_order
 from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
@@ -28,7 +28,7 @@ from packer_cli.packing.fitting import (
     fit,
     loss_of,
 )
-from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, check_max_length, shuffled
+from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, shuffled
 from packer_cli.records import Int64, Pieces
 
 
@@ -150,16 +150,13 @@ def plan_packing(
     0..2**63-1, or options that do not go together, and DataError for a negative or (under
     "error") overlong length, or one of 2**31 and more, naming the first.
     """
-    name = canonical_name(strategy)
-    check_max_length(max_length)
-    if seed is not None and not 0 <= seed < 1 << 63:
-        raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
-        raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
-    check_row_options(
-        strategy=name, max_length=max_length, max_segments_per_row=max_segments_per_row,
-        segment_multiple=segment_multiple, balance=balance,
-    )  # fmt: skip
+        raise one_of("overlong", overlong, OVERLONG_POLICIES)
+    name = checked_rows(
+        strategy=strategy, max_length=max_length, seed=seed or 0,
+        max_segments_per_row=max_segments_per_row, segment_multiple=segment_multiple,
+        balance=balance,
+    ).strategy  # fmt: skip
     offsets = _offsets(lengths)
     if name == "wrap":
         pieces = cut_stream(offsets, max_length, 0, segment_multiple)
@@ -233,10 +230,9 @@ class StreamPacker:
     """
 
     def __init__(self, max_length: int, strategy: str = "next-fit") -> None:
-        name = canonical_name(strategy)
+        name = checked_rows(strategy=strategy, max_length=max_length).strategy
         if name not in _CLASSES:
             raise one_of("strategy of a StreamPacker", strategy, _CLASSES)
-        check_max_length(max_length)
         self.max_length, self.strategy, self.documents = max_length, name, 0
         self._classes = _CLASSES[name]
         # class -> documents in its open row, and how many more tokens fit

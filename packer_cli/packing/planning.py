@@ -13,7 +13,7 @@ import numpy as np
 
 from packer_cli._kernels import best_fit, one_by_one, plans
 from packer_cli.errors import UsageError
-from packer_cli.options.options import MAX_LENGTH_LIMIT, takes_input_order
+from packer_cli.options.options import takes_input_order
 from packer_cli.packing.fitting import padded
 from packer_cli.records import Int32, Int64
 
@@ -169,9 +169,3 @@ def shuffled(order: Int64, row_offsets: Int64, seed: int) -> Planned:
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
     plans.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
-
-
-def check_max_length(max_length: int) -> None:
-    """UsageError for a length that no row can have."""
-    if not 1 <= max_length <= MAX_LENGTH_LIMIT:
-        raise UsageError(f"max_length: {max_length} is not between 1 and {MAX_LENGTH_LIMIT}")

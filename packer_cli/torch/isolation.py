@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 
 from packer_cli.errors import UsageError, named
+from packer_cli.options.option import refuse
 
 _BOUNDARIES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens")
 _NUMBERS = (("position_ids", 1), ("seq_idx", 0), ("document_ids", 0))  # and how they go on
@@ -176,30 +177,28 @@ def check_suitable(collator: str, config: Any, form: str = "") -> None:
         wanted = "documents"
     blind = f"{attention or 'attention'} does not look at positions"
     apart = ", and documents would see each other"
-    for refused, why, tip in (
+    refuse([
         (
             is_recurrent(config) and not code.follows_numbers,
-            f"layers of {kind} look at no boundaries{apart}",
+            f"{collator}: layers of {kind} look at no boundaries{apart}",
             "separate_collate",
         ),
         (
             masked and attention not in _BY_POSITIONS,
-            f"{attention} takes no masks",
+            f"{collator}: {attention} takes no masks",
             "varlen_collate or padded_collate",
         ),
         (
             masked and attention is not None and form != wanted,
-            f"{attention} takes no masks of form={form!r}",
+            f"{collator}: {attention} takes no masks of form={form!r}",
             f"form={wanted!r}",
         ),
         (
             not masked and attention in _BY_POSITIONS and not code.follows_positions,
-            f"in {kind}, {blind}{apart}",
+            f"{collator}: in {kind}, {blind}{apart}",
             "block_mask_collate with config=, or FlashAttention, or separate_collate",
         ),
-    ):
-        if refused:
-            raise UsageError(f"{collator}: {why}", tip)
+    ])  # fmt: skip
 
 
 class _Code(NamedTuple):

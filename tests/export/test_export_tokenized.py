@@ -11,6 +11,7 @@ from spoiling import arrow_file, rewrite, tokenize
 from support import assert_error, jsonl, pack, packer
 
 from packer_cli.export import FORMATS
+from packer_cli.export.rows import documents
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -60,7 +61,9 @@ def test_labels_say_what_is_trained_on(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("tokens")
-@pytest.mark.parametrize("to", [name for name, one in FORMATS.items() if one.takes != "documents"])
+@pytest.mark.parametrize(
+    "to", [name for name, one in FORMATS.items() if one.takes is not documents]
+)
 def test_formats_of_rows(to: str) -> None:
     result = packer("export", "tokens", "--to", to, "-o", "o", "-q")
     assert_error(result, 2, f"tokens: holds documents, and --to {to} is a format of rows")
