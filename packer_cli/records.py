@@ -36,6 +36,13 @@ def wrong_ids(ids: Int64) -> npt.NDArray[np.bool_]:
     return wrong
 
 
+def offsets_of(lengths: Any) -> Int64:
+    """int64[n + 1], where n lists of these lengths begin and end, one after another."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def turn_position(record: Any, turn: Any) -> Any:
     """The position of a document that is a turn of a record, with --turns each: `turn` counts the
     assistant's from 0. Of numbers, or of int64[n].
@@ -189,7 +196,7 @@ class TokenBatch:
         return replace(
             self,
             ids=self.ids[self.offsets[0] : self.offsets[-1]][tokens],
-            offsets=np.concatenate([[0], np.cumsum(lengths[wanted])]).astype(np.int64),
+            offsets=offsets_of(lengths[wanted]),
             trained=None if self.trained is None else self.trained[tokens],
             file=self.file[wanted],
             position=self.position[wanted],
@@ -299,8 +306,8 @@ class Records:
             chosen = np.zeros(len(lengths), bool)
             chosen[wanted] = True
             keep = np.repeat(chosen, lengths)
-            new_offsets = np.concatenate([[0], np.cumsum(lengths[wanted])]).astype(np.int64)
-            tokens = ids[keep], new_offsets, None if trained is None else trained[keep]
+            trained = None if trained is None else trained[keep]
+            tokens = ids[keep], offsets_of(lengths[wanted]), trained
         return Records(
             self.positions[wanted], texts=of(self.texts), tokens=tokens, fields=of(self.fields)
         )

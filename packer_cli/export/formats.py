@@ -120,9 +120,13 @@ class Tables(Writer):
     how: ClassVar[dict[str, Any]] = {}
     parts: Parts | None = None
 
-    @abstractmethod
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        """Arrow arrays of the same length."""
+        raise NotImplementedError
+
     def batch(self, part: Any) -> Any:
         """The record batch of a part."""
+        return pa.RecordBatch.from_pydict(self.columns(part))
 
     def write(self, part: Any) -> None:
         batch = self.batch(part)
@@ -154,13 +158,6 @@ class SavedDataset(Tables):
 
     file_name = "data-{:05d}.arrow"
     start = staticmethod(pa.ipc.new_stream)
-
-    @abstractmethod
-    def columns(self, rows: Rows) -> dict[str, Any]:
-        """Arrow arrays of the same length."""
-
-    def batch(self, part: Rows) -> Any:
-        return pa.RecordBatch.from_pydict(self.columns(part))
 
     def close(self) -> None:
         super().close()
@@ -329,22 +326,20 @@ class MegatronBridge(Tables):
     start = pq.ParquetWriter
     how: ClassVar = {"row_group_size": _ROW_GROUP}
 
-    def batch(self, part: Rows) -> Any:
-        added = -part.lengths % self.exported.segment_multiple + 1
-        ends, places = np.cumsum(part.lengths + added), _places(part, added)
+    def columns(self, rows: Rows) -> dict[str, Any]:
+        added = -rows.lengths % self.exported.segment_multiple + 1
+        ends, places = np.cumsum(rows.lengths + added), _places(rows, added)
         ids = np.full(int(ends[-1]), self.exported.facts.pad_token_id, np.int32)
-        ids[places] = part.ids
+        ids[places] = rows.ids
         mask = np.zeros(len(ids), np.int8)
-        mask[places[part.labels != IGNORED] - 1] = 1  # a segment's first token has no label
-        offsets = np.append(0, ends)[part.first]
-        begins = ends - part.lengths - added - np.repeat(offsets[:-1], np.diff(part.first))
-        return pa.RecordBatch.from_pydict(
-            {
-                "input_ids": lists(offsets, ids),
-                "seq_start_id": lists(part.first, begins.astype(np.int32)),
-                "loss_mask": lists(offsets, mask),
-            }
-        )
+        mask[places[rows.labels != IGNORED] - 1] = 1  # a segment's first token has no label
+        offsets = np.append(0, ends)[rows.first]
+        begins = ends - rows.lengths - added - np.repeat(offsets[:-1], np.diff(rows.first))
+        return {
+            "input_ids": lists(offsets, ids),
+            "seq_start_id": lists(rows.first, begins.astype(np.int32)),
+            "loss_mask": lists(offsets, mask),
+        }
 
 
 class Parquet(Tables):

@@ -12,7 +12,7 @@ import numpy as np
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
-from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import View
@@ -52,7 +52,7 @@ class Rows:
     @cached_property
     def segment_offsets(self) -> Int64:
         """int64[s + 1]: segment k has the tokens segment_offsets[k] .. segment_offsets[k + 1]."""
-        return _ends(self.lengths)
+        return offsets_of(self.lengths)
 
     @cached_property
     def offsets(self) -> Int64:
@@ -251,11 +251,5 @@ def _unshifted(labels: Int32 | None, length: Int64, packed: PackedDirectory) -> 
         return labels
     own = np.empty_like(labels)
     own[1:] = labels[:-1]
-    own[_ends(length)[:-1]] = IGNORED
+    own[offsets_of(length)[:-1]] = IGNORED
     return own
-
-
-def _ends(lengths: Int64) -> Int64:
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    return ends

@@ -29,7 +29,7 @@ from packer_cli.packing.fitting import (
     loss_of,
 )
 from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, shuffled
-from packer_cli.records import Int64, Pieces
+from packer_cli.records import Int64, Pieces, offsets_of
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,7 @@ def _offsets(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int64:
         raise DataError(
             f"document {first} has {array[first]} tokens, the most is {MAX_DOCUMENT_TOKENS}"
         )
-    offsets = np.zeros(len(array) + 1, np.int64)
-    np.cumsum(array, out=offsets[1:])
-    return offsets
+    return offsets_of(array)
 
 
 # Classes of lengths, each with an open row: next-fit is harmonic (Lee and Lee 1985) with one.
