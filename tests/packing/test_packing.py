@@ -191,7 +191,7 @@ def test_every_strategy_is_its_definition(strategy: str, problem: tuple[list[int
 @given(problem=problems(), seed=st.integers(0, 2**63 - 1))
 def test_a_seed_only_reorders(strategy: str, problem: tuple[list[int], int], seed: int) -> None:
     lengths = np.array([length for length in problem[0] if length], np.int32)
-    plain = Planner(problem[1], strategy).rows(lengths, seed)[:2]
+    plain = Planner(problem[1], strategy).rows(lengths, seed)
     mixed, again = (shuffled(*plain, seed) for _ in range(2))
     as_sets = [
         sorted(sorted(order[a:b].tolist()) for a, b in pairwise(offsets))
