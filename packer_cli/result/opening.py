@@ -132,7 +132,7 @@ class View(PackedDirectory):
         first = 0
         with self._readable(shard):
             for stored in self.stored(shard):
-                mapped = self._nothing_mapped().added(first, [stored])
+                mapped = Mapped.of(self.stored_columns, self.max_length, first, [stored])
                 for begin in range(first, first + stored.num_rows, step):
                     rows = np.arange(begin, min(begin + step, first + stored.num_rows))
                     columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
@@ -146,7 +146,7 @@ class View(PackedDirectory):
         found, first = [], 0
         with self._readable(shard):
             for stored in self.stored(shard):
-                mapped = self._nothing_mapped().added(first, [stored])
+                mapped = Mapped.of(self.stored_columns, self.max_length, first, [stored])
                 rows = np.arange(first, first := first + stored.num_rows)
                 self._pieces(mapped, rows)  # which checks them
                 found.append(segments_in(stored))
@@ -202,7 +202,7 @@ class View(PackedDirectory):
         number, address = np.empty((2, count), np.int64)
         start, length = np.empty((2, count), np.int32)
         row, problem = gathering.find_pieces(
-            rows, mapped.firsts, mapped.segments, boundaries.values, boundaries.ends,
+            rows, mapped.firsts, mapped.addresses["segments"], boundaries.values, boundaries.ends,
             self._tokens.documents, self._tokens.spans.tokens, config.max_length,
             config.segment_multiple, row_offsets, number, start, length, address,
         )  # fmt: skip

@@ -332,16 +332,13 @@ class ShardWriter:
 
     def _references(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
         """The boundaries, without a look at tokens, and how many tokens are trained on."""
-        pieces = order[edges[0] : edges[-1]]
-        sizes, rows = np.diff(edges), len(edges) - 1
+        pieces, begins = order[edges[0] : edges[-1]], edges[:-1] - edges[0]
         # each row's boundaries are a 0, and the sums of its lengths up to each
-        begins = edges[:-1] - edges[0]
         sums = np.cumsum(stock.length[pieces], dtype=np.int64)
         before = np.concatenate([[0], sums])[begins]
-        boundaries = np.zeros(len(pieces) + rows, np.int32)
-        at = np.arange(len(pieces)) + np.repeat(np.arange(1, rows + 1), sizes)
-        boundaries[at] = sums - np.repeat(before, sizes)
-        offsets = (edges - edges[0] + np.arange(rows + 1)).astype(np.int32)
+        in_rows = (sums - np.repeat(before, np.diff(edges))).astype(np.int32)
+        boundaries = np.insert(in_rows, begins, 0)
+        offsets = (edges - edges[0] + np.arange(len(edges))).astype(np.int32)
         kind = self._schema.field("cu_seqlens").type
         return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(stock, pieces)
 

@@ -36,7 +36,6 @@ from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     first_overlong,
-    item_lengths,
     loss_of,
     padded,
     pieces_of,
@@ -57,7 +56,7 @@ from packer_cli.records import (
     WorkUnit,
     record_position,
 )
-from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.result.counts import Counts, powers_histogram
 from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
 from packer_cli.result.shard_writer import (
     DocumentWriter,
@@ -529,27 +528,17 @@ class UnitRows(UnitMaker):
         self.job.stop_if_asked()
         for rows in self._with_tokens(stock, order, row_offsets):
             self._writer.write(*rows)
-        lengths = stock.length[order]
+        lengths, file = stock.length[order], stock.file[order]
         self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
-        whole = lengths if stock.side is None else item_lengths(lengths, stock.start[order] == 0)
-        used = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(lengths, out=used[1:])
-        count, max_length = len(row_offsets) - 1, self._config.max_length
-        more = Counts(
-            segments=len(order),
-            rows=count,
-            tokens=int(used[-1]),
-            row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
-            segments_per_row=powers_histogram(np.diff(row_offsets)),
-            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
-        )
-        more.add_trained(stock.file[order], trained_of(stock, order))
-        more.add_mixedness(lengths, stock.file[order], row_offsets)
+        begins = None if stock.side is None else stock.start[order] == 0
+        max_length = self._config.max_length
+        more = Counts.of_rows(lengths, begins, file, row_offsets, max_length)
+        more.add_trained(file, trained_of(stock, order))
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
         self.counts.add(more)
-        self.job.progress.wrote(more.tokens, count * max_length)
+        self.job.progress.wrote(more.tokens, more.rows * max_length)
 
     def _with_tokens(
         self, stock: Stock, order: Int64, row_offsets: Int64

@@ -19,10 +19,9 @@ from packer_cli.errors import PackerError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PAIR, PackConfig
 from packer_cli.packing.figures import AttentionCost, squared_sums
-from packer_cli.packing.fitting import item_lengths
 from packer_cli.progress import Progress
 from packer_cli.records import IGNORED, Int64
-from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.result.counts import Counts, powers_histogram
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
 from packer_cli.result.reader import (
     PackedDirectory,
@@ -288,22 +287,12 @@ class RowChecks(Checks):
 def _of_rows(batch: Any, max_length: int) -> Counts:
     """The counts of a sound batch of rows."""
     _, length, offsets = segments_of(batch)
-    used = np.add.reduceat(length, offsets[:-1])
-    whole = length
+    begins = None
     if PAIR in batch.schema.names:
         begins = np.diff(batch.column(PAIR).flatten().to_numpy(), prepend=-1) != 0
         begins[offsets[:-1]] = True
-        whole = item_lengths(length, begins)
-    counts = Counts(
-        rows=batch.num_rows,
-        segments=len(length),
-        tokens=int(used.sum()),
-        row_fill=fill_histogram(used, max_length),
-        segments_per_row=powers_histogram(np.diff(offsets)),
-        attention_after=AttentionCost.of(length, offsets),
-        piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64),
-    )
-    counts.add_mixedness(length, sources_of(batch)[0], offsets)
+    counts = Counts.of_rows(length, begins, sources_of(batch)[0], offsets, max_length)
+    counts.attention_after = AttentionCost.of(length, offsets)
     if "labels" in batch.schema.names:
         labels = rows_of(batch.column("labels"))
         counts.trained_tokens = int(np.count_nonzero(labels != IGNORED))
