@@ -228,10 +228,14 @@ class Counts(Totals):
     def file(self, index: int) -> InputTotals:
         return self.files.setdefault(index, InputTotals())
 
-    def add_files(self, file: Int32, lengths: Int64, placed: Int64) -> None:
+    def add_documents(self, file: Int32, lengths: Int64, placed: Int64) -> None:
         """Count n documents of inputs: `file` int32[n], `lengths` int64[n] in tokens, and how many
         of these were `placed`. The others were dropped, with their whole document, or truncated.
         """
+        self.documents += int((placed > 0).sum())
+        self.empty_documents += int((lengths == 0).sum())
+        self.encoded_tokens += int(lengths.sum())
+        self.document_length += powers_histogram(placed[placed > 0])
         self._of_files("documents", file[placed > 0])
         self._of_files("empty_documents", file[lengths == 0])
         self._of_files("tokens", file, placed)

@@ -386,10 +386,8 @@ def document_config_of(manifest: Result) -> DocumentConfig:
         config = config | {"shape": None}
     try:
         return msgspec.convert(config, kind)
-    except OverflowError as error:
+    except (OverflowError, UsageError) as error:
         raise ValueError(str(error)) from error
-    except UsageError as error:
-        raise ValueError(error.message) from error
 
 
 def config_of(manifest: Manifest) -> PackConfig:

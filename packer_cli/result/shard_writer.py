@@ -343,12 +343,10 @@ class ShardWriter:
         return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(stock, pieces)
 
     def close(self) -> list[Shard]:
-        """End the last part. Sizes and digests are the caller's to find."""
         self._parts.close()
         return self._parts.shards
 
     def abandon(self) -> None:
-        """Let go of the file after a failure."""
         self._parts.abandon()
 
 
@@ -537,7 +535,6 @@ class DocumentWriter:
         return ragged(self._documents.schema.field("input_ids").type, offsets, [values])
 
     def _end_part(self) -> None:
-        """End a part, and write its index."""
         self._documents.close()
         if self._index:
             (batch,) = pa.Table.from_batches(self._index).combine_chunks().to_batches()
@@ -545,7 +542,6 @@ class DocumentWriter:
             self._indexes.write_rows(batch, shard.segments, shard.tokens, shard.trained_tokens)
 
     def close(self) -> list[Shard]:
-        """End the last part. Sizes and digests are the caller's to find."""
         self._flush()
         self._end_part()
         self._indexes.close()
@@ -553,7 +549,6 @@ class DocumentWriter:
         return [*chain.from_iterable(pairs)]
 
     def abandon(self) -> None:
-        """Let go of the files after a failure."""
         self._documents.abandon()
         self._indexes.abandon()
 

@@ -56,7 +56,7 @@ from packer_cli.records import (
     WorkUnit,
     record_position,
 )
-from packer_cli.result.counts import Counts, powers_histogram
+from packer_cli.result.counts import Counts
 from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
 from packer_cli.result.shard_writer import (
     DocumentWriter,
@@ -416,12 +416,8 @@ class UnitDocuments(UnitMaker):
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
         counts, lengths = self.counts, np.diff(batch.offsets)
         tokens = int(lengths.sum())
-        counts.encoded_tokens += tokens
         counts.tokens += tokens
-        counts.documents += int((lengths > 0).sum())
-        counts.empty_documents += int((lengths == 0).sum())
-        counts.document_length += powers_histogram(lengths[lengths > 0])
-        counts.add_files(batch.file, lengths, lengths)
+        counts.add_documents(batch.file, lengths, lengths)
         self._writer.write(batch)
         self.job.progress.wrote(tokens, tokens)
 
@@ -482,13 +478,9 @@ class UnitRows(UnitMaker):
         lengths = np.diff(batch.offsets)
         placed = np.bincount(pieces.document, weights=pieces.length, minlength=len(lengths))
         placed = placed.astype(np.int64)
-        counts.documents += int((placed > 0).sum())
         counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
-        counts.empty_documents += int((lengths == 0).sum())
-        counts.encoded_tokens += int(lengths.sum())
-        counts.document_length += powers_histogram(placed[placed > 0])
         counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
-        counts.add_files(batch.file, lengths, placed)
+        counts.add_documents(batch.file, lengths, placed)
         if batch.chosen is None:  # the sides of a pair are not parts of a text
             self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
