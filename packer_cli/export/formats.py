@@ -49,7 +49,7 @@ from packer_cli.result.reader import (
     PACK_AGAIN,
     PackedDirectory,
     compare_digest,
-    ragged_of,
+    lists_of,
     rows_of,
     segments_of,
     squared_lengths,
@@ -481,9 +481,11 @@ class Numpy(Files):
             if name not in self._filled:
                 self._files[name].write(np.ascontiguousarray(rows_of(column)).data)
                 continue
-            values, edges = _list_of(column)
-            offsets = edges[1:].astype(np.int64) - edges[0] + self._filled[name]
-            self._files[name].write(np.ascontiguousarray(values[edges[0] : edges[-1]]).data)
+            is_struct = pa.types.is_struct(column.type.value_type)
+            values = _records(column.flatten()) if is_struct else lists_of(part, name)[0]
+            edges = column.offsets.to_numpy().astype(np.int64)
+            offsets = edges[1:] - edges[0] + self._filled[name]
+            self._files[name].write(np.ascontiguousarray(values).data)
             self._files[name + "_offsets"].write(offsets.data)
             self._filled[name] = int(offsets[-1])
 
@@ -494,14 +496,12 @@ def _dtype_of(item: Any) -> Any:
     return np.dtype(str(item))
 
 
-def _list_of(column: Any) -> tuple[Any, Any]:
-    """A list column as (values, offsets), structs as records."""
-    if not pa.types.is_struct(column.type.value_type):
-        return ragged_of(column)
-    records = np.empty(len(column.values), _dtype_of(column.type.value_type))
+def _records(values: Any) -> Any:
+    """Structs as an array of records."""
+    records = np.empty(len(values), _dtype_of(values.type))
     for field in records.dtype.names or ():
-        records[field] = column.values.field(field).to_numpy()
-    return records, column.offsets.to_numpy()
+        records[field] = values.field(field).to_numpy()
+    return records
 
 
 class Packed(Writer):

@@ -16,11 +16,10 @@ from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import View
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, rows_of, segments_of
+from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, lists_of, rows_of, segments_of
 from packer_cli.result.rules import (
     damage,
     documents_of,
-    lists_of,
     segments_in,
     sound_batches,
     trained_flags,

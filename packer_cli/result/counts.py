@@ -15,6 +15,7 @@ from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct, convert, field
 from msgspec.structs import asdict
 
@@ -28,7 +29,7 @@ from packer_cli.packing.figures import (
     length_spread,
     near_median,
 )
-from packer_cli.packing.fitting import Loss, Untrained
+from packer_cli.packing.fitting import Loss, Untrained, item_lengths
 from packer_cli.records import Int32, Int64, LeftOut, LookedAt
 from packer_cli.result.layout import Count
 
@@ -227,10 +228,14 @@ class Counts(Totals):
     def file(self, index: int) -> InputTotals:
         return self.files.setdefault(index, InputTotals())
 
-    def add_files(self, file: Int32, lengths: Int64, placed: Int64) -> None:
+    def add_documents(self, file: Int32, lengths: Int64, placed: Int64) -> None:
         """Count n documents of inputs: `file` int32[n], `lengths` int64[n] in tokens, and how many
         of these were `placed`. The others were dropped, with their whole document, or truncated.
         """
+        self.documents += int((placed > 0).sum())
+        self.empty_documents += int((lengths == 0).sum())
+        self.encoded_tokens += int(lengths.sum())
+        self.document_length += powers_histogram(placed[placed > 0])
         self._of_files("documents", file[placed > 0])
         self._of_files("empty_documents", file[lengths == 0])
         self._of_files("tokens", file, placed)
@@ -244,17 +249,35 @@ class Counts(Totals):
             self._of_files(f"{what}_documents", file[which])
             self._of_files(f"{what}_tokens", file[which], lost[which])
 
-    def add_mixedness(
-        self, lengths: Int32 | Int64, file: Int32 | Int64, row_offsets: Int64
-    ) -> None:
-        """Count how mixed rows are, of their segments row after row."""
-        if not len(lengths):  # a window that holds all back
-            return
-        squares, in_rows = deviations(lengths, row_offsets)
-        self.length_squares += squares
-        self.length_squares_in_rows += in_rows
-        self.one_length += fill_histogram(*near_median(lengths, row_offsets))
-        self.one_input += fill_histogram(*from_one_input(file, row_offsets))
+    @classmethod
+    def of_rows(
+        cls,
+        lengths: Int32 | Int64,
+        begins: npt.NDArray[np.bool_] | None,
+        file: Int32 | Int64,
+        row_offsets: Int64,
+        max_length: int,
+    ) -> Counts:
+        """Counts of rows by their segments, row after row: lengths, inputs, and of records of
+        preference which of them begin a record.
+        """
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        whole = lengths if begins is None else item_lengths(lengths, begins)
+        counts = cls(
+            segments=len(lengths),
+            rows=len(row_offsets) - 1,
+            tokens=int(ends[-1]),
+            row_fill=fill_histogram(np.diff(ends[row_offsets]), max_length),
+            segments_per_row=powers_histogram(np.diff(row_offsets)),
+            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
+        )
+        if len(lengths):  # or it is a window that holds all back
+            squares = deviations(lengths, row_offsets)
+            counts.length_squares, counts.length_squares_in_rows = squares
+            counts.one_length = fill_histogram(*near_median(lengths, row_offsets))
+            counts.one_input = fill_histogram(*from_one_input(file, row_offsets))
+        return counts
 
     def add_trained(self, file: Int32, trained: Int64) -> None:
         """Count tokens in rows that are trained on, of n pieces of inputs: `file` int32[n]."""

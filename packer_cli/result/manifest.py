@@ -386,10 +386,8 @@ def document_config_of(manifest: Result) -> DocumentConfig:
         config = config | {"shape": None}
     try:
         return msgspec.convert(config, kind)
-    except OverflowError as error:
+    except (OverflowError, UsageError) as error:
         raise ValueError(str(error)) from error
-    except UsageError as error:
-        raise ValueError(error.message) from error
 
 
 def config_of(manifest: Manifest) -> PackConfig:
@@ -551,25 +549,15 @@ def _other_side(name: str, manifest: Result) -> str | None:
     return f"{folder}/{other}" if folder or named.startswith("/") else other
 
 
-class _Half(Struct):
-    """What there is to know of the other side."""
-
-    config: dict[str, Any]
-    run: str = ""
-
-
 def _same_run(manifest: Manifest | TokenizedManifest, other: str) -> bool:
     """Whether the side at `other` is of the run of `manifest`, or is not there at all."""
     try:
-        path = _manifest_in(other)
-        if path is None:
-            return not _begun(other)
-        half = msgspec.json.decode(storage.read_bytes(path), type=_Half)
-    except (PackerError, OSError, ValueError, RecursionError):
-        return True  # it says itself what is wrong with it
-    mixture = half.config.get("mixture")
-    is_side = isinstance(mixture, dict) and mixture.get("part") == storage.base_name(other)
-    return not is_side or half.run == getattr(manifest, "run", "")
+        half = load_as_is(other)
+    except (PackerError, OSError):  # it is not there, or says itself what is wrong with it
+        return bool(_manifest_in(other)) or not _begun(other)
+    if not isinstance(half, Manifest) or half.side != storage.base_name(other):
+        return True
+    return half.run == getattr(manifest, "run", "")
 
 
 def _no_result(name: str) -> PackerError:

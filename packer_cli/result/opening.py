@@ -13,9 +13,9 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,7 +77,7 @@ def open_packed(path: str | os.PathLike[str], tokens: Paths | None = None) -> Pa
 
 def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDirectory:
     """A result whose manifest was read already, without a look at its shards."""
-    given = [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
+    given = _listed(tokens)
     if facts.config.view:
         return View(path, facts, given)
     if given:
@@ -85,24 +85,11 @@ def opened(path: Path, facts: Manifest, tokens: Paths | None = None) -> PackedDi
     return PackedDirectory(path, facts)
 
 
+def _listed(tokens: Paths | None) -> list[str | os.PathLike[str]]:
+    return [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
+
+
 # Views
-
-
-class Pieces(NamedTuple):
-    """The segments of b rows.
-
-    boundaries             `Lists` of b
-    row_offsets            int64[b + 1]: row i has the pieces row_offsets[i]:row_offsets[i + 1]
-    number, start, length  int64, int32, int32[p]: a piece's document, first token in it, tokens
-    address                int64[p], of its first token in memory
-    """
-
-    boundaries: Lists
-    row_offsets: Int64
-    number: Int64
-    start: Int32
-    length: Int32
-    address: Int64
 
 
 class View(PackedDirectory):
@@ -132,7 +119,7 @@ class View(PackedDirectory):
         first = 0
         with self._readable(shard):
             for stored in self.stored(shard):
-                mapped = self._nothing_mapped().added(first, [stored])
+                mapped = Mapped.of(self.stored_columns, self.max_length, first, [stored])
                 for begin in range(first, first + stored.num_rows, step):
                     rows = np.arange(begin, min(begin + step, first + stored.num_rows))
                     columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
@@ -140,15 +127,15 @@ class View(PackedDirectory):
                 first += stored.num_rows
 
     def segments(self, shard: Shard) -> Int64:
-        """int64[4, segments] of a shard, see `documents.py`, without a look at their tokens.
+        """int64[4, segments] of a shard, see `rules.py`, each of which is checked.
         Raises as `batches`.
         """
         found, first = [], 0
         with self._readable(shard):
             for stored in self.stored(shard):
-                mapped = self._nothing_mapped().added(first, [stored])
+                mapped = Mapped.of(self.stored_columns, self.max_length, first, [stored])
                 rows = np.arange(first, first := first + stored.num_rows)
-                self._pieces(mapped, rows)  # which checks them
+                self._filled(mapped, rows, ())  # which checks them
                 found.append(segments_in(stored))
         return np.concatenate(found, axis=1)
 
@@ -175,41 +162,35 @@ class View(PackedDirectory):
         """(columns of rows that are mapped, how many tokens are trained on). Raises ArrowInvalid
         for a row that is not sound.
         """
-        config, found = self.facts.config, self._pieces(mapped, rows)
-        boundaries, ends = found.boundaries.values, found.boundaries.ends
-        out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
-               for name, kind in PADDED.items() if name in columns}  # fmt: skip
-        padded = np.empty_like(boundaries) if config.segment_multiple > 1 else None
-        trained = filling.fill_rows(
-            None, self._tokens.trained_of(found.number, found.start, found.length), found.address,
-            found.length, np.arange(len(found.number)), found.row_offsets, self.max_length,
-            self.facts.pad_token_id,
-            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
-            out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
-            config.label_shift == "pre", config.segment_multiple, padded, True,
-        )  # fmt: skip
-        out["cu_seqlens"] = found.boundaries
-        if padded is not None:
-            out[PADDED_BOUNDARIES] = Lists(padded, ends)
-        of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
-        return of_rows, trained
-
-    def _pieces(self, mapped: Mapped, rows: Int64) -> Pieces:
-        """What b rows that are mapped refer to. Raises ArrowInvalid for one that is not sound."""
-        config, boundaries = self.facts.config, mapped.gather(rows, "cu_seqlens")
-        count = max(0, len(boundaries.values) - len(rows))
+        config, lists = self.facts.config, mapped.gather(rows, "cu_seqlens")
+        boundaries, count = lists.values, max(0, len(lists.values) - len(rows))
+        # of the segments: documents, where in memory their tokens begin, places in the document
         row_offsets = np.empty(len(rows) + 1, np.int64)
         number, address = np.empty((2, count), np.int64)
         start, length = np.empty((2, count), np.int32)
         row, problem = gathering.find_pieces(
-            rows, mapped.firsts, mapped.segments, boundaries.values, boundaries.ends,
-            self._tokens.documents, self._tokens.spans.tokens, config.max_length,
+            rows, mapped.firsts, mapped.addresses["segments"], boundaries, lists.ends,
+            self._tokens.documents, self._tokens.spans.tokens, self.max_length,
             config.segment_multiple, row_offsets, number, start, length, address,
         )  # fmt: skip
         if problem:
-            text = _PROBLEMS[problem].format(config.max_length)
+            text = _PROBLEMS[problem].format(self.max_length)
             raise pa.ArrowInvalid(f"row {rows[row]}: {text}")
-        return Pieces(boundaries, row_offsets, number, start, length, address)
+        out: dict[str, Any] = {name: np.empty((len(rows), self.max_length), kind)
+               for name, kind in PADDED.items() if name in columns}  # fmt: skip
+        padded = np.empty_like(boundaries) if config.segment_multiple > 1 else None
+        trained = filling.fill_rows(
+            None, self._tokens.trained_of(number, start, length), address, length,
+            np.arange(count), row_offsets, self.max_length, self.facts.pad_token_id,
+            out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
+            out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
+            config.label_shift == "pre", config.segment_multiple, padded, True,
+        )  # fmt: skip
+        out["cu_seqlens"] = lists
+        if padded is not None:
+            out[PADDED_BOUNDARIES] = Lists(padded, lists.ends)
+        of_rows = {n: out[n] if n in out else mapped.gather(rows, n) for n in columns}
+        return of_rows, trained
 
 
 def _directories(
@@ -347,21 +328,17 @@ def tokens_of_each(
 
     Raises UsageError for a directory that none of several is a view of.
     """
-    given = [tokens] if isinstance(tokens, str | os.PathLike) else list(tokens or ())
-    if not given:
-        return [None for _ in paths]
-    if len(paths) == 1:
-        return [given]
-    digests = {os.fspath(one): digest(open_tokenized(one).path / MANIFEST)[1] for one in given}
-    wanted = []
-    for path in paths:
-        facts = load(path)
-        its = {one.sha256 for one in facts.inputs_now.values()} if facts.config.view else set()
-        wanted.append([name for name, sha256 in digests.items() if sha256 in its])
-    for name in digests:
-        if not any(name in its for its in wanted):
-            raise UsageError(
-                f"tokens: none of the results is a view of {name}",
-                "give the tokenized directories that the views were packed from",
-            )
-    return [its or None for its in wanted]
+    if not tokens or len(paths) == 1:
+        return [tokens for _ in paths]
+    digests = {os.fspath(one): digest(open_tokenized(one).path / MANIFEST)[1]
+               for one in _listed(tokens)}  # fmt: skip
+    wanted = list[Paths | None]()
+    for facts in map(load, paths):
+        inputs = {one.sha256 for one in facts.inputs_now.values()} if facts.config.view else ()
+        wanted.append([name for name, sha256 in digests.items() if sha256 in inputs])
+    if unused := digests.keys() - set(chain.from_iterable(map(_listed, wanted))):
+        raise UsageError(
+            f"tokens: none of the results is a view of {min(unused)}",
+            "give the tokenized directories that the views were packed from",
+        )
+    return wanted

@@ -90,7 +90,7 @@ class Origins:
         self.notes: list[str] = []
 
     def of(self, segments: Int64) -> list[Origin]:
-        """Origins of segments int64[3, n]: file, position and start, of `documents.sources_of`.
+        """Origins of segments int64[3, n]: file, position and start, of `rules.sources_of`.
 
         Raises DataError for a document that its tokenized directory does not have.
         """
@@ -132,19 +132,18 @@ class Origins:
         from.
         """
         if number not in self._tokenized:
-            one = self._manifest.inputs[number]
-            self._tokenized[number] = self._opened(os.path.dirname(one.path), one)
+            one, found = self._manifest.inputs[number], None
+            folder = os.path.dirname(one.path)
+            why = f"{folder}: was changed since"
+            try:
+                if digest(one.path) == (one.size, one.sha256):
+                    found = open_tokenized(folder)
+            except (DataError, UsageError) as error:
+                why = error.message
+            if found is None:
+                self.notes.append(f"which inputs were tokenized is unknown: {why}")
+            self._tokenized[number] = found
         return self._tokenized[number]
-
-    def _opened(self, folder: str, one: Input) -> TokenizedDirectory | None:
-        why = f"{folder}: was changed since"
-        try:
-            if digest(one.path) == (one.size, one.sha256):
-                return open_tokenized(folder)
-        except (DataError, UsageError) as error:
-            why = error.message
-        self.notes.append(f"which inputs were tokenized is unknown: {why}")
-        return None
 
 
 def sound_rows(packed: PackedDirectory, rows: Int64, columns: Sequence[str] | None = None) -> Any:

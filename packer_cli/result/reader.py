@@ -15,13 +15,11 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from struct import error as struct_error
-from struct import unpack_from
 from typing import Any
 
 import msgspec
@@ -45,11 +43,9 @@ from packer_cli.result.shard_writer import (
     stored_schema,
 )
 
-# Places of fields in Arrow's Message.fbs.
-_MESSAGE_HEADER, _BATCH_COMPRESSION = 2, 3
 PACK_AGAIN = "copy the directory again, or pack the data again with --overwrite"
 PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
-_OF_SEGMENTS = 2 + len(PARTS)  # lines: of offsets and parts, and how many there are
+_TYPES = PADDED | PARTS | {SIDE: np.int8}  # of values; all others are int32
 HEADER_BYTES = 128  # of `squared_lengths.npy`
 _MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -88,76 +84,74 @@ class Lists:
         return self.values[self.ends[place] : self.ends[place + 1]]
 
 
+@dataclass(frozen=True)
 class Mapped:
     """Spans of rows, in ascending order. It never changes, so threads may share it.
 
-    columns   those of the record batches: lists of max_length values, or of any length
-    batches   of which each is a span; they own the memory
-    table     int64[lines, spans]: the first row of each, the first row after it, then of each
-              column the addresses of its offsets, if it has any, and of its values; `segments` has
-              `PARTS` in place of values, and how many there are, and comes last
-    firsts    int64[spans], the first row of each
+    batches       of which each is a span; they own the memory
+    firsts, ends  int64[spans], the first row of each, and the first row after it
+    addresses     of each column, int64[lines, spans]: those of its offsets, if it has any, and of
+                  its values; `segments` has `PARTS` in place of values, and how many there are
     """
 
-    def __init__(
-        self, columns: Sequence[str], max_length: int, batches: Any = (), table: Any = None
-    ) -> None:
-        self._names = sorted(columns, key=lambda name: (name == "segments", name not in PADDED))
-        self._max_length, self._batches = max_length, list(batches)
-        sizes = [1 if name in PADDED else 2 for name in self._names]
-        lines = 2 + sum(sizes) + (_OF_SEGMENTS - 2) * ("segments" in columns)
-        empty = np.empty((lines, 0), np.int64)
-        self._table: Int64 = empty if table is None else np.ascontiguousarray(table)
-        line = iter(self._table)
-        self.firsts: Int64 = next(line)
-        self._ends: Int64 = next(line)
-        # name -> (type, addresses of offsets, or None, and of values)
-        self._columns: dict[str, tuple[Any, Any, Any]] = {}
-        for name in self._names:
-            offsets = None if name in PADDED else next(line)
-            kinds: dict[str, Any] = {name: PADDED.get(name, np.int8 if name == SIDE else np.int32)}
-            for part, kind in (PARTS if name == "segments" else kinds).items():
-                self._columns[part] = (np.dtype(kind), offsets, next(line))
+    max_length: int
+    batches: list[Any]
+    firsts: Int64
+    ends: Int64
+    addresses: dict[str, Int64]
 
-    @property
-    def segments(self) -> Int64:
-        """int64[5, spans] of the column `segments`, see `gathering.find_pieces`."""
-        return self._table[-_OF_SEGMENTS:]
+    @classmethod
+    def of(
+        cls, columns: Iterable[str], max_length: int, first: int = 0, batches: Sequence[Any] = ()
+    ) -> Mapped:
+        """The rows of record batches, of which the first is `first`."""
+        sizes = np.array([batch.num_rows for batch in batches], np.int64)
+        ends = first + np.cumsum(sizes)
+        addresses = {name: _addresses(name, batches) for name in columns}
+        return cls(max_length, list(batches), ends - sizes, ends, addresses)
 
     def added(self, first: int, batches: Sequence[Any]) -> Mapped:
-        """These spans and new ones: the rows of record batches, of which the first is `first`."""
-        at, spans = int(np.searchsorted(self.firsts, first)), []
-        for batch in batches:
-            columns = [_addresses(batch.column(name), name) for name in self._names]
-            spans.append(
-                [first, first + batch.num_rows, *(one for some in columns for one in some)]
-            )
-            first += batch.num_rows
-        new = np.array(spans, np.int64).reshape(-1, len(self._table)).T
-        table = np.concatenate([self._table[:, :at], new, self._table[:, at:]], axis=1)
-        every = [*self._batches[:at], *batches, *self._batches[at:]]
-        return Mapped(self._names, self._max_length, every, table)
+        """These spans and new ones, as in `of`."""
+        new = Mapped.of(self.addresses, self.max_length, first, batches)
+        both = Mapped(
+            self.max_length,
+            self.batches + new.batches,
+            np.concatenate([self.firsts, new.firsts]),
+            np.concatenate([self.ends, new.ends]),
+            {name: np.concatenate([own, new.addresses[name]], axis=1)
+             for name, own in self.addresses.items()},
+        )  # fmt: skip
+        return both._take(np.argsort(both.firsts))
 
     def where(self, keep: npt.NDArray[np.bool_]) -> Mapped:
         """The spans for which `keep` bool[spans] holds."""
-        batches = [self._batches[k] for k in np.flatnonzero(keep)]
-        return Mapped(self._names, self._max_length, batches, self._table[:, keep])
+        return self._take(np.flatnonzero(keep))
+
+    def _take(self, spans: Int64) -> Mapped:
+        addresses = {name: own.take(spans, axis=1) for name, own in self.addresses.items()}
+        batches = [self.batches[span] for span in spans]
+        return Mapped(self.max_length, batches, self.firsts[spans], self.ends[spans], addresses)
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""
-        absent: int = gathering.first_absent(rows, self.firsts, self._ends)
+        absent: int = gathering.first_absent(rows, self.firsts, self.ends)
         return absent
 
     def gather(self, rows: Int64, name: str) -> Any:
         """A column of rows that are all here, copied: an array [b, max_length], or `Lists`. Of
         `segments` a part, by its name.
         """
-        kind, offsets, values = self._columns[name]
-        if offsets is None:
-            out = np.empty((len(rows), self._max_length), kind)
-            to, row_bytes = out.view(np.uint8).reshape(-1), self._max_length * kind.itemsize
+        kind = np.dtype(_TYPES.get(name, np.int32))
+        if name in PADDED:
+            out, (values,) = np.empty((len(rows), self.max_length), kind), self.addresses[name]
+            to, row_bytes = out.view(np.uint8).reshape(-1), self.max_length * kind.itemsize
             gathering.gather_rows(rows, self.firsts, values, row_bytes, to)
             return out
+        if name in PARTS:
+            offsets, *parts, _ = self.addresses["segments"]
+            values = parts[list(PARTS).index(name)]
+        else:
+            offsets, values = self.addresses[name]
         ends = np.empty(len(rows) + 1, np.int64)
         gathering.count_values(rows, self.firsts, offsets, ends)
         found = np.empty(ends[-1], kind)
@@ -165,16 +159,24 @@ class Mapped:
         return Lists(found, ends)
 
 
-def _addresses(column: Any, name: str) -> list[int]:
-    """Where the values of a column are, as in the table of `Mapped`."""
-    values = column.values
-    if name in PADDED:
-        return [values.to_numpy()[column.offset * column.type.list_size :].ctypes.data]
-    edges = column.offsets.to_numpy().ctypes.data
-    if name != "segments":
-        return [edges, values.to_numpy().ctypes.data]
-    parts = [values.field(part).to_numpy().ctypes.data for part in PARTS]
-    return [edges, *parts, len(values)]
+def _addresses(name: str, batches: Sequence[Any]) -> Int64:
+    """Where the values of a column are, as in `Mapped`."""
+    found = []
+    for column in (batch.column(name) for batch in batches):
+        values = column.values
+        if name in PADDED:
+            first = column.offset * column.type.list_size
+            found.append([values.to_numpy()[first:].ctypes.data])
+            continue
+        edges = column.offsets.to_numpy().ctypes.data
+        if name == "segments":
+            parts = [values.field(part).to_numpy().ctypes.data for part in PARTS]
+            found.append([edges, *parts, len(values)])
+        else:
+            found.append([edges, values.to_numpy().ctypes.data])
+    count = 2 + len(PARTS) if name == "segments" else 2 - (name in PADDED)
+    lines: Int64 = np.array(found, np.int64).reshape(-1, count)
+    return np.ascontiguousarray(lines.T)
 
 
 def in_parts(columns: Sequence[str]) -> list[str]:
@@ -237,9 +239,9 @@ class Stored:
         try:
             yield
         except (pa.ArrowException, OSError, ValueError) as error:  # the last one: an empty file
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise self.replaced() or DataError(
-                f"{self.place_of(shard.file)}: not a readable shard: {first_line(error)}",
-                self.again,
+                f"{self.place_of(shard.file)}: not a readable shard: {reason}", self.again
             ) from error
 
     def _map(self, shard: Shard) -> Any:
@@ -247,7 +249,6 @@ class Stored:
         return pa.memory_map(str(self.path / shard.file))
 
     def _stored_schema(self, shard: Shard) -> Any:
-        """The Arrow schema of a shard."""
         raise NotImplementedError
 
 
@@ -279,7 +280,6 @@ class PackedDirectory(Stored):
         return str(self.facts.sha256)
 
     def __len__(self) -> int:
-        """Rows in all shards."""
         return int(self._ends[-1])
 
     def find(self, row: int) -> tuple[Shard, int]:
@@ -335,14 +335,10 @@ class PackedDirectory(Stored):
     @cached_property
     def _mapped(self) -> Mapped:
         """What this process has mapped for `gather`."""
-        return self._nothing_mapped()
-
-    def _nothing_mapped(self) -> Mapped:
-        return Mapped(self.stored_columns, self.max_length)
+        return Mapped.of(self.stored_columns, self.max_length)
 
     @property
     def stored_columns(self) -> list[str]:
-        """The columns that shards have."""
         config = self.facts.config
         return view_columns(config.columns) if config.view else config.columns
 
@@ -353,7 +349,6 @@ class PackedDirectory(Stored):
         return mapped.added(row - within, list(self.stored(shard)))
 
     def _schema(self) -> Any:
-        """The Arrow schema of complete rows."""
         return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
 
     def _stored_schema(self, shard: Shard) -> Any:
@@ -381,8 +376,6 @@ def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
             raise pa.ArrowInvalid(problem)
     except StopIteration:
         raise pa.ArrowInvalid("no schema") from None
-    except UnicodeDecodeError as error:
-        raise pa.ArrowInvalid(f"a name that is not UTF-8: {error}") from error
     while True:
         try:
             message = messages.read_next_message()
@@ -390,16 +383,23 @@ def stored_batches(source: Any, expected: Any) -> Iterator[Any]:
             return
         if message.type != "record batch":
             raise pa.ArrowInvalid(f"a {message.type} message among the rows")
-        if _is_compressed(message.metadata):
-            raise pa.ArrowInvalid("a compressed record batch")
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
         if not batch.num_rows:
             raise pa.ArrowInvalid("a record batch without rows")
+        if not _lies_in(message.body, batch):
+            raise pa.ArrowInvalid("a compressed record batch")
         for field, column in zip(schema, batch.columns, strict=True):
             if _has_nulls(column.values if field.nullable else column):
                 raise pa.ArrowInvalid("a null")
         yield batch
+
+
+def _lies_in(body: Any, batch: Any) -> bool:
+    """Whether a batch is mapped: what Arrow has decompressed has memory of its own."""
+    first, last = body.address, body.address + body.size
+    buffers = (one for column in batch.columns for one in column.buffers() if one)
+    return all(first <= one.address and one.address + one.size <= last for one in buffers)
 
 
 def _has_nulls(array: Any) -> bool:
@@ -410,34 +410,6 @@ def _has_nulls(array: Any) -> bool:
     return isinstance(array, pa.StructArray) and any(
         _has_nulls(array.field(i)) for i in range(array.type.num_fields)
     )
-
-
-def _is_compressed(metadata: Any) -> bool:
-    """Whether a record batch message (a flatbuffer, which Arrow has checked) names a codec.
-
-    Arrow would believe the size that compressed buffers claim, and allocate it.
-    """
-    data = memoryview(metadata)
-
-    def field(table: int, index: int) -> int:
-        """Where a table's field is, 0 when it is left out."""
-        vtable = table - unpack_from("<i", data, table)[0]
-        slot = 4 + 2 * index
-        if slot >= unpack_from("<H", data, vtable)[0]:
-            return 0
-        offset: int = unpack_from("<H", data, vtable + slot)[0]
-        return offset and table + offset
-
-    try:
-        root = unpack_from("<I", data, 0)[0]
-        header = field(root, _MESSAGE_HEADER)
-        return bool(field(header + unpack_from("<I", data, header)[0], _BATCH_COMPRESSION))
-    except struct_error as error:
-        raise pa.ArrowInvalid("a damaged message") from error
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def rows_of(column: Any) -> npt.NDArray[Any]:
@@ -461,9 +433,11 @@ def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
     return pa.RecordBatch.from_arrays([array(name) for name in kinds.names], schema=kinds)
 
 
-def ragged_of(column: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """A list column of a batch as (values, offsets int32[rows + 1]), without a copy."""
-    return column.values.to_numpy(), column.offsets.to_numpy()
+def lists_of(batch: Any, name: str) -> tuple[Any, Int64]:
+    """(values, offsets int64[rows + 1] into them) of a list column, the values without a copy."""
+    column = batch.column(name)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return column.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
@@ -474,13 +448,12 @@ def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
     padding between segments out.
     """
     name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
-    places, edges = ragged_of(batch.column(name))
-    boundaries, real_edges = ragged_of(batch.column("cu_seqlens"))
-    last = edges[1:] - 1 - edges[0]
-    begin = np.delete(places[edges[0] : edges[-1]], last)
-    length = np.delete(np.diff(boundaries[real_edges[0] : real_edges[-1]]), last[:-1])
-    offsets = (edges - edges[0]).astype(np.int64) - np.arange(len(edges))
-    return begin.astype(np.int64), length.astype(np.int64), offsets
+    places, edges = lists_of(batch, name)
+    boundaries, _ = lists_of(batch, "cu_seqlens")
+    last = edges[1:] - 1
+    begin = np.delete(places, last)
+    length = np.delete(np.diff(boundaries), last[:-1])
+    return begin.astype(np.int64), length.astype(np.int64), edges - np.arange(len(edges))
 
 
 def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64:

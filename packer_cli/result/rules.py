@@ -32,11 +32,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import DataError
-from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
+from packer_cli.options.options import OF_SEGMENTS, PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory, ragged_of, rows_of, segments_of
+from packer_cli.result.reader import PackedDirectory, lists_of, rows_of, segments_of
 from packer_cli.result.shard_writer import content_hashes
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
 
@@ -108,12 +108,12 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
         found, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
         rules.append((f"position_ids {rule}", found == position, found, position))
     broken = [one for rule in rules for one in _broken(*rule)]
-    return [*broken, *_broken_segments(batch), *broken_pairs(batch)]
+    return [*broken, *broken_segments(batch)]
 
 
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules that prevent taking segments out of rows; much faster than all rules."""
-    return _broken_places(batch, limits) or _broken_segments(batch) or broken_pairs(batch)
+    return _broken_places(batch, limits) or broken_segments(batch)
 
 
 def damage(batch: Any, packed: PackedDirectory) -> str:
@@ -182,8 +182,8 @@ def _broken_places(batch: Any, limits: RowLimits) -> list[Broken]:
     broken, multiple = broken_cu_seqlens(batch, limits), limits.segment_multiple
     if broken or (multiple == 1 and PADDED_BOUNDARIES not in batch.schema.names):
         return broken
-    boundaries, edges = _own(batch.column("cu_seqlens"))
-    places, own_edges = _own(batch.column(PADDED_BOUNDARIES))
+    boundaries, edges = lists_of(batch, "cu_seqlens")
+    places, own_edges = lists_of(batch, PADDED_BOUNDARIES)
     as_many = np.diff(own_edges) == np.diff(edges)
     if not as_many.all():
         return _broken(f"{PADDED_BOUNDARIES} does not match cu_seqlens", as_many)
@@ -199,7 +199,7 @@ def _broken_places(batch: Any, limits: RowLimits) -> list[Broken]:
 
 def broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules of `cu_seqlens`, which the batches that a view stores have, too."""
-    boundaries, edges = _own(batch.column("cu_seqlens"))
+    boundaries, edges = lists_of(batch, "cu_seqlens")
     sizes = np.diff(edges)
     if (sizes < 2).any():
         return _broken("cu_seqlens has fewer than two boundaries", sizes >= 2)
@@ -216,26 +216,11 @@ def broken_cu_seqlens(batch: Any, limits: RowLimits) -> list[Broken]:
     return broken
 
 
-def _own(column: Any) -> tuple[Int32, Int64]:
-    """(values, offsets from 0) of a list column: those of the batch's own rows."""
-    values, edges = ragged_of(column)
-    return values[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int64)
-
-
 def _but_first(holds: _Flags, edges: Int64) -> _Flags:
     """bool[rows]: whether it holds for all values of a row but its first."""
     holds[edges[:-1]] = True
     of_row: _Flags = np.logical_and.reduceat(holds, edges[:-1])
     return of_row
-
-
-def _broken_segments(batch: Any) -> list[Broken]:
-    if "segments" not in batch.schema.names:
-        return []
-    counts, boundaries = (
-        np.diff(batch.column(name).offsets.to_numpy()) for name in ("segments", "cu_seqlens")
-    )
-    return _broken("segments does not match cu_seqlens", counts == boundaries - 1, counts)
 
 
 def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
@@ -244,7 +229,7 @@ def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
     """
     length, shape = limits.max_length, (batch.num_rows, limits.max_length)
     name = PADDED_BOUNDARIES if PADDED_BOUNDARIES in batch.schema.names else "cu_seqlens"
-    begin, edges = _own(batch.column(name))
+    begin, edges = lists_of(batch, name)
     last = edges[1:] - 1  # where a row's padding begins
     end = np.append(begin[1:], 0)
     end[last] = length
@@ -255,16 +240,18 @@ def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
     return position, position < np.repeat(tokens, lengths).reshape(shape)
 
 
-def broken_pairs(batch: Any) -> list[Broken]:
-    """The broken rules of `pair` and `side`. The boundaries and `segments` must be sound."""
+def broken_segments(batch: Any) -> list[Broken]:
+    """The broken rules of columns with a value for each segment. The boundaries must be sound."""
+    _, length, offsets = segments_of(batch)
+    for name in OF_SEGMENTS:
+        if name in batch.schema.names:
+            counts = np.diff(batch.column(name).offsets.to_numpy())
+            holds = counts == np.diff(offsets)
+            if broken := _broken(f"{name} does not match cu_seqlens", holds, counts):
+                return broken
     if PAIR not in batch.schema.names:
         return []
-    _, length, offsets = segments_of(batch)
-    for name in (PAIR, SIDE):
-        holds = np.diff(batch.column(name).offsets.to_numpy()) == np.diff(offsets)
-        if broken := _broken(f"{name} does not match cu_seqlens", holds):
-            return broken
-    pair, side = (_own(batch.column(name))[0].astype(np.int64) for name in (PAIR, SIDE))
+    pair, side = (lists_of(batch, name)[0].astype(np.int64) for name in (PAIR, SIDE))
     first = offsets[:-1]
     begins = np.zeros(len(pair), bool)
     begins[first] = True
@@ -279,8 +266,6 @@ def broken_pairs(batch: Any) -> list[Broken]:
              ("side is not 1 and then 0 in every pair", sides)]  # fmt: skip
     if "segments" in batch.schema.names:
         file, position, start = sources_of(batch)
-        if len(start) != len(pair):  # which another rule tells
-            return []
         follows = np.zeros(len(pair), bool)
         follows[1:] = (file[1:] == file[:-1]) & (position[1:] == position[:-1])
         follows[1:] &= start[1:] == length[:-1]
@@ -448,14 +433,6 @@ def _other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
     different = (hashes != np.frombuffer(stored, np.uint64).reshape(-1, 2)).any(axis=1)
     for at in np.flatnonzero(different)[:1].tolist():
         yield at, "its content_hash is not that of its tokens"
-
-
-def lists_of(batch: Any, name: str) -> tuple[Any, Any]:
-    """(values, offsets int64[documents + 1] into them) of a list column, without a copy."""
-    column = batch.column(name)
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    values = column.values.to_numpy()[offsets[0] : offsets[-1]] if len(offsets) else np.empty(0)
-    return values, offsets - offsets[:1]
 
 
 def trained_flags(batch: Any) -> npt.NDArray[np.bool_]:

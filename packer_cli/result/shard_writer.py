@@ -332,26 +332,21 @@ class ShardWriter:
 
     def _references(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
         """The boundaries, without a look at tokens, and how many tokens are trained on."""
-        pieces = order[edges[0] : edges[-1]]
-        sizes, rows = np.diff(edges), len(edges) - 1
+        pieces, begins = order[edges[0] : edges[-1]], edges[:-1] - edges[0]
         # each row's boundaries are a 0, and the sums of its lengths up to each
-        begins = edges[:-1] - edges[0]
         sums = np.cumsum(stock.length[pieces], dtype=np.int64)
         before = np.concatenate([[0], sums])[begins]
-        boundaries = np.zeros(len(pieces) + rows, np.int32)
-        at = np.arange(len(pieces)) + np.repeat(np.arange(1, rows + 1), sizes)
-        boundaries[at] = sums - np.repeat(before, sizes)
-        offsets = (edges - edges[0] + np.arange(rows + 1)).astype(np.int32)
+        in_rows = (sums - np.repeat(before, np.diff(edges))).astype(np.int32)
+        boundaries = np.insert(in_rows, begins, 0)
+        offsets = (edges - edges[0] + np.arange(len(edges))).astype(np.int32)
         kind = self._schema.field("cu_seqlens").type
         return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(stock, pieces)
 
     def close(self) -> list[Shard]:
-        """End the last part. Sizes and digests are the caller's to find."""
         self._parts.close()
         return self._parts.shards
 
     def abandon(self) -> None:
-        """Let go of the file after a failure."""
         self._parts.abandon()
 
 
@@ -540,7 +535,6 @@ class DocumentWriter:
         return ragged(self._documents.schema.field("input_ids").type, offsets, [values])
 
     def _end_part(self) -> None:
-        """End a part, and write its index."""
         self._documents.close()
         if self._index:
             (batch,) = pa.Table.from_batches(self._index).combine_chunks().to_batches()
@@ -548,7 +542,6 @@ class DocumentWriter:
             self._indexes.write_rows(batch, shard.segments, shard.tokens, shard.trained_tokens)
 
     def close(self) -> list[Shard]:
-        """End the last part. Sizes and digests are the caller's to find."""
         self._flush()
         self._end_part()
         self._indexes.close()
@@ -556,7 +549,6 @@ class DocumentWriter:
         return [*chain.from_iterable(pairs)]
 
     def abandon(self) -> None:
-        """Let go of the files after a failure."""
         self._documents.abandon()
         self._indexes.abandon()
 

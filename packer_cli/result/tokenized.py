@@ -63,7 +63,6 @@ class TokenizedDirectory(Stored):
         self.firsts = self.firsts.astype(np.int64)
 
     def __len__(self) -> int:
-        """Documents in all shards."""
         return int(self.firsts[-1])
 
     @cached_property
@@ -82,7 +81,6 @@ class TokenizedDirectory(Stored):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether documents are records of preference."""
         return self.facts.config.shape == PREFERENCE
 
     @cached_property
@@ -123,7 +121,6 @@ class TokenizedDirectory(Stored):
         return spread_order(keys) if some is None else some[spread_order(keys[some])]
 
     def _index(self) -> Iterator[Any]:
-        """The record batches of all indexes."""
         for number in range(len(self.shards)):
             yield from self.index_batches(number)
 
@@ -188,24 +185,17 @@ class TokenizedDirectory(Stored):
 
         Raises DataError for one that is not there.
         """
-        if len(documents) and not 0 <= documents.min() <= documents.max() < len(self):
-            absent = documents[(documents < 0) | (documents >= len(self))]
-            raise self._no_document(int(absent[0]))
+        absent = documents[(documents < 0) | (documents >= len(self))]
+        if len(absent):
+            raise DataError(
+                f"{self.path}: has no document {absent[0]}, expected numbers below {len(self)}",
+                AGAIN,
+            )
         places = np.empty((2, len(documents)), np.int64)
         of_shard = np.searchsorted(self.firsts, documents, side="right") - 1
         for number in np.unique(of_shard).tolist():
             here = np.flatnonzero(of_shard == number)
-            rows = documents[here] - self.firsts[number]
-            for batch in self.stored(self.shards[number]):
-                inside = (rows >= 0) & (rows < len(batch))
-                files = _values(batch.column("file"), np.int32)
-                positions = _values(batch.column("position"), np.int64)
-                places[:, here[inside]] = files[rows[inside]], positions[rows[inside]]
-                rows = rows - len(batch)
-                if (rows < 0).all():
-                    break
-            else:
-                raise self._no_document(int(documents[here].max()))
+            places[:, here] = self._places_in(number)[:, documents[here] - self.firsts[number]]
         return places
 
     def documents_of(self, file: int) -> Int64:
@@ -216,20 +206,17 @@ class TokenizedDirectory(Stored):
             one.unit for one in self.facts.units if any(part[0] == file for part in one.slices)
         }
         found = [np.empty((2, 0), np.int64)]
-        for first, shard in zip(self.firsts.tolist(), self.shards, strict=False):
+        for number, shard in enumerate(self.shards):
             if shard.unit in units:
-                at = first
-                for batch in self.stored(shard):
-                    its = np.flatnonzero(_values(batch.column("file"), np.int32) == file)
-                    positions = _values(batch.column("position"), np.int64)[its]
-                    found.append(np.stack([at + its, positions]))
-                    at += len(batch)
+                files, positions = self._places_in(number)
+                its = np.flatnonzero(files == file)
+                found.append(np.stack([self.firsts[number] + its, positions[its]]))
         return np.concatenate(found, axis=1)
 
-    def _no_document(self, document: int) -> DataError:
-        return DataError(
-            f"{self.path}: has no document {document}, expected numbers below {len(self)}", AGAIN
-        )
+    def _places_in(self, number: int) -> Int64:
+        """int64[2, n], as `places`, of all documents of a shard."""
+        table = pa.Table.from_batches(self.stored(self.shards[number]))
+        return np.stack([table[name].to_numpy().astype(np.int64) for name in ("file", "position")])
 
 
 def open_tokenized(path: str | os.PathLike[str]) -> TokenizedDirectory:
@@ -277,14 +264,23 @@ class Tokens:
                    for batch in one.documents_by_index(maps)]  # fmt: skip
         return Spans(batches, maps)
 
-    def _parts(self, length: Int32) -> Iterator[tuple[slice, slice]]:
-        """What to gather at once: (pieces, their tokens). Afterwards pages are given back."""
+    def _gathered(
+        self, kind: Any, kernel: Any, columns: Any, number: Int64, start: Int32, length: Int32
+    ) -> tuple[Any, int]:
+        """(a value of this kind for each token of pieces, the first piece that is not there or -1).
+        Pages are given back after a few pieces.
+        """
         spans, ends = self.spans, np.cumsum(length, dtype=np.int64)
+        out = np.empty(int(length.sum(dtype=np.int64)), kind)
         step = _PIECES_AT_ONCE if spans.mapped_bytes > _MOST_MAPPED else max(len(length), 1)
         for first in range(0, len(length), step):
-            last = min(first + step, len(length))
-            yield slice(first, last), slice(ends[first] - length[first], ends[last - 1])
+            some = slice(first, min(first + step, len(length)))
+            tokens = out[ends[first] - length[first] : ends[some.stop - 1]]
+            wrong = kernel(number[some], start[some], length[some], spans.firsts, *columns, tokens)
+            if wrong >= 0:
+                return out, first + wrong
             spans.give_back()
+        return out, -1
 
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         """int64[p], the documents' numbers over all directories."""
@@ -299,21 +295,21 @@ class Tokens:
         Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
         there are none such.
         """
-        out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint32), self.spans
-        number = self.numbered(directory, document)
-        for part, tokens in self._parts(length):
-            wrong = kernels.gather_documents(
-                number[part], start[part], length[part], spans.firsts, spans.offsets,
-                spans.values, out[tokens],
-            )  # fmt: skip
-            if wrong >= 0:
-                at = part.start + wrong
-                raise DataError(
-                    f"{self._directories[int(directory[at])].path / MANIFEST}: its document "
-                    f"{document[at]} has no {length[at]} tokens from token {start[at]} on",
-                    AGAIN,
-                )
-        return out
+        number, columns = (
+            self.numbered(directory, document),
+            (self.spans.offsets, self.spans.values),
+        )
+        ids: UInt32
+        ids, at = self._gathered(
+            np.uint32, kernels.gather_documents, columns, number, start, length
+        )
+        if at >= 0:
+            raise DataError(
+                f"{self._directories[int(directory[at])].path / MANIFEST}: its document "
+                f"{document[at]} has no {length[at]} tokens from token {start[at]} on",
+                AGAIN,
+            )
+        return ids
 
     def trained_of(self, number: Int64, start: Int32, length: Int32) -> UInt8 | None:
         """uint8 of the tokens of pieces, by `numbered` documents, 1 where one is trained on; None:
@@ -321,16 +317,12 @@ class Tokens:
         """
         if all(one.facts.config.shape == "text" for one in self._directories.values()):
             return None
-        out, spans = np.empty(int(length.sum(dtype=np.int64)), np.uint8), self.spans
-        for part, tokens in self._parts(length):
-            wrong = kernels.gather_trained(
-                number[part], start[part], length[part], spans.firsts, spans.trained_offsets,
-                spans.trained, spans.valid, out[tokens],
-            )  # fmt: skip
-            if wrong >= 0:
-                missing = number[part.start + wrong]
-                raise InternalError(f"no tokenized directory has the document {missing}")
-        return out
+        columns = self.spans.trained_offsets, self.spans.trained, self.spans.valid
+        flags: UInt8
+        flags, at = self._gathered(np.uint8, kernels.gather_trained, columns, number, start, length)
+        if at >= 0:
+            raise InternalError(f"no tokenized directory has the document {number[at]}")
+        return flags
 
 
 class Spans:
@@ -381,14 +373,15 @@ def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
 
 def spread_order(keys: UInt64) -> Int64:
     """int64[n], the documents by their keys; equal keys are spread evenly over all of them."""
-    order, same = _stable(keys)
+    order = np.argsort(keys, kind="stable")
+    same = _as_before(keys[order])
     if not same.any():
         return order
     number = np.arange(len(keys))
     earlier = number - np.maximum.accumulate(np.where(same, 0, number))
     spread = np.copy(keys)
     spread[order] += earlier.astype(np.uint64) * GOLDEN
-    return _stable(spread)[0]
+    return np.argsort(spread, kind="stable")
 
 
 def repeated(hashes: UInt64) -> Bool:
@@ -409,30 +402,17 @@ def among(hashes: UInt64, contents: UInt64) -> Bool:
 
 
 def _grouped(hashes: UInt64) -> tuple[Int64, Bool]:
-    """Order hashes so that equal ones come together, in their order."""
-    order, same = _stable(np.ascontiguousarray(hashes[:, 0]))
-    at, high = np.flatnonzero(same), hashes[:, 1]
-    if (high[order[at]] != high[order[at - 1]]).any():  # half of a hash does not tell them apart
+    """A stable order in which equal hashes come together, and where in it one is that before."""
+    order = np.argsort(hashes[:, 0], kind="stable")
+    same, other = (_as_before(half) for half in hashes[order].T)
+    if (same & ~other).any():  # half of a hash does not tell them apart
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        ordered = hashes[order]
-        same[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
+        same = np.logical_and(*(_as_before(half) for half in hashes[order].T))
     return order, same
 
 
-def _stable(keys: UInt64) -> tuple[Int64, Bool]:
-    """A stable order of fewer than 2**31 keys, and bool[n], where in it a key is that before.
-
-    Half the time of numpy's, whose unstable sorts are vectorised.
-    """
-    order = np.argsort(keys)
-    ordered = keys[order]
-    same = np.zeros(len(keys), bool)
-    same[1:] = ordered[1:] == ordered[:-1]
-    del ordered
-    if same.any():  # by number within equal keys
-        run = np.cumsum(~same)
-        run <<= 32
-        run |= order
-        run.sort()
-        order = run & np.int64((1 << 32) - 1)
-    return order, same
+def _as_before(values: UInt64) -> Bool:
+    """bool[n], which of the values equal the one before."""
+    same = np.zeros(len(values), bool)
+    same[1:] = values[1:] == values[:-1]
+    return same

@@ -36,7 +36,6 @@ from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     first_overlong,
-    item_lengths,
     loss_of,
     padded,
     pieces_of,
@@ -57,7 +56,7 @@ from packer_cli.records import (
     WorkUnit,
     record_position,
 )
-from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
+from packer_cli.result.counts import Counts
 from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
 from packer_cli.result.shard_writer import (
     DocumentWriter,
@@ -417,12 +416,8 @@ class UnitDocuments(UnitMaker):
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
         counts, lengths = self.counts, np.diff(batch.offsets)
         tokens = int(lengths.sum())
-        counts.encoded_tokens += tokens
         counts.tokens += tokens
-        counts.documents += int((lengths > 0).sum())
-        counts.empty_documents += int((lengths == 0).sum())
-        counts.document_length += powers_histogram(lengths[lengths > 0])
-        counts.add_files(batch.file, lengths, lengths)
+        counts.add_documents(batch.file, lengths, lengths)
         self._writer.write(batch)
         self.job.progress.wrote(tokens, tokens)
 
@@ -483,13 +478,9 @@ class UnitRows(UnitMaker):
         lengths = np.diff(batch.offsets)
         placed = np.bincount(pieces.document, weights=pieces.length, minlength=len(lengths))
         placed = placed.astype(np.int64)
-        counts.documents += int((placed > 0).sum())
         counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
-        counts.empty_documents += int((lengths == 0).sum())
-        counts.encoded_tokens += int(lengths.sum())
-        counts.document_length += powers_histogram(placed[placed > 0])
         counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
-        counts.add_files(batch.file, lengths, placed)
+        counts.add_documents(batch.file, lengths, placed)
         if batch.chosen is None:  # the sides of a pair are not parts of a text
             self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
@@ -529,27 +520,17 @@ class UnitRows(UnitMaker):
         self.job.stop_if_asked()
         for rows in self._with_tokens(stock, order, row_offsets):
             self._writer.write(*rows)
-        lengths = stock.length[order]
+        lengths, file = stock.length[order], stock.file[order]
         self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
-        whole = lengths if stock.side is None else item_lengths(lengths, stock.start[order] == 0)
-        used = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(lengths, out=used[1:])
-        count, max_length = len(row_offsets) - 1, self._config.max_length
-        more = Counts(
-            segments=len(order),
-            rows=count,
-            tokens=int(used[-1]),
-            row_fill=fill_histogram(np.diff(used[row_offsets]), max_length),
-            segments_per_row=powers_histogram(np.diff(row_offsets)),
-            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
-        )
-        more.add_trained(stock.file[order], trained_of(stock, order))
-        more.add_mixedness(lengths, stock.file[order], row_offsets)
+        begins = None if stock.side is None else stock.start[order] == 0
+        max_length = self._config.max_length
+        more = Counts.of_rows(lengths, begins, file, row_offsets, max_length)
+        more.add_trained(file, trained_of(stock, order))
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
         self.counts.add(more)
-        self.job.progress.wrote(more.tokens, count * max_length)
+        self.job.progress.wrote(more.tokens, more.rows * max_length)
 
     def _with_tokens(
         self, stock: Stock, order: Int64, row_offsets: Int64

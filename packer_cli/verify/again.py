@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from bisect import bisect_left
 from collections.abc import Container, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -243,12 +242,9 @@ class Compared(ShardParts):
             count = min(batch.num_rows, self._left.num_rows)
             made, there = batch.slice(0, count), self._left.slice(0, count)
             if not made.equals(there):
-                numbers = range(count)
-                row = bisect_left(
-                    numbers, True,
-                    key=lambda last: not made.slice(0, last + 1).equals(there.slice(0, last + 1)),
-                )  # fmt: skip
-                raise self._difference(made.slice(row, 1), there.slice(row, 1), self._first + row)
+                pairs = ((made.slice(row, 1), there.slice(row, 1)) for row in range(count))
+                row, pair = next((at, two) for at, two in enumerate(pairs) if two[0] != two[1])
+                raise self._difference(*pair, self._first + row)
             self._left, self._first = self._left.slice(count), self._first + count
             self._count += count
             batch = batch.slice(count)

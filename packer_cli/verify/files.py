@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
 from packer_cli.errors import DataError, Interrupted, from_os_error
@@ -109,7 +110,6 @@ class Findings:
             self.problems.extend(Problem(file, text, remedy) for text in texts)
 
     def count(self, figure: str, more: int) -> None:
-        """Add to one of the figures."""
         with self.lock:
             self.figures[figure] = (self.figures.get(figure) or 0) + more
 
@@ -199,23 +199,20 @@ def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
     amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
     edges = list(accumulate((one.inputs for one in amounts), initial=0))
     firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
-    expected = {
-        "run": run_of_sides(facts.document) if facts.side and facts.run else "",
-        "sources": [(one.name, its) for one, its in zip(amounts, pairwise(edges), strict=True)],
-        "inputs of sources": len(facts.inputs) if amounts else 0,
-        "stages": list(zip((one.name for one in stages), firsts, strict=False)),
-        "rows of stages": facts.rows if stages else 0,
-    }
-    listed = {
-        "run": facts.run,
-        "sources": [(one.name, one.inputs) for one in facts.sources],
-        "inputs of sources": edges[-1],
-        "stages": [(one.name, one.first_row) for one in facts.stages],
-        "rows of stages": firsts[-1],
-    }
-    for name, value in listed.items():
-        if value != expected[name]:
-            yield f"{name}: {value!r}, {expected[name]!r} by the rest of the manifest"
+    run = run_of_sides(facts.document) if facts.side and facts.run else ""
+    listed_sources = [(one.name, one.inputs) for one in facts.sources]
+    sources = list(zip((one.name for one in amounts), pairwise(edges), strict=True))
+    listed_stages = [(one.name, one.first_row) for one in facts.stages]
+    own_stages = list(zip((one.name for one in stages), firsts, strict=False))
+    for name, listed, expected in (
+        ("run", facts.run, run),
+        ("sources", listed_sources, sources),
+        ("inputs of sources", edges[-1], len(facts.inputs) if amounts else 0),
+        ("stages", listed_stages, own_stages),
+        ("rows of stages", firsts[-1], facts.rows if stages else 0),
+    ):
+        if listed != expected:
+            yield f"{name}: {listed!r}, {expected!r} by the rest of the manifest"
             return  # others follow from it
 
 
@@ -374,25 +371,20 @@ def other_figures(
     facts: Result, config: DocumentConfig, total: Counts, names: Collection[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
     """(name, value by the counts, value in the manifest) of every figure that a run writes, or only
-    of those with such `names`, where they differ. Raises ValueError for values that no manifest can
-    have.
+    of those with such `names`, where they differ.
     """
-    made = (
-        totals_of_rows(config, total)
-        if isinstance(config, PackConfig)
-        else totals_of_documents(total)
-    )
-    if names is not None:
-        made = {name: one for name, one in made.items() if name in {*names, "histograms"}}
-    rest = {name: one for name, one in facts.document.items() if name not in _SOMETIMES}
-    again = type(facts).of(rest | made)
-    ours, theirs = (asdict(one) | asdict(one.histograms) for one in (again, facts))
-    values, listed = (one | one["histograms"] for one in (made, facts.document))
-    for name in sorted(((values.keys() | _SOMETIMES) & theirs.keys()) - {"histograms"}):
-        if ours[name] == theirs[name] or (names is not None and name not in names):
-            continue
-        if theirs[name] or name not in made["histograms"]:  # an earlier packer did not count all
-            yield name, values.get(name), listed.get(name)
+    if isinstance(config, PackConfig):
+        made = totals_of_rows(config, total)
+    else:
+        made = totals_of_documents(total)
+    histograms = made.pop("histograms")
+    values, listed = made | histograms, asdict(facts) | asdict(facts.histograms)
+    for name in sorted(values.keys() | _SOMETIMES if names is None else names):
+        value, own = values.get(name), listed.get(name)
+        own = None if own is UNSET else to_builtins(own)
+        is_uncounted = not own and name in histograms  # by an earlier packer
+        if (value or None) != (own or None) and not is_uncounted:
+            yield name, value, own
     for index, one in enumerate(facts.inputs if names is None or total.files else ()):
         for name in facts.counted_by_input if names is None else ("documents", "tokens"):
             if (value := getattr(total.file(index), name)) != getattr(one, name):

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from msgspec import UNSET
 from msgspec.structs import astuple
 
@@ -19,15 +18,13 @@ from packer_cli.errors import PackerError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PAIR, PackConfig
 from packer_cli.packing.figures import AttentionCost, squared_sums
-from packer_cli.packing.fitting import item_lengths
 from packer_cli.progress import Progress
 from packer_cli.records import IGNORED, Int64
-from packer_cli.result.counts import Counts, fill_histogram, powers_histogram
-from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard
+from packer_cli.result.counts import Counts
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard, problem_of
 from packer_cli.result.reader import (
     PackedDirectory,
     Stored,
-    first_line,
     rows_of,
     segments_of,
     squared_lengths,
@@ -74,7 +71,7 @@ class Checks(ABC):
     ) -> None:
         facts = stored.facts
         self._config = config
-        self._facts, self._path, self._check_size = facts, stored.path, stored.check_size
+        self._facts, self._path = facts, stored.path
         self._findings, self._progress, self._bytes_too = findings, progress, bytes_too
         self._highest = self._highest_id()
         inputs = range(len(facts.inputs))  # a damaged manifest may name others
@@ -114,8 +111,6 @@ class Checks(ABC):
         where, texts = first.file, list[str]()
         try:
             texts += self._read(shards, mine, places)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: of names
-            texts.append(f"not a readable shard: {first_line(error)}")
         except PackerError as error:
             findings.stop_if_asked()
             where, _, text = error.message.removeprefix(f"{self._path}/").partition(": ")
@@ -137,10 +132,8 @@ class Checks(ABC):
         path, findings = self._path / shard.file, self._findings
         self._progress.read(shard.bytes, 0)
         findings.count("bytes", shard.bytes)
-        try:
-            self._check_size(shard)
-        except PackerError as error:
-            findings.add(shard.file, error.message.removeprefix(f"{path}: "))
+        if problem := problem_of(path, shard):
+            findings.add(shard.file, problem)
             return False
         if not self._bytes_too:
             return True
@@ -231,11 +224,9 @@ class RowChecks(Checks):
     def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
         documents = documents_of(places)
         tokens = documents.tokens
-        counts.documents += len(tokens)
-        counts.unpacked_rows += int((-(-tokens // self._config.max_length)).sum())
-        counts.document_length += powers_histogram(tokens)
         file, position, start, _ = documents.segments
-        counts.add_files(file[documents.first[:-1]].astype(np.int32), tokens, tokens)
+        counts.unpacked_rows += int((-(-tokens // self._config.max_length)).sum())
+        counts.add_documents(file[documents.first[:-1]].astype(np.int32), tokens, tokens)
         expected = documents.expected_starts(whole=self._config.truncate_side != "left")
         wrong = np.flatnonzero(start != expected)
         for at in wrong[:1].tolist():
@@ -288,22 +279,12 @@ class RowChecks(Checks):
 def _of_rows(batch: Any, max_length: int) -> Counts:
     """The counts of a sound batch of rows."""
     _, length, offsets = segments_of(batch)
-    used = np.add.reduceat(length, offsets[:-1])
-    whole = length
+    begins = None
     if PAIR in batch.schema.names:
         begins = np.diff(batch.column(PAIR).flatten().to_numpy(), prepend=-1) != 0
         begins[offsets[:-1]] = True
-        whole = item_lengths(length, begins)
-    counts = Counts(
-        rows=batch.num_rows,
-        segments=len(length),
-        tokens=int(used.sum()),
-        row_fill=fill_histogram(used, max_length),
-        segments_per_row=powers_histogram(np.diff(offsets)),
-        attention_after=AttentionCost.of(length, offsets),
-        piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64),
-    )
-    counts.add_mixedness(length, sources_of(batch)[0], offsets)
+    counts = Counts.of_rows(length, begins, sources_of(batch)[0], offsets, max_length)
+    counts.attention_after = AttentionCost.of(length, offsets)
     if "labels" in batch.schema.names:
         labels = rows_of(batch.column("labels"))
         counts.trained_tokens = int(np.count_nonzero(labels != IGNORED))
@@ -325,12 +306,10 @@ class DocumentChecks(Checks):
             file, position = (batch.column(name).to_numpy() for name in ("file", "position"))
             places.append(np.stack([file, position]).astype(np.int64))
             lengths = index.column("length").to_numpy().astype(np.int64)
-            counts.documents += len(batch)
             counts.tokens += int(lengths.sum())
             trained = index.column("trained_tokens").to_numpy()
             counts.trained_tokens += int(trained.sum(dtype=np.int64))
-            counts.document_length += powers_histogram(lengths)
-            counts.add_files(file, lengths, lengths)
+            counts.add_documents(file, lengths, lengths)
             self._progress.wrote(len(batch.column("input_ids").values), 0)
         return []
 

@@ -22,7 +22,7 @@ from numpy.random import default_rng
 from support import assert_error, check_directory, packer, shard_of
 
 from packer_cli import open_packed
-from packer_cli.result.rules import broken_pairs
+from packer_cli.result.rules import broken_segments
 
 Json = dict[str, Any]
 PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
@@ -399,12 +399,12 @@ def _batch(columns: Json) -> Any:
 
 
 def test_rules_of_sound_pairs() -> None:
-    assert broken_pairs(_batch(SOUND)) == []
+    assert broken_segments(_batch(SOUND)) == []
 
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_rules_of_pairs_are_broken(rule: str) -> None:
-    (found, *_) = broken_pairs(_batch(SOUND | BROKEN[rule]))
+    (found, *_) = broken_segments(_batch(SOUND | BROKEN[rule]))
     assert found.rule.startswith(rule.strip())
     assert (found.row, found.rows) == (0, 1)
 

@@ -12,7 +12,7 @@ import pytest
 from packer_cli import open_packed
 from packer_cli.options.options import COLUMNS, PackConfig
 from packer_cli.options.run_options import RunOptions
-from packer_cli.result.reader import ragged_of, rows_of
+from packer_cli.result.reader import lists_of, rows_of
 from packer_cli.run import pipeline
 
 Piece = tuple[int, list[int], list[int]]
@@ -23,7 +23,7 @@ def pieces_of(directory: Path) -> dict[int, list[Piece]]:
     packed, pieces_at = open_packed(directory), dict[int, list[Piece]]()
     for shard in packed.manifest["shards"]:
         for batch in packed.batches(shard):
-            boundaries, edges = ragged_of(batch.column("cu_seqlens"))
+            boundaries, edges = lists_of(batch, "cu_seqlens")
             ids, labels = (rows_of(batch.column(name)) for name in ("input_ids", "labels"))
             for row, segments in enumerate(batch.column("segments").to_pylist()):
                 cuts = boundaries[edges[row] : edges[row + 1]]
