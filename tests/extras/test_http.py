@@ -130,7 +130,7 @@ def result(server: Server, packed: Path) -> Server:
     "fault", [one for one in FAULTS if one != LIE]
 )  # nothing but it tells what a result is
 def test_results(result: Server, packed: Path, fault: str) -> None:
-    """Their manifests: all requests are late ones."""
+    """Their manifests, without which nothing tells what a result is. All requests are late ones."""
     result.fault, result.first = FAULTS[fault], 1
     found = packer("stats", result.url, "--json")
     if fault not in HARMLESS | WHOLE_ONLY:
