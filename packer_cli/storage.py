@@ -17,9 +17,11 @@ import io
 import os
 import random
 import stat as local_stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
@@ -36,10 +38,10 @@ AHEAD_BYTES = 1 << 20
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
 _MIB = 1 << 20
-TIMEOUT_SECONDS = 60  # of silence in a request; s3fs has the same by itself
+TIMEOUT_SECONDS = 60  # of silence in a request; s3fs has 15 by itself
 _TOTAL_SECONDS = 600  # of one over HTTP: 8 MiB, the largest range, at 14 KB/s
 _TRIES, _FIRST_WAIT = 3, 0.5  # seconds
-_LASTING_SECONDS = 300  # after which nothing is tried again: packages of stores try by themselves
+_LASTING_SECONDS = 150  # after which nothing is tried again: packages of stores try by themselves
 _LASTING = (FileNotFoundError, PermissionError, NotImplementedError, TypeError, ValueError)
 _MAY_PASS = (408, 425, 429)  # of the answers over HTTP below 500
 _LOCAL = ("file", "local")
@@ -49,6 +51,7 @@ _VERSIONS = (
     "ETag", "etag", "xet_hash", "blob_id", "generation", "Content-MD5", "mtime", "modified",
     "LastModified", "last_modified", "Last-Modified", "modify", "modificationTime", "created",
 )  # fmt: skip
+_TIMES = ("LastModified", "last_modified", "mtime", "modified", "created")
 _T = TypeVar("_T")
 
 
@@ -158,6 +161,7 @@ def _stat(path: str, info: dict[str, Any]) -> Stat:
     if info["size"] is None:
         raise UsageError(f"{path}: the server does not tell its size", "copy it to a local path")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    version = version.strip('"')  # which some stores leave out in their listings
     digest = hashlib.sha256(version.encode()).digest() if version else b""
     return Stat(info["size"], int.from_bytes(digest[:7], "big"), info["type"] == "file")
 
@@ -206,6 +210,19 @@ def _objects(url: str) -> dict[str, Stat | None]:
 def sizes(url: str) -> dict[str, int | None]:
     """The sizes of `objects`."""
     return {name: found and found.size for name, found in objects(url).items()}
+
+
+def put_after(url: str, name: str) -> set[str]:
+    """Names in a folder at a URL of what is younger than `name`, where a store tells ages."""
+    ages = {one: _put_at(info) for one, info in _answered(url, lambda: _entries(url))}
+    return {one for one, age in ages.items() if age > ages.get(name, sys.maxsize)}
+
+
+def _put_at(info: dict[str, Any]) -> float:
+    """Seconds since 1970; 0 where a store does not tell, or not in a form that is known."""
+    found = next((info[key] for key in _TIMES if info.get(key)), 0)
+    found = found.timestamp() if isinstance(found, datetime) else found
+    return float(found) if isinstance(found, int | float) else 0
 
 
 def part_bytes(size: int) -> int:
@@ -442,7 +459,10 @@ def _store(url: str) -> tuple[Any, str]:
         system = Web
     # not url_to_fs: it takes "::" in a name for a chain of file systems
     options = _patience(names) | system._get_kwargs_from_urls(url)
-    return system(**options), cast("str", system._strip_protocol(url))
+    store = system(**options)
+    if "s3" in names:
+        store.retries = 1  # around those of botocore, and inside ours: a silent one took minutes
+    return store, cast("str", system._strip_protocol(url))
 
 
 def _patience(names: Iterable[str]) -> dict[str, Any]:
@@ -524,8 +544,8 @@ def _explained(error: Exception, url: str, doing: str) -> DataError:
         text = f"{error.status} {error.message}" if error.status else name
     reason = text.splitlines()[0]
     if getattr(error, "errno", None) == errno.EBUSY or name == "FileExpired":
-        tip = "wait until nothing writes to it, then run again"
-        return InputChangedError(f"{url}: cannot {doing}: it changed", tip)
+        tip = "wait until nothing writes to it, then run again; if nothing does, copy it to a local"
+        return InputChangedError(f"{url}: cannot {doing}: it changed", f"{tip} path")
     if isinstance(error, FileNotFoundError):
         reason = "no such file" if doing == "read" else "no such bucket or folder"
     return DataError(

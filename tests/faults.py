@@ -16,6 +16,7 @@ import errno
 import io
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -75,6 +76,24 @@ def lose_blocks() -> None:
 def _safe(descriptor: int) -> None:
     status = os.fstat(descriptor)
     _synced.add((status.st_ino, status.st_size))
+
+
+def fail_sync(number: int) -> None:
+    """The so-manieth sync to the disk fails, and the second half of the file is lost."""
+    left, sync = number, os.fsync
+
+    def synced(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            sync(descriptor)
+            return
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            os.truncate(f"/proc/self/fd/{descriptor}", status.st_size // 2)
+        fail()
+
+    os.fsync = synced  # type: ignore[assignment]
 
 
 def at_step(step: int, act: Callable[[], None]) -> None:

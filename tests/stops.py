@@ -25,12 +25,12 @@ from packer_cli.result.layout import digest
 KILLS = int(os.environ.get("PACKER_KILLS", "4"))
 # Of faults.py, in turn: every other one leaves the run no time to tidy up.
 ACTS = ("kill", "interrupt", "cut_power", "fill_disk", "lose_blocks", "terminate", "kill", "fail")
-_WRITING = r"error: (mix\.toml, source '.': )?\S+: cannot [a-z]+: "
+WRITING = r"error: (mix\.toml, source '.': )?\S+: cannot [a-z]+: "
 _ENDS = {  # exit codes, and lines that say why
     "interrupt": (130, "stopped: interrupted"),
     "terminate": (130, "stopped: interrupted"),
-    "fill_disk": (1, _WRITING + "No space left on device"),
-    "fail": (1, _WRITING + "Input/output error"),
+    "fill_disk": (1, WRITING + "No space left on device"),
+    "fail": (1, WRITING + "Input/output error"),
 }
 PACK, TOKENIZE = "pack {} -l 64 -t bytes", "tokenize {} -t bytes"
 A, B, AB, BC = "in/a.jsonl", "in/b.jsonl", "in/a.jsonl in/b.jsonl", "in/b.jsonl in/c.jsonl"

@@ -277,6 +277,27 @@ def test_an_object_that_is_replaced_while_it_is_read() -> None:
     assert_error(result, 1, "shelf://bucket/a.jsonl: changed while it was read")
 
 
+def test_an_etag_with_and_without_quotes_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lists and answers about one object have it, of adlfs before 2026.5 and some servers."""
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).write_bytes(PLAIN["jsonl"])
+    upload("shelf")
+    info, ls, listed = Shelf.info, Shelf.ls, list[str]()
+
+    def listing(self: Shelf, path: str, **options: Any) -> list[Any]:
+        listed.append(path)
+        return ls(self, path, **options)
+
+    def asked(self: Shelf, path: str) -> dict[str, Any]:
+        return info(self, path) | {"etag": "0x8D" if listed else '"0x8D"'}
+
+    monkeypatch.setattr(Shelf, "ls", listing)
+    monkeypatch.setattr(Shelf, "info", asked)
+    monkeypatch.setattr(Shelf, "invalidate_cache", lambda self, path=None: listed.clear())
+    pack("shelf://bucket", "-l", 32)
+    assert sorted(recover_texts("out")) == sorted(TEXTS * 2)
+
+
 def test_units_of_another_content_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a store says the same of both; whenever it is replaced, a result is of one of them."""
     store, url = fsspec.filesystem("shelf"), "shelf://bucket/a.jsonl"

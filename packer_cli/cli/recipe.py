@@ -10,16 +10,18 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from packer_cli.cli.reports import notes, refuse_name
-from packer_cli.errors import DataError, from_os_error, named
+from packer_cli.errors import DataError, UsageError, from_os_error, named
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Options, Values, option, refuse
 from packer_cli.options.run_options import PackOptions, Progress
-from packer_cli.storage import base_name, is_url
+from packer_cli.ownership import put_file
+from packer_cli.storage import base_name, is_url, read_bytes
 
 if TYPE_CHECKING:
     from packer_cli.options.shapes import Shape
@@ -31,6 +33,7 @@ _BEGIN = """\
 # that begins with #:schema ./recipe.schema.json
 max_length = 4096
 """
+_SAME_BYTES = 20  # which all recipes begin with, and all schemas
 _BYTES = '# tokenizer = "org/model"     without one, every byte is a token\n'
 _END = '\n# [validation]\n# share = "0.5%"\n'
 
@@ -86,11 +89,26 @@ def recipe(
     if output is None:
         print(text, end="")
         return
+    _save(Path(os.path.realpath(output)), text.encode())
+
+
+def _save(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, through a `.part` beside it, which may be
+    there already if a kill left it. Raises PackerError.
+    """
+    part = path.with_name(f"{path.name}.part")
     try:
-        with open(output, "w" if options.overwrite else "x", encoding="utf-8") as file:
-            file.write(text)
+        begin = read_bytes(part)[:_SAME_BYTES]
+    except FileNotFoundError:
+        begin = b""
     except OSError as error:
-        raise from_os_error(error, output, "write") from error
+        raise from_os_error(error, part, "read") from error
+    if not content.startswith(begin):
+        raise UsageError(
+            f"{part}: is there, and is not of packer recipe",
+            "move it elsewhere, or choose another --output",
+        )
+    put_file(path, content)
 
 
 def _recipe(

@@ -112,9 +112,13 @@ class _Look:
 
     def into(self, files: list[InputFile]) -> dict[int, Shape]:
         """The shapes of the files that have a record, by index."""
-        with peeking(), ThreadPoolExecutor(_REQUESTS) as pool:
-            are_far = any(storage.is_url(file.path) for file in files)
-            found = list((pool.map if are_far else map)(self._known_or_found, files))
+        pool = ThreadPoolExecutor(_REQUESTS)
+        try:
+            with peeking():
+                are_far = any(storage.is_url(file.path) for file in files)
+                found = list((pool.map if are_far else map)(self._known_or_found, files))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no server
         shapes = [(file, shape) for file, shape in zip(files, found, strict=True) if shape]
         for file, shape in shapes:
             first, other = shapes[0]

@@ -351,9 +351,12 @@ def _lost(place: Path | str, manifest: Result) -> list[str]:
     were written after the manifest are read.
     """
     files = listed(manifest)
-    if storage.is_url(str(place)):
-        sizes = storage.sizes(str(place))
-        return [n for n, one in files.items() if n not in sizes or one.size not in (None, sizes[n])]
+    if storage.is_url(url := str(place)):
+        sizes = storage.sizes(url)
+        lost = [n for n, one in files.items() if n not in sizes or one.size not in (None, sizes[n])]
+        later = {*files} & storage.put_after(url, MANIFEST) - {*lost}
+        changed = (n for n in later if digest(storage.join(url, n))[1] != files[n].sha256)
+        return sorted([*lost, *changed])
     with Folder(Path(place)) as folder:
         manifests = filter(None, map(folder.status, (MANIFEST, INCOMPLETE)))
         written_ns = max((one.st_mtime_ns for one in manifests), default=0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tiny_tokenizers as tiny
-from support import assert_error, jsonl, packer
+from support import assert_error, jsonl, packer, packer_process
 
 REBUILT = {"eos_token": tiny.EOS, "tokenizer_class": "LlamaTokenizerFast"}
 
@@ -52,6 +53,20 @@ def test_terminal_escapes_of_a_tokenizer_are_not_printed(folder: Path) -> None:
     shown = packer("tokenizer", "tok")
     assert "\x1b" not in shown.stdout + shown.stderr
     assert "\x07" not in shown.stdout + shown.stderr
+
+
+def test_an_error_in_rust_has_no_backtrace(folder: Path) -> None:
+    """Whatever the environment asks of Rust."""
+    Path("tok").mkdir()
+    broken = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["x y"]}}'
+    Path("tok/tokenizer.json").write_text(broken)
+    Path("a.jsonl").write_bytes(jsonl("a"))
+    command = ("pack", "a.jsonl", "-t", "tok", "-l", 16)
+    done = packer_process(*command, env=os.environ | {"RUST_BACKTRACE": "1"})
+    assert done.returncode in (1, 2)
+    said = done.stderr.decode()
+    assert [line.split(":")[0] for line in said.splitlines()] == ["error", "tip"], said
+    assert "backtrace" not in said
 
 
 def test_an_error_that_says_nothing_is_told_by_its_kind(

@@ -25,6 +25,7 @@ class Answer:
     whole    all of the file, of which `body` is a part
     cut      bytes of the body after which the connection is closed
     instead  sent in place of all of this, the first of it `wait` seconds later
+    chunked  without its length
     """
 
     method: str
@@ -38,6 +39,7 @@ class Answer:
     cut: int | None = None
     instead: bytes | None = None
     wait: float = 0.0
+    chunked: bool = False
 
     @property
     def is_late(self) -> bool:
@@ -135,6 +137,12 @@ def _busy(answer: Answer) -> None:
         answer.becomes(503, **{"Retry-After": "1"})
 
 
+def _chunked(answer: Answer) -> None:
+    if answer.method == "GET":
+        _whole(answer)
+        answer.chunked = True
+
+
 def _page(answer: Answer) -> None:
     answer.becomes(200, b"<html>a sign-in page</html>" * 99, **{"Content-Type": "text/html"})
 
@@ -159,6 +167,9 @@ FAULTS: dict[str, Callable[[Answer], Any]] = {
     "500 for good": _late(lambda answer: answer.becomes(500)),
     "500 from the beginning": lambda answer: answer.becomes(500),
     "503 with Retry-After": _once(_busy),
+    "503 with a Retry-After of 5,000 digits": _once(
+        lambda answer: answer.becomes(503, **{"Retry-After": "9" * 5000})
+    ),
     "404 in the middle": _late(lambda answer: answer.becomes(404)),
     "403 in the middle": _late(lambda answer: answer.becomes(403)),
     "403 from the beginning": lambda answer: answer.becomes(403),
@@ -171,6 +182,9 @@ FAULTS: dict[str, Callable[[Answer], Any]] = {
     "gzip on the fly": _late(_gzip),
     "an HTML page": _late(_page),
     "HEAD refused": lambda answer: answer.method == "HEAD" and answer.becomes(405),
+    "HEAD dropped": lambda answer: answer.method == "HEAD" and _set(instead=b"")(answer),
+    "chunks in place of ranges": _chunked,
+    "chunks, and no size at all": lambda answer: (_whole(answer), _set(chunked=True)(answer)),
 }  # fmt: skip
 
 
@@ -213,9 +227,11 @@ class Server:
             handler.connection.sendall(answer.instead)
             return
         handler.send_response_only(answer.status)
-        for name, value in (
-            {"Content-Length": str(len(answer.body)), "Connection": "close"} | answer.headers
-        ).items():
+        size = {"Content-Length": str(len(answer.body))}
+        if answer.chunked:
+            size = {"Transfer-Encoding": "chunked"}
+            answer.body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(answer.body), answer.body)
+        for name, value in (size | {"Connection": "close"} | answer.headers).items():
             handler.send_header(name, value)
         handler.end_headers()
         if answer.method == "HEAD":

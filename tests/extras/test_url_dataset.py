@@ -171,6 +171,34 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             PackedDataset(url, cache="cache")
 
 
+def test_an_s3_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package tries again by itself, and so do we, but not each try of the one for each of the
+    other: 75 requests of 15 seconds.
+    """
+    monkeypatch.setattr(S3FileSystem, "read_timeout", 0.1)
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
+    S3FileSystem.clear_instance_cache()
+    asked = list[socket.socket]()
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                asked.append(server.accept()[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=serve, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        s3_server.point_to(endpoint, folder, monkeypatch)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
+            PackedDataset(URL, cache="cache")
+        server.shutdown(socket.SHUT_RDWR)
+    assert len(asked) == 2 * 3
+    for connection in asked:
+        connection.close()
+    S3FileSystem.clear_instance_cache()
+
+
 def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never silent, and a request ends all the same."""
     monkeypatch.setattr(storage, "_TOTAL_SECONDS", 1.0)

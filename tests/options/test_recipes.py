@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from altered import faulty
 from support import assert_error, check_directory, contents, jsonl, packer
 
 from packer_cli import open_packed
@@ -402,6 +403,25 @@ def test_a_file_that_is_there_stays(mixed: Path) -> None:
     for name in ("pipe.toml", "data", "/dev/null"):
         result = packer("recipe", "data", "-q", "-o", name, "--overwrite")
         assert_error(result, 2, f"{name}: is not a regular file")
+
+
+@pytest.mark.parametrize("what", [["data"], ["--schema"]])
+def test_a_file_is_there_whole_or_not_at_all(mixed: Path, what: list[str]) -> None:
+    """Whenever it is killed. Through a link its file is replaced; a `.part` of others stays."""
+    command = ["recipe", *what, "-q", "-o", "link.toml", "--overwrite"]
+    os.symlink("mix.toml", "link.toml")
+    Path("mix.toml").write_text("earlier")
+    for step in range(1, 20):
+        if faulty(f"at_step({step}, cut_power)", *command).returncode == 0:
+            break
+        assert Path("mix.toml").read_text() in ("earlier", packer(*command[:-3]).stdout)
+    assert step > 3
+    assert Path("mix.toml").read_text() == packer(*command[:-3]).stdout
+    assert Path("link.toml").is_symlink()
+    assert not Path("mix.toml.part").exists()
+    Path("mix.toml.part").write_text("mine")
+    assert_error(packer(*command), 2, "mix.toml.part: is there, and is not of packer recipe")
+    assert Path("mix.toml.part").read_text() == "mine"
 
 
 def test_shares_by_size_can_be_weights(folder: Path) -> None:

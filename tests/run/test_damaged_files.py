@@ -134,3 +134,16 @@ def test_a_damaged_file_that_several_units_read_ends_the_run(whole: list[str]) -
     Path("b.parquet").write_bytes(spoilt(table("parquet"), 0.4))
     command = ["pack", "b.parquet", *whole, "-l", 64, *OPTIONS, "-o", "out", "--unit-bytes", 1000]
     assert_error(packer(*command), 1, "b.parquet: ", "only files that one work unit reads")
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_flipped_bytes_are_errors_of_the_data(whole: list[str], form: str) -> None:
+    """Whatever Arrow makes of them: it has raised SystemError."""
+    data, name = table(form), f"flipped.{form}"
+    for place in range(0, len(data), len(data) // 40):
+        Path(name).write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        done = packer("pack", name, "-l", 64, "-t", "bytes", "-q", "--overwrite", "-o", "out")
+        if done.exit_code:
+            assert_error(done, 1, f"error: {name}")
+            assert done.stderr.count(name) == 1
+            assert len(done.stderr) < 2000

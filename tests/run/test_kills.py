@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 from altered import faulty
-from stops import AB, BC, KILLS, PACK, TOKENIZE, A, B, Kind, Stops, prepare
+from stops import AB, BC, KILLS, PACK, TOKENIZE, WRITING, A, B, Kind, Stops, prepare
 from support import contents, heavy, packer
 
 from packer_cli.export.formats import FORMATS
+from packer_cli.result.layout import digest
 
 RECIPE = """
 max_length = 64
@@ -56,6 +59,7 @@ KINDS = {
     "URL, stdin": Kind(PACK.format("-"), out=AT_URL, finished_is_refused=True),
     "export, overwrite": Kind("export in/rows --to trl --overwrite", "export in/rows --to numpy"),
 }
+SYNCED = ("add", "URL", "recipe", "export, trl")
 EXPORTS = {
     f"export, {to}": Kind(
         f"export in/{'view' if to == 'packed' else 'rows'} --to {to}", finished_is_refused=True
@@ -97,6 +101,41 @@ def test_stopped_at_every_step(
     assert stops.problems == []
     assert stops.readable >= (stops.tried.total() // 2 if kind.earlier else 1)
     assert stops.unfinished
+
+
+@pytest.mark.parametrize("name", ["overwrite", *map(heavy, SYNCED)])
+def test_every_sync_may_fail(inputs: Path, name: str) -> None:
+    """What has not come to the disk is not taken as written, nor is it by the next command."""
+    kind = (KINDS | EXPORTS)[name]
+    if kind.is_recipe:
+        Path("mix.toml").write_text(RECIPE)
+    command, out = kind.arguments(kind.command), Path("out")
+    if kind.earlier:
+        assert faulty("", *kind.arguments(kind.earlier), "-q").returncode == 0
+        shutil.copytree(out, "earlier")
+    assert faulty("", *command, "-q").returncode == 0
+    whole, failed, held = contents(out), 0, 0
+    for number in count(1, max(1, 12 // KILLS)):
+        shutil.rmtree(out)
+        if kind.earlier:
+            shutil.copytree("earlier", out)
+        done = faulty(f"fail_sync({number})", *command, "-q")
+        failed += done.returncode
+        held = 0 if done.returncode else held + 1
+        if done.returncode:
+            assert re.fullmatch(f"{WRITING}Input/output error\ntip: .+\n", done.stderr), done.stderr
+        else:  # only cleaning up has failed, or there are no more
+            assert contents(out).items() >= whole.items()
+        for manifest in out.glob("manifest.json"):
+            for shard in json.loads(manifest.read_bytes())["shards"]:
+                assert digest(out / shard["file"])[1] == shard["sha256"]
+        again = faulty("", *command, "-q")
+        refused = kind.finished_is_refused and "holds a finished" in again.stderr
+        assert again.returncode == 0 or refused, again.stderr
+        assert contents(out) == whole
+        if held == 2:
+            break
+    assert failed >= 4
 
 
 @pytest.mark.parametrize("command", [PACK.format(AB), heavy(TOKENIZE.format(AB))])

@@ -177,6 +177,20 @@ def test_a_finished_result_is_replaced_only_when_asked() -> None:
     }
 
 
+def test_what_was_put_there_after_the_manifest_is_compared() -> None:
+    """As locally, before it is said to be up to date."""
+    url = "memory://bucket/out"
+    succeeds(out=url)
+    store = fsspec.filesystem("memory")
+    (shard,) = (name for name in there(url) if name.startswith("shard-00001"))
+    content = there(url)[shard]
+    for changed, said in ((content[:-1] + b"?", f"{shard} is missing or damaged"), (content, "")):
+        store.pipe_file(f"{url}/{shard}", changed)
+        again = packer("pack", "a.jsonl", *OPTIONS, "-o", url)
+        assert (again.exit_code, said in again.stderr) == (2 * bool(said), True), again.stderr
+    assert f"{url}: up to date" in again.stderr
+
+
 def edit(name: str) -> bytes:
     """Change an object, but not its size."""
     (place,) = (one for one in Shop.objects if one.startswith(f"bucket/deep/out/{name}"))
