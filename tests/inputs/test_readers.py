@@ -388,7 +388,6 @@ def test_documents_of_plain_text(
     [
         ("a.jsonl.gz", b'{"text": "a"}\n', b'{"text": "b"}\n', "line"),
         ("a.json.gz", b'[{"text": "a"},', b'{"text": "b"}]', "line"),
-        ("a.csv.gz", b"text\na\n", b"b\n", "line"),
         ("a.txt.gz", b"a\n", b"b\n", "line"),
         ("a.txt.gz", b"a\n", b"b\n", "paragraph"),
     ],
