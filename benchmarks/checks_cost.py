@@ -22,7 +22,7 @@ from settings import Settings, from_environment
 from packer_cli.inputs.byte_streams import BLOCK_BYTES
 from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.tokenization.tokenizer import Tokenizer, load_tokenizer
-from packer_cli.tokenization.trust import Samples, TrustedEngine, differing
+from packer_cli.tokenization.trust import TrustedEngine, differing
 
 MOST = 0.03
 MOST_BYTES = 150 << 20
@@ -48,11 +48,10 @@ def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> dict[str, fl
     assert isinstance(tokenizer.engine, TrustedEngine)
     checks = tokenizer.engine  # its parts are timed one by one
     fast, reference = checks._fast, checks._reference
-    characters_of, samples = checks._characters, Samples()
 
     def check(batch: list[str]) -> None:
-        characters_of.untrusted(batch)
-        if sample := samples.of(batch):
+        checks.untrusted(batch)
+        if sample := checks.sample(batch):
             differing(fast, reference, [sample])
 
     def timed(name: str, work: Callable[..., object], *arguments: Any) -> None:
@@ -62,7 +61,7 @@ def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> dict[str, fl
 
     characters: set[str] = set()
     for batch in batches:
-        timed(COMPARING, characters_of.untrusted, batch)
+        timed(COMPARING, checks.untrusted, batch)
         timed(ENCODING, fast.encode, batch)
         timed(CHECKS, check, batch)
         found["bytes"] += sum(len(text.encode()) for text in batch)
