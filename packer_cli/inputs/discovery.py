@@ -129,25 +129,26 @@ def _listed(name: str) -> Iterator[_Found]:
             f"{name}: no such file, expected one that lists inputs",
             f"check the spelling; an input named so is ./{name}",
         )
-    with refusals(path), storage.open_lines(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
-            place = f"{path}, line {number}"
-            try:
-                one = line.removeprefix(BYTE_ORDER_MARK * (number == 1)).decode().strip()
-            except UnicodeDecodeError as error:
-                what, tip = invalid_utf8(error, line, "line")
-                raise DataError(f"{place}: {what}", tip) from error
-            if not one or one.startswith("#"):
-                continue
-            is_other = one == STDIN or one.startswith(_LIST)
-            if is_other or "\0" in one or len(line) == _LONGEST:
-                raise UsageError(
-                    f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
-                    "name stdin and lists on the command line, and data without @; "
-                    "a file that is called so is ./NAME",
-                )
-            count += 1
-            yield place, one
+    with refusals(path):
+        lines = storage.read_bytes(path).removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        place = f"{path}, line {number}"
+        try:
+            one = line.decode().strip()
+        except UnicodeDecodeError as error:
+            what, tip = invalid_utf8(error, line, "line")
+            raise DataError(f"{place}: {what}", tip) from error
+        if not one or one.startswith("#"):
+            continue
+        is_other = one == STDIN or one.startswith(_LIST)
+        if is_other or "\0" in one or len(line) > _LONGEST:
+            raise UsageError(
+                f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
+                "name stdin and lists on the command line, and data without @; "
+                "a file that is called so is ./NAME",
+            )
+        count += 1
+        yield place, one
     if not count:
         raise UsageError(f"{path}: lists no inputs", "name one input in each line")
 

@@ -359,23 +359,18 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
         pieces |= {number: bytes([int(piece[3:5], 16)])
                    for piece, number in vocabulary.items() if _BYTE.fullmatch(piece)}  # fmt: skip
     added = document.added_tokens or []
-    others = dict[int, bytes | None]()
     for token in added:
-        content: bytes | None = token.content.encode("utf-8", "surrogatepass")
+        content = token.content.encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
         is_either = byte_level and pieces.get(token.id, content) != content
         is_byte = fallback and _BYTE.fullmatch(token.content)
         is_prepended = token.normalized and spacing == _PREPENDED
         if is_either or is_byte or is_prepended or token.lstrip or token.rstrip:
-            content = None
-        others[token.id] = content
-    if model.unk_token in vocabulary:
-        others[vocabulary[model.unk_token]] = None
-    for number, piece in others.items():
-        if piece is None:
-            pieces.pop(number, None)
+            pieces.pop(token.id, None)
         else:
-            pieces[number] = piece
+            pieces[token.id] = content
+    if model.unk_token in vocabulary:
+        pieces.pop(vocabulary[model.unk_token], None)
     ids = sorted(pieces)
     own = [*map(pieces.__getitem__, ids)]
     kinds = np.zeros(max(ids, default=-1) + 1, np.uint8)
