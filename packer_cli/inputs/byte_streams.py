@@ -13,7 +13,6 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,8 +230,10 @@ def next_size(stop: int | None, position: int) -> int:
 
 
 def _decompressed(compression: str, raw: HashedFile) -> _Read:
+    """A function that reads at most as many plain bytes, or BLOCK_BYTES of xz and bz2."""
     if compression in ("xz", "bz2"):
-        return _Streams(raw, compression).read
+        blocks = filter(None, _of_streams(raw, compression))
+        return lambda size: next(blocks, b"")
     import pyarrow as pa  # noqa: PLC0415
 
     # Arrow's streams raise on data cut short, read concatenated members, and free the GIL.
@@ -240,43 +241,27 @@ def _decompressed(compression: str, raw: HashedFile) -> _Read:
     return read
 
 
-class _Streams:
-    """xz or bz2 streams end to end, empty ones too, at which Arrow fails in bz2.
-
+def _of_streams(raw: HashedFile, compression: str) -> Iterator[bytes]:
+    """Plain bytes of xz or bz2 streams end to end, empty ones too, at which Arrow fails in bz2.
     Python's own readers pass over damage after the first stream.
     """
+    from bz2 import BZ2Decompressor  # noqa: PLC0415
+    from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
 
-    def __init__(self, raw: HashedFile, compression: str) -> None:
-        from bz2 import BZ2Decompressor  # noqa: PLC0415
-        from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
-
-        self._raw = raw
-        self._padding = b"\0" if compression == "xz" else b""  # between streams
-        self._new_stream: Callable[[], Any] = (
-            partial(LZMADecompressor, FORMAT_XZ) if self._padding else BZ2Decompressor
-        )
-        self._stream: Any = self._new_stream()  # None between streams
-        self._stored = b""
-
-    def read(self, size: int, /) -> bytes:
-        """1 to `size` plain bytes; none only at the end of the last stream."""
-        data = b""
-        while not data:
-            if not self._stored and (self._stream is None or self._stream.needs_input):
-                self._stored = self._raw.read(_STORED_BYTES)
-                if not self._stored:
-                    if self._stream is not None:
-                        raise EOFError
-                    break
-            if self._stream is None:
-                self._stored = self._stored.lstrip(self._padding)
-                if not self._stored:
-                    continue
-                self._stream = self._new_stream()
-            data, self._stored = self._stream.decompress(self._stored, size), b""
-            if self._stream.eof:
-                self._stored, self._stream = self._stream.unused_data, None
-        return data
+    padding = b"\0" if compression == "xz" else b""  # between streams
+    stored = raw.read(_STORED_BYTES)
+    while stored:
+        stream: Any = LZMADecompressor(FORMAT_XZ) if padding else BZ2Decompressor()
+        while not stream.eof:
+            if not stored and stream.needs_input:
+                stored = raw.read(_STORED_BYTES)
+                if not stored:
+                    raise EOFError
+            yield stream.decompress(stored, BLOCK_BYTES)
+            stored = b""
+        stored = stream.unused_data.lstrip(padding)
+        while not stored and (more := raw.read(_STORED_BYTES)):
+            stored = more.lstrip(padding)
 
 
 # --- lines

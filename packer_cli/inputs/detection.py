@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, PackerError
 from packer_cli.inputs.byte_streams import peeking
-from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.formats import format_named
 from packer_cli.options.shape_rules import refuse_labels_among_pairs
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
@@ -26,7 +25,7 @@ from packer_cli.options.shapes import (
     may_hold,
     options_for,
 )
-from packer_cli.records import InputFile, Slice
+from packer_cli.records import InputFile
 
 _BEGINNING = 1 << 16
 _REQUESTS = 16  # at a time, to a store that answers each after a while
@@ -151,9 +150,10 @@ class _Look:
             return shape
         of_messages = "messages" in shape.columns
         if not of_messages:
+            columns = [shape.columns[own] for own in shape.required]
             with suppress(DamagedInputError):  # which the unit that reads it meets, too
-                first = next(_first_fields(file, shape, config), {})
-                of_messages = any(isinstance(first.get(own), list) for own in shape.required)
+                first = next(_first_columns(file, columns, config), {})
+                of_messages = any(isinstance(value, list) for value in first.values())
         return replace(shape, of_messages=of_messages)
 
     def _held_later(self, file: InputFile, fields: list[str]) -> list[str]:
@@ -180,13 +180,12 @@ class _Look:
         except DataError as error:
             if there == renamed:
                 raise
-            try:
+            with suppress(DataError):
                 shape = self._found(file, fields, there)
-            except DataError:
-                raise error from None
-            for own in renamed.keys() - there.keys():
-                self.lacking.setdefault(own, error)
-            return shape
+                for own in renamed.keys() - there.keys():
+                    self.lacking.setdefault(own, error)
+                return shape
+            raise
 
     def _found(self, file: InputFile, fields: list[str], renamed: dict[str, str]) -> Shape:
         """The shape of records with these fields. DataError where there is none; the tip is what
@@ -213,23 +212,18 @@ class _Look:
             raise DataError(error.message, f"add {options}") from None
 
 
-def _first_fields(
-    file: InputFile, shape: Shape, config: DocumentConfig
-) -> Iterator[dict[str, Any]]:
-    """The fields of the records at a file's beginning. Raises PackerError as a reader does."""
-    end = _BEGINNING if format_named(file.format).counts_bytes else None
-    part = Slice(file.index, 0, end, 0)
-    for records in reader_for(file.format).read(file, part, shape, config):
-        yield from records.fields or []
-
-
 def _first_columns(
     file: InputFile, columns: list[str], config: DocumentConfig
 ) -> Iterator[dict[str, Any]]:
-    """Values of some columns in the records at a file's beginning. Raises as `_first_fields`."""
-    if columns:
-        own = {f"field_{number}": name for number, name in enumerate(columns[1:])
-               if name != columns[0]}  # fmt: skip
-        every = Shape("messages", {"messages": columns[0], **own})
-        for values in _first_fields(file, every, config):
-            yield {every.columns[own]: value for own, value in values.items()}
+    """Values of some columns in the records at a file's beginning. Raises PackerError as a reader
+    does.
+    """
+    if not columns:
+        return
+    own = {f"field_{number}": name for number, name in enumerate(columns[1:])
+           if name != columns[0]}  # fmt: skip
+    shape = Shape("messages", {"messages": columns[0], **own})
+    part = beginning(file, _BEGINNING)
+    for records in reader_for(file.format).read(file, part, shape, config):
+        for values in records.fields or []:
+            yield {shape.columns[own]: value for own, value in values.items()}

@@ -23,9 +23,6 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
@@ -59,6 +56,7 @@ from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_
 
 _Found = tuple[str, str]  # the line of a list that names it, or "", and the input
 _FROM = "; relative paths and patterns start at the current directory"
+_OF_DATASET = (STATE, "dataset_info.json")  # in a folder that `Dataset.save_to_disk` has made
 _SHOWN = 40  # characters of a line
 _LIST = "@"
 _LONGEST = 1 << 16  # bytes of a line: far longer than a path can be
@@ -93,13 +91,11 @@ def find_inputs(
             )
         seen[key] = path
 
+    files = list[InputFile]()
     for place, path in found:
         with _placed(place):
             refuse_twice(path if path == STDIN else storage.identity(path), path)
-    files = list[InputFile]()
-    for index, (place, path) in enumerate(found):
-        with _placed(place):
-            file = input_file(index, path, config)
+            file = input_file(len(files), path, config)
             if file.inode:  # a file that has several names
                 refuse_twice((file.device, file.inode), path)
         files.append(file)
@@ -133,25 +129,26 @@ def _listed(name: str) -> Iterator[_Found]:
             f"{name}: no such file, expected one that lists inputs",
             f"check the spelling; an input named so is ./{name}",
         )
-    with refusals(path), storage.open_lines(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
-            place = f"{path}, line {number}"
-            try:
-                one = line.removeprefix(BYTE_ORDER_MARK * (number == 1)).decode().strip()
-            except UnicodeDecodeError as error:
-                what, tip = invalid_utf8(error, line, "line")
-                raise DataError(f"{place}: {what}", tip) from error
-            if not one or one.startswith("#"):
-                continue
-            is_other = one == STDIN or one.startswith(_LIST)
-            if is_other or "\0" in one or len(line) == _LONGEST:
-                raise UsageError(
-                    f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
-                    "name stdin and lists on the command line, and data without @; "
-                    "a file that is called so is ./NAME",
-                )
-            count += 1
-            yield place, one
+    with refusals(path):
+        lines = storage.read_bytes(path).removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        place = f"{path}, line {number}"
+        try:
+            one = line.decode().strip()
+        except UnicodeDecodeError as error:
+            what, tip = invalid_utf8(error, line, "line")
+            raise DataError(f"{place}: {what}", tip) from error
+        if not one or one.startswith("#"):
+            continue
+        is_other = one == STDIN or one.startswith(_LIST)
+        if is_other or "\0" in one or len(line) > _LONGEST:
+            raise UsageError(
+                f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
+                "name stdin and lists on the command line, and data without @; "
+                "a file that is called so is ./NAME",
+            )
+        count += 1
+        yield place, one
     if not count:
         raise UsageError(f"{path}: lists no inputs", "name one input in each line")
 
@@ -188,23 +185,20 @@ class _Search:
         """The files that match and are no part of a result of ours, which has JSON lines, too."""
         with refusals(pattern):
             matches = storage.glob(pattern)
-        left, is_result = list[str](), dict[str, bool]()
-        for path in matches:
-            folder = path[: len(path) - len(storage.base_name(path))]
-            folder = folder.rstrip("/") or folder or "."
-            if folder not in is_result:
-                kind = _kind_of_result(folder, {name for name, _ in _listing(folder)})
-                is_result[folder] = bool(kind)
-                if kind:
-                    self._leave_out(folder, kind)
-            if not is_result[folder]:
-                left.append(path)
-        if not left:
-            what = "matches only results of packer" if matches else "no file matches this pattern"
-            raise UsageError(
-                f"{pattern}: {what}", f"name directories without a pattern, also tokenized{_FROM}"
-            )
-        return left
+        folders = {
+            path: path[: -len(storage.base_name(path))].rstrip("/") or "." for path in matches
+        }
+        results = set[str]()
+        for folder in dict.fromkeys(folders.values()):
+            if kind := _kind_of_result(folder, {name for name, _ in _listing(folder)}):
+                self._leave_out(folder, kind)
+                results.add(folder)
+        if left := [path for path in matches if folders[path] not in results]:
+            return left
+        what = "matches only results of packer" if matches else "no file matches this pattern"
+        raise UsageError(
+            f"{pattern}: {what}", f"name directories without a pattern, also tokenized{_FROM}"
+        )
 
     def _leave_out(self, folder: str, kind: str) -> None:
         how = "; to pack its tokens, name it" if kind == TOKENIZED else ""
@@ -212,7 +206,7 @@ class _Search:
 
     def _below(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
         """The input files of a folder, then those of the folders in it. Results of ours are not
-        inputs; the files of a saved Hugging Face dataset are those that it names.
+        inputs, nor are the files that `datasets` keeps in a saved dataset for itself.
         """
         content, real = sorted(_listing(folder)), storage.identity(folder)
         names = {name for name, _ in content}
@@ -233,21 +227,19 @@ class _Search:
             raise UsageError(
                 f"{folder}: a dataset with several splits", "name the folder of the one to pack"
             )
-        if {STATE, "dataset_info.json"} <= names:
-            yield from _shards_of_dataset(folder)
-            return
-        shown = [one for one in content if not one[0].startswith(".")]
+        own = (".", "cache-", *_OF_DATASET) if names.issuperset(_OF_DATASET) else (".",)
+        shown = [one for one in content if not one[0].startswith(own)]
         has_pairs = any(map(belongs_to, names))
         for name, is_folder in shown:
             if not is_folder and (
-                self.config.input_format or self._is_input(name, names, has_pairs, folder)
+                self.config.input_format or self._is_input(folder, name, names, has_pairs)
             ):
                 yield storage.join(folder, name)
         for name, is_folder in shown:
             if is_folder:
                 yield from self._below(storage.join(folder, name), (*above, real))
 
-    def _is_input(self, name: str, names: set[str], has_pairs: bool, folder: str) -> bool:
+    def _is_input(self, folder: str, name: str, names: set[str], has_pairs: bool) -> bool:
         """Whether a file of a folder with these names is an input, as far as the names tell.
         `has_pairs`: whether one of them belongs to another.
 
@@ -267,6 +259,11 @@ class _Search:
         return False
 
 
+def _folder_of(path: str) -> str:
+    folder = path[: -len(storage.base_name(path))]
+    return folder.rstrip("/") or folder or "."
+
+
 def _listing(folder: str) -> list[tuple[str, bool]]:
     with refusals(folder):
         return storage.listing(folder)
@@ -284,26 +281,6 @@ def _kind_of_result(folder: str, names: set[str]) -> str:
     markers = (f"{WORK}/{ID}", f"{WORK}/publishing.json")
     is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
     return "that is not finished" if is_begun else ""
-
-
-class _Shard(msgspec.Struct):
-    filename: Annotated[str, msgspec.Meta(pattern=r"^[^/]+\Z")]
-
-
-class _Dataset(msgspec.Struct, rename={"shards": "_data_files"}):
-    shards: list[_Shard]
-
-
-def _shards_of_dataset(folder: str) -> Iterator[str]:
-    """The files that a saved Hugging Face dataset names. DataError for files elsewhere."""
-    state = storage.join(folder, STATE)
-    try:
-        with refusals(state):
-            dataset = msgspec.json.decode(storage.read_bytes(state), type=_Dataset)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        what = f"{state}: does not say what the dataset's files are: {error}"
-        raise DataError(what, "save the dataset again, or name its files") from error
-    return (storage.join(folder, one.filename) for one in dataset.shards)
 
 
 # --- one input

@@ -73,7 +73,7 @@ class LineReader(Reader):
             return f"byte {position}"
         line, left = 1, position
         with open_source(file) as source:
-            while left and (chunk := source.read(min(left, byte_streams.BLOCK_BYTES))):
+            while left and (chunk := source.read(byte_streams.BLOCK_BYTES)[:left]):
                 line += chunk.count(b"\n")
                 left -= len(chunk)
         return f"line {line} (byte {position})"

@@ -227,8 +227,8 @@ class JsonArrayReader(JsonlReader):
             yield from elements.records(data)
             if elements.has_ended:
                 return
-            if elements.closed_at is not None:
-                self._refuse_more(file, source, data[elements.closed_at - offset :], elements)
+            if (end := elements.closed_at) is not None:
+                self._refuse_more(file, source, data[end - offset :], end)
                 return
         at, reason = elements.reached, "the file ends before its array does, expected a record or ]"
         if elements.begin >= 0:
@@ -238,6 +238,20 @@ class JsonArrayReader(JsonlReader):
             )  # fmt: skip
         tip = "fetch or write the file again: it was cut short, or a quote or bracket is missing"
         raise self.refused(file, BadRecord(at, reason, tip))
+
+    def _refuse_more(self, file: InputFile, source: Source, rest: bytes, at: int) -> None:
+        """Read to the end. Raises DataError for anything but blanks after the array, which closes
+        with the first byte of `rest`, byte `at` of the file; also for a brace in its place.
+        """
+        blanks = rest.removeprefix(b"]")
+        at += len(rest) - len(blanks)
+        while blanks or (blanks := source.read(byte_streams.BLOCK_BYTES)):
+            if more := blanks.lstrip():
+                at += len(blanks) - len(more)
+                what = "more after the end of the array, expected one array of records in the file"
+                tip = "make one of several: jq -c '.[]' FILE > FILE.jsonl, and pack that"
+                raise self.refused(file, BadRecord(at, what, tip))
+            at, blanks = at + len(blanks), b""
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
         """Slices begin where records do: reads the file; damage is left to `read`."""
@@ -268,26 +282,6 @@ class JsonArrayReader(JsonlReader):
         except (ValueError, RecursionError):  # a number of thousands of digits
             return False
         return False
-
-    def _refuse_more(
-        self, file: InputFile, source: Source, rest: bytes, elements: _Elements
-    ) -> None:
-        """Read to the end. Raises DataError for what is no end of an array, and for what follows.
-
-        `rest`: from the closing bracket on.
-        """
-        at = elements.closed_at or 0
-        if rest[:1] != b"]":
-            wrong = "a closing brace, expected a comma or the end of the array"
-            raise self.refused(file, BadRecord(at, wrong, "mend the record before it"))
-        at, rest = at + 1, rest[1:]
-        while rest or (rest := source.read(byte_streams.BLOCK_BYTES)):
-            if more := rest.lstrip():
-                at += len(rest) - len(more)
-                what = "more after the end of the array, expected one array of records in the file"
-                tip = "make one of several: jq -c '.[]' FILE > FILE.jsonl, and pack that"
-                raise self.refused(file, BadRecord(at, what, tip))
-            at, rest = at + len(rest), b""
 
 
 class _Elements:

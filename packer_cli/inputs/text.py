@@ -5,7 +5,6 @@ TSV with a header line, read by Python's csv module.
 from __future__ import annotations
 
 import csv
-import re
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -34,8 +33,6 @@ from packer_cli.records import BadRecord, InputFile, Records, Slice
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
 _Found = tuple[list[_Document], int]  # documents, and how many more are empty
 _RETURN = ord("\r")
-_BLANK_LINES = re.compile(rb"[\r\n]+")
-_MANY_AFTER_LF, _MANY_AFTER_CR = re.compile(rb"\n[\r\n]{64,}"), re.compile(rb"\r{65,}")
 
 
 class TextReader(LineReader):
@@ -248,25 +245,19 @@ class _Rows:
         for offset, data in read_lines(source, 0, None, self._limit):
             if data is None:
                 raise self._refused(too_long(offset, self._limit))
-            at, blanks = 0, _MANY_AFTER_LF if b"\n" in data else _MANY_AFTER_CR
-            while at < len(data):
-                if self._begins and (blank := _BLANK_LINES.match(data, at)):
-                    at = blank.end()
-                many = blanks.search(data, at)
-                some = data[at : many.start() + 1 if many else None]
-                for line in iter(some.splitlines(keepends=True)):
-                    begin = offset + at
-                    at += len(line)
-                    if self._begins:
-                        self.begin, self._begins = begin, False
-                    if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
-                        raise self._refused(too_long(begin, self._limit))
-                    try:
-                        # Excel begins its files with a byte order mark.
-                        yield line.decode("utf-8" if begin else "utf-8-sig")
-                    except UnicodeDecodeError as error:
-                        wrong = BadRecord(begin, *invalid_utf8(error, line, "line"))
-                        raise self._refused(wrong) from None
+            begin = offset
+            for line in iter(data.splitlines(keepends=True)):
+                if self._begins and line.strip(b"\r\n"):
+                    self.begin, self._begins = begin, False
+                if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+                    raise self._refused(too_long(begin, self._limit))
+                try:
+                    # Excel begins its files with a byte order mark.
+                    yield line.decode("utf-8" if begin else "utf-8-sig")
+                except UnicodeDecodeError as error:
+                    wrong = BadRecord(begin, *invalid_utf8(error, line, "line"))
+                    raise self._refused(wrong) from None
+                begin += len(line)
         self._has_ended = True
 
     def _next(self, rows: Iterator[list[str]]) -> list[str] | None:

@@ -108,14 +108,13 @@ def locate(source: str) -> TokenizerFiles:
     model = document.model
     changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
     added = tuple(
-        SpecialToken(
-            one.content, one.id, one.lstrip, one.rstrip,
+        msgspec.structs.replace(
+            one,
             plain=not (one.single_word or (one.normalized and changes)),
             unknown=one.content == model.unk_token or one.id == model.unk_id,
-            special=one.special,
         )
         for one in document.added_tokens or []
-    )  # fmt: skip
+    )
     configured = _configured(companions, path.parent)
     known = [token.content for token in added if token.content in _KNOWN_EOS]
     eos = configured.get("eos_token", known[0] if len(set(known)) == 1 else None)
@@ -140,18 +139,6 @@ def _tokenizer_json(source: str, path: Path) -> Path:
     return path
 
 
-class AddedToken(msgspec.Struct):
-    """An entry of `added_tokens`."""
-
-    content: str
-    id: int = 0
-    special: bool = False
-    single_word: bool = False
-    normalized: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-
-
 class Model(msgspec.Struct):
     """The fields that matter. `merges`, megabytes of them, are not decoded."""
 
@@ -170,7 +157,7 @@ class TokenizerJson(msgspec.Struct):
     """A tokenizer.json, as far as it is read here."""
 
     model: Model
-    added_tokens: list[AddedToken] | None = None
+    added_tokens: list[SpecialToken] | None = None
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
 

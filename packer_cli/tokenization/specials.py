@@ -15,6 +15,8 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
+import msgspec
+
 from packer_cli._kernels.texts import may_hold
 from packer_cli.errors import UsageError
 
@@ -23,9 +25,8 @@ Span = tuple[int, int]
 SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
 
-@dataclass(frozen=True)
-class SpecialToken:
-    """An added token of a tokenizer, most often a special one.
+class SpecialToken(msgspec.Struct, frozen=True):
+    """An added token, as a tokenizer.json has it; most often a special one.
 
     lstrip   takes the white space before it with it; rstrip, that after it
     plain    it is found wherever a text has its content
@@ -33,12 +34,14 @@ class SpecialToken:
     """
 
     content: str
-    id: int
+    id: int = 0
+    special: bool = False
+    single_word: bool = False
+    normalized: bool = False
     lstrip: bool = False
     rstrip: bool = False
     plain: bool = True
     unknown: bool = False
-    special: bool = True
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -128,10 +127,7 @@ class Tokenizer:
         lowest, highest = int(ids.min()), int(ids.max())  # most batches have none, and end here
         special = self._special_ids
         special = special[(special >= lowest) & (special <= highest)]
-        number = 0
-        if len(special):
-            near = ids[(ids >= special[0]) & (ids <= special[-1])]
-            number = int(np.isin(near, special).sum())
+        number = int(np.isin(ids, special).sum()) if len(special) else 0
         return number + sum(
             text.count(token.content)
             for token in self._unknown
@@ -335,6 +331,7 @@ _PLAIN_BYTES = TokenBytes(
 # of a tokenizer whose pieces are not known
 _UNKNOWN_BYTES = TokenBytes(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
 
+_NO_BYTE = 0xFFFF
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is written like a byte
 
 
@@ -362,23 +359,18 @@ def token_bytes(tokenizer_json: bytes) -> TokenBytes:
         pieces |= {number: bytes([int(piece[3:5], 16)])
                    for piece, number in vocabulary.items() if _BYTE.fullmatch(piece)}  # fmt: skip
     added = document.added_tokens or []
-    others = dict[int, bytes | None]()
     for token in added:
-        content: bytes | None = token.content.encode("utf-8", "surrogatepass")
+        content = token.content.encode("utf-8", "surrogatepass")
         # the same id for two different texts; white space swallowed; a space put before it
         is_either = byte_level and pieces.get(token.id, content) != content
         is_byte = fallback and _BYTE.fullmatch(token.content)
         is_prepended = token.normalized and spacing == _PREPENDED
         if is_either or is_byte or is_prepended or token.lstrip or token.rstrip:
-            content = None
-        others[token.id] = content
-    if model.unk_token in vocabulary:
-        others[vocabulary[model.unk_token]] = None
-    for number, piece in others.items():
-        if piece is None:
-            pieces.pop(number, None)
+            pieces.pop(token.id, None)
         else:
-            pieces[number] = piece
+            pieces[token.id] = content
+    if model.unk_token in vocabulary:
+        pieces.pop(vocabulary[model.unk_token], None)
     ids = sorted(pieces)
     own = [*map(pieces.__getitem__, ids)]
     kinds = np.zeros(max(ids, default=-1) + 1, np.uint8)
@@ -394,17 +386,15 @@ def _byte_level(vocabulary: dict[str, int]) -> dict[int, bytes]:
     """The bytes that the characters of each token stand for, of those where they all do, by id."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's choice
     hidden = [byte for byte in range(256) if byte not in shown]
-    none = 256
-    table = np.full(256 + len(hidden) + 1, none, np.uint16)  # the last: all other characters
-    table[shown], table[256 : 256 + len(hidden)] = shown, hidden
-    # all at once: one by one they would take half a second of a large vocabulary
-    codes = np.frombuffer("".join(vocabulary).encode("utf-32-le", "surrogatepass"), np.uint32)
-    found = table[np.minimum(codes, len(table) - 1)]
-    edges = offsets_of([*map(len, vocabulary)])
-    wrong = set(np.searchsorted(edges, np.flatnonzero(found == none), side="right").tolist())
-    flat = found.astype(np.uint8).tobytes()
-    places = enumerate(zip(vocabulary.values(), pairwise(edges.tolist()), strict=True), 1)
-    return {token: flat[begin:end] for i, (token, (begin, end)) in places if i not in wrong}
+    byte_of = dict.fromkeys(hidden, _NO_BYTE)
+    byte_of |= {256 + place: byte for place, byte in enumerate(hidden)}
+    pieces = dict[int, bytes]()
+    for token, number in vocabulary.items():
+        try:
+            pieces[number] = token.translate(byte_of).encode("latin-1")
+        except UnicodeEncodeError:  # it has another character
+            continue
+    return pieces
 
 
 def _spaces(document: TokenizerJson, *, byte_level: bool) -> tuple[bool | None, int]:

@@ -124,7 +124,7 @@ DAMAGE = {
     "cut after a record": (b'{"text": "b"}', 20, NOT_CLOSED),
     "quote": (b'{"text": "a"b"}]', 20, NOT_CLOSED),
     "bracket": (b'{"text": "b"]]', 20, "not valid JSON: Expecting ',' delimiter at character 13"),
-    "brace": (b'{"text": "b"}}', 33, "a closing brace, expected a comma or the end of the array"),
+    "brace": (b'{"text": "b"}}', 33, "more after the end of the array, expected one array"),
     "second array": (b'{"text": "b"}]\n[{"text": "c"}]', 35, "more after the end of the array"),
     "more": (b'{"text": "b"}] x', 35, "more after the end of the array, expected one array"),
 }

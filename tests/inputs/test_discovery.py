@@ -149,10 +149,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
     "stdin twice": ({}, "- -", 2, "-: the same file as -", ""),
     "several splits": ({"d/dataset_dict.json": b'{"splits": ["train", "test"]}'}, "d", 2,
                        "d: a dataset with several splits", "name the folder of the one"),
-    **{f"broken dataset {i}": (
-        {"d/dataset_info.json": b"{}", "d/state.json": state}, "d", 1,
-        "d/state.json: does not say what the dataset's files are: ", "save the dataset again")
-       for i, state in enumerate((b"{", b"[]", b'{"_data_files": [{"filename": "../a"}]}'))},
     "a result": ({"d/manifest.json": b'{"format_version": 1, "packer_version": ""}'}, "d", 2,
                  "d: is a result of packer", "name the original data"),
     "compressed Parquet": ({"a.parquet.gz": b""}, "a.parquet.gz", 2,
@@ -237,8 +233,8 @@ def test_only_results_are_left_out_and_that_is_said(folder: Path) -> None:
 
 
 def test_folders_of_datasets_and_links(folder: Path) -> None:
-    """What `Dataset.save_to_disk` makes gives the files that it names, in their order."""
-    names = ["data-00000-of-00002.arrow", "b.arrow"]
+    """What `Dataset.save_to_disk` makes gives its shards, without caches and its own files."""
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
     save({"data/a.jsonl": jsonl("a"), "data/saved/cache-1234.arrow": b"not an input"})
     for name in names:
         table = pa.table({"text": [name]})
@@ -266,7 +262,7 @@ def test_two_names_of_a_file() -> None:
     os.link("a.jsonl", "b.jsonl")
     os.symlink("a.jsonl", "c.jsonl")
     for inputs in (["a.jsonl", "b.jsonl"], ["a.jsonl", "c.jsonl"], ["*.jsonl"]):
-        other = inputs[-1].replace("*", "c")
+        other = inputs[-1].replace("*", "b")
         result = packer("pack", *inputs, *QUIET, "-o", "out")
         assert_error(result, 2, f"{other}: the same file as a.jsonl")
     assert packer("pack", "b.jsonl", "d", *QUIET, "-o", "out").exit_code == 0

@@ -20,10 +20,10 @@ from support import assert_error, check_directory, contents, jsonl, packer
 from tiny_tokenizers import EOS
 
 from packer_cli.records import Int64, UInt32
-from packer_cli.tokenization import engines, trust
+from packer_cli.tokenization import engines
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
-from packer_cli.tokenization.trust import BATTERY, ComparedCharacters, in_contexts, unsettled
+from packer_cli.tokenization.trust import BATTERY, TrustedEngine, in_contexts, unsettled
 
 TRIGGER = "¤→¤"
 MAKERS = (tiny.byte_level, tiny.sentencepiece)
@@ -357,7 +357,8 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
             shown.extend(texts)
             return reference.encode(texts)
 
-    known = ComparedCharacters(fast, Seen(), notify=pytest.fail)
+    known = TrustedEngine(fast, Seen(), [], [], notify=pytest.fail)
+    shown.clear()
     assert known.untrusted(["plain", "caf\u00e9"]) == []
     assert shown == []  # Latin-1 is the start's
     texts = ["\u0416x", "plain", "\u65e5\U0001f44d\u0416", "\u20c1 \u0394"]
@@ -373,16 +374,17 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
 
 def test_threads_compare_a_character_before_they_trust_it() -> None:
     content = as_json(tiny.byte_level())
-    known = ComparedCharacters(DiffersOnPhi(content), ReferenceEngine(content), lambda line: None)
+    fast, reference = DiffersOnPhi(content), ReferenceEngine(content)
+    known = TrustedEngine(fast, reference, [], [], lambda line: None)
     batches = [[f"{chr(code)}x", "y", f"z{chr(code)}\u03d5"] for code in range(0x400, 0x500)] * 2
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(known.untrusted, batches)) == [[2]] * len(batches)
 
 
 def test_samples_are_few_and_of_every_small_run() -> None:
-    samples = trust.Samples()
-    small = [samples.of(["some words"]) for _ in range(4)]
+    trusted = TrustedEngine(*both_engines(tiny.byte_level), [], [], pytest.fail)
+    small = [trusted.sample(["some words"]) for _ in range(4)]
     assert small == ["some words"] * 4
-    large = [samples.of(["some words " * 100_000]) for _ in range(100)]
+    large = [trusted.sample(["some words " * 100_000]) for _ in range(100)]
     assert sum(map(len, large)) < 100 * 1_100_000 / 8192
     assert set(map(len, large)) == {0, 512}
