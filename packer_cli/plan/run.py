@@ -25,7 +25,7 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import hold, is_tokenized, opened, shape_of
 from packer_cli.interrupts import as_flag, run_all
-from packer_cli.mixing.choice import Choice, Reached
+from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.options.options import PackConfig
 from packer_cli.options.recipe import Recipe
@@ -45,12 +45,11 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, Shard
-from packer_cli.result.manifest import TOKENIZED, Source, TokenizedManifest, load_tokenized
+from packer_cli.result.manifest import TOKENIZED, Share, Source, TokenizedManifest, load_tokenized
 from packer_cli.run.finalize import (
     check_limits,
     manifest_of,
     nothing_to_pack,
-    sources_of,
     totals_of_rows,
 )
 from packer_cli.run.identity import Chosen, Run
@@ -108,7 +107,7 @@ class Outcome:
     standard_errors: dict[str, float] = field(default_factory=dict)
     sources: Sequence[Source] = ()
     by_source: Sequence[dict[str, Any]] = ()
-    shares: Sequence[Reached] = ()
+    shares: Sequence[Share] = ()
 
 
 @dataclass(frozen=True)
@@ -467,7 +466,7 @@ def _of_mixture(outcome: Outcome, choice: Choice, read: _Read | None) -> Outcome
         outcome = replace(outcome, totals=totals, planned=planned, units=units, share=share)
     sources, by_source = list[Source](), list[dict[str, Any]]()
     counted = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
-    for one in sources_of(choice):
+    for one in choice.sources:
         grown = {name: round(getattr(one, name) * factor) for name in counted}
         sources.append(structs.replace(one, asked=one.asked * factor, **grown))
         counts = [outcome.planned.file(index) for index in range(*one.inputs)]
@@ -475,7 +474,7 @@ def _of_mixture(outcome: Outcome, choice: Choice, read: _Read | None) -> Outcome
             name: sum(getattr(own, name) for own in counts) for name in _OF_SOURCE
         })  # fmt: skip
     reached = [
-        replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
+        structs.replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
         for one in choice.shares
     ]
     return replace(outcome, sources=sources, by_source=by_source, shares=reached)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ import packer_cli
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
-from packer_cli.mixing.choice import Choice
-from packer_cli.mixing.units import choice_of, first_units_of
+from packer_cli.mixing.units import choice_of, units_of_stages
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.ownership import unchanged, write_file, written
@@ -46,9 +44,7 @@ from packer_cli.result.manifest import (
     DocumentHistograms,
     Histograms,
     Manifest,
-    MissedShare,
     Result,
-    Source,
     SourceRecords,
     TokenizedManifest,
     TrainingStage,
@@ -341,20 +337,20 @@ def tables_of(
     choice = choice_of(files, config)
     if choice is None:
         return {}
-    first_units, rows = first_units_of(files, config), [0] * len(choice.stages)
+    rows = Counter[int]()
     for shard in shards:
-        rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
-    named = config.mixture.stages if config.mixture else ()
-    stages = [  # of validation, perhaps fewer than there are
-        TrainingStage(stage.name, sum(rows[:number]), own)
-        for number, (stage, own) in enumerate(zip(named, rows, strict=False))
-    ]
+        rows[shard.unit] += shard.rows
+    named, stages, first = config.mixture.stages if config.mixture else (), [], 0
+    for stage, units in zip(named, units_of_stages(files, config, choice), strict=False):
+        own = sum(rows[unit.index] for unit in units)
+        stages.append(TrainingStage(stage.name, first, own))
+        first += own
     return {
-        "sources": sources_of(choice),
+        "sources": choice.sources,
         "stages": stages,
-        "missed_shares": [MissedShare(**vars(one)) for one in choice.shares if one.is_missed],
+        "missed_shares": [one for one in choice.shares if one.is_missed],
         "source_records": [
-            _source_records(one.amount.name, [opened(files[place]).facts for place in one.places])
+            _source_records(one.name, [opened(file).facts for file in files[slice(*one.inputs)]])
             for one in choice.sources
         ],
     }
@@ -365,17 +361,6 @@ def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> Sour
     unread = sum((Counter(one.unread) for one in directories), Counter[str]())
     totals = {total: figure for total, figure in sums.items() if figure}
     return SourceRecords(name, totals, dict(sorted(unread.items())))
-
-
-def sources_of(choice: Choice) -> list[Source]:
-    """The sources for a manifest."""
-    return [
-        Source(
-            one.amount.name, (one.places.start, one.places.stop), one.documents, one.available,
-            one.asked, one.taken, one.held_out, one.duplicates,
-        )
-        for one in choice.sources
-    ]  # fmt: skip
 
 
 def totals_of_documents(counts: Counts) -> dict[str, Any]:
