@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,8 @@ from packer_cli.run.finalize import (
 )
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.pipeline import settle
-from packer_cli.run.recipe import Tokens, naming, once, rows_of, tokens_of, tokens_root
+from packer_cli.run.recipe import Tokens, naming, rows_of, tokens_of, tokens_root
+from packer_cli.run.source import prepare
 from packer_cli.run.unit import NOWHERE, Job, UnitResult, pack_unit
 from packer_cli.run.update import plan_update
 
@@ -140,7 +141,7 @@ class Planning:
         read as they are. If one is not tokenized, a sample of all of them is, in memory.
         """
         # what it has to say of the inputs was said when they were tokenized
-        options = replace(self.options, warn=once(self.options.warn))
+        options = replace(self.options, warn=cache(self.options.warn))
         its, silent = replace(self, options=options), replace(options, notify=lambda message: None)
         tokens = tokens_of(recipe, tokens_root(recipe, *destinations), silent.notify)
         raw = [one for one in tokens if one.files]
@@ -260,7 +261,8 @@ class Planning:
     ) -> list[_Made]:
         """Give what is made of units, in their order."""
         made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-        job = Job.of(run, units, NOWHERE, self.options, progress)
+        source = prepare(run, units, self.options)
+        job = Job(run, source, NOWHERE, self.options, progress)
         with closing(job.source), as_flag():
 
             def task(place: int) -> None:
@@ -295,7 +297,7 @@ class Planning:
             self.options.notify(f"reads the inputs {len(passes)} times: {why}")
         _note_beginnings(files, passes, self.options.notify)
         # what tokenizers say, each pass would
-        its = replace(self, options=replace(self.options, notify=once(self.options.notify)))
+        its = replace(self, options=replace(self.options, notify=cache(self.options.notify)))
         size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
         outcomes: dict[PackConfig, Outcome] = {}
         with Progress(size, show=self.show_progress, doing="planning") as progress:

@@ -79,25 +79,29 @@ def finalize(
     """
     work, reused = claim.work, update.reused if update else {}
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
-    shared = {**update.digests} if update else {}
-    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)), shared)
+    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)))
     with written(work / UNITS) as lines:
         for record in _records(run, claim, reused):
             every.add(record, run)
             lines.write(commits.as_line(record))
     _check(every, run, claim)
+    earlier = earlier_result(claim.folder)
+    kept = {part[0] for record in reused.values() for part in record.slices}
     for file in run.files:
-        if file.index not in every.digests:
-            found = commits.read_input(work, file.index)
-            if found is None:  # no unit reads it: a split's side may have nothing of a source
-                found = digest(file.path) if file.format else (0, "")
-            every.digests[file.index] = found
+        if file.index in every.digests:
+            continue
+        found = commits.read_input(work, file.index)
+        if earlier is not None and file.index in kept:
+            one = earlier.manifest.inputs[file.index]
+            found = one.size, one.sha256
+        elif found is None:  # no unit reads it: a split's side may have nothing of a source
+            found = digest(file.path) if file.format else (0, "")
+        every.digests[file.index] = found
     hashes = _side_files(every, run, claim, reused)
     manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
-    earlier = earlier_result(claim.folder)
     if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
             f"{claim.output}: {manifest.incomplete}",
@@ -113,7 +117,7 @@ class _Units:
     """The records of all units together. `bad` and `read`: records of those that are new."""
 
     total: Counts
-    digests: dict[int, commits.Digest]
+    digests: dict[int, commits.Digest] = field(default_factory=dict)
     shards: list[Shard] = field(default_factory=list)
     rejected: list[UnitRecord] = field(default_factory=list)
     tokenizer: dict[str, Any] | None = None
@@ -157,28 +161,20 @@ def _side_files(
 
 def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index)
-        if record is not None:
-            _refuse_lost(claim, record.shards)
-        else:
-            record = commits.read_unit(claim.work, unit)
+        record = reused.get(unit.index) or commits.read_unit(claim.work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {claim.work} are not right"
             )
+        for shard in record.shards if record.reused else ():
+            status = claim.folder.status(shard.file)
+            if status is None or status.st_size != shard.bytes:
+                raise DataError(
+                    f"{claim.output / shard.file}: is missing or cut short since the update began",
+                    "restore it, or remove what is left of it; then run the same command again, "
+                    "which packs its documents again",
+                )
         yield record
-
-
-def _refuse_lost(claim: Claim, kept: Iterable[Shard]) -> None:
-    """DataError for a shard of the earlier result that was there when the update began."""
-    for shard in kept:
-        status = claim.folder.status(shard.file)
-        if status is None or status.st_size != shard.bytes:
-            raise DataError(
-                f"{claim.output / shard.file}: is missing or cut short since the update began",
-                "restore it, or remove what is left of it; then run the same command again, which "
-                "packs its documents again",
-            )
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -58,7 +58,7 @@ from packer_cli.run import destination as output
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
-from packer_cli.run.source import choose_encoding, choose_tokenized
+from packer_cli.run.source import choose_encoding, choose_tokenized, prepare
 from packer_cli.run.unit import Job
 from packer_cli.run.update import (
     Update,
@@ -138,7 +138,7 @@ def settle(
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
-            options.notify(f"{_first_of(some)}: {member}")
+            options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
     config = for_shape(config, shape)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
@@ -156,11 +156,9 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
         update, earlier = None, None
         if output.holds_result(destination) and not options.overwrite:
             earlier = load_as_is(destination)
-        if earlier and (options.update or options.as_rank):
+        if earlier and options.update:
             update = plan_update(destination, earlier, run, options)
             run = update.run
-            if options.as_rank and update.changed:
-                raise output.finished(destination)
         else:
             if options.update and not options.prune:
                 refuse_to_forget(destination, run.files)
@@ -238,7 +236,7 @@ def _pack_units(
             run_all(tasks, options.workers, stop)
             pack_on_ray(run, units, work, options, progress)
             return
-        job = Job.of(run, units, work, options, progress)
+        job = Job(run, prepare(run, units, options), work, options, progress)
         stack.enter_context(closing(job.source))
         stack.enter_context(as_flag())  # for the storage threads, too
         committing: ThreadPoolExecutor | None = None
@@ -320,7 +318,7 @@ def _name_columns(
             by_columns.setdefault(tuple(columns), []).append(path)
     for names, paths in by_columns.items():
         what = "column" if len(names) == 1 else "columns"
-        line = f"{_first_of(paths)}: no option uses the {what} {named(names)}; see --field"
+        line = f"{named(paths, 1)}: no option uses the {what} {named(names)}; see --field"
         if LABEL in names and shape is None:
             options.warn(
                 f"warning: {line}, and --shape preference if it says which answers are good"
@@ -329,10 +327,6 @@ def _name_columns(
             options.notify(f"{line}, and --shape preference for pairs")
         else:
             options.notify(line)
-
-
-def _first_of(paths: Sequence[str]) -> str:
-    return paths[0] + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")
 
 
 def _warn_of_losses(
@@ -368,14 +362,14 @@ def _meant(name: str, chosen: Chosen) -> str:
 
 # Ranks: processes, perhaps on several machines, that share nothing but the output directory
 
-_AUTO = "auto"
+_AUTO, _SIZE = "auto", "--world-size"
 _ARRAY = "SLURM_ARRAY_TASK_"
 # As job schedulers and launchers say them.
 _VARIABLES = {
     "--rank": (
         f"{_ARRAY}ID", "SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX",
     ),
-    "--world-size": (f"{_ARRAY}COUNT", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    _SIZE: (f"{_ARRAY}COUNT", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
 }  # fmt: skip
 
 
@@ -388,28 +382,29 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
 
-    def number(option: str, given: str | None) -> int:
-        name, text = option, given
-        if text in (None, _AUTO):
-            tried = _VARIABLES[option]
-            name = next((one for one in tried if one in os.environ), "")
-            if not name:
-                raise UsageError(
-                    f"{option}: not given, and none of {', '.join(tried)} is set",
-                    "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
-                )
-            text = os.environ[name]
-        if text is None or not text.isdecimal():
-            raise UsageError(f"{name}: {text!r} is not a number")
-        if name == f"{_ARRAY}ID":  # --array=1-7:2
-            first, step = (
-                number(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)
-                for one, default in (("MIN", "0"), ("STEP", "1"))
-            )
-            return (int(text) - first) // max(1, step)
-        return int(text)
+    return {"rank": _number_of("--rank", rank), "world_size": _number_of(_SIZE, world_size)}
 
-    return {"rank": number("--rank", rank), "world_size": number("--world-size", world_size)}
+
+def _number_of(option: str, given: str | None) -> int:
+    name, text = option, given
+    if text in (None, _AUTO):
+        tried = _VARIABLES[option]
+        name = next((one for one in tried if one in os.environ), "")
+        if not name:
+            raise UsageError(
+                f"{option}: not given, and none of {', '.join(tried)} is set",
+                "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
+            )
+        text = os.environ[name]
+    if text is None or not text.isdecimal():
+        raise UsageError(f"{name}: {text!r} is not a number")
+    if name != f"{_ARRAY}ID":
+        return int(text)
+    first, step = (  # --array=1-7:2
+        _number_of(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)
+        for one, default in (("MIN", "0"), ("STEP", "1"))
+    )
+    return (int(text) - first) // max(1, step)
 
 
 class _NotPackedError(DataError):

@@ -81,6 +81,7 @@ _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _STILL = {"unit_bytes", "shard_bytes"}  # options that make sense for documents that are tokens
 _Render = Callable[["Conversation"], "Document"]
 _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
+_Composing = tuple[dict[str | None, Read], dict[str | None, _Render], "ComposingProcesses | None"]
 
 
 def choose_encoding(
@@ -231,24 +232,12 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         inputs = [file for file in run.files if run.row_config.mixture or file.index in read]
         return tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
-    reads = _plain_reads(own)
     if run.chosen.name is None:
-        return Source(_by_file(reads), plain_encoder(None))
-    composers = _composers(own, files, run.chosen.template)
-    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
-    processes = _processes(options.max_seconds_per_record, rendered)
-    renders = dict[str | None, _Render]()
-    for name, parts in composers.items():
-        if processes is not None and name in rendered:
-            renders[name] = partial(processes.render, name)
-            reads[name] = processes.read
-            if not run.resumable:
-                reads[name] = partial(_read_here, *own[name], processes)
-        else:
-            from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-
-            composer = make_composer(*parts)
-            renders[name], reads[name] = composer.render, composer.read
+        return Source(_by_file(_plain_reads(own)), plain_encoder(None))
+    seconds, from_stdin = options.max_seconds_per_record, not run.resumable
+    composing = _composing(own, files, run.chosen.template, seconds, from_stdin=from_stdin)
+    reads, renders, processes = composing
+    rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
     file, texts = ahead[0][0], iter(tuple[str]())
     first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
@@ -267,18 +256,50 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
             files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
             notify=options.notify,
         )  # fmt: skip
-        return _source(own, files, tokenizer, reads, renders, processes)
+        return _source(own, files, tokenizer, *composing)
     except BaseException:
         if processes is not None:
             processes.close()
         raise
 
 
+def _composing(
+    own: _Own,
+    files: TokenizerFiles | None,
+    template: TemplateChoice | None,
+    seconds: float,
+    *,
+    from_stdin: bool = False,
+) -> _Composing:
+    """What reads the files of each shape, what renders those that are supervised, and the processes
+    in which it does so where a chat template is used.
+    """
+    reads = _plain_reads(own)
+    renders, processes = dict[str | None, _Render](), None
+    composers = _composers(own, files, template)
+    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
+    if rendered:
+        from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
+
+        processes = ComposingProcesses(seconds, rendered)
+    for name, parts in composers.items():
+        if processes is not None and name in rendered:
+            renders[name], reads[name] = partial(processes.render, name), processes.read
+            if from_stdin:
+                reads[name] = partial(_read_here, *own[name], processes)
+        else:
+            from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+
+            composer = make_composer(*parts)
+            renders[name], reads[name] = composer.render, composer.read
+    return reads, renders, processes
+
+
 def _plain_reads(own: _Own) -> dict[str | None, Read]:
-    return {name: partial(read_plainly, *one) for name, one in own.items()}
+    return {name: partial(_read_plainly, *one) for name, one in own.items()}
 
 
-def read_plainly(
+def _read_plainly(
     shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
 ) -> Iterator[Records]:
     """The records of a slice, as they are stored."""
@@ -287,16 +308,6 @@ def read_plainly(
 
 def _by_file(reads: dict[str | None, Read]) -> Read:
     return lambda file, part: reads[file.shape](file, part)
-
-
-def _processes(
-    seconds: float, composers: dict[str | None, tuple[Any, ...]]
-) -> ComposingProcesses | None:
-    if not composers:
-        return None
-    from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
-
-    return ComposingProcesses(seconds, composers)
 
 
 def _read_here(
@@ -310,7 +321,7 @@ def _read_here(
     from packer_cli.chat.encoder import placed  # noqa: PLC0415
     from packer_cli.chat.messages import UndecidableError  # noqa: PLC0415
 
-    for records in read_plainly(shape, config, file, part):
+    for records in _read_plainly(shape, config, file, part):
         try:
             yield processes.compose(records, file.shape)
         except UndecidableError as error:
@@ -340,34 +351,19 @@ def source_again(
     files: TokenizerFiles | None,
     seconds: float | None,
 ) -> Source:
-    """Makes tokens of records as readers give them, whatever the shape: to compare.
-
-    `seconds`: what a record may take to render; None: the default.
+    """What gives the documents once more, to compare. `seconds`: what a record may take to render;
+    None: the default.
     """
-    own = by_file_shape(config, shape)
-    reads = _plain_reads(own)
+    own, template = by_file_shape(config, shape), None
     if tokenizer is None:
-        return Source(_by_file(reads), plain_encoder(None))
-    composers = {}
+        return Source(_by_file(_plain_reads(own)), plain_encoder(None))
     if shape.is_supervised:
         from packer_cli.chat.templates import find_template  # noqa: PLC0415
 
-        composers = _composers(own, files, find_template(config.chat_template, files))
+        template = find_template(config.chat_template, files)
     # no record was too slow for the run, whose limit may have been another, on a faster machine
-    processes = _processes(seconds or 6 * SECONDS_PER_RECORD, composers)
-    if processes is None:
-        return _source(own, files, tokenizer, reads, {}, None)
-    renders: dict[str | None, _Render] = {
-        name: partial(processes.render, name) for name in composers
-    }
-    source = _source(own, files, tokenizer, reads, renders, processes)
-
-    def compose_and_encode(records: Records, file: InputFile) -> Encoded:
-        if file.shape in composers:
-            records = processes.compose(records, file.shape)
-        return source.encode(records, file)
-
-    return replace(source, encode=compose_and_encode)
+    composing = _composing(own, files, template, seconds or 6 * SECONDS_PER_RECORD)
+    return _source(own, files, tokenizer, *composing)
 
 
 def _source(
@@ -378,8 +374,8 @@ def _source(
     renders: dict[str | None, _Render],
     processes: ComposingProcesses | None,
 ) -> Source:
-    """Reads and encodes the files of each shape. `renders`: as `Composer.render`, of those
-    shapes that are supervised. UsageError where the tokenizer lacks what goes around documents.
+    """Reads and encodes the files of each shape. UsageError where the tokenizer lacks what goes
+    around documents.
     """
     tokenizers = {name: tokenizer.framed(framing_of(one)) for name, (_, one) in own.items()}
     infos = [one.info for one in tokenizers.values()]

@@ -59,7 +59,7 @@ from packer_cli.result.manifest import (
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.wording import plural
 from packer_cli.run import commits
-from packer_cli.run.commits import UnitRecord, as_packed_by, load_identities
+from packer_cli.run.commits import UnitRecord, as_packed, load_identities
 from packer_cli.run.destination import finished, holds_result, listed, work_of
 from packer_cli.run.identity import (
     OTHER_ORDER,
@@ -88,13 +88,11 @@ class Update:
 
     run      what the result is to be; files that are gone have no format
     reused   records of the units that stay, by their index
-    digests  of the inputs that these read and share
     changed  whether there is anything to do
     """
 
     run: Run
     reused: dict[int, UnitRecord]
-    digests: dict[int, commits.Digest]
     changed: bool
 
 
@@ -113,7 +111,7 @@ def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions
             refuse_other_result(directory, manifest, run)
         except UsageError:
             changed = True
-        return Update(run, {}, {}, changed)
+        return Update(run, {}, changed)
     _refuse_other_options(directory, manifest, now)
     return _Comparison(directory, manifest, now, options).update()
 
@@ -127,10 +125,10 @@ class _Comparison:
         self.directory, self.manifest, self.now, self.options = directory, manifest, now, options
         self.then = manifest.inputs_now
         self.current = {file.path: file for file in now.files}
-        self.is_same = as_packed_by(directory, manifest, checksum=options.checksum)
+        self.is_same = as_packed(directory, manifest, checksum=options.checksum)
 
     def update(self) -> Update:
-        then, current, policy = self.then, self.current, self.options.unnamed
+        then, current = self.then, self.current
         found = {i: current[one.path] for i, one in then.items() if one.path in current}
         same = {i for i, file in found.items() if self.is_same(replace(file, index=i), file)}
         moved, copies = self._find_contents(same)
@@ -144,14 +142,14 @@ class _Comparison:
         # rejected.jsonl names the input of each record: such a unit is packed again
         same |= {index for index in moved if not then[index].rejected_records}
         unnamed = {index: one for index, one in then.items() if names[index] not in current}
-        kept, dropped = (unnamed, {}) if policy == "kept" else ({}, unnamed)
+        kept, dropped = (unnamed, {}) if self.options.add else ({}, unnamed)
         self._refuse_to_drop(unnamed)
         lost = _lost(self.directory, self.manifest)
         records = _reusable(_records(self.directory, self.manifest), {*lost}, same | kept.keys())
         standing = {index for record in records for index in _inputs(record)}
         again, shape = self._kept(kept, standing)
         files = _numbered(names, [*current.values(), *again])
-        if policy != "dropped":
+        if not self.options.prune:
             refuse_to_forget(self.directory, files)
         to_pack = [file for file in files if file.format and file.index not in standing]
         weight = sum(part[-1] for record in records for part in record.slices)
@@ -159,14 +157,12 @@ class _Comparison:
         free = _free({record.unit for record in records})
         new = [replace(unit, index=next(free)) for unit in cut]
         units = sorted([*new, *(one.work_unit for one in records)], key=lambda unit: unit.index)
-        shared = standing - {index for record in records for index, *_ in record.inputs}
-        digests = {index: (then[index].size, then[index].sha256) for index in shared}
         earlier, config = document_config_of(self.manifest), self.now.config
         is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
         run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
         changed = bool(new or dropped or moved or lost or is_limited)
         self._tell(dropped, moved, copies, kept)
-        return Update(run, {one.unit: one for one in records}, digests, changed)
+        return Update(run, {one.unit: one for one in records}, changed)
 
     def _find_contents(self, same: Container[int]) -> tuple[dict[int, str], dict[str, str]]:
         """Inputs by new names whose content the result holds, so that no document is there twice.
@@ -212,7 +208,7 @@ class _Comparison:
         """UsageError where documents would go that nobody has asked to drop, or be there twice: by
         two names of a file.
         """
-        if self.options.unnamed == "dropped":
+        if self.options.prune:
             return
         if STDIN in self.current and any(one.path == STDIN for one in self.then.values()):
             raise UsageError(
@@ -279,22 +275,18 @@ class _Comparison:
         )
 
     def _tell(
-        self,
-        dropped: _Unnamed,
-        moved: dict[int, str],
-        copies: dict[str, str],
-        kept: _Unnamed,
+        self, dropped: _Unnamed, moved: dict[int, str], copies: dict[str, str], kept: _Unnamed
     ) -> None:
         moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
-        notes = {
-            f"drops {_described(dropped)}": dropped and self.options.as_rank is None,
-            f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}": moved,
-            f"has these inputs already: {named(held, _MOST_NAMED)}": copies,
-            f"keeps {_described(kept)}": kept,
-        }  # fmt: skip
-        for note in (note for note, is_so in notes.items() if is_so):
+        notes = [
+            dropped and f"drops {_described(dropped)}",
+            moved and f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}",
+            held and f"has these inputs already: {named(held, _MOST_NAMED)}",
+            kept and f"keeps {_described(kept)}",
+        ]
+        for note in filter(None, notes):
             self.options.notify(f"{self.directory}: {note}")
 
 
@@ -327,7 +319,7 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
         raise finished(place, "stdin cannot be compared with what it was made of")
     is_remote = storage.is_url(str(place))
     # of a tokenized directory its manifest is read, which is small
-    is_same = as_packed_by(Path(place), manifest, checksum=is_remote or run.is_tokenized)
+    is_same = as_packed(Path(place), manifest, checksum=is_remote or run.is_tokenized)
     then = [InputFile(i, one.path, "", None, one.size, 0) for i, one in manifest.inputs_now.items()]
     try:
         differ = differing_files(then, run.files, is_same)
@@ -385,14 +377,11 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
     kinds = {one.kind for one in its_shape.members.values() or [its_shape]}
     both = [one for one in shape.members.values() or [shape] if one.kind in kinds]
-    if not (shape.members or its_shape.members):
-        differ = differing_options(then, replace(now.config, shape=shape.kind))
-    elif not both:
+    configs = [[replace(for_member(c, one), shape=None) for c in (then, now.config)]
+               for one in both]  # fmt: skip
+    differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
+    if not both:
         differ = [f"--shape was {its_shape.kind}, is now {shape.kind}"]
-    else:
-        configs = [[replace(for_member(c, one), shape=None) for c in (then, now.config)]
-                   for one in both]  # fmt: skip
-        differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
     differ += differing_tokenizers(_tokenizer_of(manifest), now.chosen)
     if differ:
         raise UsageError(

@@ -38,6 +38,7 @@ from packer_cli.interrupts import run_all
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
+from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shape_rules import by_file_shape, for_shape
 from packer_cli.options.shapes import Shape, joined, shape_named
 from packer_cli.progress import Progress
@@ -71,8 +72,9 @@ from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import tables_of
+from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.source import Source, framing_of, source_again, tokenized_again
-from packer_cli.run.unit import NOWHERE, Job, pack_unit, without_damaged
+from packer_cli.run.unit import NOWHERE, Job
 from packer_cli.tokenization.locate import locate
 from packer_cli.tokenization.tokenizer import bytes_tokenizer, load_tokenizer
 from packer_cli.verify.files import (
@@ -128,7 +130,8 @@ def compare_inputs(
         absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
         every = [files.get(index, absent) for index in range(len(facts.inputs))]
         progress = Progress(0, show=False)
-        job = Job(every, config, shape, source, NOWHERE, progress, findings.stop)
+        run = Run(config, shape, tuple(every), (), Chosen(None))
+        job = Job(run, source, NOWHERE, EncodingOptions(stop=findings.stop), progress)
         units, rejected_from = list[tuple[UnitRecord, int]](), 0
         for record in read_units(stored.path, facts):
             if {part[0] for part in record.slices} <= files.keys():
@@ -173,7 +176,7 @@ def _compare_unit(
     add = partial(findings.add, remedy=DIFFERENT)
     again = replace(job, parts=partial(Compared, stored, job, record.shards))
     try:
-        made = without_damaged(record.work_unit, again, pack_unit)
+        made = again.pack(record.work_unit)
     except _DifferentError as error:
         add(error.file, error.text)
         return
@@ -295,8 +298,8 @@ class Compared(ShardParts):
         number, position, start, length = segments[:, at].tolist()
         if self._kind == ROWS and "segments" not in batch.schema.names:
             return f"{length} tokens"
-        file = self._job.files[number]
-        record = record_position(position, self._job.config.turns)
+        file = self._job.run.files[number]
+        record = record_position(position, self._job.run.config.turns)
         place = f"{file.path}, {reader_for(file.format).describe(file, record)}"
         return f"{length} tokens of {place}{f' from its token {start}' if start else ''}"
 
