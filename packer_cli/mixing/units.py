@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from packer_cli.errors import DamagedInputError
@@ -126,7 +125,9 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
         room -= part.weight
         if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
             before = current.pop()  # row groups side by side are opened once
-            part = replace(part, start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
+            part = part._replace(  # noqa: PLW2901
+                start=before.start, weight=before.weight + part.weight
+            )
         current.append(part)
     units.append(WorkUnit(len(units), tuple(current)))
     return units

@@ -51,7 +51,7 @@ _Stopped = Callable[[], bool]
 class UnitRecord(msgspec.Struct, frozen=True):
     """The record of a packed unit.
 
-    slices      as in the WorkUnit: [file, start, stop, weight]
+    slices      as in the WorkUnit
     shards      as in the manifest
     counts      `Counts.as_json()`
     tokenizer   what the manifest says about it
@@ -63,7 +63,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     """
 
     unit: int
-    slices: list[tuple[int, int, int | None, int]]
+    slices: tuple[Slice, ...]
     shards: list[Shard]
     counts: dict[str, Any]
     tokenizer: dict[str, Any] | None = None
@@ -75,11 +75,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
     @property
     def work_unit(self) -> WorkUnit:
-        return WorkUnit(self.unit, tuple(Slice(*part) for part in self.slices))
-
-
-def slices_of(unit: WorkUnit) -> list[tuple[int, int, int | None, int]]:
-    return [(part.file, part.start, part.stop, part.weight) for part in unit.slices]
+        return WorkUnit(self.unit, self.slices)
 
 
 def rejected_name(unit: int) -> str:
@@ -99,7 +95,7 @@ def write_unit(folder: Path, record: UnitRecord) -> None:
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     """The record of a unit whose files are all there, at their full size; None otherwise."""
     record: UnitRecord | None = _decoded(_unit_path(folder, unit.index), UnitRecord)
-    if record is None or (record.unit, record.slices) != (unit.index, slices_of(unit)):
+    if record is None or record.work_unit != unit:
         return None
     sizes = {shard.file: shard.bytes for shard in record.shards}
     rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
@@ -131,7 +127,7 @@ def left_to_do(
 def forget_input(folder: Folder, file: int) -> None:
     """Discard the records of what was packed of an input: its bytes were perhaps not its own."""
     for record in [*units_in(folder.path)]:
-        if file in {one.file for one in record.work_unit.slices}:
+        if file in {one.file for one in record.slices}:
             folder.unlink(_unit_path(folder.path, record.unit).name)
     if folder.is_file(name := _input_path(folder.path, file).name):
         folder.unlink(name)

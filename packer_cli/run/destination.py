@@ -444,6 +444,7 @@ def replace(claim: Claim) -> None:
     changed, when files of others are where the result is to be.
     """
     folder, inside = claim.folder, claim.inside
+    claim.options.before_switch()
     try:
         earlier, new = earlier_result(folder), Earlier.of(inside.read(MANIFEST) or b"")
         _coming(folder, inside, new, earlier)

@@ -86,7 +86,7 @@ def finalize(
             lines.write(commits.as_line(record))
     _check(every, run, claim)
     earlier = earlier_result(claim.folder)
-    kept = {part[0] for record in reused.values() for part in record.slices}
+    kept = {part.file for record in reused.values() for part in record.slices}
     for file in run.files:
         if file.index in every.digests:
             continue
@@ -308,8 +308,7 @@ def manifest_of(
     end = {
         "inputs": [_input(run, file, *digests[file.index], counts) for file in run.files],
         "units": [
-            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
-            for unit in run.units
+            {"unit": unit.index, "slices": [part[:3] for part in unit.slices]} for unit in run.units
         ],
         "shards": [asdict(shard) for shard in shards],
         "side_files": side_files,

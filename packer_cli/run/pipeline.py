@@ -17,12 +17,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -40,7 +38,7 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.interrupts import Task, as_flag, run_all
+from packer_cli.interrupts import Task, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -104,7 +102,7 @@ def pack(
     done: Result | None
     if url:
         run = run.cut()
-        done = publish(url, run, options, partial(_pack_claimed, run, options))
+        done = publish(url, run, options, partial(_pack_claimed, run))
     else:
         done = _pack_to_directory(run, Path(destination), options)
     if done is not None:
@@ -147,11 +145,6 @@ def settle(
 
 def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Result | None:
     """Pack all, or this rank's share, or what an update calls for."""
-
-    def put(claim: output.Claim) -> None:
-        options.before_switch()
-        output.replace(claim)
-
     with output.claimed(destination, run.files, options) as claim:
         update, earlier = None, None
         if output.holds_result(destination) and not options.overwrite:
@@ -173,7 +166,7 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
                     output.forget(claim.inside)
                 write_lost(destination, earlier.inputs, run.files)
             return earlier
-        manifest = _pack_claimed(run, options, claim, put, update)
+        manifest = _pack_claimed(run, claim, update=update)
         if manifest is not None:
             return manifest
     return finalize_if_last(destination, options)
@@ -181,12 +174,12 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
 
 def _pack_claimed(
     run: Run,
-    options: RunOptions,
     claim: output.Claim,
-    put: Callable[[output.Claim], None],
+    put: Callable[[output.Claim], None] = output.replace,
     update: Update | None = None,
 ) -> Result | None:
     """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+    options = claim.options
     # an update without an earlier result is a plain run: it discards nobody else's units
     may_replace = options.overwrite or update is not None
     if not output.begin(claim, run, may_replace=may_replace):
@@ -227,44 +220,36 @@ def _pack_units(
     run: Run, units: list[WorkUnit], tasks: list[Task], work: Path, options: RunOptions
 ) -> None:
     """Pack the units, and do the tasks beside it."""
-    stop = options.stop
-    with ExitStack() as stack:
-        progress = stack.enter_context(_progress(run, units, options))
+    with _progress(run, units, options) as progress:
         if options.engine == "ray":
             from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
-            run_all(tasks, options.workers, stop)
+            run_all(tasks, options.workers, options.stop)
             pack_on_ray(run, units, work, options, progress)
             return
         job = Job(run, prepare(run, units, options), work, options, progress)
-        stack.enter_context(closing(job.source))
-        stack.enter_context(as_flag())  # for the storage threads, too
-        committing: ThreadPoolExecutor | None = None
-        if options.workers > 1:
-            # threads of their own bring shards to the disk and hash them: workers go on
-            threads = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
-            committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
+        # beside those that pack, threads bring shards to the disk and hash them
+        storing = -(-options.workers // _WORKERS_PER_STORAGE_THREAD) if options.workers > 1 else 0
+        packing = threading.Semaphore(options.workers)
 
-        def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
-            result = job.pack(unit)
-            if committing is not None:
-                return [committing.submit(job.commit, result)]
+        def pack_and_commit(unit: WorkUnit) -> None:
+            with packing:
+                result = job.pack(unit)
             job.commit(result)
-            return []
 
-        packing = [partial(pack_and_commit, unit) for unit in units]
-        run_all([*packing, *tasks], options.workers, stop, job.source.stop)
+        every: list[Task] = [partial(pack_and_commit, unit) for unit in units]
+        with closing(job.source):
+            run_all(every + tasks, options.workers + storing, options.stop, job.source.stop)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     """Progress that counts what is packed already as read."""
-    weight = {unit.index: sum(part.weight for part in unit.slices) for unit in run.units}
-    size = sum(weight.values() if run.is_tokenized else (file.size for file in run.files))
+    whole, left = (sum(unit.weight for unit in some) for some in (run.units, units))
+    size = whole if run.is_tokenized else sum(file.size for file in run.files)
     doing = "tokenizing" if run.is_to_tokenize else "packing"
     progress = Progress(size, show=options.progress, doing=doing)
-    left = sum(weight[unit.index] for unit in units)
     if len(units) < len(run.units):
-        progress.skip(1 - left / sum(weight.values()))
+        progress.skip(1 - left / whole)
     return progress
 
 
@@ -273,8 +258,8 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
-        tip = f"{kept}; run the same command again to continue"
-        tip = tip if done else "run the same command again to start over"
+        again = f"{kept}; run the same command again to continue"
+        tip = again if done else "run the same command again to start over"
     elif isinstance(error, InputChangedError):  # the next run would refuse the units as another's
         tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
     else:

@@ -70,7 +70,7 @@ def pack_on_ray(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
                         "see Ray's logs for why; run the same command again to continue",
                     ) from error
-                progress.read(sum(part.weight for part in unit.slices), documents)
+                progress.read(unit.weight, documents)
                 slots = tokens if run.is_to_tokenize else rows * run.row_config.max_length
                 progress.wrote(tokens, slots)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -174,12 +174,12 @@ class Job:
             # who hashed an input at a URL has not compared what this unit has read of it
             told = not is_url(file.path) or commits.read_input(self.folder, index) is None
             refuse_other_bytes(file, partial(list, stretches), stopped, told=told)
-            shared += [(index, *astuple(stretch)) for stretch in stretches]
+            shared += [(index, *stretch) for stretch in stretches]
         self.source.confirm()
         self.stop_if_asked()  # digests end early then
         record = UnitRecord(
             unit.index,
-            commits.slices_of(unit),
+            unit.slices,
             result.shards,
             result.counts.as_json(),
             msgspec.to_builtins(self.source.info),
@@ -241,6 +241,15 @@ class UnitMaker:
         self.rejected.abandon()
         self.sums.abandon()
 
+    def count(self, batch: TokenBatch, lengths: Int64, placed: Int64) -> None:
+        """Count documents of int64[n] tokens, of which so many are `placed`."""
+        counts = self.counts
+        counts.documents += int((placed > 0).sum())
+        counts.empty_documents += int((lengths == 0).sum())
+        counts.encoded_tokens += int(lengths.sum())
+        counts.document_length += powers_histogram(placed[placed > 0])
+        counts.add_files(batch.file, lengths, placed)
+
     def documents(self) -> Iterator[TokenBatch]:
         """The unit's documents."""
         job, tokenized = self.job, self.job.source.tokenized
@@ -250,7 +259,7 @@ class UnitMaker:
                 job.progress.read(0, len(batch.position))
                 yield batch
             self.stretches |= tokenized.stretches(self.unit)
-            job.progress.read(sum(part.weight for part in self.unit.slices), 0)
+            job.progress.read(self.unit.weight, 0)
             return
         left_out = set[int]()
         for part in self.unit.slices:
@@ -371,14 +380,10 @@ class UnitDocuments(UnitMaker):
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
-        counts, lengths = self.counts, np.diff(batch.offsets)
+        lengths = np.diff(batch.offsets)
         tokens = int(lengths.sum())
-        counts.encoded_tokens += tokens
-        counts.tokens += tokens
-        counts.documents += int((lengths > 0).sum())
-        counts.empty_documents += int((lengths == 0).sum())
-        counts.document_length += powers_histogram(lengths[lengths > 0])
-        counts.add_files(batch.file, lengths, lengths)
+        self.count(batch, lengths, lengths)
+        self.counts.tokens += tokens
         self._writer.write(batch)
         self.job.progress.wrote(tokens, tokens)
 
@@ -440,13 +445,9 @@ class UnitRows(UnitMaker):
         lengths = np.diff(batch.offsets)
         placed = np.bincount(pieces.document, weights=pieces.length, minlength=len(lengths))
         placed = placed.astype(np.int64)
-        counts.documents += int((placed > 0).sum())
+        self.count(batch, lengths, placed)
         counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
-        counts.empty_documents += int((lengths == 0).sum())
-        counts.encoded_tokens += int(lengths.sum())
-        counts.document_length += powers_histogram(placed[placed > 0])
         counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
-        counts.add_files(batch.file, lengths, placed)
         if batch.chosen is None:  # the sides of a pair are not parts of a text
             self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)

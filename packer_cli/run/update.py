@@ -33,7 +33,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import JSON, format_of
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
-from packer_cli.options.shapes import Shape, joined, shape_again, shape_named
+from packer_cli.options.shapes import MIXED, Shape, joined, shape_again, shape_named
 from packer_cli.ownership import Folder, Listed, unchanged
 from packer_cli.records import InputFile
 from packer_cli.result.layout import (
@@ -152,7 +152,7 @@ class _Comparison:
         if not self.options.prune:
             refuse_to_forget(self.directory, files)
         to_pack = [file for file in files if file.format and file.index not in standing]
-        weight = sum(part[-1] for record in records for part in record.slices)
+        weight = sum(record.work_unit.weight for record in records)
         cut = work_units(to_pack, self.now.config, weight) if to_pack else []
         free = _free({record.unit for record in records})
         new = [replace(unit, index=next(free)) for unit in cut]
@@ -309,7 +309,8 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
         earlier = document_config_of(manifest)
     except ValueError as error:
         raise finished(place, f"its options are damaged: {error}") from error
-    now = replace(run, config=replace(run.config, shape=run.shape.kind))
+    shape = None if run.shape.kind == MIXED else run.shape.kind
+    now = replace(run, config=replace(run.config, shape=shape))
     differ = differing_origin(
         manifest.packer_version, earlier, _tokenizer_of(manifest), now, limits=True
     )
@@ -328,7 +329,7 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     lost = [f"{name} is missing or damaged" for name in _lost(place, manifest)]
     if differ != [OTHER_ORDER] and (differ or lost):
         raise finished(place, "; ".join(differ or lost[:1]), may_update=not is_remote)
-    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
+    units = [(one.index, [part[:3] for part in one.slices]) for one in run.units]
     if differ or units != [(one.unit, one.slices) for one in manifest.units]:
         raise UsageError(
             f"{place}: holds a finished result of these inputs, which were packed one after "
@@ -415,7 +416,7 @@ def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) 
 
 
 def _inputs(record: UnitRecord) -> set[int]:
-    return {part[0] for part in record.slices}
+    return {part.file for part in record.slices}
 
 
 def _numbered(names: list[str], current: list[InputFile]) -> list[InputFile]:
