@@ -149,9 +149,11 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
         update, earlier = None, None
         if output.holds_result(destination) and not options.overwrite:
             earlier = load_as_is(destination)
-        if earlier and options.update:
+        if earlier and (options.update or options.as_rank):
             update = plan_update(destination, earlier, run, options)
             run = update.run
+            if options.as_rank and update.changed:
+                raise output.finished(destination)
         else:
             if options.update and not options.prune:
                 refuse_to_forget(destination, run.files)
@@ -234,6 +236,7 @@ def _pack_units(
 
         def pack_and_commit(unit: WorkUnit) -> None:
             with packing:
+                job.stop_if_asked()
                 result = job.pack(unit)
             job.commit(result)
 
@@ -436,16 +439,16 @@ def finalize_now(destination: Path, options: RunOptions) -> Result:
 
 def _refuse_missing(destination: Path, run: Run | None, work: Path) -> None:
     units, inputs = commits.left_to_do(run, work) if run else ([], [])
-    if units or inputs:
-        missing = f"the digests of {len(inputs)} inputs"
-        if run and units:
-            missing = f"{len(units)} of {len(run.units)} units"
-        if output.holds_result(destination):  # ranks replace none, and an update keeps its units
-            raise _NotPackedError(
-                f"{destination}: the run that is to replace its result has not finished",
-                "run the same command again, which continues it",
-            )
+    if run is None or not (units or inputs):
+        return
+    if output.holds_result(destination):  # ranks replace none, and an update keeps its units
         raise _NotPackedError(
-            f"{destination}: {missing} are not packed",
-            "run the failed ranks again; the last one finishes",
+            f"{destination}: the run that is to replace its result has not finished",
+            "run the same command again, which continues it",
         )
+    missing = f"{len(units)} of {len(run.units)} units"
+    raise _NotPackedError(
+        f"{destination}: {missing if units else f'the digests of {len(inputs)} inputs'} are not "
+        "packed",
+        "run the failed ranks again; the last one finishes",
+    )

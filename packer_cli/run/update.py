@@ -123,6 +123,8 @@ class _Comparison:
 
     def __init__(self, directory: Path, manifest: Result, now: Run, options: RunOptions) -> None:
         self.directory, self.manifest, self.now, self.options = directory, manifest, now, options
+        # ranks only look whether their result is finished already
+        self.may_drop = options.prune or options.as_rank is not None
         self.then = manifest.inputs_now
         self.current = {file.path: file for file in now.files}
         self.is_same = as_packed(directory, manifest, checksum=options.checksum)
@@ -149,7 +151,7 @@ class _Comparison:
         standing = {index for record in records for index in _inputs(record)}
         again, shape = self._kept(kept, standing)
         files = _numbered(names, [*current.values(), *again])
-        if not self.options.prune:
+        if not self.may_drop:
             refuse_to_forget(self.directory, files)
         to_pack = [file for file in files if file.format and file.index not in standing]
         weight = sum(record.work_unit.weight for record in records)
@@ -208,7 +210,7 @@ class _Comparison:
         """UsageError where documents would go that nobody has asked to drop, or be there twice: by
         two names of a file.
         """
-        if self.options.prune:
+        if self.may_drop:
             return
         if STDIN in self.current and any(one.path == STDIN for one in self.then.values()):
             raise UsageError(
@@ -281,7 +283,7 @@ class _Comparison:
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
         notes = [
-            dropped and f"drops {_described(dropped)}",
+            dropped and self.options.prune and f"drops {_described(dropped)}",
             moved and f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}",
             held and f"has these inputs already: {named(held, _MOST_NAMED)}",
             kept and f"keeps {_described(kept)}",
@@ -309,11 +311,12 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
         earlier = document_config_of(manifest)
     except ValueError as error:
         raise finished(place, f"its options are damaged: {error}") from error
+    origin = replace(
+        run, packer_version=manifest.packer_version, config=earlier, chosen=_tokenizer_of(manifest)
+    )
     shape = None if run.shape.kind == MIXED else run.shape.kind
     now = replace(run, config=replace(run.config, shape=shape))
-    differ = differing_origin(
-        manifest.packer_version, earlier, _tokenizer_of(manifest), now, limits=True
-    )
+    differ = differing_origin(origin, now, limits=True)
     if differ:
         raise finished(place, "; ".join(differ))
     if not run.resumable:
