@@ -64,7 +64,7 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
         found = msgspec.structs.replace(
             record,
             unit=unit.index,
-            slices=commits.slices_of(unit),
+            slices=unit.slices,
             shards=shards,
             counts=counts | {"files": [[unit.index, *record.counts["files"][0][1:]]]},
             inputs=[(unit.index, size, "0" * 64)],

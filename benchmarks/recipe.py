@@ -99,7 +99,7 @@ def _choose(folder: str) -> None:
     print(json.dumps({
         "seconds": time.perf_counter() - begun[0],
         "processor_seconds": time.process_time() - begun[1],
-        "duplicates": choice.sources[0].duplicates,
+        "duplicates": choice.sources[0].duplicate_documents,
     }))  # fmt: skip
 
 

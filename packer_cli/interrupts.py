@@ -29,8 +29,7 @@ Handler = Callable[[int, Any], object]
 _GRACE_SECONDS = 1.5
 _LOOK_SECONDS = 0.2  # between two looks for Ctrl-C
 _may_end_late = False
-# Work that a task leaves to other threads must end, too, before all is done.
-Task = Callable[[], "Iterable[Future[Any]] | None"]
+Task = Callable[[], object]
 
 
 def end_late(end: Handler) -> None:
@@ -142,29 +141,23 @@ def run_all(
     with as_flag() as interrupted, ExitStack() as stack:
         pool = ThreadPoolExecutor(workers, "packer")
         stack.callback(pool.shutdown, wait=wait_seconds is None)
-        running: set[Future[Iterable[Future[Any]] | None]] = set()
-        left: set[Future[Any]] = set()
+        running: set[Future[object]] = set()
         try:
             while True:
                 while len(running) < workers and (task := next(queue, None)):
                     running.add(pool.submit(task))
-                if not running and not left:
+                if not running:
                     return
-                waited: list[Future[Any]] = [*running, *left]
-                finished = wait(waited, _LOOK_SECONDS, FIRST_COMPLETED).done
+                finished, running = wait(running, _LOOK_SECONDS, FIRST_COMPLETED)
                 if interrupted():
                     raise Interrupted("interrupted")
-                for future in left & finished:
+                for future in finished:
                     future.result()
-                left -= finished
-                for task_done in running & finished:
-                    left.update(task_done.result() or ())
-                running -= finished
         except BaseException as error:
             stop.set()  # before the pool waits for the tasks still running
             end_waits()
             if wait_seconds is not None:
-                wait([*running, *left], wait_seconds)
+                wait(running, wait_seconds)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted") from None
             raise

@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -73,12 +72,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
             bars.remove(self._bar)

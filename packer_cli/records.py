@@ -104,8 +104,7 @@ class InputFile:
         return not self.racy and self.looks_like(now)
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """The part of a file that a work unit reads.
 
     `start` and `stop` count what the format is cut by: bytes (a line belongs to the slice in which
@@ -145,9 +144,12 @@ class WorkUnit:
     index: int
     slices: tuple[Slice, ...]
 
+    @property
+    def weight(self) -> int:
+        return sum(part.weight for part in self.slices)
 
-@dataclass(frozen=True)
-class Stretch:
+
+class Stretch(NamedTuple):
     """Bytes of a file as stored, as they were when they were read: `size` of them from `offset`."""
 
     offset: int

@@ -12,71 +12,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from packer_cli._kernels.documents import order_keys
 from packer_cli.errors import InternalError, ThresholdMissed, UsageError
 from packer_cli.inputs.tokenized import Pool, order_seed
-from packer_cli.options.options import TRAIN, Amount, Mixture, PackConfig
+from packer_cli.options.options import TRAIN, Mixture, PackConfig
 from packer_cli.packing.fitting import rooms
 from packer_cli.records import Int32, Int64, UInt64
+from packer_cli.result.manifest import Share, Source
 from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
 
 Bool = npt.NDArray[np.bool_]
 Stretches = dict[int, tuple[int, int]]
 
-_CLOSE = 0.001  # shares of the whole that are farther off are told
 _ROUNDING = 1e-9
 _OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What is taken of a source.
-
-    places      of its directories among all
-    documents   that may be taken, in one epoch; `available`: what they count for
-    held_out    documents that are held out for validation
-    duplicates  documents left out because an equal one is taken
-    asked       how much is to be taken
-    taken       how much is, exact to half a document
-    """
-
-    amount: Amount
-    places: range
-    documents: int
-    available: int
-    held_out: int
-    duplicates: int
-    asked: float = 0.0
-    taken: int = 0
-
-
-@dataclass(frozen=True)
-class Reached:
-    """How near whole documents come to what is asked of a source, in a stage if there are any.
-
-    asked, taken  as a manifest's `Source` has them
-    off           by how much its share of the whole is off
-    document      what the document at the end of what is taken counts for: with it, or without it,
-                  the source would be farther off; 0 where others make its share what it is
-    """
-
-    source: str
-    stage: int | None
-    asked: float
-    taken: int
-    off: float
-    document: int
-
-    @property
-    def is_missed(self) -> bool:
-        """Whether the share is so far off that it is told."""
-        return self.off > _CLOSE
 
 
 @dataclass(frozen=True)
@@ -91,8 +47,8 @@ class Choice:
 
     pools: list[Pool]
     stages: list[Stretches]
-    sources: list[Chosen]
-    shares: list[Reached]
+    sources: list[Source]
+    shares: list[Share]
 
 
 @dataclass
@@ -175,18 +131,18 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
         for place, (one, part) in enumerate(zip(directories, parts, strict=True))
     ]
     sources = [
-        Chosen(
-            amount, some,
+        Source(
+            amount.name, (some.start, some.stop),
             sum(len(pools[place].pool) for place in some),
             sum(pools[place].total for place in some),
-            int(held[its].sum()), int(duplicates[its].sum()),
+            0.0, 0, int(held[its].sum()), int(duplicates[its].sum()),
         )
         for amount, some, its in zip(mixture.sources, places, of_source, strict=True)
     ]  # fmt: skip
     return _taken(sources, pools, mixture)
 
 
-def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Choice:
+def _taken(sources: list[Source], pools: list[_Taking], mixture: Mixture) -> Choice:
     """The choice, by the amounts of every stage."""
     if mixture.part == TRAIN:
         wanted = _amounts_of(mixture, [one.available for one in sources])
@@ -194,12 +150,12 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
         wanted = [[float(one.available) for one in sources]]
     stages: list[Stretches] = []
     taken = [[0] * len(sources) for _ in wanted]
-    shares: list[Reached] = []
+    shares: list[Share] = []
     for stage, amounts in enumerate(wanted):
         stretches: Stretches = {}
         edges = [0] * len(sources)
         for number, (source, amount) in enumerate(zip(sources, amounts, strict=True)):
-            for place in source.places:
+            for place in range(*source.inputs):
                 pool = pools[place]
                 if not pool.total:
                     continue
@@ -221,7 +177,7 @@ def _taken(sources: list[Chosen], pools: list[_Taking], mixture: Mixture) -> Cho
         if mixture.part == TRAIN and one.asked and not one.taken:
             # the result would lack it altogether, and a word in the recipe mends that
             raise UsageError(
-                f"source {one.amount.name!r}: {one.asked:,.2f} {mixture.counted} are asked of it, "
+                f"source {one.name!r}: {one.asked:,.2f} {mixture.counted} are asked of it, "
                 "and every document of it has more than twice as many: nothing of it would be "
                 "taken",
                 "ask for more, or leave the source out",
@@ -325,7 +281,7 @@ def _reached(
     asked: Sequence[float],
     taken: Sequence[int],
     documents: Sequence[int],
-) -> list[Reached]:
+) -> list[Share]:
     """What every source reaches. `documents`: what those at the ends of what is taken count for."""
     whole, got = sum(asked), max(sum(taken), 1)
     found = []
@@ -333,11 +289,11 @@ def _reached(
         off = abs(has / got - wanted / whole) if whole else 0.0
         is_own = abs(has - wanted) >= off * whole / 2
         number = stage if mixture.stages else None
-        found.append(Reached(one.name, number, wanted, has, off, document if is_own else 0))
+        found.append(Share(one.name, number, wanted, has, off, document if is_own else 0))
     return found
 
 
-def refuse_missed(mixture: Mixture, shares: Sequence[Reached], most: float) -> None:
+def refuse_missed(mixture: Mixture, shares: Sequence[Share], most: float) -> None:
     """Raise ThresholdMissed for a share that is more than `most` off. It names the worst."""
     worst = max(shares, key=lambda one: one.off)
     if worst.off > most:
@@ -348,7 +304,7 @@ def refuse_missed(mixture: Mixture, shares: Sequence[Reached], most: float) -> N
         )
 
 
-def told(mixture: Mixture, share: Reached) -> str:
+def told(mixture: Mixture, share: Share) -> str:
     """A share that is off, in a line: asked, got, and why."""
     number = share.stage
     where = "" if number is None else f"stage {mixture.stages[number].name or number + 1}, "

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from packer_cli.errors import DamagedInputError
@@ -35,7 +34,7 @@ def work_units(
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
-    return [unit for _, units in _units_of_stages(files, config, choice) for unit in units]
+    return [unit for units in units_of_stages(files, config, choice) for unit in units]
 
 
 def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | None:
@@ -50,32 +49,22 @@ def _choice_of(files: tuple[InputFile, ...], config: PackConfig) -> Choice:
     return choose([opened(file) for file in files], config)
 
 
-def first_units_of(files: Sequence[InputFile], config: PackConfig) -> list[int]:
-    """The number of the first unit of every stage."""
-    choice = choice_of(files, config)
-    return [first for first, _ in _units_of_stages(files, config, choice)] if choice else []
-
-
-def _units_of_stages(
+def units_of_stages(
     files: Sequence[InputFile], config: DocumentConfig, choice: Choice
-) -> list[tuple[int, list[WorkUnit]]]:
-    """(number of the first unit, units) of every stage."""
+) -> list[list[WorkUnit]]:
+    """The units of every stage."""
     each = {place: _bytes_each(files[place]) for stage in choice.stages for place in stage}
-    total = sum(_weight_of(each, stage) for stage in choice.stages)
-    unit_bytes, first = unit_bytes_of(config, int(total)), 0
-    stages: list[tuple[int, list[WorkUnit]]] = []
-    for stage in choice.stages:
+    weights = [
+        sum(each[place] * (stop - start) for place, (start, stop) in stage.items())
+        for stage in choice.stages
+    ]
+    unit_bytes, units = unit_bytes_of(config, int(sum(weights))), list[list[WorkUnit]]()
+    for stage, weight in zip(choice.stages, weights, strict=True):
         epochs = max((stop - start) / len(choice.pools[place])
                      for place, (start, stop) in stage.items())  # fmt: skip
-        parts = max(1, math.ceil(_weight_of(each, stage) / unit_bytes), math.ceil(epochs))
-        stages.append((first, _even_units(files, each, stage, parts, first)))
-        first += len(stages[-1][1])
-    return stages
-
-
-def _weight_of(each: _BytesEach, stretches: Stretches) -> float:
-    """Bytes of the tokens of stretches of directories, by their places among the files."""
-    return sum(each[place] * (stop - start) for place, (start, stop) in stretches.items())
+        parts = max(1, math.ceil(weight / unit_bytes), math.ceil(epochs))
+        units.append(_even_units(files, each, stage, parts, sum(map(len, units))))
+    return units
 
 
 def _bytes_each(file: InputFile) -> float:
@@ -136,7 +125,9 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
         room -= part.weight
         if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
             before = current.pop()  # row groups side by side are opened once
-            part = replace(part, start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
+            part = part._replace(  # noqa: PLW2901
+                start=before.start, weight=before.weight + part.weight
+            )
         current.append(part)
     units.append(WorkUnit(len(units), tuple(current)))
     return units

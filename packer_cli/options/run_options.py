@@ -139,16 +139,6 @@ class RunOptions(EncodingOptions):
         )
 
     @property
-    def unnamed(self) -> str:
-        """What becomes of an earlier result's inputs that are not named: "kept", "dropped", or
-        the run is "refused".
-        """
-        if self.add:
-            return "kept"
-        # ranks only check whether their result is finished already
-        return "dropped" if self.prune or self.as_rank else "refused"
-
-    @property
     def as_rank(self) -> tuple[int, int] | None:
         """(rank, world_size) of one of several processes, None of a single one."""
         if self.rank is None or self.world_size is None:

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import hold, is_tokenized, opened, shape_of
 from packer_cli.interrupts import as_flag, run_all
-from packer_cli.mixing.choice import Choice, Reached
+from packer_cli.mixing.choice import Choice
 from packer_cli.mixing.units import choice_of, work_units
 from packer_cli.options.options import PackConfig
 from packer_cli.options.recipe import Recipe
@@ -45,17 +45,17 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import MANIFEST, Shard
-from packer_cli.result.manifest import TOKENIZED, Source, TokenizedManifest, load_tokenized
+from packer_cli.result.manifest import TOKENIZED, Share, Source, TokenizedManifest, load_tokenized
 from packer_cli.run.finalize import (
     check_limits,
     manifest_of,
     nothing_to_pack,
-    sources_of,
     totals_of_rows,
 )
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.pipeline import settle
-from packer_cli.run.recipe import Tokens, naming, once, rows_of, tokens_of, tokens_root
+from packer_cli.run.recipe import Tokens, naming, rows_of, tokens_of, tokens_root
+from packer_cli.run.source import prepare
 from packer_cli.run.unit import NOWHERE, Job, UnitResult, pack_unit
 from packer_cli.run.update import plan_update
 
@@ -108,7 +108,7 @@ class Outcome:
     standard_errors: dict[str, float] = field(default_factory=dict)
     sources: Sequence[Source] = ()
     by_source: Sequence[dict[str, Any]] = ()
-    shares: Sequence[Reached] = ()
+    shares: Sequence[Share] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Planning:
         read as they are. If one is not tokenized, a sample of all of them is, in memory.
         """
         # what it has to say of the inputs was said when they were tokenized
-        options = replace(self.options, warn=once(self.options.warn))
+        options = replace(self.options, warn=cache(self.options.warn))
         its, silent = replace(self, options=options), replace(options, notify=lambda message: None)
         tokens = tokens_of(recipe, tokens_root(recipe, *destinations), silent.notify)
         raw = [one for one in tokens if one.files]
@@ -261,7 +261,8 @@ class Planning:
     ) -> list[_Made]:
         """Give what is made of units, in their order."""
         made, units = dict[int, _Made](), [unit for unit, _ in tasks]
-        job = Job.of(run, units, NOWHERE, self.options, progress)
+        source = prepare(run, units, self.options)
+        job = Job(run, source, NOWHERE, self.options, progress)
         with closing(job.source), as_flag():
 
             def task(place: int) -> None:
@@ -296,7 +297,7 @@ class Planning:
             self.options.notify(f"reads the inputs {len(passes)} times: {why}")
         _note_beginnings(files, passes, self.options.notify)
         # what tokenizers say, each pass would
-        its = replace(self, options=replace(self.options, notify=once(self.options.notify)))
+        its = replace(self, options=replace(self.options, notify=cache(self.options.notify)))
         size = sum(int(sum(file.size for file in files) * one.share) for one in passes)
         outcomes: dict[PackConfig, Outcome] = {}
         with Progress(size, show=self.show_progress, doing="planning") as progress:
@@ -467,7 +468,7 @@ def _of_mixture(outcome: Outcome, choice: Choice, read: _Read | None) -> Outcome
         outcome = replace(outcome, totals=totals, planned=planned, units=units, share=share)
     sources, by_source = list[Source](), list[dict[str, Any]]()
     counted = ("documents", "available", "taken", "held_out_documents", "duplicate_documents")
-    for one in sources_of(choice):
+    for one in choice.sources:
         grown = {name: round(getattr(one, name) * factor) for name in counted}
         sources.append(structs.replace(one, asked=one.asked * factor, **grown))
         counts = [outcome.planned.file(index) for index in range(*one.inputs)]
@@ -475,7 +476,7 @@ def _of_mixture(outcome: Outcome, choice: Choice, read: _Read | None) -> Outcome
             name: sum(getattr(own, name) for own in counts) for name in _OF_SOURCE
         })  # fmt: skip
     reached = [
-        replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
+        structs.replace(one, asked=one.asked * factor, taken=round(one.taken * factor))
         for one in choice.shares
     ]
     return replace(outcome, sources=sources, by_source=by_source, shares=reached)

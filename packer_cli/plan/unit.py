@@ -105,9 +105,9 @@ def plan_unit(unit: WorkUnit, job: Job, configs: Sequence[PackConfig], part: Par
     source = replace(job.source, read=reader)
     job = replace(job, source=source, is_sample=not part.is_whole)
     planning = _Planning(job, configs, part, reader)
-    read = pack_unit(unit, job, planning).counts
+    pack_unit(unit, job, planning)
     job.source.confirm()
-    return planning.plan(read)
+    return planning.plan()
 
 
 class _Planning(UnitMaker):
@@ -141,7 +141,7 @@ class _Planning(UnitMaker):
         self._read.read_lengths += powers_histogram(own)
         # rows are planned from lengths, and a window without tokens is small
         trained, job = batch.trained, self.job
-        if trained is None and job.source.tokenized is None and job.shape.kind != "text":
+        if trained is None and job.source.tokenized is None and job.run.shape.kind != "text":
             # other batches may say what of them is trained on
             trained = np.ones(len(batch.ids), np.uint8)
         lengths = replace(batch, ids=np.empty(0, np.uint32), trained=trained, tokens_elsewhere=True)
@@ -167,10 +167,10 @@ class _Planning(UnitMaker):
         for one in self._rows:
             one.abandon()
 
-    def plan(self, counts: Counts) -> UnitPlan:
-        """The plan, once all is closed. `counts`: of what was read."""
+    def plan(self) -> UnitPlan:
+        """The plan, once all is closed."""
         copies = self._copies
-        self._read.add(counts)
+        self._read.add(self.counts)
         read = self._read.times(copies)
         again = read.rejected_files - read.rejected_files // copies  # those left out are so once
         read.rejected_records -= again

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
+from msgspec.structs import asdict
+
 import packer_cli
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.shape_rules import trained_on
@@ -116,7 +118,7 @@ def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> _Figur
         figures |= {
             "sources": sources_as_json(one.sources),
             "by_source": one.by_source,
-            "missed_shares": [vars(share) for share in one.shares if share.is_missed],
+            "missed_shares": [asdict(share) for share in one.shares if share.is_missed],
         }
     return figures
 

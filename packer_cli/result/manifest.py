@@ -65,6 +65,7 @@ _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 _WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 _Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
+_CLOSE = 0.001  # shares of the whole that are farther off are told
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 _Shares = Annotated[list[Count], Meta(min_length=21, max_length=21)]
 
@@ -193,8 +194,14 @@ class Source(Struct, frozen=True):
         return self.taken / self.available if self.available else 0.0
 
 
-class MissedShare(Struct, frozen=True):
-    """A source whose share whole documents do not come near to: `mixing.shares.Reached`."""
+class Share(Struct, frozen=True):
+    """How near whole documents come to what is asked of a source, in a stage if there are any.
+
+    asked, taken  as of a `Source`
+    off           by how much its share of the whole is off
+    document      what the document at the end of what is taken counts for: with it, or without it,
+                  the source would be farther off; 0 where others make its share what it is
+    """
 
     source: str
     stage: Count | None
@@ -202,6 +209,11 @@ class MissedShare(Struct, frozen=True):
     taken: Count
     off: float
     document: Count
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether the share is so far off that it is told."""
+        return self.off > _CLOSE
 
 
 class SourceRecords(Struct, frozen=True):
@@ -314,7 +326,7 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
     stages: list[TrainingStage] = []
-    missed_shares: list[MissedShare] = []
+    missed_shares: list[Share] = []
     source_records: list[SourceRecords] = []
     run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
 

@@ -51,7 +51,7 @@ _Stopped = Callable[[], bool]
 class UnitRecord(msgspec.Struct, frozen=True):
     """The record of a packed unit.
 
-    slices      as in the WorkUnit: [file, start, stop, weight]
+    slices      as in the WorkUnit
     shards      as in the manifest
     counts      `Counts.as_json()`
     tokenizer   what the manifest says about it
@@ -63,7 +63,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
     """
 
     unit: int
-    slices: list[tuple[int, int, int | None, int]]
+    slices: tuple[Slice, ...]
     shards: list[Shard]
     counts: dict[str, Any]
     tokenizer: dict[str, Any] | None = None
@@ -75,11 +75,7 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
     @property
     def work_unit(self) -> WorkUnit:
-        return WorkUnit(self.unit, tuple(Slice(*part) for part in self.slices))
-
-
-def slices_of(unit: WorkUnit) -> list[tuple[int, int, int | None, int]]:
-    return [(part.file, part.start, part.stop, part.weight) for part in unit.slices]
+        return WorkUnit(self.unit, self.slices)
 
 
 def rejected_name(unit: int) -> str:
@@ -99,7 +95,7 @@ def write_unit(folder: Path, record: UnitRecord) -> None:
 def read_unit(folder: Path, unit: WorkUnit) -> UnitRecord | None:
     """The record of a unit whose files are all there, at their full size; None otherwise."""
     record: UnitRecord | None = _decoded(_unit_path(folder, unit.index), UnitRecord)
-    if record is None or (record.unit, record.slices) != (unit.index, slices_of(unit)):
+    if record is None or record.work_unit != unit:
         return None
     sizes = {shard.file: shard.bytes for shard in record.shards}
     rows = sum(shard.rows for shard in record.shards if kind_of(shard.file) == ROWS)
@@ -131,7 +127,7 @@ def left_to_do(
 def forget_input(folder: Folder, file: int) -> None:
     """Discard the records of what was packed of an input: its bytes were perhaps not its own."""
     for record in [*units_in(folder.path)]:
-        if file in {one.file for one in record.work_unit.slices}:
+        if file in {one.file for one in record.slices}:
             folder.unlink(_unit_path(folder.path, record.unit).name)
     if folder.is_file(name := _input_path(folder.path, file).name):
         folder.unlink(name)
@@ -142,25 +138,12 @@ def read_input(folder: Path, file: int) -> Digest | None:
     return record
 
 
-def digests_in(folder: Path) -> dict[int, Digest]:
-    """The digests of whole inputs, collected from all records in the folder."""
-    digests = {
-        index: (size, sha256)
-        for record in units_in(folder)
-        for index, size, sha256 in record.inputs
-    }
-    for path in folder.glob("input-*.json"):
-        index = int(path.stem.partition("-")[2])
-        if (digest := read_input(folder, index)) is not None:
-            digests[index] = digest
-    return digests
-
-
 def stretches_in(folder: Path) -> dict[int, list[Stretch]]:
-    """What units have read of inputs that they share with others, by all records in the folder."""
+    """What units have read of inputs, by all records in the folder."""
     stretches = defaultdict[int, list[Stretch]](list)
     for record in units_in(folder):
-        for index, offset, size, sha256 in record.stretches:
+        wholes = [(index, 0, size, sha256) for index, size, sha256 in record.inputs]
+        for index, offset, size, sha256 in wholes + record.stretches:
             stretches[index].append(Stretch(offset, size, sha256))
     return stretches
 
@@ -223,56 +206,34 @@ def _decoded(path: Path, kind: Any) -> Any:
 # What inputs were
 
 
-def as_packed_by(directory: Path, manifest: Result, *, checksum: bool = False) -> IsSame:
-    """A function that says whether an input of a result, by its index, has not changed. It raises
-    DataError for inputs that cannot be read. `checksum`: by content, whatever the times say.
+def as_packed(folder: Path, manifest: Result | None = None, *, checksum: bool = False) -> IsSame:
+    """A function that says whether an input, by its index, is what was packed: by the result in a
+    directory, whose `manifest` may be known, or by the run in a work folder, where one of which
+    nothing was packed counts as the same. It raises DataError for inputs that cannot be read.
+    `checksum`: by content, whatever the times of a result's inputs say.
     """
-    known = {one.index: one for one in load_identities(directory, manifest.inputs)}
-    packed = [(one.size, one.sha256) for one in manifest.inputs]
+    if manifest is None and not (folder / RUN).exists():
+        manifest = load_as_is(folder)
+    packed = cache(partial(stretches_in, folder))
+    known = {one.index: one for one in load_identities(folder, manifest.inputs)} if manifest else {}
 
-    def is_same(then: InputFile, now: InputFile) -> bool:
-        has_same = partial(_has_digest, now, packed[then.index])
-        return _is_same(known.get(then.index), now, has_same, checksum=checksum)
+    def has_same_content(index: int, now: InputFile) -> bool:
+        if manifest is not None:
+            then = manifest.inputs[index]
+            return now.size == then.size and digest(now.path) == (then.size, then.sha256)
+        whole = read_input(folder, index)
+        return _holds(now.path, [Stretch(0, *whole)] if whole else packed().get(index, ()))
+
+    def is_same(named: InputFile, now: InputFile) -> bool:
+        then = named if manifest is None else known.get(named.index)
+        if then is None and is_pair(now):  # a digest is of one file: of its index, only times tell
+            return False
+        is_told = then is not None and (is_pair(now) or not checksum)
+        if then is not None and is_told and (then.has_changed(now) or then.is_surely(now)):
+            return not then.has_changed(now)
+        return has_same_content(named.index, now)
 
     return is_same
-
-
-def as_packed_in(folder: Path) -> IsSame:
-    """A function as of `as_packed_by`, for inputs of the run in a work folder, or of the result in
-    a directory. An input of which nothing was packed counts as the same.
-    """
-    if not (folder / RUN).exists():
-        return as_packed_by(folder, load_as_is(folder))
-    digests, stretches = cache(partial(digests_in, folder)), cache(partial(stretches_in, folder))
-
-    def has_same(now: InputFile, index: int) -> bool:
-        if index in digests():
-            return _has_digest(now, digests()[index])
-        return _holds(now.path, stretches().get(index, ()))
-
-    return lambda then, now: _is_same(then, now, lambda: has_same(now, then.index))
-
-
-def _is_same(
-    then: InputFile | None,
-    now: InputFile,
-    has_same_content: Callable[[], bool],
-    *,
-    checksum: bool = False,
-) -> bool:
-    """True if an input is what it was. `then`: as it was, if that is known. `has_same_content`: is
-    asked where size and times do not tell, with `checksum` whatever they say. Raises DataError.
-    """
-    if then is None and is_pair(now):  # a digest is of one file: of its index, only times tell
-        return False
-    is_told = then is not None and (is_pair(now) or not checksum)
-    if then is not None and is_told and (then.has_changed(now) or then.is_surely(now)):
-        return not then.has_changed(now)
-    return has_same_content()
-
-
-def _has_digest(file: InputFile, packed: Digest) -> bool:
-    return file.size == packed[0] and digest(file.path) == packed
 
 
 def commit_input(file: InputFile, folder: Path, stopped: _Stopped) -> None:

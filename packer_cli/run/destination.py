@@ -63,7 +63,7 @@ from packer_cli.result.layout import (
     is_result_file,
 )
 from packer_cli.result.manifest import Result, is_manifest, looks_like_one, parse_unedited
-from packer_cli.run.commits import UNIT_RECORDS, as_packed_in, units_in
+from packer_cli.run.commits import UNIT_RECORDS, as_packed, units_in
 from packer_cli.run.identity import (
     RUN,
     Run,
@@ -204,7 +204,7 @@ def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
     inside = claim.inside
     with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
-            if not differences(claim.ended, run, as_packed_in(claim.output)):
+            if not differences(claim.ended, run, as_packed(claim.output)):
                 return False
             if not may_replace:
                 raise finished(claim.output)
@@ -233,7 +233,7 @@ def _continues(claim: Claim, run: Run, may_replace: bool) -> bool:
     differ = (
         ["it is damaged, or of another packer"]
         if earlier is None
-        else differences(earlier, run, as_packed_in(work)) or _skipped(earlier, run, work)
+        else differences(earlier, run, as_packed(work)) or _skipped(earlier, run, work)
     )
     if not differ:
         return True
@@ -444,6 +444,7 @@ def replace(claim: Claim) -> None:
     changed, when files of others are where the result is to be.
     """
     folder, inside = claim.folder, claim.inside
+    claim.options.before_switch()
     try:
         earlier, new = earlier_result(folder), Earlier.of(inside.read(MANIFEST) or b"")
         _coming(folder, inside, new, earlier)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ import packer_cli
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
-from packer_cli.mixing.choice import Choice
-from packer_cli.mixing.units import choice_of, first_units_of
+from packer_cli.mixing.units import choice_of, units_of_stages
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.ownership import unchanged, write_file, written
@@ -46,9 +44,7 @@ from packer_cli.result.manifest import (
     DocumentHistograms,
     Histograms,
     Manifest,
-    MissedShare,
     Result,
-    Source,
     SourceRecords,
     TokenizedManifest,
     TrainingStage,
@@ -83,25 +79,29 @@ def finalize(
     """
     work, reused = claim.work, update.reused if update else {}
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
-    shared = {**update.digests} if update else {}
-    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)), shared)
+    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)))
     with written(work / UNITS) as lines:
         for record in _records(run, claim, reused):
             every.add(record, run)
             lines.write(commits.as_line(record))
     _check(every, run, claim)
+    earlier = earlier_result(claim.folder)
+    kept = {part.file for record in reused.values() for part in record.slices}
     for file in run.files:
-        if file.index not in every.digests:
-            found = commits.read_input(work, file.index)
-            if found is None:  # no unit reads it: a split's side may have nothing of a source
-                found = digest(file.path) if file.format else (0, "")
-            every.digests[file.index] = found
+        if file.index in every.digests:
+            continue
+        found = commits.read_input(work, file.index)
+        if earlier is not None and file.index in kept:
+            one = earlier.manifest.inputs[file.index]
+            found = one.size, one.sha256
+        elif found is None:  # no unit reads it: a split's side may have nothing of a source
+            found = digest(file.path) if file.format else (0, "")
+        every.digests[file.index] = found
     hashes = _side_files(every, run, claim, reused)
     manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
-    earlier = earlier_result(claim.folder)
     if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
             f"{claim.output}: {manifest.incomplete}",
@@ -117,7 +117,7 @@ class _Units:
     """The records of all units together. `bad` and `read`: records of those that are new."""
 
     total: Counts
-    digests: dict[int, commits.Digest]
+    digests: dict[int, commits.Digest] = field(default_factory=dict)
     shards: list[Shard] = field(default_factory=list)
     rejected: list[UnitRecord] = field(default_factory=list)
     tokenizer: dict[str, Any] | None = None
@@ -161,28 +161,20 @@ def _side_files(
 
 def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index)
-        if record is not None:
-            _refuse_lost(claim, record.shards)
-        else:
-            record = commits.read_unit(claim.work, unit)
+        record = reused.get(unit.index) or commits.read_unit(claim.work, unit)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {claim.work} are not right"
             )
+        for shard in record.shards if record.reused else ():
+            status = claim.folder.status(shard.file)
+            if status is None or status.st_size != shard.bytes:
+                raise DataError(
+                    f"{claim.output / shard.file}: is missing or cut short since the update began",
+                    "restore it, or remove what is left of it; then run the same command again, "
+                    "which packs its documents again",
+                )
         yield record
-
-
-def _refuse_lost(claim: Claim, kept: Iterable[Shard]) -> None:
-    """DataError for a shard of the earlier result that was there when the update began."""
-    for shard in kept:
-        status = claim.folder.status(shard.file)
-        if status is None or status.st_size != shard.bytes:
-            raise DataError(
-                f"{claim.output / shard.file}: is missing or cut short since the update began",
-                "restore it, or remove what is left of it; then run the same command again, which "
-                "packs its documents again",
-            )
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:
@@ -316,8 +308,7 @@ def manifest_of(
     end = {
         "inputs": [_input(run, file, *digests[file.index], counts) for file in run.files],
         "units": [
-            {"unit": unit.index, "slices": [[s.file, s.start, s.stop] for s in unit.slices]}
-            for unit in run.units
+            {"unit": unit.index, "slices": [part[:3] for part in unit.slices]} for unit in run.units
         ],
         "shards": [asdict(shard) for shard in shards],
         "side_files": side_files,
@@ -341,20 +332,20 @@ def tables_of(
     choice = choice_of(files, config)
     if choice is None:
         return {}
-    first_units, rows = first_units_of(files, config), [0] * len(choice.stages)
+    rows = Counter[int]()
     for shard in shards:
-        rows[bisect_right(first_units, shard.unit) - 1] += shard.rows
-    named = config.mixture.stages if config.mixture else ()
-    stages = [  # of validation, perhaps fewer than there are
-        TrainingStage(stage.name, sum(rows[:number]), own)
-        for number, (stage, own) in enumerate(zip(named, rows, strict=False))
-    ]
+        rows[shard.unit] += shard.rows
+    named, stages, first = config.mixture.stages if config.mixture else (), [], 0
+    for stage, units in zip(named, units_of_stages(files, config, choice), strict=False):
+        own = sum(rows[unit.index] for unit in units)
+        stages.append(TrainingStage(stage.name, first, own))
+        first += own
     return {
-        "sources": sources_of(choice),
+        "sources": choice.sources,
         "stages": stages,
-        "missed_shares": [MissedShare(**vars(one)) for one in choice.shares if one.is_missed],
+        "missed_shares": [one for one in choice.shares if one.is_missed],
         "source_records": [
-            _source_records(one.amount.name, [opened(files[place]).facts for place in one.places])
+            _source_records(one.name, [opened(file).facts for file in files[slice(*one.inputs)]])
             for one in choice.sources
         ],
     }
@@ -365,17 +356,6 @@ def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> Sour
     unread = sum((Counter(one.unread) for one in directories), Counter[str]())
     totals = {total: figure for total, figure in sums.items() if figure}
     return SourceRecords(name, totals, dict(sorted(unread.items())))
-
-
-def sources_of(choice: Choice) -> list[Source]:
-    """The sources for a manifest."""
-    return [
-        Source(
-            one.amount.name, (one.places.start, one.places.stop), one.documents, one.available,
-            one.asked, one.taken, one.held_out, one.duplicates,
-        )
-        for one in choice.sources
-    ]  # fmt: skip
 
 
 def totals_of_documents(counts: Counts) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
 
     `is_same`: whether the other run would pack the same from an input of the first.
     """
-    differing = differing_origin(old.packer_version, old.config, old.chosen, new)
+    differing = differing_origin(old, new)
     if old.shape != new.shape:
         differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
     differing += differing_files(old.files, new.files, is_same)
@@ -170,16 +170,14 @@ def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
     return differing
 
 
-def differing_origin(
-    packer: str, config: DocumentConfig, chosen: Chosen, new: Run, *, limits: bool = False
-) -> list[str]:
-    """How the packer, the options and the tokenizer differ from those of a run, if they do: another
-    one of these may write other bytes. `limits`: as in `differing_options`.
+def differing_origin(old: Run, new: Run, *, limits: bool = False) -> list[str]:
+    """How the packer, the options and the tokenizer of two runs differ, if they do: another one of
+    these may write other bytes. `limits`: as in `differing_options`.
     """
-    now = new.packer_version
-    differing = [f"packer was {packer}, is now {now}"] if packer != now else []
-    differing += differing_options(config, new.config, limits=limits)
-    return differing + differing_tokenizers(chosen, new.chosen)
+    then, now = old.packer_version, new.packer_version
+    differing = [f"packer was {then}, is now {now}"] if then != now else []
+    differing += differing_options(old.config, new.config, limits=limits)
+    return differing + differing_tokenizers(old.chosen, new.chosen)
 
 
 def refuse_other_packer(directory: Path, then: str, tip: str) -> None:

@@ -16,13 +16,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -40,7 +38,7 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.interrupts import Task, as_flag, run_all
+from packer_cli.interrupts import Task, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -58,7 +56,7 @@ from packer_cli.run import destination as output
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
-from packer_cli.run.source import choose_encoding, choose_tokenized
+from packer_cli.run.source import choose_encoding, choose_tokenized, prepare
 from packer_cli.run.unit import Job
 from packer_cli.run.update import (
     Update,
@@ -104,7 +102,7 @@ def pack(
     done: Result | None
     if url:
         run = run.cut()
-        done = publish(url, run, options, partial(_pack_claimed, run, options))
+        done = publish(url, run, options, partial(_pack_claimed, run))
     else:
         done = _pack_to_directory(run, Path(destination), options)
     if done is not None:
@@ -138,7 +136,7 @@ def settle(
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
-            options.notify(f"{_first_of(some)}: {member}")
+            options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
     config = for_shape(config, shape)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
@@ -147,11 +145,6 @@ def settle(
 
 def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Result | None:
     """Pack all, or this rank's share, or what an update calls for."""
-
-    def put(claim: output.Claim) -> None:
-        options.before_switch()
-        output.replace(claim)
-
     with output.claimed(destination, run.files, options) as claim:
         update, earlier = None, None
         if output.holds_result(destination) and not options.overwrite:
@@ -175,7 +168,7 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
                     output.forget(claim.inside)
                 write_lost(destination, earlier.inputs, run.files)
             return earlier
-        manifest = _pack_claimed(run, options, claim, put, update)
+        manifest = _pack_claimed(run, claim, update=update)
         if manifest is not None:
             return manifest
     return finalize_if_last(destination, options)
@@ -183,12 +176,12 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
 
 def _pack_claimed(
     run: Run,
-    options: RunOptions,
     claim: output.Claim,
-    put: Callable[[output.Claim], None],
+    put: Callable[[output.Claim], None] = output.replace,
     update: Update | None = None,
 ) -> Result | None:
     """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+    options = claim.options
     # an update without an earlier result is a plain run: it discards nobody else's units
     may_replace = options.overwrite or update is not None
     if not output.begin(claim, run, may_replace=may_replace):
@@ -229,44 +222,37 @@ def _pack_units(
     run: Run, units: list[WorkUnit], tasks: list[Task], work: Path, options: RunOptions
 ) -> None:
     """Pack the units, and do the tasks beside it."""
-    stop = options.stop
-    with ExitStack() as stack:
-        progress = stack.enter_context(_progress(run, units, options))
+    with _progress(run, units, options) as progress:
         if options.engine == "ray":
             from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
-            run_all(tasks, options.workers, stop)
+            run_all(tasks, options.workers, options.stop)
             pack_on_ray(run, units, work, options, progress)
             return
-        job = Job.of(run, units, work, options, progress)
-        stack.enter_context(closing(job.source))
-        stack.enter_context(as_flag())  # for the storage threads, too
-        committing: ThreadPoolExecutor | None = None
-        if options.workers > 1:
-            # threads of their own bring shards to the disk and hash them: workers go on
-            threads = -(-options.workers // _WORKERS_PER_STORAGE_THREAD)
-            committing = stack.enter_context(ThreadPoolExecutor(threads, "packer-storage"))
+        job = Job(run, prepare(run, units, options), work, options, progress)
+        # beside those that pack, threads bring shards to the disk and hash them
+        storing = -(-options.workers // _WORKERS_PER_STORAGE_THREAD) if options.workers > 1 else 0
+        packing = threading.Semaphore(options.workers)
 
-        def pack_and_commit(unit: WorkUnit) -> list[Future[Any]]:
-            result = job.pack(unit)
-            if committing is not None:
-                return [committing.submit(job.commit, result)]
+        def pack_and_commit(unit: WorkUnit) -> None:
+            with packing:
+                job.stop_if_asked()
+                result = job.pack(unit)
             job.commit(result)
-            return []
 
-        packing = [partial(pack_and_commit, unit) for unit in units]
-        run_all([*packing, *tasks], options.workers, stop, job.source.stop)
+        every: list[Task] = [partial(pack_and_commit, unit) for unit in units]
+        with closing(job.source):
+            run_all(every + tasks, options.workers + storing, options.stop, job.source.stop)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
     """Progress that counts what is packed already as read."""
-    weight = {unit.index: sum(part.weight for part in unit.slices) for unit in run.units}
-    size = sum(weight.values() if run.is_tokenized else (file.size for file in run.files))
+    whole, left = (sum(unit.weight for unit in some) for some in (run.units, units))
+    size = whole if run.is_tokenized else sum(file.size for file in run.files)
     doing = "tokenizing" if run.is_to_tokenize else "packing"
     progress = Progress(size, show=options.progress, doing=doing)
-    left = sum(weight[unit.index] for unit in units)
     if len(units) < len(run.units):
-        progress.skip(1 - left / sum(weight.values()))
+        progress.skip(1 - left / whole)
     return progress
 
 
@@ -275,8 +261,8 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     done = sum(1 for _ in work.glob(UNIT_RECORDS)) if run.resumable else 0
     kept = f"{done} of {len(run.units)} units are packed and kept"
     if isinstance(error, Interrupted):
-        tip = f"{kept}; run the same command again to continue"
-        tip = tip if done else "run the same command again to start over"
+        again = f"{kept}; run the same command again to continue"
+        tip = again if done else "run the same command again to start over"
     elif isinstance(error, InputChangedError):  # the next run would refuse the units as another's
         tip = error.tip if may_replace or not done else f"{error.tip}, with --overwrite"
     else:
@@ -320,7 +306,7 @@ def _name_columns(
             by_columns.setdefault(tuple(columns), []).append(path)
     for names, paths in by_columns.items():
         what = "column" if len(names) == 1 else "columns"
-        line = f"{_first_of(paths)}: no option uses the {what} {named(names)}; see --field"
+        line = f"{named(paths, 1)}: no option uses the {what} {named(names)}; see --field"
         if LABEL in names and shape is None:
             options.warn(
                 f"warning: {line}, and --shape preference if it says which answers are good"
@@ -329,10 +315,6 @@ def _name_columns(
             options.notify(f"{line}, and --shape preference for pairs")
         else:
             options.notify(line)
-
-
-def _first_of(paths: Sequence[str]) -> str:
-    return paths[0] + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")
 
 
 def _warn_of_losses(
@@ -368,14 +350,14 @@ def _meant(name: str, chosen: Chosen) -> str:
 
 # Ranks: processes, perhaps on several machines, that share nothing but the output directory
 
-_AUTO = "auto"
+_AUTO, _SIZE = "auto", "--world-size"
 _ARRAY = "SLURM_ARRAY_TASK_"
 # As job schedulers and launchers say them.
 _VARIABLES = {
     "--rank": (
         f"{_ARRAY}ID", "SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX",
     ),
-    "--world-size": (f"{_ARRAY}COUNT", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    _SIZE: (f"{_ARRAY}COUNT", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
 }  # fmt: skip
 
 
@@ -388,28 +370,29 @@ def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
 
-    def number(option: str, given: str | None) -> int:
-        name, text = option, given
-        if text in (None, _AUTO):
-            tried = _VARIABLES[option]
-            name = next((one for one in tried if one in os.environ), "")
-            if not name:
-                raise UsageError(
-                    f"{option}: not given, and none of {', '.join(tried)} is set",
-                    "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
-                )
-            text = os.environ[name]
-        if text is None or not text.isdecimal():
-            raise UsageError(f"{name}: {text!r} is not a number")
-        if name == f"{_ARRAY}ID":  # --array=1-7:2
-            first, step = (
-                number(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)
-                for one, default in (("MIN", "0"), ("STEP", "1"))
-            )
-            return (int(text) - first) // max(1, step)
-        return int(text)
+    return {"rank": _number_of("--rank", rank), "world_size": _number_of(_SIZE, world_size)}
 
-    return {"rank": number("--rank", rank), "world_size": number("--world-size", world_size)}
+
+def _number_of(option: str, given: str | None) -> int:
+    name, text = option, given
+    if text in (None, _AUTO):
+        tried = _VARIABLES[option]
+        name = next((one for one in tried if one in os.environ), "")
+        if not name:
+            raise UsageError(
+                f"{option}: not given, and none of {', '.join(tried)} is set",
+                "give numbers, such as --rank 0 --world-size 4, or start this in a job array",
+            )
+        text = os.environ[name]
+    if text is None or not text.isdecimal():
+        raise UsageError(f"{name}: {text!r} is not a number")
+    if name != f"{_ARRAY}ID":
+        return int(text)
+    first, step = (  # --array=1-7:2
+        _number_of(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)
+        for one, default in (("MIN", "0"), ("STEP", "1"))
+    )
+    return (int(text) - first) // max(1, step)
 
 
 class _NotPackedError(DataError):
@@ -456,16 +439,16 @@ def finalize_now(destination: Path, options: RunOptions) -> Result:
 
 def _refuse_missing(destination: Path, run: Run | None, work: Path) -> None:
     units, inputs = commits.left_to_do(run, work) if run else ([], [])
-    if units or inputs:
-        missing = f"the digests of {len(inputs)} inputs"
-        if run and units:
-            missing = f"{len(units)} of {len(run.units)} units"
-        if output.holds_result(destination):  # ranks replace none, and an update keeps its units
-            raise _NotPackedError(
-                f"{destination}: the run that is to replace its result has not finished",
-                "run the same command again, which continues it",
-            )
+    if run is None or not (units or inputs):
+        return
+    if output.holds_result(destination):  # ranks replace none, and an update keeps its units
         raise _NotPackedError(
-            f"{destination}: {missing} are not packed",
-            "run the failed ranks again; the last one finishes",
+            f"{destination}: the run that is to replace its result has not finished",
+            "run the same command again, which continues it",
         )
+    missing = f"{len(units)} of {len(run.units)} units"
+    raise _NotPackedError(
+        f"{destination}: {missing if units else f'the digests of {len(inputs)} inputs'} are not "
+        "packed",
+        "run the failed ranks again; the last one finishes",
+    )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
 from packer_cli.run.identity import RUN, Run
+from packer_cli.run.source import prepare
 from packer_cli.run.unit import Job
 
 _RETRIES = 3
@@ -41,63 +43,14 @@ def pack_on_ray(
     """Pack `units` into the work folder. Raises UsageError without Ray, DataError for a unit
     whose worker was lost too often, and what packing a unit raises.
     """
-    try:
-        import ray  # noqa: PLC0415 an extra
-    except ImportError:
-        raise UsageError(
-            "--engine ray: Ray is not installed", needs_extra("--engine ray", "ray")
-        ) from None
-    _refuse_unreachable(options.ray_address)
-    try:
-        with handled_as_before():  # Ray takes SIGTERM for itself
-            ray.init(
-                options.ray_address,
-                log_to_driver=False,
-                include_dashboard=False if options.ray_address is None else None,
-                logging_level=logging.ERROR,
-            )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"--ray-address: {options.ray_address}: {str(error).splitlines()[0]}",
-            "check that the cluster runs: ray status",
-        ) from error
-    try:
-        _pack_all(ray, run, units, work, options, progress)
-    finally:
-        # Ray ends the workers of a driver that has gone; ray.cancel(force=True) beside that aborts
-        # the whole process now and then (task_manager.cc, "unexpected system state", Ray 2.60)
-        ray.shutdown()
-
-
-def _refuse_unreachable(address: str | None) -> None:
-    """Raise UsageError at once; Ray itself would retry for minutes."""
-    host, _, port = (address or "").rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise UsageError(
-            f"--ray-address: {address}: {error.strerror or error}", "check that it runs: ray status"
-        ) from error
-
-
-def _pack_all(
-    ray: Any,
-    run: Run,
-    units: Sequence[WorkUnit],
-    work: Path,
-    options: RunOptions,
-    progress: Progress,
-) -> None:
-    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
     # not the run itself, which may name a million units: a worker fetches it once
     its = {name: getattr(options, name) for name in options_of(EncodingOptions)} | {"workers": 1}
-    told = [ray.put(_Told(run, work.resolve(), Path.cwd(), its))]
     queue, running = iter(units), dict[Any, WorkUnit]()
-    most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
-    with as_flag() as interrupted:
+    with _connected(options.ray_address) as ray, as_flag() as interrupted:
+        task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
+        told = [ray.put(_Told(run, work.resolve(), Path.cwd(), its))]
+        most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
         while True:
             while len(running) < most and (unit := next(queue, None)):
                 running[task.remote(packer_cli.__version__, told, unit)] = unit
@@ -117,9 +70,53 @@ def _pack_all(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
                         "see Ray's logs for why; run the same command again to continue",
                     ) from error
-                progress.read(sum(part.weight for part in unit.slices), documents)
+                progress.read(unit.weight, documents)
                 slots = tokens if run.is_to_tokenize else rows * run.row_config.max_length
                 progress.wrote(tokens, slots)
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected to a cluster. Raises UsageError."""
+    try:
+        import ray  # noqa: PLC0415 an extra
+    except ImportError:
+        raise UsageError(
+            "--engine ray: Ray is not installed", needs_extra("--engine ray", "ray")
+        ) from None
+    _refuse_unreachable(address)
+    try:
+        with handled_as_before():  # Ray takes SIGTERM for itself
+            ray.init(
+                address,
+                log_to_driver=False,
+                include_dashboard=False if address is None else None,
+                logging_level=logging.ERROR,
+            )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"--ray-address: {address}: {str(error).splitlines()[0]}",
+            "check that the cluster runs: ray status",
+        ) from error
+    try:
+        yield ray
+    finally:
+        # Ray ends the workers of a driver that has gone; ray.cancel(force=True) beside that aborts
+        # the whole process now and then (task_manager.cc, "unexpected system state", Ray 2.60)
+        ray.shutdown()
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Raise UsageError at once; Ray itself would retry for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UsageError(
+            f"--ray-address: {address}: {error.strerror or error}", "check that it runs: ray status"
+        ) from error
 
 
 class _Told(NamedTuple):
@@ -158,7 +155,8 @@ def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> tuple[int, int,
             _jobs.pop(old).source.close()
         os.chdir(its.directory)
         silent, options = Progress(0, show=False), EncodingOptions(**its.options)
-        _jobs[told[0]] = Job.of(its.run, [unit], its.folder, options, silent)
+        source = prepare(its.run, [unit], options)
+        _jobs[told[0]] = Job(its.run, source, its.folder, options, silent)
     result = _jobs[told[0]].pack(unit)
     _jobs[told[0]].commit(result)
     return result.counts.documents, result.counts.tokens, result.counts.rows

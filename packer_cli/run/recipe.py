@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def pack_recipe(
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
-    mixture, options = recipe.config.mixture, replace(options, warn=once(options.warn))
+    # each message once, however many sources or sides have it to say
+    mixture, options = recipe.config.mixture, replace(options, warn=cache(options.warn))
     joined = Path(destination) / DATASET_DICT  # makes one dataset of both sides
     is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
     if is_joined:
@@ -264,18 +266,6 @@ def naming(recipe: Recipe, source: Source) -> Iterator[None]:
             tip = tip.replace("start at the current directory", "start at the recipe's folder")
         place = f"{recipe.path}, source {source.name!r}"
         raise type(error)(f"{place}: {error.message}", tip) from error
-
-
-def once(notify: Notify) -> Notify:
-    """Says each message once, however many sources or passes have it to say."""
-    said = set[str]()
-
-    def say(message: str) -> None:
-        if message not in said:
-            said.add(message)
-            notify(message)
-
-    return say
 
 
 def _tokenize(one: Tokens, options: RunOptions) -> None:

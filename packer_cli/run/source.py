@@ -2,7 +2,6 @@
 
     choose_encoding(shape, config, ...) -> Chosen      the tokenizer and the template, not loaded
     prepare(run, units, ...)            -> Source      loaded, with the reader
-    source_again(shape, config, ...)    -> Source      to compare what it makes with a result
 
 What was chosen is part of a run's identity. Templates render in processes beside the run; texts in
 other files of the same run are read here. Documents of tokenized directories are tokens already:
@@ -30,7 +29,7 @@ from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
-from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
+from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shape_rules import by_file_shape, trained_on
 from packer_cli.options.shapes import Shape, prompts_described
 from packer_cli.records import (
@@ -229,31 +228,18 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         # inputs that no unit reads need not be there any more, as those of an update
         read = {part.file for unit in run.units for part in unit.slices}
         inputs = [file for file in run.files if run.row_config.mixture or file.index in read]
-        return tokenized_again(inputs, run.row_config)
+        return _tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
-    reads = _plain_reads(own)
     if run.chosen.name is None:
-        return Source(_by_file(reads), plain_encoder(None))
-    composers = _composers(own, files, run.chosen.template)
-    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
-    processes = _processes(options.max_seconds_per_record, rendered)
-    renders = dict[str | None, _Render]()
-    for name, parts in composers.items():
-        if processes is not None and name in rendered:
-            renders[name] = partial(processes.render, name)
-            reads[name] = processes.read
-            if not run.resumable:
-                reads[name] = partial(_read_here, *own[name], processes)
-        else:
-            from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-
-            composer = make_composer(*parts)
-            renders[name], reads[name] = composer.render, composer.read
+        return Source(_by_file(_plain_reads(own)), plain_encoder(None))
+    reads, renders, processes = _composing(own, run, options.max_seconds_per_record)
+    rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
     file, texts = ahead[0][0], iter(tuple[str]())
     first = beginning(file, FIRST_DOCUMENTS_CHARACTERS)
     # what is rendered for this is rendered once more by its unit, and may take seconds
-    can_look = first.stop is not None and run.resumable and _is_soon_read(units)
+    is_soon_read = sum(unit.weight for unit in units) < MIB
+    can_look = first.stop is not None and run.resumable and is_soon_read
     if file.shape not in rendered or can_look:
         texts = _first_texts(own[file.shape][0], file, first, reads[file.shape])
         if files is not None and options.tokenizer_backend != "tokenizers":
@@ -262,7 +248,7 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         for one, part in ahead if run.resumable else ():
             if processes is not None and one.shape in rendered:
                 processes.start(one, part)
-        framing = framing_of(own[file.shape][1])
+        framing = _framing_of(own[file.shape][1])
         tokenizer = bytes_tokenizer(framing) if files is None else load_tokenizer(
             files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
             notify=options.notify,
@@ -274,11 +260,38 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         raise
 
 
+def _composing(
+    own: _Own, run: Run, seconds: float
+) -> tuple[dict[str | None, Read], dict[str | None, _Render], ComposingProcesses | None]:
+    """What reads the files of each shape, what renders those that are supervised, and the processes
+    in which it does so where a chat template is used. `seconds`: for each record.
+    """
+    reads = _plain_reads(own)
+    renders, processes = dict[str | None, _Render](), None
+    composers = _composers(own, run.chosen.files, run.chosen.template)
+    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
+    if rendered:
+        from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
+
+        processes = ComposingProcesses(seconds, rendered)
+    for name, parts in composers.items():
+        if processes is not None and name in rendered:
+            renders[name], reads[name] = partial(processes.render, name), processes.read
+            if not run.resumable:
+                reads[name] = partial(_read_here, *own[name], processes)
+        else:
+            from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
+
+            composer = make_composer(*parts)
+            renders[name], reads[name] = composer.render, composer.read
+    return reads, renders, processes
+
+
 def _plain_reads(own: _Own) -> dict[str | None, Read]:
-    return {name: partial(read_plainly, *one) for name, one in own.items()}
+    return {name: partial(_read_plainly, *one) for name, one in own.items()}
 
 
-def read_plainly(
+def _read_plainly(
     shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
 ) -> Iterator[Records]:
     """The records of a slice, as they are stored."""
@@ -287,16 +300,6 @@ def read_plainly(
 
 def _by_file(reads: dict[str | None, Read]) -> Read:
     return lambda file, part: reads[file.shape](file, part)
-
-
-def _processes(
-    seconds: float, composers: dict[str | None, tuple[Any, ...]]
-) -> ComposingProcesses | None:
-    if not composers:
-        return None
-    from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
-
-    return ComposingProcesses(seconds, composers)
 
 
 def _read_here(
@@ -310,16 +313,11 @@ def _read_here(
     from packer_cli.chat.encoder import placed  # noqa: PLC0415
     from packer_cli.chat.messages import UndecidableError  # noqa: PLC0415
 
-    for records in read_plainly(shape, config, file, part):
+    for records in _read_plainly(shape, config, file, part):
         try:
             yield processes.compose(records, file.shape)
         except UndecidableError as error:
             raise placed(error, file) from error
-
-
-def _is_soon_read(units: Sequence[WorkUnit]) -> bool:
-    """Whether the units hold so little that rendering a record twice costs next to nothing."""
-    return sum(part.weight for unit in units for part in unit.slices) < MIB
 
 
 def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
@@ -333,43 +331,6 @@ def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iter
                 return
 
 
-def source_again(
-    shape: Shape,
-    config: DocumentConfig,
-    tokenizer: Tokenizer | None,
-    files: TokenizerFiles | None,
-    seconds: float | None,
-) -> Source:
-    """Makes tokens of records as readers give them, whatever the shape: to compare.
-
-    `seconds`: what a record may take to render; None: the default.
-    """
-    own = by_file_shape(config, shape)
-    reads = _plain_reads(own)
-    if tokenizer is None:
-        return Source(_by_file(reads), plain_encoder(None))
-    composers = {}
-    if shape.is_supervised:
-        from packer_cli.chat.templates import find_template  # noqa: PLC0415
-
-        composers = _composers(own, files, find_template(config.chat_template, files))
-    # no record was too slow for the run, whose limit may have been another, on a faster machine
-    processes = _processes(seconds or 6 * SECONDS_PER_RECORD, composers)
-    if processes is None:
-        return _source(own, files, tokenizer, reads, {}, None)
-    renders: dict[str | None, _Render] = {
-        name: partial(processes.render, name) for name in composers
-    }
-    source = _source(own, files, tokenizer, reads, renders, processes)
-
-    def compose_and_encode(records: Records, file: InputFile) -> Encoded:
-        if file.shape in composers:
-            records = processes.compose(records, file.shape)
-        return source.encode(records, file)
-
-    return replace(source, encode=compose_and_encode)
-
-
 def _source(
     own: _Own,
     files: TokenizerFiles | None,
@@ -378,10 +339,10 @@ def _source(
     renders: dict[str | None, _Render],
     processes: ComposingProcesses | None,
 ) -> Source:
-    """Reads and encodes the files of each shape. `renders`: as `Composer.render`, of those
-    shapes that are supervised. UsageError where the tokenizer lacks what goes around documents.
+    """Reads and encodes the files of each shape. UsageError where the tokenizer lacks what goes
+    around documents.
     """
-    tokenizers = {name: tokenizer.framed(framing_of(one)) for name, (_, one) in own.items()}
+    tokenizers = {name: tokenizer.framed(_framing_of(one)) for name, (_, one) in own.items()}
     infos = [one.info for one in tokenizers.values()]
     around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
     encoders = dict[str | None, Encode]()
@@ -464,7 +425,7 @@ def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specia
     return Specials(files.specials if files else (), config.special_tokens_in_text)
 
 
-def framing_of(config: DocumentConfig) -> Framing:
+def _framing_of(config: DocumentConfig) -> Framing:
     """The tokens that go around every document; `config` as `for_shape` gives it."""
     return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
 
@@ -475,7 +436,7 @@ def _agreed(values: Sequence[Any], name: str) -> Any:
     return first if all(other == first for other in others) else UNSET
 
 
-def tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
+def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     """The documents of these inputs, in the order of the options' seed."""
     seed, choice = config.seed if config.shuffle else None, choice_of(files, config)
     folder, facts = Path(files[0].path).parent, opened(files[0]).facts

@@ -13,9 +13,8 @@ is passed on between two units, so a run is as safe as its records are.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -27,10 +26,8 @@ from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChi
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
-from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
-from packer_cli.options.shapes import Shape
 from packer_cli.ownership import sync
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
@@ -47,7 +44,6 @@ from packer_cli.records import (
     BadRecord,
     InputFile,
     Int64,
-    Notify,
     Records,
     Slice,
     Stock,
@@ -75,7 +71,7 @@ from packer_cli.run.commits import (
     squared_lengths_name,
 )
 from packer_cli.run.identity import Run
-from packer_cli.run.source import Source, prepare
+from packer_cli.run.source import Source
 from packer_cli.storage import is_url
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
@@ -91,42 +87,21 @@ class Job:
 
     source     gives their documents; to be closed at the end
     folder     where a unit's files are written; NOWHERE: only figures are kept
-    resumable  inputs can be read a second time
     damaged    why inputs, by index, cannot be decoded: a unit is made without them
     is_sample  of units, parts of files are read: others need not have found the same damage
     parts      makes what a unit's shards are written to, with the arguments of `ShardParts`
     rejected   how many bad records the committed units have that have any
     """
 
-    files: Sequence[InputFile]
-    config: DocumentConfig
-    shape: Shape
+    run: Run
     source: Source
     folder: Path
+    options: EncodingOptions
     progress: Progress
-    stop: threading.Event = field(default_factory=threading.Event)
-    notify: Notify = lambda message: None
-    resumable: bool = True
     damaged: Mapping[int, str] = field(default_factory=dict)
     is_sample: bool = False
     parts: Callable[..., ShardParts] = ShardParts
     rejected: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(
-        cls,
-        run: Run,
-        units: Sequence[WorkUnit],
-        folder: Path,
-        options: EncodingOptions,
-        progress: Progress,
-    ) -> Job:
-        """`units`: those that will be packed, at least one. Raises UsageError."""
-        source = prepare(run, units, options)
-        return cls(
-            run.files, run.config, run.shape, source, folder, progress, options.stop,
-            options.notify, run.resumable,
-        )  # fmt: skip
 
     @property
     def pad_token_id(self) -> int:
@@ -138,8 +113,8 @@ class Job:
         return self.source.info.sha256 if self.source.info else ""
 
     def stop_if_asked(self) -> None:
-        """Raise Interrupted once `stop` is set."""
-        if self.stop.is_set():
+        """Raise Interrupted once the options' `stop` is set."""
+        if self.options.stop.is_set():
             raise Interrupted("stopped")
 
     def file(self, name: str) -> LazyFile:
@@ -151,18 +126,21 @@ class Job:
         return self.make(unit, pack_unit)
 
     def make(self, unit: WorkUnit, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
-        """Give what `make` makes of a unit. A process that is lost on the way is replaced, and the
-        unit read again, before the run fails.
+        """Give what `make` makes of a unit. It is made anew, before the run fails, where a process
+        is lost on the way; and, where bad records are skipped, without inputs that turn out not to
+        be decoded, so that nothing depends on how much could be read of them.
         """
-        lost = 0
+        job, lost = self, 0
         while True:
             try:
-                return without_damaged(unit, self, make)
+                return make(unit, job)
+            except _LeftOutError as error:
+                job = replace(job, damaged={**job.damaged, error.index: error.reason})
             except LostChildError as error:
                 self.stop_if_asked()
-                path, begin = self.files[unit.slices[0].file].path, unit.slices[0].start
+                path, begin = self.run.files[unit.slices[0].file].path, unit.slices[0].start
                 what = f"unit {unit.index} ({path} from {begin:,}): {error.message}"
-                if not self.resumable:  # stdin cannot be read a second time
+                if not self.run.resumable:  # stdin cannot be read a second time
                     raise DataError(what, error.tip) from error
                 lost += 1
                 if lost == _ATTEMPTS:
@@ -171,13 +149,13 @@ class Job:
                         "if memory ran out, use fewer --workers; run the same command again to "
                         "continue",
                     ) from error
-                self.notify(f"{what}; packing it again")
+                self.options.notify(f"{what}; packing it again")
 
     def commit(self, result: UnitResult) -> None:
         """Sync the unit to the disk, its record last. Raises DataError as soon as there are more
         bad records than a number allows; a share is known only at the end.
         """
-        unit, stopped = result.unit, self.stop.is_set
+        unit, stopped = result.unit, self.options.stop.is_set
         for shard in result.shards:
             sync(self.folder / shard.file)
             name_by_content(self.folder, shard, stopped)
@@ -188,19 +166,19 @@ class Job:
         alone = {part.file for part in unit.slices if part.is_whole}
         inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
         for index, stretches in result.stretches.items():
+            file = self.run.files[index]
             if index in alone:
-                inputs.append((index, *digest_as_read(self.files[index], stretches, stopped)))
-            else:
-                file = self.files[index]
-                # who hashed an input at a URL has not compared what this unit has read of it
-                told = not is_url(file.path) or commits.read_input(self.folder, index) is None
-                refuse_other_bytes(file, partial(list, stretches), stopped, told=told)
-                shared += [(index, *astuple(stretch)) for stretch in stretches]
+                inputs.append((index, *digest_as_read(file, stretches, stopped)))
+                continue
+            # who hashed an input at a URL has not compared what this unit has read of it
+            told = not is_url(file.path) or commits.read_input(self.folder, index) is None
+            refuse_other_bytes(file, partial(list, stretches), stopped, told=told)
+            shared += [(index, *stretch) for stretch in stretches]
         self.source.confirm()
         self.stop_if_asked()  # digests end early then
         record = UnitRecord(
             unit.index,
-            commits.slices_of(unit),
+            unit.slices,
             result.shards,
             result.counts.as_json(),
             msgspec.to_builtins(self.source.info),
@@ -209,7 +187,7 @@ class Job:
             stretches=shared,
         )
         commits.write_unit(self.folder, record)
-        limit, bad = self.config.max_errors, result.counts.rejected_records
+        limit, bad = self.run.config.max_errors, result.counts.rejected_records
         if bad and isinstance(limit, int):
             self.rejected.append(bad)
             if (total := sum(self.rejected)) > limit:
@@ -236,15 +214,18 @@ class UnitResult:
 
 
 class UnitMaker:
-    """Takes the documents of a unit, and makes its shards of them.
+    """Makes shards of the documents of a unit, which it reads.
 
-    counts  of what has gone into them
-    sums    takes the squared lengths of rows, if there are any
+    counts     of what is read, and of what becomes of it
+    rejected   bad records, a line each; where they are errors, the first ends the run
+    stretches  as in `UnitResult`
+    sums       takes the squared lengths of rows, if there are any
     """
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
-        self.job = job
-        self.counts = Counts()
+        self.unit, self.job, self.counts = unit, job, Counts()
+        self.rejected = job.file(rejected_name(unit.index))
+        self.stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
         self.sums = job.file(squared_lengths_name(unit.index))
 
     def add(self, batch: TokenBatch) -> None:
@@ -256,74 +237,23 @@ class UnitMaker:
 
     def abandon(self) -> None:
         """Let go of files after a failure."""
-
-
-def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitResult:
-    """Read the unit's documents and write its shards, or have `maker` take them. Raises Interrupted
-    once `job.stop` is set.
-    """
-    if maker is None and isinstance(job.config, PackConfig):
-        maker = UnitRows(unit, job, job.config)
-    maker, reading = maker or UnitDocuments(unit, job), _Reading(unit, job)
-    try:
-        for batch in reading.documents():
-            maker.add(batch)
-            del batch  # the window holds what goes into rows, and frees it when written
-        shards = maker.close()
-        reading.rejected.close()
-    finally:
-        maker.abandon()
-        reading.rejected.abandon()
-    maker.counts.add(reading.counts)
-    return UnitResult(unit, shards, maker.counts, reading.rejected, reading.stretches, maker.sums)
-
-
-class _LeftOutError(Exception):
-    """An input of a unit that cannot be decoded, though what was read of it seemed right."""
-
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(reason)
-        self.index, self.reason = index, reason
-
-
-def without_damaged(unit: WorkUnit, job: Job, make: Callable[[WorkUnit, Job], _Made]) -> _Made:
-    """Give what `make` makes of a unit; where bad records are skipped, without inputs that cannot
-    be decoded. It is made anew then, so that nothing depends on how much could be read of them.
-    """
-    while True:
-        try:
-            return make(unit, job)
-        except _LeftOutError as error:
-            job = replace(job, damaged={**job.damaged, error.index: error.reason})
-
-
-class _Reading:
-    """The documents of a unit on their way in.
-
-    counts     of what was read, but for what becomes of it
-    rejected   bad records, a line each; where they are errors, the first ends the run
-    stretches  as in `UnitResult`
-    """
-
-    def __init__(self, unit: WorkUnit, job: Job) -> None:
-        self._unit, self._job = unit, job
-        self.counts = Counts()
-        self.rejected = job.file(rejected_name(unit.index))
-        self.stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
+        self.rejected.abandon()
+        self.sums.abandon()
 
     def documents(self) -> Iterator[TokenBatch]:
-        job, tokenized = self._job, self._job.source.tokenized
+        """The unit's documents."""
+        job, tokenized = self.job, self.job.source.tokenized
         if tokenized is not None:
-            for batch in tokenized.read(self._unit):
+            for batch in tokenized.read(self.unit):
                 job.stop_if_asked()
                 job.progress.read(0, len(batch.position))
                 yield batch
-            self.stretches |= tokenized.stretches(self._unit)
-            job.progress.read(sum(part.weight for part in self._unit.slices), 0)
+            self.stretches |= tokenized.stretches(self.unit)
+            job.progress.read(self.unit.weight, 0)
             return
         left_out = set[int]()
-        for part in self._unit.slices:
-            file = job.files[part.file]
+        for part in self.unit.slices:
+            file = job.run.files[part.file]
             if part.file in job.damaged:
                 if part.file not in left_out:  # a sample has several slices of it
                     self._reject(file, [BadRecord(_WHOLE, job.damaged[part.file])])
@@ -352,12 +282,12 @@ class _Reading:
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
         """The records of a slice. Raises _LeftOutError for an input that is to be left out."""
         try:
-            yield from self._job.source.read(file, part)
+            yield from self.job.source.read(file, part)
         except DamagedInputError as error:
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
-            if self._job.config.on_error == "fail" or file.path == STDIN:
+            if self.job.run.config.on_error == "fail" or file.path == STDIN:
                 raise
-            if not (part.is_whole or self._job.is_sample):  # others may have packed the rest of it
+            if not (part.is_whole or self.job.is_sample):  # others may have packed the rest of it
                 raise DataError(
                     f"{error.message}; only files that one work unit reads are skipped",
                     "fetch or write it again, leave it out, or give --unit-bytes more than it has",
@@ -366,7 +296,7 @@ class _Reading:
             raise _LeftOutError(part.file, reason) from error
 
     def _reject(self, file: InputFile, bad: list[BadRecord]) -> None:
-        if self._job.config.on_error == "fail":
+        if self.job.run.config.on_error == "fail":
             check_unchanged(file)  # a file being written to looks cut short; that is the cause
             place = reader_for(file.format).describe(file, bad[0].position)
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
@@ -376,6 +306,32 @@ class _Reading:
             self.rejected.write(msgspec.json.encode(line) + b"\n")
         for figures in (self.counts, self.counts.file(file.index)):
             figures.rejected_records += len(bad)
+
+
+def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitResult:
+    """Read the unit's documents and write its shards, or have `maker` take them. Raises Interrupted
+    once `stop` is set.
+    """
+    if maker is None:
+        rows = isinstance(job.run.config, PackConfig)
+        maker = UnitRows(unit, job, job.run.row_config) if rows else UnitDocuments(unit, job)
+    try:
+        for batch in maker.documents():
+            maker.add(batch)
+            del batch  # the window holds what goes into rows, and frees it when written
+        shards = maker.close()
+        maker.rejected.close()
+    finally:
+        maker.abandon()
+    return UnitResult(unit, shards, maker.counts, maker.rejected, maker.stretches, maker.sums)
+
+
+class _LeftOutError(Exception):
+    """An input of a unit that cannot be decoded, though what was read of it seemed right."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index, self.reason = index, reason
 
 
 def _refuse_longer(
@@ -390,8 +346,8 @@ def _refuse_longer(
     document = first_overlong(offsets, most)
     if document < 0:
         return
-    file = job.files[batch.file[document]]
-    position = record_position(int(batch.position[document]), job.config.turns)
+    file = job.run.files[batch.file[document]]
+    position = record_position(int(batch.position[document]), job.run.config.turns)
     place = reader_for(file.format).describe(file, position)
     length = offsets[document + 1] - offsets[document]
     what = "document has" if batch.chosen is None else "two sides of the pair have"
@@ -405,19 +361,19 @@ class UnitDocuments(UnitMaker):
         super().__init__(unit, job)
         schema = documents_schema(
             job.tokenizer_sha256,
-            has_trained=job.shape.kind != "text",
-            has_chosen=job.shape.has_pairs,
+            has_trained=job.run.shape.kind != "text",
+            has_chosen=job.run.shape.has_pairs,
         )
-        limit = job.config.shard_bytes
+        limit = job.run.config.shard_bytes
         self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
-        counts, lengths = self.counts, np.diff(batch.offsets)
+        lengths = np.diff(batch.offsets)
         tokens = int(lengths.sum())
-        counts.tokens += tokens
-        counts.add_documents(batch.file, lengths, lengths)
+        self.counts.tokens += tokens
+        self.counts.add_documents(batch.file, lengths, lengths)
         self._writer.write(batch)
         self.job.progress.wrote(tokens, tokens)
 
@@ -428,6 +384,7 @@ class UnitDocuments(UnitMaker):
         return shards
 
     def abandon(self) -> None:
+        super().abandon()
         self._writer.abandon()
 
 
@@ -498,11 +455,11 @@ class UnitRows(UnitMaker):
         return shards
 
     def abandon(self) -> None:
+        super().abandon()
         self._writer.abandon()
-        self.sums.abandon()
 
     def _refuse_overlong(self, batch: TokenBatch) -> None:
-        config, shape = self._config, self.job.shape
+        config, shape = self._config, self.job.run.shape
         if config.overlong == "error":
             others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
             others = others if shape.stays_whole else "split, truncate or drop"

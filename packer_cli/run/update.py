@@ -33,7 +33,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import JSON, format_of
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
-from packer_cli.options.shapes import Shape, joined, shape_again, shape_named
+from packer_cli.options.shapes import MIXED, Shape, joined, shape_again, shape_named
 from packer_cli.ownership import Folder, Listed, unchanged
 from packer_cli.records import InputFile
 from packer_cli.result.layout import (
@@ -59,7 +59,7 @@ from packer_cli.result.manifest import (
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.wording import plural
 from packer_cli.run import commits
-from packer_cli.run.commits import UnitRecord, as_packed_by, load_identities
+from packer_cli.run.commits import UnitRecord, as_packed, load_identities
 from packer_cli.run.destination import finished, holds_result, listed, work_of
 from packer_cli.run.identity import (
     OTHER_ORDER,
@@ -88,13 +88,11 @@ class Update:
 
     run      what the result is to be; files that are gone have no format
     reused   records of the units that stay, by their index
-    digests  of the inputs that these read and share
     changed  whether there is anything to do
     """
 
     run: Run
     reused: dict[int, UnitRecord]
-    digests: dict[int, commits.Digest]
     changed: bool
 
 
@@ -113,7 +111,7 @@ def plan_update(directory: Path, manifest: Result, now: Run, options: RunOptions
             refuse_other_result(directory, manifest, run)
         except UsageError:
             changed = True
-        return Update(run, {}, {}, changed)
+        return Update(run, {}, changed)
     _refuse_other_options(directory, manifest, now)
     return _Comparison(directory, manifest, now, options).update()
 
@@ -125,12 +123,14 @@ class _Comparison:
 
     def __init__(self, directory: Path, manifest: Result, now: Run, options: RunOptions) -> None:
         self.directory, self.manifest, self.now, self.options = directory, manifest, now, options
+        # ranks only look whether their result is finished already
+        self.may_drop = options.prune or options.as_rank is not None
         self.then = manifest.inputs_now
         self.current = {file.path: file for file in now.files}
-        self.is_same = as_packed_by(directory, manifest, checksum=options.checksum)
+        self.is_same = as_packed(directory, manifest, checksum=options.checksum)
 
     def update(self) -> Update:
-        then, current, policy = self.then, self.current, self.options.unnamed
+        then, current = self.then, self.current
         found = {i: current[one.path] for i, one in then.items() if one.path in current}
         same = {i for i, file in found.items() if self.is_same(replace(file, index=i), file)}
         moved, copies = self._find_contents(same)
@@ -144,29 +144,27 @@ class _Comparison:
         # rejected.jsonl names the input of each record: such a unit is packed again
         same |= {index for index in moved if not then[index].rejected_records}
         unnamed = {index: one for index, one in then.items() if names[index] not in current}
-        kept, dropped = (unnamed, {}) if policy == "kept" else ({}, unnamed)
+        kept, dropped = (unnamed, {}) if self.options.add else ({}, unnamed)
         self._refuse_to_drop(unnamed)
         lost = _lost(self.directory, self.manifest)
         records = _reusable(_records(self.directory, self.manifest), {*lost}, same | kept.keys())
         standing = {index for record in records for index in _inputs(record)}
         again, shape = self._kept(kept, standing)
         files = _numbered(names, [*current.values(), *again])
-        if policy != "dropped":
+        if not self.may_drop:
             refuse_to_forget(self.directory, files)
         to_pack = [file for file in files if file.format and file.index not in standing]
-        weight = sum(part[-1] for record in records for part in record.slices)
+        weight = sum(record.work_unit.weight for record in records)
         cut = work_units(to_pack, self.now.config, weight) if to_pack else []
         free = _free({record.unit for record in records})
         new = [replace(unit, index=next(free)) for unit in cut]
         units = sorted([*new, *(one.work_unit for one in records)], key=lambda unit: unit.index)
-        shared = standing - {index for record in records for index, *_ in record.inputs}
-        digests = {index: (then[index].size, then[index].sha256) for index in shared}
         earlier, config = document_config_of(self.manifest), self.now.config
         is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
         run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
         changed = bool(new or dropped or moved or lost or is_limited)
         self._tell(dropped, moved, copies, kept)
-        return Update(run, {one.unit: one for one in records}, digests, changed)
+        return Update(run, {one.unit: one for one in records}, changed)
 
     def _find_contents(self, same: Container[int]) -> tuple[dict[int, str], dict[str, str]]:
         """Inputs by new names whose content the result holds, so that no document is there twice.
@@ -212,7 +210,7 @@ class _Comparison:
         """UsageError where documents would go that nobody has asked to drop, or be there twice: by
         two names of a file.
         """
-        if self.options.unnamed == "dropped":
+        if self.may_drop:
             return
         if STDIN in self.current and any(one.path == STDIN for one in self.then.values()):
             raise UsageError(
@@ -279,22 +277,18 @@ class _Comparison:
         )
 
     def _tell(
-        self,
-        dropped: _Unnamed,
-        moved: dict[int, str],
-        copies: dict[str, str],
-        kept: _Unnamed,
+        self, dropped: _Unnamed, moved: dict[int, str], copies: dict[str, str], kept: _Unnamed
     ) -> None:
         moves = [f"{self.then[index].path} is now {path}" for index, path in moved.items()]
         have = "s have" if len(moved) != 1 else " has"
         held = [f"{path} (as {name})" for path, name in copies.items()]
-        notes = {
-            f"drops {_described(dropped)}": dropped and self.options.as_rank is None,
-            f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}": moved,
-            f"has these inputs already: {named(held, _MOST_NAMED)}": copies,
-            f"keeps {_described(kept)}": kept,
-        }  # fmt: skip
-        for note in (note for note, is_so in notes.items() if is_so):
+        notes = [
+            dropped and self.options.prune and f"drops {_described(dropped)}",
+            moved and f"{len(moved):,} input{have} moved: {named(moves, _MOST_NAMED)}",
+            held and f"has these inputs already: {named(held, _MOST_NAMED)}",
+            kept and f"keeps {_described(kept)}",
+        ]
+        for note in filter(None, notes):
             self.options.notify(f"{self.directory}: {note}")
 
 
@@ -317,17 +311,19 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
         earlier = document_config_of(manifest)
     except ValueError as error:
         raise finished(place, f"its options are damaged: {error}") from error
-    now = replace(run, config=replace(run.config, shape=run.shape.kind))
-    differ = differing_origin(
-        manifest.packer_version, earlier, _tokenizer_of(manifest), now, limits=True
+    origin = replace(
+        run, packer_version=manifest.packer_version, config=earlier, chosen=_tokenizer_of(manifest)
     )
+    shape = None if run.shape.kind == MIXED else run.shape.kind
+    now = replace(run, config=replace(run.config, shape=shape))
+    differ = differing_origin(origin, now, limits=True)
     if differ:
         raise finished(place, "; ".join(differ))
     if not run.resumable:
         raise finished(place, "stdin cannot be compared with what it was made of")
     is_remote = storage.is_url(str(place))
     # of a tokenized directory its manifest is read, which is small
-    is_same = as_packed_by(Path(place), manifest, checksum=is_remote or run.is_tokenized)
+    is_same = as_packed(Path(place), manifest, checksum=is_remote or run.is_tokenized)
     then = [InputFile(i, one.path, "", None, one.size, 0) for i, one in manifest.inputs_now.items()]
     try:
         differ = differing_files(then, run.files, is_same)
@@ -336,7 +332,7 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     lost = [f"{name} is missing or damaged" for name in _lost(place, manifest)]
     if differ != [OTHER_ORDER] and (differ or lost):
         raise finished(place, "; ".join(differ or lost[:1]), may_update=not is_remote)
-    units = [(one.index, [(s.file, s.start, s.stop) for s in one.slices]) for one in run.units]
+    units = [(one.index, [part[:3] for part in one.slices]) for one in run.units]
     if differ or units != [(one.unit, one.slices) for one in manifest.units]:
         raise UsageError(
             f"{place}: holds a finished result of these inputs, which were packed one after "
@@ -388,14 +384,11 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
         raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
     kinds = {one.kind for one in its_shape.members.values() or [its_shape]}
     both = [one for one in shape.members.values() or [shape] if one.kind in kinds]
-    if not (shape.members or its_shape.members):
-        differ = differing_options(then, replace(now.config, shape=shape.kind))
-    elif not both:
+    configs = [[replace(for_member(c, one), shape=None) for c in (then, now.config)]
+               for one in both]  # fmt: skip
+    differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
+    if not both:
         differ = [f"--shape was {its_shape.kind}, is now {shape.kind}"]
-    else:
-        configs = [[replace(for_member(c, one), shape=None) for c in (then, now.config)]
-                   for one in both]  # fmt: skip
-        differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
     differ += differing_tokenizers(_tokenizer_of(manifest), now.chosen)
     if differ:
         raise UsageError(
@@ -429,7 +422,7 @@ def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) 
 
 
 def _inputs(record: UnitRecord) -> set[int]:
-    return {part[0] for part in record.slices}
+    return {part.file for part in record.slices}
 
 
 def _numbered(names: list[str], current: list[InputFile]) -> list[InputFile]:

@@ -37,7 +37,8 @@ from packer_cli.interrupts import run_all
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.options.shape_rules import by_file_shape, for_shape
+from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
+from packer_cli.options.shape_rules import for_shape
 from packer_cli.options.shapes import Shape, joined, shape_named
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, record_position
@@ -70,10 +71,10 @@ from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import tables_of
-from packer_cli.run.source import Source, framing_of, source_again, tokenized_again
-from packer_cli.run.unit import NOWHERE, Job, pack_unit, without_damaged
+from packer_cli.run.identity import Chosen, Run
+from packer_cli.run.source import prepare
+from packer_cli.run.unit import NOWHERE, Job
 from packer_cli.tokenization.locate import locate
-from packer_cli.tokenization.tokenizer import bytes_tokenizer, load_tokenizer
 from packer_cli.verify.files import (
     CHANGED,
     DIFFERENT,
@@ -109,37 +110,38 @@ def compare_inputs(
     if not files or not _check_slices(facts, config, files, findings):
         return
     are_tokenized = any(file.format == TOKENIZED for file in files.values())
+    units, rejected_from = list[tuple[UnitRecord, int]](), 0
+    for record in read_units(stored.path, facts):
+        if {part.file for part in record.slices} <= files.keys():
+            units.append((record, rejected_from))
+        rejected_from += record.rejected
+    if sample is not None:
+        units = _sampled(units, sample, seed)
+    if not units:
+        return
     try:
         if isinstance(config, PackConfig) and are_tokenized:
-            some = list(files.values())
-            shape, source = shape_of_tokenized(some), tokenized_again(some, config)
+            shape, chosen = shape_of_tokenized([*files.values()]), Chosen(None)
             findings.add(MANIFEST, *_other_options(config, shape), remedy=DIFFERENT)
         else:
             files, shape = _with_shapes(facts, files, config, findings)
-            source = _encoding(stored, config, shape)
+            chosen = _chosen(stored, config, shape)
+        absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
+        every = [files.get(index, absent) for index in range(len(facts.inputs))]
+        again = [record.work_unit for record, _ in units]
+        run = Run(config, shape, tuple(every), tuple(again), chosen)
+        options = _options(stored, shape, workers, findings)
+        job = Job(run, prepare(run, again, options), NOWHERE, options, Progress(0, show=False))
     except PackerError as error:  # its options were never those of a run with this tokenizer
         findings.add(MANIFEST, f"damaged: config: {error.message}", remedy=DIFFERENT)
         return
-    with closing(source):
-        findings.add(MANIFEST, *_other_tokenizer(facts, source.info), remedy=DIFFERENT)
+    with closing(job.source):
+        findings.add(MANIFEST, *_other_tokenizer(facts, job.source.info), remedy=DIFFERENT)
         if findings.problems:
             return
-        absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
-        every = [files.get(index, absent) for index in range(len(facts.inputs))]
-        progress = Progress(0, show=False)
-        job = Job(every, config, shape, source, NOWHERE, progress, findings.stop)
-        units, rejected_from = list[tuple[UnitRecord, int]](), 0
-        for record in read_units(stored.path, facts):
-            if {part[0] for part in record.slices} <= files.keys():
-                units.append((record, rejected_from))
-            rejected_from += record.rejected
-        tasks = (
-            partial(_compare_unit, stored, job, *unit, findings)
-            for unit in (units if sample is None else _sampled(units, sample, seed))
-        )
-        run_all(tasks, workers, findings.stop, source.stop)
-        if source.tokenizer is not None:
-            source.tokenizer.finish()
+        tasks = (partial(_compare_unit, stored, job, *unit, findings) for unit in units)
+        run_all(tasks, workers, findings.stop, job.source.stop)
+        job.source.confirm()
     if are_tokenized and not findings.problems:
         for file in files.values():
             _trace(opened(file), findings, workers, sample, seed)
@@ -151,7 +153,7 @@ def _sampled(
     """Units with so many documents, drawn one by one: first those that read further inputs."""
     further, others, seen = list[int](), list[int](), set[int]()
     for number in np.random.default_rng(seed).permutation(len(units)).tolist():
-        files = {part[0] for part in units[number][0].slices}
+        files = {part.file for part in units[number][0].slices}
         (others if files <= seen else further).append(number)
         seen |= files
     taken, documents = list[int](), 0
@@ -172,7 +174,7 @@ def _compare_unit(
     add = partial(findings.add, remedy=DIFFERENT)
     again = replace(job, parts=partial(Compared, stored, job, record.shards))
     try:
-        made = without_damaged(record.work_unit, again, pack_unit)
+        made = again.pack(record.work_unit)
     except _DifferentError as error:
         add(error.file, error.text)
         return
@@ -291,8 +293,8 @@ class Compared(ShardParts):
         number, position, start, length = segments[:, at].tolist()
         if self._kind == ROWS and "segments" not in batch.schema.names:
             return f"{length} tokens"
-        file = self._job.files[number]
-        record = record_position(position, self._job.config.turns)
+        file = self._job.run.files[number]
+        record = record_position(position, self._job.run.config.turns)
         place = f"{file.path}, {reader_for(file.format).describe(file, record)}"
         return f"{length} tokens of {place}{f' from its token {start}' if start else ''}"
 
@@ -400,27 +402,37 @@ def _other_units(facts: Manifest, config: PackConfig, files: list[InputFile]) ->
         return [error.message]
 
 
-def _encoding(stored: Stored, config: DocumentConfig, shape: Shape) -> Source:
-    """What encodes records with the tokenizer and the template that the result keeps. Raises
-    PackerError.
-    """
-    tokenizer = tokenizer_files = limit = None
-    if stored.facts.tokenizer is not None:
-        framing = framing_of(next(iter(by_file_shape(config, shape).values()))[1])
-        if not stored.facts.tokenizer.sha256:
-            tokenizer = bytes_tokenizer(framing)
-        else:
-            tokenizer_files = locate(str(stored.path))
-            # the reference's own offsets show what is trained on
-            backend = "tokenizers" if shape.is_supervised else "auto"
-            tokenizer = load_tokenizer(tokenizer_files, backend=backend, framing=framing)
+def _chosen(stored: Stored, config: DocumentConfig, shape: Shape) -> Chosen:
+    """The tokenizer and the template that the result keeps. Raises PackerError."""
+    info, files = stored.facts.tokenizer, None
+    if info is None:
+        return Chosen(None)
+    if info.sha256:
+        files = locate(str(stored.path))
+    if not shape.is_supervised:
+        return Chosen(info.source, files)
+    from packer_cli.chat.templates import find_template  # noqa: PLC0415
+
     # where a result has two templates, they are its tokenizer's own
     alone = [(stored.path / name).is_file() for name in (TEMPLATE, TOOL_TEMPLATE)] == [True, False]
-    used = replace(config, chat_template=str(stored.path / TEMPLATE) if alone else None)
-    # only rejected records show the run's --max-seconds-per-record
+    template = find_template(str(stored.path / TEMPLATE) if alone else None, files)
+    return Chosen(info.source, files, template)
+
+
+def _options(stored: Stored, shape: Shape, workers: int, findings: Findings) -> EncodingOptions:
+    """The limit of the run, which only rejected records show. Without one no record was too slow
+    for it, on a machine that was perhaps faster.
+    """
+    limit = 6 * SECONDS_PER_RECORD
     with suppress(OSError), storage.open_lines(stored.path / REJECTED) as file:
-        limit = next((float(match[1]) for match in map(_TOO_SLOW.search, file) if match), None)
-    return source_again(shape, used, tokenizer, tokenizer_files, limit)
+        limit = next((float(match[1]) for match in map(_TOO_SLOW.search, file) if match), limit)
+    return EncodingOptions(
+        workers=workers,
+        max_seconds_per_record=limit,
+        # the reference's own offsets show what is trained on
+        tokenizer_backend="tokenizers" if shape.is_supervised else "auto",
+        stop=findings.stop,
+    )
 
 
 def _with_shapes(

@@ -155,7 +155,7 @@ def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.Monk
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
     assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.1).exit_code == 0
     # Whoever verifies does not say what the run was told; its own default is not that.
-    monkeypatch.setattr("packer_cli.run.source.SECONDS_PER_RECORD", 5.0)
+    monkeypatch.setattr("packer_cli.verify.again.SECONDS_PER_RECORD", 5.0)
     result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
     assert result.exit_code == 0, (result.stdout, result.stderr)
 

@@ -213,6 +213,16 @@ def test_a_rank_that_comes_late_has_nothing_to_do() -> None:
     assert not Path("out/.packer").exists()
 
 
+def test_a_rank_that_comes_after_an_update_has_nothing_to_do() -> None:
+    """Whose units are not those of a run of all inputs."""
+    Path("c.jsonl").write_bytes(jsonl("more"))
+    succeeds("pack", *OPTIONS, "-o", "out", "b.jsonl")
+    succeeds("pack", *OPTIONS, "-o", "out", "c.jsonl", "--add")
+    command = ["pack", *OPTIONS, "-o", "out", "b.jsonl", "c.jsonl"]
+    assert_error(packer(*command), 2, "which were packed one after another")
+    assert "out: already finished" in succeeds(*command, "--rank", "0", "--world-size", "2")
+
+
 def test_killed_while_putting_the_result_in_place() -> None:
     """Any rank goes on with it, or finalize; of all at once one."""
     succeeds(*rank(0, 2))

@@ -81,6 +81,9 @@ def test_every_file_is_packed_as_what_it_is() -> None:
         "sharegpt": "conversations",
     }  # fmt: skip
     verify()
+    again = "pack", "sft", *PACK, "-o", "out"
+    assert "packer: out: up to date" in run(*again)
+    assert "packer: out: already finished" in run(*again, "--rank", 0, "--world-size", 2)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tokens"])
