@@ -109,7 +109,7 @@ def pick(row: Shown, segment: int) -> list[Segment]:
     return [row.segments[segment]]
 
 
-def read_row(packed: PackedDirectory, index: int, origins: Origins) -> Shown:
+def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None) -> Shown:
     """Find a row and take it apart. DataError when its shard is missing or damaged."""
     shard, in_shard = packed.find(index)
     batch = sound_rows(packed, np.array([index]))
@@ -122,7 +122,7 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins) -> Shown:
             trained[begins] = False
     places: list[Any] = [None] * len(begins)
     if "segments" in batch.schema.names:
-        places = origins.of(sources_of(batch))
+        places = (origins or Origins(packed.facts)).of(sources_of(batch))
     sides: list[Side | None] = [*sides_in(batch)] or [None] * len(begins)
     segments = []
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
