@@ -7,10 +7,10 @@ which does not always load tokenizer.json as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packer_cli.errors import UsageError
 from packer_cli.inputs.detection import detect_shape
@@ -26,21 +26,16 @@ from packer_cli.tokenization.trust import BATTERY, assigned_characters, in_conte
 
 _TEXTS = 1000  # of each file, at most
 _AT_A_TIME = 64
+_SHOWN = 80  # characters of a text
 
 
-@dataclass
-class Comparison:
-    """The number of texts of a source that were compared, and those that differ."""
+class Comparison(NamedTuple):
+    """How many texts of a source were compared, how many of them differ, and the first of these."""
 
     source: str
-    texts: int = 0
-    different: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "source": self.source, "texts": self.texts, "different": len(self.different),
-            "first": self.different[0][:80] if self.different else None,
-        }  # fmt: skip
+    texts: int
+    different: int
+    first: str | None
 
 
 def check(files: TokenizerFiles, inputs: list[str]) -> list[Comparison]:
@@ -61,13 +56,14 @@ def check(files: TokenizerFiles, inputs: list[str]) -> list[Comparison]:
 
 
 def _compared(name: str, texts: Iterator[str], theirs: Any, ours: ReferenceEngine) -> Comparison:
-    comparison = Comparison(name)
+    compared, different, first = 0, 0, None
     for text in texts:
-        comparison.texts += 1
+        compared += 1
         expected = theirs(text, add_special_tokens=False)["input_ids"]
         if expected != ours.encode([text])[0].tolist():
-            comparison.different.append(text)
-    return comparison
+            different += 1
+            first = text[:_SHOWN] if first is None else first
+    return Comparison(name, compared, different, first)
 
 
 def _auto_tokenizer(source: str) -> Any:

@@ -16,7 +16,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, named
 from packer_cli.options.option import options_of, refuse_missing
 from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
 from packer_cli.options.run_options import Loop
@@ -236,6 +236,13 @@ class Run:
             begin=self.begin, dealt=state.dealt if state else (),
         )  # fmt: skip
 
+    def placed(self, step: Step | None, place: int, row: TracedRow) -> Place:
+        """A row in a place that a step has; None: in one that the loader dropped."""
+        if step is None:
+            return Place(place, None, None, row)
+        number, rank = divmod(place - step.begin, self.loop.world_size)
+        return Place(place, rank, number // self.loop.batch_size, row)
+
     def notes(self) -> Iterator[str]:
         """Notes of what cannot be told of the rows read so far, each once."""
         for notes in (self.said, *(one.notes for one in self.origins)):
@@ -300,12 +307,10 @@ class TracedStep:
         if rank is not None and not 0 <= rank < ranks:
             raise UsageError(f"--rank: {rank} is not between 0 and {ranks - 1}, of --ranks {ranks}")
         places = run.steps.places(self.step)
-        number, its = np.divmod(places - begin, ranks)
-        order = np.lexsort((number, its))
-        order = order if rank is None else order[its[order] == rank]
-        rows = run.schedule.rows_at(begin, self.step.end)[places[order] - begin]
-        where = (places[order], its[order], number[order] // run.loop.batch_size)
-        yield from map(Place, *(one.tolist() for one in where), run.rows(rows))
+        its = (places - begin) % ranks
+        places = places[np.argsort(its, kind="stable") if rank is None else its == rank]
+        rows = run.rows(run.schedule.rows_at(begin, self.step.end)[places - begin])
+        yield from map(partial(run.placed, self.step), places.tolist(), rows)
 
 
 class Steps:
@@ -360,15 +365,10 @@ class Steps:
         number = self.before(epoch) + min(within, self._count(epoch) - 1)
         return self.of(number) if number >= 0 else None
 
-    def at(self, place: int) -> tuple[Step, int, int] | None:
-        """The step that took a place, its rank, and the number of the row among those of the rank
-        in this step; None for what the loader dropped.
-        """
+    def at(self, place: int) -> Step | None:
+        """The step that took a place; None for what the loader dropped."""
         step = self.last_before(place + 1)
-        if step is None or place not in self.places(step):
-            return None
-        row, rank = divmod(place - step.begin, self._loop.world_size)
-        return step, rank, row
+        return step if step is not None and place in self.places(step) else None
 
     def places(self, step: Step) -> Int64:
         """int64[n], the places of a step, ascending, without those that the loader dropped."""
@@ -476,11 +476,9 @@ class Search:
             rows = run.schedule.rows_at(begin, min(begin + _PLACES_AT_ONCE, end))
             for within in np.flatnonzero(np.isin(rows, self.rows)).tolist():
                 number, place = int(rows[within]), begin + within
-                row, at = read[number], run.steps.at(place)
-                step, rank, of_rank = at or (None, None, None)
-                batch = None if of_rank is None else of_rank // run.loop.batch_size
+                row, step = read[number], run.steps.at(place)
                 pieces = tuple(row.segments[piece] for piece in sorted(self._pieces[number]))
-                yield Found(step, Place(place, rank, batch, row), pieces)
+                yield Found(step, run.placed(step, place, row), pieces)
 
 
 def _named(run: Run, text: str) -> tuple[list[_Input], int, int | None]:
@@ -508,8 +506,7 @@ def _named(run: Run, text: str) -> tuple[list[_Input], int, int | None]:
         tip = "packer stats DIR --by input lists inputs"
         raise UsageError(f"--find: no input is {file!r} or ends with it", tip)
     if len(chosen) > 1:
-        some = " or ".join(chosen[:5]) + (f" or {len(chosen) - 5} more" if chosen[5:] else "")
-        raise UsageError(f"--find: {file!r} may be {some}", "give more of the path")
+        raise UsageError(f"--find: {file!r} may be {named(chosen, 5)}", "give more of the path")
     its = [one for one in every if one.path == chosen[0]]
     return its, int(match[2]), None if match[3] is None else int(match[3])
 
@@ -560,9 +557,10 @@ def _absent(run: Run, document: str, inputs: list[_Input], position: int) -> Dat
     next to the position, as it may be in the middle of one.
     """
     why = next((why for one in inputs for why in _reasons(run, one, position)), "")
-    if not why and (counted := [text for one in inputs for text in _losses(run, one)]):
-        why = f"left out of its input or source: {', '.join(counted)}"
-    why = why or "every document of this input is in rows, and none begins there"
+    if not why:
+        counted = ", ".join(text for one in inputs for text in _losses(run, one))
+        why = "every document of this input is in rows, and none begins there"
+        why = f"left out of its input or source: {counted}" if counted else why
     tip = "packer stats DIR --by input counts what is in rows, and what is not"
     for one in inputs:
         if near := _nearest(run, one, position):

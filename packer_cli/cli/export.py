@@ -19,8 +19,6 @@ EXPORT_FORMATS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(Options):
-    """Options of `packer export`."""
-
     to: str = option(MISSING, "Format to write:", metavar="FORMAT", choices=EXPORT_FORMATS)
     output: str = option(MISSING, "A new or empty directory.", short="-o", metavar="OUT")
     overwrite: bool = option(False, "Replace an earlier export in OUT.")

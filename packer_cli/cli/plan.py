@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from packer_cli.cli.pack import Inputs, default_output, prepare_run
 from packer_cli.cli.reports import Page, check_page, notes, print_note, refuse_name, show_reports
-from packer_cli.errors import ThresholdMissed, UsageError
+from packer_cli.errors import ThresholdMissed, UsageError, named
 from packer_cli.options.option import Count, Names, Share, Values, option, options_of
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, Progress
@@ -103,11 +103,10 @@ def plan(
     plans = _plans(inputs, order, configs, options.sample, quiet=quiet)
     if html is not None and len(plans) > 1:
         print_note(f"the page shows the rows of {plans[0][0]} only")
-    more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
     reports = {
         side or "": plan_report(
             one,
-            f"{inputs[0]}{more}{f': {side}' if side else ''}",
+            named(inputs, 1) + (f": {side}" if side else ""),
             options.batch_tokens,
             options.hidden_size,
         )

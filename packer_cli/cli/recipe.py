@@ -40,8 +40,6 @@ _END = '\n# [validation]\n# share = "0.5%"\n'
 
 @dataclass(frozen=True)
 class RecipeOptions(Options):
-    """Options of `packer recipe`."""
-
     chat_template: str | None = option(
         None, "Template of messages, to be written down.", metavar="FILE|NAME"
     )
@@ -220,12 +218,12 @@ def _names(sources: list[_Source]) -> list[str]:
     """Folders of files that are alone there, or what names begin with; each differently."""
     names, folders = list[str](), [source.folder for source in sources]
     for source in sources:
-        stems = [os.path.basename(os.path.abspath(path)).split(".")[0] for path in source.paths]
+        stem = os.path.basename(os.path.abspath(source.paths[0])).split(".")[0]
         name = os.path.basename(os.path.abspath(source.folder))
-        if len(stems) == 1:
-            name = stems[0]
-        elif folders.count(source.folder) > 1:  # without what only numbers files
-            name = os.path.commonprefix(stems).strip("-_.0123456789")  # noqa: RUF071 (of names)
+        if len(source.paths) == 1:
+            name = stem
+        elif folders.count(source.folder) > 1:
+            name = stem.rstrip("-_.0123456789")  # without what only numbers files
         name = re.sub(r"[^\w.-]", "-", name or "unknown")
         count = sum(re.sub(r"-\d+$", "", one) == name for one in names)
         names.append(f"{name}-{count + 1}" if count else name)

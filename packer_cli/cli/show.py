@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShowOptions(TokensOf, Reporting):
-    """Options of `packer show`."""
-
     segment: Whole | None = option(None, "Show only this segment of each row.", metavar="K")
     ids: bool = option(False, "Show token ids instead of text.")
 
@@ -83,15 +82,16 @@ def _reader(
     directory: Path, manifest: Result, tokens: tuple[str, ...]
 ) -> tuple[str, int, bool, Callable[[int], Shown]]:
     """(row or document, how many, whether it is known what is trained on, what reads one)."""
-    from packer_cli.reports.show import document_reader, read_row
+    from packer_cli.reports.show import read_document, read_row
     from packer_cli.result.manifest import Manifest
     from packer_cli.result.opening import View, opened
     from packer_cli.result.origins import Origins
-    from packer_cli.result.tokenized import open_tokenized
+    from packer_cli.result.tokenized import Tokens, open_tokenized
 
     if not isinstance(manifest, Manifest):
         tokenized = open_tokenized(directory)
-        return "document", len(tokenized), True, document_reader(tokenized)
+        read_one = partial(read_document, tokenized, Tokens({0: tokenized}))
+        return "document", len(tokenized), True, read_one
     packed = opened(directory, manifest, tokens)
     origins = Origins(manifest, packed.directories if isinstance(packed, View) else None)
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StatsOptions(Page, Sizes, TokensOf, Reporting):
-    """Options of `packer stats`."""
-
     min_utilization: Share | None = option(
         None, "Exit 1 when less than this share of the rows is tokens: 0.95 or 95%."
     )
@@ -131,19 +129,13 @@ def _steps(
     """What steps of each result would cost. Of several, those too small for a step are noted."""
     if sizes.ranks is None or sizes.hidden_size is None:
         return [None] * len(results)
-    from packer_cli.reports.steps import TooFewRowsError, predict
+    from packer_cli.reports.steps import predict
     from packer_cli.result.manifest import Manifest
-    from packer_cli.steps import schedule
+    from packer_cli.steps.schedule import StepSizes
 
-    of_step = schedule.StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
-    steps: list[dict[str, Any] | None] = []
-    for place, manifest in results:
-        assert isinstance(manifest, Manifest)  # noqa: S101 for mypy: `_refuse` refuses others
-        try:
-            steps.append(predict(place, manifest, of_step, sizes.hidden_size))
-        except TooFewRowsError as error:
-            if len(results) == 1:
-                raise
-            print_note(error.message)
-            steps.append(None)
-    return steps
+    of_step = StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
+    skip = print_note if len(results) > 1 else None
+    return [
+        predict(place, one, of_step, sizes.hidden_size, skip) if isinstance(one, Manifest) else None
+        for place, one in results
+    ]

@@ -15,8 +15,6 @@ from packer_cli.options.run_options import Reporting
 
 @dataclass(frozen=True)
 class TokenizerOptions(Reporting):
-    """Options of `packer tokenizer`."""
-
     check: bool = option(False, "Compare with AutoTokenizer from transformers.")
 
 
@@ -56,14 +54,14 @@ def tokenizer(
 
         comparisons = compare(files, inputs or [])
     if options.as_json:
-        print(json.dumps(about | {"compared": [one.as_json() for one in comparisons]}, indent=1))
+        print(json.dumps(about | {"compared": [one._asdict() for one in comparisons]}, indent=1))
     else:
         for key, value in about.items():
             if value is not None:
                 print(one_line(f"{key.replace('_', ' ')}: {value}"))
         for one in comparisons:
-            first = f", the first: {one.different[0][:80]!r}" if one.different else ""
-            count = f"{len(one.different):,} of {one.texts:,} texts differ"
+            first = f", the first: {one.first!r}" if one.different else ""
+            count = f"{one.different:,} of {one.texts:,} texts differ"
             print(one_line(f"{one.source}: {count} from AutoTokenizer{first}"))
     if any(one.different for one in comparisons):
         raise DataError(

@@ -15,8 +15,6 @@ from packer_cli.options.run_options import Progress, RunOptions
 
 @dataclass(frozen=True)
 class VerifyOptions(TokensOf, Progress):
-    """Options of `packer verify`."""
-
     against_inputs: bool = option(False, "Also pack units again from their inputs, and compare.")
     sample: str = option(
         "1000",

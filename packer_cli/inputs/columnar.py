@@ -169,7 +169,7 @@ class ColumnarReader(Reader):
                 yield from _records(batch, row, shape, most, config, table.row_bytes)
                 row += batch.num_rows
             if not part.start and shape.kind != "tokens":
-                yield from _looks(table, replace(part, stop=1), shape, config)
+                yield from _looks(table, part._replace(stop=1), shape, config)
             yield Records.end(hashed.stretches())
 
     def describe(self, file: InputFile, position: int) -> str:

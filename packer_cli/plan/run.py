@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from packer_cli.errors import DataError, Interrupted, UsageError
+from packer_cli.errors import DataError, Interrupted, UsageError, named
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import hold, is_tokenized, opened, shape_of
@@ -95,7 +95,8 @@ class Outcome:
     planned          of all units
     units            those of which something was read, and all there are
     share            of the inputs' bytes that were read
-    standard_errors  of "rows" and "utilization"; empty where nothing is estimated
+    standard_errors  of "rows" and "utilization", None where unknown; empty where nothing is
+                     estimated
     sources          of a recipe, in its order; `by_source`: what rows have of each, and its name
     shares           how near whole documents come to what is asked of these
     """
@@ -105,7 +106,7 @@ class Outcome:
     planned: Planned
     units: tuple[int, int]
     share: float = 1.0
-    standard_errors: dict[str, float] = field(default_factory=dict)
+    standard_errors: dict[str, float | None] = field(default_factory=dict)
     sources: Sequence[Source] = ()
     by_source: Sequence[dict[str, Any]] = ()
     shares: Sequence[Share] = ()
@@ -289,11 +290,7 @@ class Planning:
                 "write the data to a file and name that, or plan one --max-length at a time",
             )
         if len(passes) > 1 and not is_tokenized(files):
-            why = (
-                "conversations are shortened to each length"
-                if first.overlong == "truncate-turns"
-                else "longer rows have larger work units"
-            )
+            why = "what a work unit holds differs with the length of rows"
             self.options.notify(f"reads the inputs {len(passes)} times: {why}")
         _note_beginnings(files, passes, self.options.notify)
         # what tokenizers say, each pass would
@@ -382,19 +379,15 @@ def _passes(
 
 
 def _note_beginnings(files: Sequence[InputFile], passes: Sequence[_Pass], notify: Notify) -> None:
-    """Say which files are read from their beginning, in the place of pieces of all of them."""
-    indices = {
-        one.file
-        for each in passes for part in each.parts if not part.is_whole
-        for one in part.unit.slices if not begun_in_the_middle(files[one.file])
-    }  # fmt: skip
-    if indices:
-        first = files[min(indices)]
-        more = f" and {len(indices) - 1:,} more" if len(indices) > 1 else ""
-        kind = "compressed" if first.compression else first.format
+    """Say that files are read from their beginning, in the place of pieces of all of them."""
+    parts = [part for each in passes for part in each.parts if not part.is_whole]
+    read = {one.file for part in parts for one in part.unit.slices}
+    begun = [file for file in files if file.index in read and not begun_in_the_middle(file)]
+    if begun:
+        kind = "compressed" if begun[0].compression else begun[0].format
         notify(
-            f"{first.path}{more}: sampled from the beginning on: {kind} files cannot be entered in "
-            "the middle"
+            f"{named([file.path for file in begun], 1)}: sampled from the beginning on: {kind} "
+            "files cannot be entered in the middle"
         )
 
 
@@ -432,8 +425,8 @@ def _outcome_of(config: PackConfig, plans: Sequence[UnitPlan], place: int, read:
                              for one, plan in zip(planned, plans, strict=True)), strict=True)
     )  # fmt: skip
     errors = {
-        "rows": _error_of_ratio(rows, sizes, of, share) * sum(sizes),
-        "utilization": _error_of_ratio(tokens, rows, of, share) / config.max_length,
+        "rows": _error_of_ratio(rows, sizes, share, sum(sizes)),
+        "utilization": _error_of_ratio(tokens, rows, share, 1 / config.max_length),
     }
     return Outcome(config, *_estimate(config, planned, factors), counted, share, errors)
 
@@ -483,22 +476,15 @@ def _of_mixture(outcome: Outcome, choice: Choice, read: _Read | None) -> Outcome
 
 
 def _error_of_ratio(
-    parts: Sequence[float], sizes: Sequence[float], of: Sequence[int], share: float
-) -> float:
+    parts: Sequence[float], sizes: Sequence[float], share: float, times: float
+) -> float | None:
     """The standard error of sum(parts) / sum(sizes) of a sample without replacement that is a
-    `share` of all (Cochran 1977, "Sampling techniques", sections 5.4 and 6.4). NaN for one part.
-
-    `of`: the units of the parts; differences between units count only where one has one part.
+    `share` of all (Cochran 1977, "Sampling techniques", section 6.4), so many times. None for one
+    part.
     """
     whole = sum(sizes)
     if len(parts) < 2 or not whole:
-        return math.nan
+        return None
     ratio = sum(parts) / whole
-    left: dict[int, list[float]] = {}
-    for part, size, unit in zip(parts, sizes, of, strict=True):
-        left.setdefault(unit, []).append(part - ratio * size)
-    strata = [*left.values()]
-    if min(map(len, strata)) < 2:
-        strata = [[one for stratum in strata for one in stratum]]
-    variance = sum(len(stratum) * statistics.variance(stratum) for stratum in strata)
-    return math.sqrt((1 - share) * variance) / whole
+    left = [part - ratio * size for part, size in zip(parts, sizes, strict=True)]
+    return times * math.sqrt((1 - share) * len(parts) * statistics.variance(left)) / whole

@@ -51,16 +51,14 @@ class Planned(Counts):
     shards, bytes  files, and their sizes
     attention      the sum of the squared segment lengths
     cut_documents  those in several segments
-    read_...       documents with tokens before any is cut, truncated or dropped, their tokens, and
-                   int64[32], a histogram of their lengths by powers of two
+    read_lengths   int64[32], documents with tokens before any is cut, truncated or dropped, by
+                   powers of two of their lengths; their tokens are `encoded_tokens`
     """
 
     shards: int = 0
     bytes: int = 0
     attention: int = 0
     cut_documents: int = 0
-    read_documents: int = 0
-    read_tokens: int = 0
     read_lengths: Int64 = field(default_factory=lambda: powers_histogram(np.empty(0, np.int64)))
 
     def times(self, factor: float) -> Planned:
@@ -135,10 +133,7 @@ class _Planning(UnitMaker):
 
     def add(self, batch: TokenBatch) -> None:
         own = np.diff(batch.offsets)
-        own = own[own > 0]
-        self._read.read_documents += len(own)
-        self._read.read_tokens += int(own.sum())
-        self._read.read_lengths += powers_histogram(own)
+        self._read.read_lengths += powers_histogram(own[own > 0])
         # rows are planned from lengths, and a window without tokens is small
         trained, job = batch.trained, self.job
         if trained is None and job.source.tokenized is None and job.run.shape.kind != "text":
@@ -266,9 +261,7 @@ class Thinned(UnitDocuments):
         self._share, self._drawn = share, np.random.default_rng(unit.index)
 
     def add(self, batch: TokenBatch) -> None:
-        if self._share < 1:
-            batch = batch.take(self._drawn.random(len(batch.position)) < self._share)
-        super().add(batch)
+        super().add(batch.take(self._drawn.random(len(batch.position)) < self._share))
 
 
 class InMemory(TokenizedDirectory):

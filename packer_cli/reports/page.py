@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from packer_cli.errors import UsageError, from_os_error, one_line
+from packer_cli.errors import UsageError, cut, from_os_error, one_line
+from packer_cli.options.option import refuse
 from packer_cli.ownership import put_file
 from packer_cli.reports.report import Report
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
@@ -33,37 +35,30 @@ def page(report: Report) -> bytes:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
         finalize=lambda value: one_line(value) if type(value) is str else value,
     )  # fmt: skip
-    environment.filters |= {"count": count, "percent": percent, "shortened": _shortened}
+    environment.filters |= {
+        "count": count,
+        "percent": percent,
+        "shortened": partial(cut, most=_MOST_CHARACTERS),
+    }
     source = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
     text = environment.from_string(source).render(report=report)
     return text.encode("utf-8", "backslashreplace")
 
 
-def _shortened(name: str) -> str:
-    """A name in one line: a longer one loses its middle."""
-    name = one_line(name)
-    if len(name) <= _MOST_CHARACTERS:
-        return name
-    begin = _MOST_CHARACTERS // 3
-    return f"{name[:begin]}…{name[begin + 1 - _MOST_CHARACTERS :]}"
-
-
 def check_place(name: str) -> None:
     """UsageError for a name that no page can be written to. Nothing but a page is replaced."""
-    if is_url(name):
-        raise UsageError(
-            f"--html: {name}: pages are only written to local files", "name a file here"
-        )
     path = _path(name)
-    if os.path.isdir(path):
-        raise UsageError(f"--html: {name} is a directory", f"name a file: {path / 'page.html'}")
-    if not os.path.isdir(path.parent):
-        raise UsageError(f"--html: {path.parent} is no directory", f"mkdir -p {path.parent}")
-    if any(is_manifest(path.parent / file) for file in (MANIFEST, INCOMPLETE)):
-        raise UsageError(
-            f"--html: {name} would be in a result of packer, which holds nothing else",
-            f"name a file beside it: {path.parent}.html",
-        )
+    folder = path.parent
+    in_result = any(is_manifest(folder / file) for file in (MANIFEST, INCOMPLETE))
+    refuse([
+        (is_url(name), f"--html: {name}: pages are only written to local files",
+         "name a file here"),
+        (os.path.isdir(path), f"--html: {name} is a directory",
+         f"name a file: {path / 'page.html'}"),
+        (not os.path.isdir(folder), f"--html: {folder} is no directory", f"mkdir -p {folder}"),
+        (in_result, f"--html: {name} would be in a result of packer, which holds nothing else",
+         f"name a file beside it: {folder}.html"),
+    ])  # fmt: skip
     for file in (path, path.with_name(f"{path.name}.part")):
         _refuse_other_files(file)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import asdict
@@ -32,7 +31,7 @@ from packer_cli.result.wording import count, directories, percent, plural, size
 _BOUND = "The lower bound is a number of rows below which no packer can go."
 _PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit of a model
 _Figures = dict[str, Any]  # of an outcome, as programs get them
-_Columns = dict[str, Callable[[_Figures], str]]  # by their titles
+_Cells = dict[str, str]  # of a line, by the titles of columns
 
 
 def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: int) -> Report:
@@ -43,28 +42,26 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
         "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
         "tokenizer": plan.tokenizer,
         "shape": plan.shape.kind,
-        "documents": read.read_documents,
-        "tokens": read.read_tokens,
+        "documents": int(read.read_lengths.sum()),
+        "tokens": read.encoded_tokens,
         "document_length": read.read_lengths.tolist(),
         "sample": plan.sample,
         "hidden_size": hidden_size,
         "batch_tokens": batch_tokens,
         "outcomes": outcomes,
     }
-    several = len({one["strategy"] for one in outcomes}) > 1
-    fills = [
-        row_fill(
-            one["histograms"]["row_fill"],
-            count(one["max_length"]) + (f", {one['strategy']}" if several else ""),
-        )
-        for one in outcomes
-    ]
-    drawn = _table({"utilization": lambda one: percent(one["utilization"])}, outcomes)
+    named = [*_named(outcomes)]
+    shares = [percent(one["utilization"]) for one in outcomes]
+    drawn = _table(named, [{"utilization": share} for share in shares])
     bars = [[1 - one["utilization"]] for one in outcomes]
-    used = Table("", drawn.head, drawn.rows, drawn.text, drawn="padding", bars=bars)
+    used = replace(drawn, drawn="padding", bars=bars)
     lengths = sorted({one["max_length"] for one in outcomes})
-    losses: list[Part] = [_table(columns, outcomes) for columns in _losses(plan, outcomes)]
-    costs = _COSTS | _STEPS if batch_tokens is not None else _COSTS
+    losses: list[Part] = [_table(named, cells) for cells in _losses(plan, outcomes)]
+    tables = [_table(named, [*map(cells, outcomes)]) for cells in (_rows, _costs)]
+    fills = [
+        row_fill(one["histograms"]["row_fill"], ", ".join(its.values()))
+        for one, its in zip(outcomes, named, strict=True)
+    ]
     return Report(
         title,
         [*_facts(plan, content)],
@@ -72,8 +69,7 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
         f"planned by packer {packer_cli.__version__}",
         sections=[
             Section("Utilization", [used], only="page"),
-            Section("What would come out",
-                    [_table(_ROWS, outcomes), _table(costs, outcomes), Text(_BOUND)]),
+            Section("What would come out", [*tables, Text(_BOUND)]),
             Section("Cut, truncated or dropped",
                     losses or [Text("No document is cut, truncated or dropped.")]),
             *_sources(plan, outcomes),
@@ -91,12 +87,9 @@ def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> _Figur
     attention_share  of attention in what a step costs, in a model of this hidden size
     steps            of an epoch; the last one may have fewer rows
     """
-    counts, config, costs = one.planned, one.config, dict[str, tuple[int, ...]]()
-    if config.balance != "none" and counts.rows:
-        sides = {"before": counts.attention_before, "after": counts.attention_after}
-        costs = {side: astuple(cost) for side, cost in sides.items()}
+    counts, config = one.planned, one.config
     rest = _PER_HIDDEN * hidden_size * counts.rows * config.max_length
-    figures = figures_of_rows(one.totals, config, costs) | {
+    figures = figures_of_rows(one.totals, config) | {
         "overlong": config.overlong,
         "shards": counts.shards,
         "bytes": counts.bytes,
@@ -108,10 +101,7 @@ def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> _Figur
         "units_read": one.units[0],
         "units": one.units[1],
         "share_read": one.share,
-        "standard_errors": {
-            name: None if math.isnan(error) else error
-            for name, error in one.standard_errors.items()
-        },
+        "standard_errors": one.standard_errors,
         "histograms": one.totals["histograms"],
     }
     if one.sources:
@@ -155,62 +145,59 @@ def _sampled(outcomes: Sequence[_Figures]) -> str:
     return f"{shown}; ± is a standard error"
 
 
-def _table(columns: _Columns, outcomes: Sequence[_Figures]) -> Table:
+def _named(outcomes: Sequence[_Figures]) -> Iterator[_Cells]:
+    """The names of outcomes in tables."""
+    several = len({one["strategy"] for one in outcomes}) > 1
+    for one in outcomes:
+        yield {"max length": count(one["max_length"])} | (
+            {"strategy": one["strategy"]} if several else {}
+        )
+
+
+def _table(named: Sequence[_Cells], lines: Sequence[_Cells]) -> Table:
     """A line for each outcome."""
-    shown: _Columns = {"max length": lambda one: count(one["max_length"])}
-    if len({one["strategy"] for one in outcomes}) > 1:
-        shown["strategy"] = lambda one: one["strategy"]
-    shown |= columns
-    rows = [[written(one) for written in shown.values()] for one in outcomes]
-    return Table("", [*shown], rows, text=["strategy"], names_first=True)
+    head = [*named[0], *lines[0]]
+    rows = [[*its.values(), *line.values()] for its, line in zip(named, lines, strict=True)]
+    return Table("", head, rows, text=["strategy"], names_first=True)
 
 
-def _with_error(one: _Figures, name: str, figure: str, form: str) -> str:
-    if name not in one["standard_errors"]:
-        return figure
-    error = one["standard_errors"][name]
-    return f"{figure} ± {'?' if error is None else form.format(error)}"
+def _rows(one: _Figures) -> _Cells:
+    def with_error(name: str, figure: str, form: str) -> str:
+        if name not in one["standard_errors"]:
+            return figure
+        error = one["standard_errors"][name]
+        return f"{figure} ± {'?' if error is None else form.format(error)}"
+
+    alike = one.get("mixedness", {}).get("one_length")
+    return {
+        "rows": with_error("rows", count(one["rows"]), "{:,.0f}"),
+        "utilization": with_error("utilization", percent(one["utilization"]), "{:.2%}"),
+        "above bound": percent(one["rows_over_bound"] - 1 if one["rows"] else 0),
+        "of one length": "-" if alike is None else percent(alike),
+    }
 
 
-def _of_one_length(one: _Figures) -> str:
-    share = one.get("mixedness", {}).get("one_length")
-    return "-" if share is None else percent(share)
+def _costs(one: _Figures) -> _Cells:
+    steps = one["steps"]
+    return {
+        "segments in a row": f"{one['segments_per_row']:,.2f}",
+        "on disk": size(one["bytes"]),
+        "attention span": f"{one['attention_span']:,.0f}",
+        "attention share": percent(one["attention_share"]),
+    } | ({} if steps is None else {"steps of an epoch": count(steps)})
 
 
-def _total(name: str) -> Callable[[_Figures], str]:
-    return lambda one: count(one[name])
-
-
-_ROWS: _Columns = {
-    "rows": lambda one: _with_error(one, "rows", count(one["rows"]), "{:,.0f}"),
-    "utilization": lambda one: _with_error(
-        one, "utilization", percent(one["utilization"]), "{:.2%}"
-    ),
-    "above bound": lambda one: percent(one["rows_over_bound"] - 1 if one["rows"] else 0),
-    "of one length": _of_one_length,
-}
-_COSTS: _Columns = {
-    "segments in a row": lambda one: f"{one['segments_per_row']:,.2f}",
-    "on disk": lambda one: size(one["bytes"]),
-    "attention span": lambda one: f"{one['attention_span']:,.0f}",
-    "attention share": lambda one: percent(one["attention_share"]),
-}
-_STEPS: _Columns = {"steps of an epoch": _total("steps")}
-
-
-def _losses(plan: Plan, outcomes: Sequence[_Figures]) -> Iterator[_Columns]:
+def _losses(plan: Plan, outcomes: Sequence[_Figures]) -> Iterator[list[_Cells]]:
     """Tables of what is cut, truncated and dropped, where anything is."""
-    if any(one["cut_documents"] for one in outcomes):
-        yield {"documents cut": _total("cut_documents")}
+    tables = [{"documents cut": "cut_documents"}]
     for what, tokens in (("truncated", "tokens cut off"), ("dropped", "their tokens")):
-        if any(one[f"{what}_documents"] for one in outcomes):
-            columns = {
-                f"documents {what}": _total(f"{what}_documents"),
-                tokens: _total(f"{what}_tokens"),
-            }
-            if plan.config.train_on != "all":
-                columns["of these trained"] = _total(f"{what}_trained_tokens")
-            yield columns
+        tables.append({f"documents {what}": f"{what}_documents", tokens: f"{what}_tokens"})
+        if plan.config.train_on != "all":
+            tables[-1]["of these trained"] = f"{what}_trained_tokens"
+    for names in tables:
+        documents = next(iter(names.values()))
+        if any(one[documents] for one in outcomes):
+            yield [{title: count(one[name]) for title, name in names.items()} for one in outcomes]
 
 
 def _sources(plan: Plan, outcomes: Sequence[_Figures]) -> Iterator[Section]:

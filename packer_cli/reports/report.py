@@ -4,7 +4,7 @@ it, and `content` is its JSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -65,10 +65,6 @@ class Histogram:
     what: str
     of: str
     buckets: Sequence[Bucket]
-
-    @property
-    def whole(self) -> int:
-        return sum(bucket.number for bucket in self.buckets)
 
 
 @dataclass(frozen=True)
@@ -137,15 +133,10 @@ def document_lengths(counts: Sequence[int], max_lengths: Sequence[int] = ()) -> 
     marks: dict[int, str] = {}
     for length in sorted(max_lengths):
         place = length.bit_length() - 1
-        marks[place] = f"{marks[place]}, " if place in marks else "max_length "
-        marks[place] += count(length)
-    buckets = _powers(counts, marks)
-    return Histogram("document length in tokens (documents)", "tokens", "documents", buckets)
-
-
-def segments_per_row(counts: Sequence[int]) -> Histogram:
-    """Rows by their number of segments, int[32] by powers of two."""
-    return Histogram("segments per row (rows)", "segments", "rows", _powers(counts, {}))
+        before = f"{marks[place]}, " if place in marks else "max_length "
+        marks[place] = before + count(length)
+    title = "document length in tokens (documents)"
+    return Histogram(title, "tokens", "documents", powers(counts, marks))
 
 
 def row_fill(counts: Sequence[int], title: str = "row fill (rows)") -> Histogram:
@@ -164,10 +155,11 @@ def _fills(counts: Sequence[int], last: str) -> list[Bucket]:
     return [Bucket(label, number) for label, number in zip(labels, counts, strict=True) if number]
 
 
-def _powers(counts: Sequence[int], marks: dict[int, str]) -> list[Bucket]:
-    """Bucket i holds 2**i up to 2**(i+1) - 1."""
+def powers(counts: Sequence[int], marks: Mapping[int, str] | None = None) -> list[Bucket]:
+    """Bars of int[32] by powers of two: i holds 2**i up to 2**(i+1) - 1."""
+    marked = marks or {}
     return [
-        Bucket(f"{2**i:,}-{2 ** (i + 1) - 1:,}" if i else "1", number, marks.get(i, ""))
+        Bucket(f"{2**i:,}-{2 ** (i + 1) - 1:,}" if i else "1", number, marked.get(i, ""))
         for i, number in enumerate(counts)
-        if number or i in marks
+        if number or i in marked
     ]

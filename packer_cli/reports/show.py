@@ -8,9 +8,9 @@ data is hostile: no control character of it reaches the terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,13 +134,8 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
 
 
-def document_reader(tokenized: TokenizedDirectory) -> Callable[[int], Shown]:
-    """A function that reads documents by their numbers. It raises DataError for a damaged shard."""
-    tokens = Tokens({0: tokenized})
-    return lambda index: _read_document(tokenized, tokens, index)
-
-
-def _read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> Shown:
+def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> Shown:
+    """Find a document; `tokens` are those of this directory alone. DataError as `read_row`."""
     number = int(np.searchsorted(tokenized.firsts, index, side="right")) - 1
     shard, facts = tokenized.shards[number], tokenized.facts
     file, position = tokenized.places(np.array([index], np.int64))[:, 0].tolist()
@@ -181,22 +176,19 @@ def _spans(segment: Segment, decoder: Decoder | None, *, whole: bool = False) ->
     """The segment cut where special changes and, if it is not taken as a `whole`, where trained
     does. Texts are "" without a decoder.
     """
-    ids, flags = segment.ids, None if whole else segment.trained
-    different, which = np.unique(ids, return_inverse=True)
-    names = {token: decoder.special(token) if decoder else None for token in different.tolist()}
-    special = np.array([name is not None for name in names.values()])[which]
-    changes = special[1:] != special[:-1]
-    if flags is not None:
-        changes = changes | (flags[1:] != flags[:-1])
-    spans = []
-    for begin, end in pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(ids)]):
-        tokens, text = ids[begin:end].tolist(), ""
-        if decoder is not None and special[begin]:
+    ids, trained = segment.ids.tolist(), None if whole else segment.trained
+    flags = [None] * len(ids) if trained is None else trained.tolist()
+    names = {token: decoder.special(token) if decoder else None for token in {*ids}}
+    special = [names[token] is not None for token in ids]
+    spans, begin = list[_Span](), 0
+    for (flag, is_special), run in groupby(zip(flags, special, strict=True)):
+        tokens, text = ids[begin : begin + len([*run])], ""
+        if is_special:
             text = "".join(str(names[token]) for token in tokens)
         elif decoder is not None:
-            text = decoder.decode(tokens, int(ids[begin - 1]) if begin else None)
-        trained = None if flags is None else bool(flags[begin])
-        spans.append(_Span(begin, tokens, text, trained, bool(special[begin])))
+            text = decoder.decode(tokens, ids[begin - 1] if begin else None)
+        spans.append(_Span(begin, tokens, text, flag, is_special))
+        begin += len(tokens)
     return spans
 
 

@@ -30,14 +30,15 @@ from packer_cli.reports.report import (
     OF_SOURCES,
     Fact,
     Figure,
+    Histogram,
     Report,
     Section,
     Table,
     Text,
     alike,
     document_lengths,
+    powers,
     row_fill,
-    segments_per_row,
     table_of_sources,
 )
 from packer_cli.result.counts import mixedness
@@ -75,7 +76,6 @@ _ORDERS: dict[str, str] = {
 }
 _BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _SHOWN = ("max_length", "strategy", "overlong")
-_PAIRS = ("fields", "roles", "template_args", "turn_end")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
                 "columns", "shuffle", "window_tokens", "mixture"}  # fmt: skip
 
@@ -107,7 +107,7 @@ def stats_report(
     of_rows = isinstance(manifest, Manifest)
     return Report(
         str(directory),
-        _facts(manifest),
+        list(_facts(manifest)),
         _content(directory, manifest, by, steps),
         f"{'packed' if of_rows else 'tokenized'} by packer {manifest.packer_version}",
         [*(headline(manifest) if isinstance(manifest, Manifest) else _of_documents(manifest))],
@@ -147,33 +147,28 @@ def _content(
 
 def figures(manifest: Manifest) -> dict[str, Any]:
     """The manifest's totals and what follows from them."""
-    totals = asdict(manifest) | {"histograms": asdict(manifest.histograms)}
-    costs, sides = manifest.attention_cost, {}
-    if costs is not UNSET:
-        sides = {
-            side: (one.rows, one.sum, one.sum_of_squares, one.max)
-            for side, one in (("before", costs.before), ("after", costs.after))
-        }
-    return figures_of_rows(totals, manifest.config, sides) | {
+    totals = asdict(manifest) | {
+        "histograms": asdict(manifest.histograms),
+        "attention_cost": manifest.document.get("attention_cost"),
+    }
+    return figures_of_rows(totals, manifest.config) | {
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
     }
 
 
-def figures_of_rows(
-    totals: Mapping[str, Any],
-    config: Config | PackConfig,
-    costs: Mapping[str, tuple[int, ...]],
-) -> dict[str, Any]:
+def figures_of_rows(totals: Mapping[str, Any], config: Config | PackConfig) -> dict[str, Any]:
     """Totals of rows, as in a manifest, and what follows from them, for programs.
-
-    costs  of attention before balancing and after: of what `cost_spread` takes; none: not counted
 
     `rows_over_bound`: rows divided by the lower bound.
     """
     names = ("rows", *TOTALS, "padding_tokens", "utilization", "lower_bound_rows")
-    mixed = mixedness(totals, totals["histograms"])
-    spreads = {side: cost_spread(*cost) for side, cost in costs.items()}
+    mixed, costs = mixedness(totals, totals["histograms"]), totals.get("attention_cost") or {}
+    spreads = {
+        side: cost_spread(one["rows"], one["sum"], one["sum_of_squares"], one["max"])
+        for side, one in costs.items()
+        if one["rows"]
+    }
     return {name: totals[name] for name in names} | {
         "max_length": config.max_length,
         "strategy": config.strategy,
@@ -291,7 +286,9 @@ def _histograms(manifest: Result) -> Iterator[Section]:
     documents = document_lengths(histograms.document_length, lengths)
     yield Section("Row fill", [row_fill(histograms.row_fill)])
     yield Section("Document length", [documents])
-    yield Section("Segments per row", [segments_per_row(histograms.segments_per_row)])
+    segments = powers(histograms.segments_per_row)
+    titles = "segments per row (rows)", "segments", "rows"
+    yield Section("Segments per row", [Histogram(*titles, segments)])
     if any(histograms.one_length):  # no row else has enough segments for that to mean anything
         charts = [alike("length", "within 5% of its median length", histograms.one_length)]
         if len(manifest.inputs_now) > 1:
@@ -453,52 +450,50 @@ def _origin(manifest: Result) -> dict[str, Any]:
     }
 
 
-def _facts(manifest: Result) -> list[Fact]:
+def _facts(manifest: Result) -> Iterator[Fact]:
     """Inputs, tokenizer, template and options, for people."""
     inputs, template = manifest.inputs_now.values(), _template(manifest)
-    tokenizer = list(_tokenizer(manifest.tokenizer, template is not None))
+    tokenizer = _tokenizer(manifest.tokenizer, template is not None)
     if isinstance(manifest, Manifest) and manifest.is_from_tokenized:
         # what is around documents, and trained on, is each directory's own
-        lines = [("made from", directories(len(inputs))), *tokenizer[:1]]
+        yield Fact("made from", directories(len(inputs)))
+        yield next(tokenizer)
     else:
-        taken = sum(one.size for one in inputs)
-        lines = [("made from", f"{plural(len(inputs), 'input')}, {size(taken)}"), *tokenizer]
-        lines.append(("records", _records_described(manifest)))
+        taken = size(sum(one.size for one in inputs))
+        yield Fact("made from", f"{plural(len(inputs), 'input')}, {taken}")
+        yield from tokenizer
+        config, shape = manifest.config, shape_of(manifest)
+        prompts = prompts_described(shape, config.prompt_template)
+        trained = config.train_on or "what is default for each"
+        described = f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
+        yield Fact("records", described)
     if template:
         source = template["source"] or "of the tokenizer"
-        lines.append(("template", f"{source}, {_digest(template['sha256'])}"))
+        yield Fact("template", f"{source}, {_digest(template['sha256'])}")
     if options := " ".join(_options(manifest.document["config"])):
-        lines.append(("options", options))
-    return [Fact(name, text, text.startswith(_BUILT_IN)) for name, text in lines]
+        yield Fact("options", options)
 
 
-def _records_described(manifest: Result) -> str:
-    config, shape = manifest.config, shape_of(manifest)
-    prompts = prompts_described(shape, config.prompt_template)
-    trained = config.train_on or "what is default for each"
-    return f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
-
-
-def _tokenizer(tokenizer: TokenizerInfo | None, templated: bool) -> Iterator[tuple[str, str]]:
+def _tokenizer(tokenizer: TokenizerInfo | None, templated: bool) -> Iterator[Fact]:
     if tokenizer is None:
-        yield "tokenizer", "none: the inputs hold token ids"
+        yield Fact("tokenizer", "none: the inputs hold token ids")
         return
     t = tokenizer
     description = f"{t.source}, {_digest(t.sha256)}" if t.sha256 else _BUILT_IN
-    yield "tokenizer", f"{description}; {t.vocab_size:,} ids"
+    yield Fact("tokenizer", f"{description}; {t.vocab_size:,} ids", is_doubtful=not t.sha256)
     for name, number, text, where, around in (
         ("EOS", t.eos_token_id, t.eos_token, "after", t.suffix),
         ("BOS", t.bos_token_id, t.bos_token, "before", t.prefix),
     ):
         if number is None:
-            yield name, "none"
+            yield Fact(name, "none")
             continue
         shown = f"{text} ({number})" if text else str(number)
         if around is not UNSET and number in around:
             shown += f", {where} every document"
         elif around is not UNSET:
             shown += ", left to the chat template" if templated else ", not added"
-        yield name, shown
+        yield Fact(name, shown)
 
 
 def _template(manifest: Result) -> dict[str, Any] | None:
@@ -516,22 +511,19 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
     of_rows = "max_length" in config
     kind = PackConfig if of_rows else DocumentConfig
     defaults = (PackConfig(config["max_length"]) if of_rows else DocumentConfig()).as_json()
-    options = options_of(kind)
-    named = [one for one in (*kind.__annotations__, *DocumentConfig.__annotations__)
-             if one not in (*_NOT_OPTIONS, *_PAIRS)]  # fmt: skip
-    for name in (*dict.fromkeys(named), *_PAIRS):
-        if name == _PAIRS[0] and of_rows:
-            yield from _options_of_rows(config)
-        default = defaults[name]
+    for name, one in options_of(kind).items():
+        default = defaults.get(name)
         value = config.get(name, default)
-        if name not in _SHOWN and value == default:
+        if name in _NOT_OPTIONS or (name not in _SHOWN and value == default):
             continue
-        option = options[name].name(name, value)
+        option = one.name(name, value)
         if isinstance(value, bool):
             yield option
-        else:
-            for one in value if isinstance(value, list | tuple) else [value]:
-                yield f"{option} {_quoted('='.join(one) if isinstance(one, list | tuple) else one)}"
+            continue
+        for part in value if isinstance(value, list | tuple) else [value]:
+            yield f"{option} {_quoted('='.join(part) if isinstance(part, list | tuple) else part)}"
+    if of_rows:
+        yield from _options_of_rows(config)
 
 
 def _options_of_rows(config: dict[str, Any]) -> Iterator[str]:

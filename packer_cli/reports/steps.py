@@ -6,7 +6,7 @@ and their costs are compared. Of many rows, some stretches of steps are taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ _STRETCH = 64  # steps that are looked at together: as many as a window has
 _MOST_ROWS = 1 << 22  # that are looked at
 
 
-class TooFewRowsError(DataError):
-    """A result has fewer rows than a step takes."""
-
-
 def predict(
-    directory: Path | str, manifest: Manifest, sizes: StepSizes, hidden_size: int
-) -> dict[str, Any]:
+    directory: Path | str,
+    manifest: Manifest,
+    sizes: StepSizes,
+    hidden_size: int,
+    skip: Callable[[str], None] | None = None,
+) -> dict[str, Any] | None:
     """Predict what steps of a packed directory or a view cost, for programs; a URL's side file is
     read.
 
@@ -39,15 +39,17 @@ def predict(
     time_saved     share of the time in random order, where a step takes as long as its costliest
                    rank
 
-    Raises TooFewRowsError for fewer rows than a step takes, and DataError where squared lengths
-    cannot be had.
+    Raises DataError where squared lengths cannot be had, and for fewer rows than a step takes, or
+    gives None once `skip` was told.
     """
     if manifest.rows < sizes.rows:
-        raise TooFewRowsError(
-            f"{directory}: has {plural(manifest.rows, 'row')}, a step of {sizes} takes "
-            f"{sizes.rows:,}",
-            "fewer --ranks, --micro-batches or --batch-size make smaller steps",
-        )
+        rows = plural(manifest.rows, "row")
+        few = f"{directory}: has {rows}, a step of {sizes} takes {sizes.rows:,}"
+        if skip is None:
+            tip = "fewer --ranks, --micro-batches or --batch-size make smaller steps"
+            raise DataError(few, tip)
+        skip(few)
+        return None
     if storage.is_url(str(directory)):
         place = storage.join(str(directory), SQUARED_LENGTHS)
         with storage.open_bytes(place) as file:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from packer_cli.errors import one_line
-from packer_cli.reports.report import Figure, Histogram, Part, Report, Table, Text
+from packer_cli.reports.report import Histogram, Part, Report, Table, Text
 from packer_cli.result.wording import count
 
 _PIPED = 10_000  # columns
@@ -47,7 +47,8 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
         yield Line()
     losses = ["yellow" if one.is_loss else "" for one in figures]
     looks = ("dim", "bold", "")
-    yield from _grid(_once(figures), looks, "<><", losses, least=_TITLE, width=width)
+    cells = [(_plain(one.title), one.figure, _plain(one.meaning)) for one in figures]
+    yield from _grid(cells, looks, "<><", losses, least=_TITLE, width=width)
     for warning in report.warnings:
         yield Line()
         yield Line(f"warning: {_plain(warning)}", "yellow")
@@ -57,15 +58,6 @@ def _lines(report: Report, width: int) -> Iterator[Line]:
                 if not (isinstance(part, Text) and part.only_page):
                     yield Line()
                     yield from _part(part, width)
-
-
-def _once(figures: Sequence[Figure]) -> list[tuple[str, str, str]]:
-    """Without the title where it is that of the line before."""
-    titles = [one.title for one in figures]
-    return [
-        ("" if title == before else _plain(title), one.figure, _plain(one.meaning))
-        for one, title, before in zip(figures, titles, ["", *titles], strict=False)
-    ]
 
 
 def _part(part: Part, width: int) -> Iterator[Line]:

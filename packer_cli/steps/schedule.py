@@ -57,8 +57,8 @@ class Schedule:
     even     False: an epoch has all of its rows, and the first ranks one more than others
     dealt    which sizes dealt rows before that: as `history` gave it
 
-    `grid` says where epochs and steps are. Raises UsageError for balance without a cost for each
-    row, and DataError for more ranks than rows.
+    `grid` says where epochs and steps are. Raises UsageError for a balance that is none, and
+    DataError for more ranks than rows.
     """
 
     def __init__(
@@ -79,9 +79,7 @@ class Schedule:
         if balance is not None:
             if balance not in BALANCES:
                 raise one_of("balance", balance, BALANCES)
-            if costs is None or len(costs) != rows:
-                found = "no costs" if costs is None else f"{len(costs)} costs"
-                raise UsageError(f"balance: {balance!r} of {rows} rows, and {found}")
+            assert costs is not None  # noqa: S101 for mypy: who balances knows them
             deal = partial(_deal, balance, costs, order.seed)
         known = [(place, StepSizes(*its)) for place, *its in dealt]
         if not known or known[-1][1] != sizes or (begin - known[-1][0]) % sizes.world_size:

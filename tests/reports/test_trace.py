@@ -404,7 +404,7 @@ def test_names_that_are_unclear(folder: Path) -> None:
         (folder / name).write_bytes(jsonl("text"))
     pack("a", "b", "-l", 16, *IN_ORDER)
     many = packer("trace", "out", "--find", "x.jsonl:0", *ONE_RANK)
-    assert_error(many, 2, "--find: 'x.jsonl' may be a/x.jsonl or b/x.jsonl")
+    assert_error(many, 2, "--find: 'x.jsonl' may be a/x.jsonl, b/x.jsonl")
     assert "tip: give more of the path" in many.stderr
     assert len(found_json("b/x.jsonl:0", *ONE_RANK)) == 1
     unknown = packer("trace", "out", "--find", "other.txt:0", *ONE_RANK)

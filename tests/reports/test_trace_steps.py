@@ -80,7 +80,8 @@ def test_steps_are_those_of_a_loop(rows: int, loop: Loop, begin: int) -> None:
         assert steps.places(step).tolist() == expected
         for rank, batches in enumerate(ranks):
             for row, place in enumerate(chain.from_iterable(batches)):
-                assert steps.at(place) == (step, rank, row)
+                assert steps.at(place) == step
+                assert divmod(place - step.begin, loop.world_size) == (row, rank)
         for place in expected:
             assert steps.last_before(place + 1) == step
         taken |= {*expected}
