@@ -39,10 +39,13 @@ FORMS: dict[str, Callable[[Path], object]] = {
 
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Of an empty folder; requests to it may take half a second."""
-    waits = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
-    monkeypatch.setitem(conf, "http", waits)
-    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
+    """Of an empty folder; requests to it may take half a second, and a third in silence."""
+    for name, seconds in (
+        ("TIMEOUT_SECONDS", 0.3),
+        ("_TOTAL_SECONDS", 0.5),
+        ("_FIRST_WAIT", 0.001),
+    ):
+        monkeypatch.setattr(storage, name, seconds)
     (folder / "there").mkdir()
     with http_server.serving(folder / "there") as server:
         yield server
@@ -147,3 +150,15 @@ def test_what_cannot_be_reached(result: Server, address: str) -> None:
     assert_error(packing, 1, f"{url}/a.jsonl: cannot read: ", "(tried 3 times)")
     with pytest.raises(DataError, match=r"cannot read: .*\(tried 3 times\)"):
         PackedDataset(url, cache="cache")
+
+
+def test_a_timeout_that_is_set_for_fsspec_goes_before(
+    result: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
+    monkeypatch.setitem(conf, "http", waits)
+    monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 60)
+    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 600)
+    result.fault = FAULTS["no answer from the beginning"]
+    found = packer("stats", result.url)
+    assert_error(found, 1, f"{result.url}/manifest.json: cannot read: ", "imeout")

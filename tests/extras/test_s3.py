@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 import s3_server
-from stops import AB, BC, PACK, TOKENIZE, Kind, Stops, Store, prepare
 from support import at_any_moment, check_directory, contents, jsonl, packer_process, recover_texts
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(20_000)]
@@ -76,19 +74,6 @@ def test_shards_from_s3_are_those_from_local_copies(bucket: Any, form: str) -> N
     assert remote | {"sha256": ""} == local | {"sha256": ""}
     stdout, _ = run("verify", "out", "--against-inputs", "--sample", "all")
     assert "encoded again: the same" in stdout
-
-
-def test_folders_and_globs(bucket: Any) -> None:
-    for key, text in {"d/b.jsonl": "2", "d/a.jsonl": "1", "d/sub/c.jsonl": "3"}.items():
-        bucket.put_object(Key=key, Body=jsonl(text))
-    bucket.put_object(Key="d/", Body=b"")  # as consoles make them
-    bucket.put_object(Key="d/readme.md", Body=b"-")
-    for number, (url, texts) in enumerate(
-        {"s3://bucket/d": "123", "s3://bucket/d/": "123", "s3://bucket": "123",
-         "s3://bucket/d/*.jsonl": "12", "s3://bucket/**/c.jsonl": "3"}.items()
-    ):  # fmt: skip
-        pack(url, f"out-{number}")
-        assert "".join(recover_texts(f"out-{number}")) == texts, url
 
 
 ELSEWHERE = [  # where, what is in the environment, and what is said
@@ -231,42 +216,3 @@ def test_an_upload_that_ends_halfway_goes_on(
     after = {one.key: one.last_modified for one in bucket.objects.all()}
     assert after[key] == before[key]
     assert list(temporary.iterdir()) == []
-
-
-class Bucket(Store):
-    """The place out/ of results at s3://."""
-
-    told = "tell_requests(); "
-
-    def __init__(self, bucket: Any) -> None:
-        self._bucket = bucket
-
-    def put(self) -> None:
-        self._bucket.objects.all().delete()
-        for name, content in contents("out").items() if Path("out").exists() else ():
-            self._bucket.put_object(Key=f"out/{name}", Body=content)
-
-    def fetch(self) -> None:
-        shutil.rmtree("out", ignore_errors=True)
-        for one in self._bucket.objects.all():
-            Path(one.key).parent.mkdir(parents=True, exist_ok=True)
-            Path(one.key).write_bytes(one.get()["Body"].read())
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Kind(TOKENIZE.format(AB), out="s3://bucket/out"),
-        Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), "s3://bucket/out"),
-    ],
-)
-def test_stopped_at_every_step(
-    bucket: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind,
-    record_property: Callable[[str, object], None],
-) -> None:  # fmt: skip
-    """As `tests/run/test_kills.py` does it elsewhere."""
-    prepare(folder, monkeypatch)
-    stops = Stops(kind, folder, Bucket(bucket))
-    stops.try_all(record_property)
-    assert stops.problems == []
-    assert stops.unfinished

@@ -86,7 +86,8 @@ def test_tokens_and_labels(records: list[Any], expected: list[Any]) -> None:
 
 def test_a_unit_of_several_shards() -> None:
     """A new one begins after the record batch that fills one."""
-    Path("a.jsonl").write_bytes(jsonl(*(f"{n % 7}" * 200_000 for n in range(60))))
+    written = [f"{n % 7}" * (200_000 if n % 3 else n) for n in range(90)]
+    Path("a.jsonl").write_bytes(jsonl(*written))
     for out, size in (("whole", "1G"), ("parts", "1M")):
         done = packer(
             "tokenize", "a.jsonl", "-t", "bytes", "-q", "--unit-bytes", "1G", "--shard-bytes", size,
@@ -97,6 +98,7 @@ def test_a_unit_of_several_shards() -> None:
         pa.Table.from_batches(batches_in(out, "documents")) for out in ("whole", "parts")
     )
     assert whole.equals(parts)
+    assert texts_in("parts") == [text for text in written if text]
     names = [one["file"].rsplit("-", 1)[0] for one in json.loads(
         Path("parts/manifest.json").read_bytes())["shards"]]  # fmt: skip
     count = len(names) // 2
