@@ -63,9 +63,8 @@ TREES ?= 10000
 FAULTS = run/test_kills run/test_resume run/test_update run/test_ranks run/test_upload \
 	ownership/test_runs_at_once ownership/test_random_trees
 
-test-faults: $(VENV)/.testing $(EXTRAS)/.installed ## stop each command KILLS times, and try TREES trees of foreign files (half an hour)
+test-faults: $(VENV)/.testing ## stop each command KILLS times, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)
-	PACKER_KILLS=$(KILLS) $(EXTRAS)/bin/pytest tests/extras/test_s3.py -k stopped $(SHARED)
 
 # Of two gigabytes of packages the tests import a part: Python compiles what they do.
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
@@ -95,7 +94,7 @@ test-extras: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## tests against the re
 test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat template of models, trl and axolotl
 	$(EXTRAS)/bin/pytest tests/extras/test_real_templates.py tests/extras/test_unshown_templates.py $(SHARED) $(ARGS)
 
-KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py tests/packing/test_sequences.py
+KERNEL_TESTS = tests/kernels tests/packing/test_packing.py tests/packing/test_sequences.py
 
 build/asan/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/asan

@@ -173,7 +173,7 @@ def test_as_few_turns_leave_as_must_of_many(folder: Any) -> None:
     """Found by doubling steps: before, between and after all of them."""
     record = chat(*chain.from_iterable((user(f"{i:03}"), assistant("a" * i)) for i in range(70)))
     turns = [f"<user>{i:03}</user><assistant>⟦{'a' * i}</assistant>⟧" for i in range(70)]
-    for first in (1, 2, 3, 4, 7, 8, 34, 35, 68, 69):
+    for first in (1, 2, 4, 7, 34, 69):
         kept = "".join(turns[first:])
         for limit in (size(kept), size(turns[first - 1] + kept) - 1):
             assert pack_marked([record], "-l", limit, "--overlong", "truncate-turns") == [kept]
@@ -300,7 +300,7 @@ def test_turns_that_leave_may_take_all_that_was_trained(folder: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["drop", "truncate", "truncate-turns"])
-@pytest.mark.parametrize("length", [30, 45, 60, 90, 120, 200])
+@pytest.mark.parametrize("length", [46, 60, 120, 200])
 def test_everything_is_placed_or_counted(folder: Any, policy: str, length: int) -> None:
     records, texts = [], []
     for rounds in range(8):
@@ -308,5 +308,5 @@ def test_everything_is_placed_or_counted(folder: Any, policy: str, length: int) 
             words = [("q" * size_of, "r" * (rounds + 1)) for _ in range(rounds + 1)]
             records.append(chat(*chain(*((user(q), assistant(r)) for q, r in words))))
             texts.append("".join(f"<user>{q}</user><assistant>⟦{r}</assistant>⟧" for q, r in words))
-    manifest = pack_chat([SHORT, *records], "-l", max(length, 46), "--overlong", policy)
+    manifest = pack_chat([SHORT, *records], "-l", length, "--overlong", policy)
     check_conserved(manifest, [SHORT_MARKED, *texts])

@@ -50,6 +50,8 @@ def test_documents_in_their_order(name: str) -> None:
     assert json.loads(done.stdout)["documents"] == len([text for text in TEXTS if text])
     assert check_tokenized("tokens")["empty_documents"] == TEXTS.count("")
     assert texts_in("tokens") == [text for text in TEXTS if text]
+    if name == "a.parquet":
+        assert [place for _, place, *_ in documents_in("tokens")] == [0, 2, 3, 4]
     assert all(ids[-1] == BYTES_EOS for _, _, ids, _ in documents_in("tokens"))
 
 

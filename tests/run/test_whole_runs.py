@@ -222,8 +222,11 @@ def test_small_windows_carry_over_and_lose_nothing(
     assert manifest["rows"] <= one_window["rows"] * slack
 
 
-def test_rows_that_no_document_fills_do_not_wait_for_ever(folder: Path) -> None:
+def test_rows_that_no_document_fills_do_not_wait_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A window would hold all of its unit."""
+    monkeypatch.setattr("packer_cli.inputs.byte_streams.BLOCK_BYTES", 256)
     by_windows(["x" * 40] * 90, "best-fit", window=300, max_length=64, seed=0)
     packed = open_packed("windows")
     written = [len(list(packed.batches(shard))) for shard in packed.manifest["shards"]]
