@@ -20,7 +20,6 @@ from chats import (
     chat,
     chat_tokenizer,
     pack_chat,
-    pack_marked,
     positions,
     refused,
     run,
@@ -135,25 +134,3 @@ def test_wrap_leaves_out_what_has_nothing_to_train_on(folder: Path) -> None:
 
 def trained_flags() -> list[Any]:
     return [labels != -100 for labels in recover_documents("out", "labels").values()]
-
-
-def test_masks_go_with_the_options_of_rows(folder: Path) -> None:
-    records = [TWO, *many(20), TWO]
-    expected = pack_marked(records)
-    for options in (
-        ("--segment-multiple", 8),
-        ("--strategy", "next-fit"),
-        ("--balance", "attention"),
-        ("--unit-bytes", 1000),
-        ("--max-segments-per-row", 2, "--position-ids"),
-    ):
-        assert pack_marked(records, *options) == expected
-
-
-def test_shifted_labels_train_the_same_tokens(folder: Path) -> None:
-    manifest = pack_chat([TWO])
-    [flags] = trained_flags()
-    shifted = pack_chat([TWO], "--label-shift", "pre")
-    [flags_shifted] = trained_flags()
-    assert flags_shifted.tolist() == [*flags[1:].tolist(), False]
-    assert shifted["trained_tokens"] == manifest["trained_tokens"] > 0
