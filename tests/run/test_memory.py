@@ -116,7 +116,7 @@ INPUTS = {
     "long rows": Input(long_rows, ".parquet", 40, 600, 60, f"{SHORT} --unit-bytes 1G"),
     "long batches": Input(long_rows, ".arrow", 40, 600, 60, f"{SHORT} --unit-bytes 1G"),
     # the tokens, before and after EOS is put behind them
-    "a document": Input(one_document('{"text": "', "x", '"}'), ".jsonl", 1, 20 * MIB, 20 * 9.5,
+    "a document": Input(one_document('{"text": "', "x", '"}'), ".jsonl", 1, 40 * MIB, 40 * 9.5,
                         LARGE),
     # a text of 4 bytes a character, its UTF-8, the tokens
     "a wide document": Input(one_document('{"text": "', "🧙", '"}'), ".jsonl", 1, 40 * MIB, 40 * 11,
