@@ -76,6 +76,19 @@ def test_shards_from_s3_are_those_from_local_copies(bucket: Any, form: str) -> N
     assert "encoded again: the same" in stdout
 
 
+def test_folders_and_globs(bucket: Any) -> None:
+    for key, text in {"d/b.jsonl": "2", "d/a.jsonl": "1", "d/sub/c.jsonl": "3"}.items():
+        bucket.put_object(Key=key, Body=jsonl(text))
+    bucket.put_object(Key="d/", Body=b"")  # as consoles make them
+    bucket.put_object(Key="d/readme.md", Body=b"-")
+    for number, (url, texts) in enumerate(
+        {"s3://bucket/d": "123", "s3://bucket/d/": "123", "s3://bucket": "123",
+         "s3://bucket/d/*.jsonl": "12", "s3://bucket/**/c.jsonl": "3"}.items()
+    ):  # fmt: skip
+        pack(url, f"out-{number}")
+        assert "".join(recover_texts(f"out-{number}")) == texts, url
+
+
 ELSEWHERE = [  # where, what is in the environment, and what is said
     ("s3://bucket/a.jsonl", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
      "cannot read: Unable to locate credentials", "the credentials for s3://"),
