@@ -95,7 +95,7 @@ test-extras: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## tests against the re
 test-templates: $(EXTRAS)/.installed $(TEMPLATES)/.unpacked ## every chat template of models, trl and axolotl
 	$(EXTRAS)/bin/pytest tests/extras/test_real_templates.py tests/extras/test_unshown_templates.py $(SHARED) $(ARGS)
 
-KERNEL_TESTS = tests/kernels tests/packing/test_fitting.py tests/packing/test_packing.py tests/packing/test_sequences.py
+KERNEL_TESTS = tests/kernels tests/packing/test_packing.py tests/packing/test_sequences.py
 
 build/asan/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/asan

@@ -25,7 +25,7 @@ disks_are_not_waited_for()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many runs were stopped (`stops.py`), and by what."""
+    """Print how many runs were stopped (`run/test_kills.py`), and by what."""
     tried, failed = Counter[str](), 0
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if getattr(report, "when", "") == "call":

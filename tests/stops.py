@@ -22,7 +22,7 @@ from support import contents, jsonl, packer, random_texts
 from packer_cli.result.layout import digest
 
 # PACKER_KILLS: about how many steps of each command are tried.
-KILLS = int(os.environ.get("PACKER_KILLS", "4"))
+KILLS = int(os.environ.get("PACKER_KILLS", "3"))
 # Of faults.py, in turn: every other one leaves the run no time to tidy up.
 ACTS = ("kill", "interrupt", "cut_power", "fill_disk", "lose_blocks", "terminate", "kill", "fail")
 WRITING = r"error: (mix\.toml, source '.': )?\S+: cannot [a-z]+: "

@@ -177,6 +177,9 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
     assert sum(one["documents"] for one in manifest["inputs"]) == manifest["documents"]
     assert sum(one["tokens"] for one in manifest["inputs"]) == manifest["tokens"]
     assert manifest["lower_bound_rows"] <= manifest["rows"]
+    histograms = manifest["histograms"]
+    assert sum(histograms["row_fill"]) == sum(histograms["segments_per_row"]) == manifest["rows"]
+    assert sum(histograms["document_length"]) == manifest["documents"]
     assert not (packed.path / ".packer").exists()
     return manifest
 

@@ -68,7 +68,7 @@ def many(count: int) -> list[object]:
 
 def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
     """As a debugger, a cgroup's freezer or a suspended laptop does, but hundreds of times."""
-    write(many(1_500))
+    write(many(800))
     how = command(TAGS, "--workers", 2)
     undisturbed = subprocess.run([*how, "-o", "undisturbed"], check=True, capture_output=True)
     with subprocess.Popen([*how, "-o", "out"], stderr=subprocess.PIPE) as run:

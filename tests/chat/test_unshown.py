@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from chats import (
-    CALL,
     CHATML,
-    RESULT,
     TAGS,
     assistant,
     chat,
@@ -175,19 +173,6 @@ def test_a_label_that_no_option_uses(folder: Path) -> None:
     assert "warning: data" not in asked
     pairs = packer("pack", "pairs.jsonl", *how).stderr
     assert "columns chosen, rejected; see --field, and --shape preference for pairs" in pairs
-
-
-def test_workers_and_resumed_runs_count_the_same(folder: Path) -> None:
-    records = [THREE, chat(user("Hi"), assistant("", tool_calls=[CALL]), RESULT, assistant("No"))]
-    write(records * 400)
-    manifests = []
-    for workers in (1, 3):
-        how = ("--workers", workers, "--unit-bytes", 20_000)
-        result = pack(*how)
-        assert result.exit_code == 0, result.stderr
-        manifests.append(check_directory("out"))
-    assert manifests[0] == manifests[1]
-    assert manifests[0]["unshown_documents"] == 800
 
 
 def test_tokens_are_those_of_the_parts_alone(folder: Path) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from datasets import DatasetDict, load_from_disk
+from datasets import load_from_disk
 from recipes import pack_records, run
 from support import recover_documents
 from tiny_models import number_tokenizer, tiny_llama
-from trainer_imports import allow_llamafactory, bridge_datasets
+from trainer_imports import bridge_datasets
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -106,35 +106,6 @@ def test_trl_trains_on_it(supervised: Path, tmp_path: Path) -> None:
     starts = sum((batch["position_ids"] == 0).sum() for batch in trainer.get_train_dataloader())
     assert starts == open_packed(supervised).manifest["segments"]
     assert np.isfinite(trainer.train().training_loss)
-
-
-def test_llamafactory_computes_the_losses_of_documents_alone(
-    supervised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own loader and collator; the mask they make keeps documents apart."""
-    allow_llamafactory(monkeypatch)
-    utilities = import_module("llamafactory.data.data_utils")
-    misc = import_module("llamafactory.extras.misc")
-    collation = import_module("llamafactory.data.collator")
-    template = import_module("llamafactory.data.template").TEMPLATES["empty"]
-    path = export(supervised, "llamafactory", tmp_path / "out")
-    assert misc.has_tokenized_data(path)
-    saved = load_from_disk(path)
-    assert isinstance(saved, DatasetDict)
-    dataset = utilities.get_dataset_module(saved)["train_dataset"]
-    model, rows = tiny_llama(VOCABULARY, attn_implementation="sdpa").eval(), rows_of(supervised)
-    collator = collation.SFTDataCollatorWith4DAttentionMask(
-        template=template, model=model, tokenizer=number_tokenizer(VOCABULARY),
-        pad_to_multiple_of=8, label_pad_token_id=-100, block_diag_attn=True, neat_packing=True,
-        attn_implementation="sdpa", compute_dtype=torch.float32,
-    )  # fmt: skip
-    assert len(dataset) == len(rows)
-    for number in range(len(rows)):
-        batch = collator([dict(dataset[number])])
-        assert batch["input_ids"].shape == batch["position_ids"].shape == (1, L + 8)
-        assert model(**batch).loss.item() == pytest.approx(
-            loss_alone(model, rows[number]), rel=1e-4
-        )
 
 
 def test_megatron_indexes_the_documents(packed: Path, tmp_path: Path) -> None:

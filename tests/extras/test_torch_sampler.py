@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from recipes import pack_sources, run, write_sources
+from recipes import run
 from support import packer
 from torch import distributed
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler, varlen_collate
 
 L, ROWS = 64, 1000
@@ -246,28 +245,6 @@ def test_stats_predicts_the_steps(
     steps = steps_of(ranks(dataset, balance=balance, block_rows=256, window_blocks=64))
     ratio = unevenness(dataset, steps[: predicted["steps"]])
     assert predicted[balance or "random"]["max_over_mean"] == pytest.approx(ratio)
-
-
-def test_stages_follow_one_another(tmp_path: Path) -> None:
-    stages = (
-        Stage(6_000, (("letters", 1.0), ("digits", 0.0), ("signs", 0.0)), "begin"),
-        Stage(20_000, (("letters", 1.0), ("digits", 1.0), ("signs", 1.0)), "end"),
-    )
-    staged = pack_sources(
-        tmp_path / "out", write_sources(tmp_path, 600),
-        {name: {"weight": 1.0} for name in ("letters", "digits", "signs")},
-        max_length=L, unit_bytes=10_000, mixture={"stages": stages},
-    )  # fmt: skip
-    dataset = PackedDataset(staged)
-    border = dataset.stages[1].first_row
-    assert border > STEP
-    for balance in ("step", "order"):
-        steps = rows_in(steps_of(ranks(dataset, balance=balance)))
-        of_both = [step for step in steps if step[0] < border <= step[-1]]
-        assert len(of_both) == (border % STEP > 0)
-        before = [row for step in steps[: border // STEP] for row in step]
-        assert max(before) < border
-        assert len(set(chain(*steps))) == len(dataset) // WORLD * WORLD
 
 
 def test_a_plain_run_goes_on_balanced(dataset: PackedDataset) -> None:

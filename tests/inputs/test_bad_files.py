@@ -22,25 +22,6 @@ from packer_cli.inputs import byte_streams
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 GOOD = b'{"text": "good"}\n'
-CUT = "data ends too early; the file was cut short"
-DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut by one byte": (lambda packed: packed[:-1], CUT),
-    "cut in a second member": (lambda packed: packed + packed[: len(packed) // 2], CUT),
-    "garbage after": (lambda packed: packed + b"garbage after the end", "not valid "),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGE)
-@pytest.mark.parametrize("ending", COMPRESSORS)
-def test_damaged_compressed_files(ending: str, case: str) -> None:
-    damage, message = DAMAGE[case]
-    name = f"a.jsonl.{ending}"
-    plain = jsonl(*(os.urandom(20).hex() for _ in range(200)))
-    Path(name).write_bytes(damage(COMPRESSORS[ending](plain)))
-    assert_error(packer("pack", name, *OPTIONS), 1, f"{name}: ", message)
-    result = packer("pack", name, *OPTIONS, "--on-error", "skip")
-    assert_error(result, 1, name)  # where its first record can be read, what the unit says
-    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("ending", COMPRESSORS)

@@ -151,7 +151,7 @@ def test_every_way_to_name_a_pair_names_it_once(folder: Path, form: str) -> None
 @pytest.mark.parametrize("unit_bytes", [1, 2000, "1G"])
 def test_slices_are_documents(form: str, unit_bytes: object) -> None:
     rng = np.random.default_rng(1)
-    lengths = np.minimum(rng.lognormal(3, 1.5, 150).astype(int), 2000)
+    lengths = np.minimum(rng.lognormal(3, 1.5, 80).astype(int), 2000)
     documents = [rng.integers(0, 250, length).tolist() for length in lengths]
     write, main, _ = WRITERS[form]
     write("a", documents)

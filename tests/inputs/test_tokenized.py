@@ -118,7 +118,7 @@ def both_kinds(folder: Path) -> Path:
     return folder
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OPTIONS, st.sampled_from(["texts", "chats"]))
 @example(dict.fromkeys(CHOICES) | {"--strategy": "best-fit", "--truncate-side": "left"}, "texts")
 def test_rows_are_those_of_the_raw_input(

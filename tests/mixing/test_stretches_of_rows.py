@@ -68,7 +68,7 @@ def tokens_of_rows(directory: str, sources: Sources = SOURCES) -> tuple[Float, F
 @pytest.mark.parametrize("mix_within_rows", [True, heavy(False)])
 @pytest.mark.parametrize(
     ("max_length", "tokens"),
-    [(4096, 10_000_000), heavy(1024, 30_000_000), heavy(8192, 30_000_000)],
+    [(2048, 5_000_000), heavy(4096, 10_000_000), heavy(1024, 30_000_000), heavy(8192, 30_000_000)],
 )
 def test_stretches_have_the_sources_in_their_shares(
     max_length: int, tokens: int, mix_within_rows: bool

@@ -21,6 +21,7 @@ from packer_cli.run import pipeline
 
 pytestmark = pytest.mark.usefixtures("folder")
 LIMITABLE = [name for name in NAMES if name not in ("wrap", "mffd")]
+BALANCED = [name for name in NAMES if name not in ("wrap", "next-fit", "harmonic")]
 
 
 @pytest.fixture
@@ -93,30 +94,34 @@ def test_pre_shifted_labels_are_those_of_the_next_token(texts: list[str], multip
     assert (shifted[:, -1] == -100).all()
 
 
-@pytest.mark.parametrize("strategy", ["best-fit", "first-fit", "next-fit", "worst-fit"])
 @pytest.mark.parametrize(
-    ("window", "unit"), [(1000, 20_000), heavy(200, 10_000_000), heavy(5000, 5000)]
+    "strategy", ["best-fit", "first-fit", "worst-fit", "harmonic", "next-fit", "wrap", "mffd"]
 )
-def test_options_compose_with_windows_units_and_cuts(
-    folder: Path, strategy: str, window: int, unit: int
+@pytest.mark.parametrize(
+    ("window", "unit", "shift"),
+    [(200, 10_000_000, "none"), (1000, 20_000, "pre"), heavy(5000, 5000, "pre")],
+)
+def test_tokens_and_labels_stay_together_in_windows_units_and_cuts(
+    folder: Path, strategy: str, window: int, unit: int, shift: str
 ) -> None:
+    """With all other options of rows that the strategy takes."""
     chance = random.Random(window)
     documents = []
     for _ in range(200):
-        ids = [chance.randrange(1, 2**31) for _ in range(chance.choice([0, 1, 5, 30, 64, 65, 200]))]
+        sizes = [0, 1, 2, 5, 30, 64, 65, 200]
+        ids = [chance.randrange(1, 2**31) for _ in range(chance.choice(sizes))]
         labels = [token if chance.random() < 0.5 else -100 for token in ids]
-        documents.append({"input_ids": ids, "labels": labels})
+        documents.append({"input_ids": ids} | ({"labels": labels} if chance.random() < 0.7 else {}))
     lines = [json.dumps(document) + "\n" for document in documents]
     Path("tokens.jsonl").write_text("".join(lines))
     config = PackConfig(
         64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=COLUMNS,
-        max_segments_per_row=4, segment_multiple=4, label_shift="pre",
-        balance="none" if strategy == "next-fit" else "attention", keep_untrained=True,
+        max_segments_per_row=4 if strategy in LIMITABLE else None, segment_multiple=4,
+        label_shift=shift, balance="attention" if strategy in BALANCED else "none",
+        keep_untrained=True,
     )  # fmt: skip
-    for out in ("out", "again"):
-        pipeline.pack(["tokens.jsonl"], Path(out), config, RunOptions(progress=False, workers=2))
+    pipeline.pack(["tokens.jsonl"], Path("out"), config, RunOptions(progress=False, workers=2))
     check_directory("out")
-    assert Path("out/manifest.json").read_bytes() == Path("again/manifest.json").read_bytes()
     packed: dict[int, list[Any]] = {}
     for batch in batches():
         begin, length, of_row = segments_of(batch)
@@ -130,11 +135,9 @@ def test_options_compose_with_windows_units_and_cuts(
         pieces = sorted(packed.pop(int(position), []))
         assert [token for _, ids, _ in pieces for token in ids] == document["input_ids"]
         for start, ids, labels in pieces:
-            assert labels == [*document["labels"][start + 1 : start + len(ids)], -100]
+            own = document.get("labels", document["input_ids"])[start + 1 : start + len(ids)]
+            assert labels == ([*own, -100] if shift == "pre" else [-100, *own])
     assert packed == {}
-
-
-BALANCED = [name for name in NAMES if name not in ("wrap", "next-fit", "harmonic")]
 
 
 def shard_costs(out: str) -> tuple[AttentionCost, list[int]]:

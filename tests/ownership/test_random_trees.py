@@ -20,7 +20,7 @@ from packer_cli.ownership import ID
 
 pytestmark = pytest.mark.usefixtures("folder")
 UNRECORDED = ("input_times.json", ".packer-export.json")  # what they hold is told by itself
-TREES = int(os.environ.get("PACKER_TREES", "30"))
+TREES = int(os.environ.get("PACKER_TREES", "20"))
 
 
 NAMES = (

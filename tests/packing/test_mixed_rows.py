@@ -17,9 +17,9 @@ from packer_cli.options.options import NAMES, takes_input_order
 
 # Lengths, tokens in a row, and how many percent more rows than of best-fit-decreasing are allowed.
 DATA = {
-    "short texts": (lambda rng: rng.lognormal(5.5, 1, 200_000), 4096, 0.1),
+    "short texts": (lambda rng: rng.lognormal(5.5, 1, 100_000), 4096, 0.1),
     "long texts": (lambda rng: rng.lognormal(6.2, 1.6, 100_000), 32768, 0.1),
-    "uniform": (lambda rng: rng.integers(100, 701, 100_000), 4096, 0.3),
+    "uniform": (lambda rng: rng.integers(100, 701, 50_000), 4096, 0.3),
     "one window": (lambda rng: rng.lognormal(6.8, 0.7, 5000), 4096, 0.3),
 }
 SEEDED = [name for name in NAMES if not takes_input_order(name)]

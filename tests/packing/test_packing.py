@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packer_cli._kernels import reference
-from packing.test_fitting import expected_pieces
 
 from packer_cli import PackPlan, StreamPacker, plan_packing
 from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.options.options import ALIASES, NAMES, keeps_order, takes_input_order
 from packer_cli.packing.figures import lower_bound_rows
+from packer_cli.packing.fitting import fit, loss_of
 from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, shuffled
 
 relaxed = settings(max_examples=40, deadline=None)
@@ -43,6 +43,17 @@ def problems(draw: st.DrawFn, longest: int = 1) -> tuple[list[int], int]:
 def rows_of(plan: PackPlan, values: np.ndarray) -> list[list[int]]:
     """Values of the pieces, row after row."""
     return [values[plan.order[a:b]].tolist() for a, b in pairwise(plan.row_offsets.tolist())]
+
+
+def expected_pieces(lengths: list[int], max_length: int, policy: str) -> list[tuple[int, int, int]]:
+    """(document, start, length) of every piece, from the definition."""
+    pieces = []
+    for document, total in enumerate(lengths):
+        starts = list(range(0, total, max_length))
+        if policy != "split" and total > max_length:
+            starts = starts[:1] if policy == "truncate" else []
+        pieces += [(document, start, min(max_length, total - start)) for start in starts]
+    return pieces
 
 
 def check(plan: PackPlan, lengths: list[int], policy: str) -> None:
@@ -271,6 +282,18 @@ def test_the_largest_row_and_the_longest_document(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("packer_cli.packing.planning._MAX_DOCUMENTS", 3)
     with pytest.raises(UsageError, match="4 documents are more than a plan can hold, 3"):
         plan_packing([1] * 4, 8)
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("truncate", [9, 10, 3]), ("drop", [9, 3])])
+def test_a_run_may_cut_documents_of_more_tokens_than_31_bits_hold(
+    policy: str, kept: list[int]
+) -> None:
+    offsets = np.cumsum([0, 9, (1 << 32) + 5, 3])
+    pieces = fit(offsets, 10, policy)
+    assert pieces.length.tolist() == kept
+    assert pieces.begin.tolist() == [int(offsets[document]) for document in pieces.document]
+    loss = loss_of(pieces, offsets)
+    assert loss.truncated_tokens + loss.dropped_tokens == offsets[-1] - sum(kept)
 
 
 _NAMES = (

@@ -33,12 +33,17 @@ def spoilt(data: bytes, place: float) -> bytes:
     return data[:at] + bytes(byte ^ 0xA5 for byte in data[at : at + 40]) + data[at + 40 :]
 
 
+COLUMNAR = ("parquet", "arrow")
+
+
 def damaged() -> dict[str, bytes]:
     files = {}
     for ending, compress in COMPRESSORS.items():
         whole = compress(jsonl(*TEXTS))
-        files |= {f"cut.jsonl.{ending}": whole[:-9], f"empty.json.{ending}": b""}
+        files |= {f"cut.jsonl.{ending}": whole[:-1], f"empty.json.{ending}": b""}
         files |= {f"other.jsonl.{ending}": b"quite another thing"}
+        files |= {f"cut-in-a-member.jsonl.{ending}": whole + whole[: len(whole) // 2]}
+        files |= {f"garbage-after.jsonl.{ending}": whole + b"garbage after the end"}
         files |= {f"spoilt.jsonl.{ending}": spoilt(whole, 0.5)} if ending != "lz4" else {}
     parquet, arrow = table("parquet"), table("arrow")
     files |= {"cut.parquet": parquet[:-9], "spoilt.parquet": spoilt(parquet, 0.4)}
@@ -57,7 +62,9 @@ def whole(folder: Path) -> list[str]:
 def test_a_damaged_file_ends_a_run_or_is_left_out(whole: list[str], name: str) -> None:
     Path(name).write_bytes(damaged()[name])
     fails = packer("pack", "a.jsonl", name, "-l", 64, "-t", "bytes", "-q", "-o", "fails")
-    assert_error(fails, 1, f"{name}: ")
+    said = "not valid " if name.startswith("garbage") else ""
+    said = "data ends too early; the file was cut short" if "cut" in name else said
+    assert_error(fails, 1, f"{name}: ", "" if name.endswith(COLUMNAR) else said)
     assert "or leave the file out, with --on-error skip" in fails.stderr
     done = packer("pack", name, *whole, "-l", 64, *OPTIONS, "-o", "out")
     assert done.exit_code == 0, done.stderr

@@ -110,8 +110,8 @@ INPUTS = {
                    f"-l {1 << 18} --unit-bytes 100 --columns input_ids,cu_seqlens"),
     "cells": Input(cells, ".parquet", 20, 200, 100, SHORT),
     "more cells": Input(cells, ".parquet", 20, 600, 100, SHORT),
-    # of the 45 MB of the line
-    "unpacked fields": Input(unpacked_fields, ".jsonl", 10, 15_000_000, 4 * 45, "-l 64"),
+    # of the 18 MB of the line
+    "unpacked fields": Input(unpacked_fields, ".jsonl", 10, 6_000_000, 4 * 18, "-l 64"),
     # 120 MB of text, four times as much as tokens
     "long rows": Input(long_rows, ".parquet", 40, 600, 60, f"{SHORT} --unit-bytes 1G"),
     "long batches": Input(long_rows, ".arrow", 40, 600, 60, f"{SHORT} --unit-bytes 1G"),

@@ -318,9 +318,13 @@ def test_a_result_that_takes_the_place_of_an_equal_one(inputs: Path) -> None:
     assert is_fresh()
 
 
-@pytest.mark.parametrize("kind", ["pack", "tokenize", "pack tokens"])
+@pytest.mark.parametrize("kind", ["pack", "tokenize", "pack tokens", "pack bad records"])
 def test_the_bytes_do_not_depend_on_workers(inputs: Path, kind: str) -> None:
     named: list[Any] = ["a.jsonl", "b.jsonl", "-t", "bytes"]
+    if kind == "pack bad records":
+        for name in named[:2]:
+            rewrite(name, lambda data: data.replace(b"\n", b"\n{broken\n"))()
+        named += ["--on-error", "skip"]
     if kind == "pack tokens":
         assert packer("tokenize", *named, "-q", "-o", "tokens").exit_code == 0
         named = ["tokens"]
@@ -331,4 +335,5 @@ def test_the_bytes_do_not_depend_on_workers(inputs: Path, kind: str) -> None:
     if kind == "pack":  # nor on the process
         assert packer_process(*command, "--overwrite").returncode == 0
     assert contents("by1") == contents("by2") == contents("by8")
+    assert Path("by1/rejected.jsonl").exists() == (kind == "pack bad records")
     assert len(json.loads(Path("by1/manifest.json").read_bytes())["units"]) >= UNITS

@@ -50,6 +50,8 @@ def test_documents_in_their_order(name: str) -> None:
     assert json.loads(done.stdout)["documents"] == len([text for text in TEXTS if text])
     assert check_tokenized("tokens")["empty_documents"] == TEXTS.count("")
     assert texts_in("tokens") == [text for text in TEXTS if text]
+    if name == "a.parquet":
+        assert [place for _, place, *_ in documents_in("tokens")] == [0, 2, 3, 4]
     assert all(ids[-1] == BYTES_EOS for _, _, ids, _ in documents_in("tokens"))
 
 
@@ -86,7 +88,8 @@ def test_tokens_and_labels(records: list[Any], expected: list[Any]) -> None:
 
 def test_a_unit_of_several_shards() -> None:
     """A new one begins after the record batch that fills one."""
-    Path("a.jsonl").write_bytes(jsonl(*(f"{n % 7}" * 200_000 for n in range(60))))
+    written = [f"{n % 7}" * (200_000 if n % 3 else n) for n in range(90)]
+    Path("a.jsonl").write_bytes(jsonl(*written))
     for out, size in (("whole", "1G"), ("parts", "1M")):
         done = packer(
             "tokenize", "a.jsonl", "-t", "bytes", "-q", "--unit-bytes", "1G", "--shard-bytes", size,
@@ -97,6 +100,7 @@ def test_a_unit_of_several_shards() -> None:
         pa.Table.from_batches(batches_in(out, "documents")) for out in ("whole", "parts")
     )
     assert whole.equals(parts)
+    assert texts_in("parts") == [text for text in written if text]
     names = [one["file"].rsplit("-", 1)[0] for one in json.loads(
         Path("parts/manifest.json").read_bytes())["shards"]]  # fmt: skip
     count = len(names) // 2

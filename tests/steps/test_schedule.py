@@ -19,7 +19,7 @@ from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, row_cost
 
 ORDER = ("seed", "stages", "block_rows", "window_blocks")
 SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
-relaxed = settings(max_examples=150, deadline=None)
+relaxed = settings(max_examples=80, deadline=None)
 ManySizes = tuple[int, int, int]  # world_size, batch_size, micro_batches
 
 

@@ -181,7 +181,7 @@ def test_those_of_plain_texts(folder: Path, policy: str, backend: str) -> None:
     assert "special tokens that the content of records spells out" in shown
 
 
-LARGE = {"llama3_1", "qwen3"}  # a second each to load
+LARGE = {"llama3_1", "mistral_v3", "qwen3"}  # a second each to load
 
 
 @pytest.mark.parametrize("name", [*TINY, *(heavy(one) if one in LARGE else one for one in REAL)])

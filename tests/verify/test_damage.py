@@ -350,3 +350,20 @@ def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -
     assert done.returncode in (1, 2), done.stderr
     assert any(reason in done.stderr for reason in reasons), done.stderr
     assert Path(name).is_fifo() or Path(name).is_symlink()
+
+
+NO_COUNTS: tuple[dict[str, Any], ...] = (
+    {"documentz": 1}, {"documents": "1"}, {"documents": 1.5}, {"documents": None},
+    {"row_fill": [1, 2]}, {"document_length": [[1]] * 32}, {"row_fill": "x"},
+    {"piece_length": "not base64!"}, {"piece_length": "AAAA"}, {"piece_length": 5},
+    {"attention_before": [1, 2, 3, 4, 5]}, {"attention_after": ["1"]},
+    {"files": [[0, *range(15)]]}, {"files": 3}, {"files": [[0, "1"]]}, {"unread": {"a": "1"}},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", NO_COUNTS, ids=str)
+def test_counts_of_a_unit_that_are_none(packed: Path, damaged: dict[str, Any]) -> None:
+    result = Result("out")
+    result.record(0)["counts"] |= damaged
+    result.save()
+    assert_found("units.jsonl", "")

@@ -84,7 +84,6 @@ CHAT = "".join([
 SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
     "another field": ([{"body": text} for text in TEXTS], ["--text-field", "body"]),
     "separator": (EACH, ["--separator", "\n", "--no-eos"]),
-    "messages": (chats(30, 1, "q{}", "answer {}"), []),
     "long messages": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
                       ["--overlong", "truncate-turns"]),
     "messages wrapped": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
@@ -97,8 +96,6 @@ SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
                      ["--overlong", "split", "--force-split", "--keep-untrained"]),
     "prompts": ([{"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)],
                 ["--label-shift", "pre"]),
-    "alpaca": ([{"instruction": "add", "input": str(i), "output": "o" * i} for i in range(9)],
-               ["-l", 512]),
     "tokens": ([{"input_ids": [1, 2, 3 + i], "labels": [-100, 2, 3 + i]} for i in range(9)], []),
 }  # fmt: skip
 
