@@ -14,6 +14,8 @@ from libc.stdint cimport (
 )
 from libc.string cimport memchr, memcmp, memcpy
 
+from words cimport ONES, TOPS, trailing_zeros
+
 # what `state` holds; `initial_state` says what each means
 cdef enum:
     AT, DEPTH, IN_STRING, ESCAPED, BEGIN, AFTER_COMMA, FIELDS
@@ -205,11 +207,6 @@ cdef enum:
     DEEPEST = 63  # of values within a value, one bit each
     HIGH_SURROGATES = 0xD800, LOW_SURROGATES = 0xDC00, AFTER_SURROGATES = 0xE000
 
-cdef extern from *:
-    int __builtin_ctzll(uint64_t) noexcept nogil
-
-cdef const uint64_t ONES = <uint64_t>0x01010101 << 32 | 0x01010101
-cdef const uint64_t TOPS = <uint64_t>0x80808080 << 32 | 0x80808080
 
 cdef uint8_t[256] MEANT  # the byte that one after a backslash stands for; 0: none
 for _byte in range(256):
@@ -231,7 +228,7 @@ cdef inline int _plain_bytes(const uint8_t* data) noexcept nogil:
     odd = word | (word - ONES * 0x20)  # a byte above 0x7F, or below a space
     odd |= ((word ^ ONES * c'"') - ONES) | ((word ^ ONES * c"\\") - ONES)
     odd &= TOPS  # of the first odd byte, and maybe of others after it
-    return __builtin_ctzll(odd) >> 3 if odd else 8
+    return trailing_zeros(odd) >> 3 if odd else 8
 
 
 cdef inline int _utf8_bytes(const uint8_t* data, int64_t size) noexcept nogil:

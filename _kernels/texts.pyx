@@ -8,6 +8,8 @@ from cpython.unicode cimport PyUnicode_Contains
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
+from words cimport TOPS, trailing_zeros
+
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object)
     Py_UCS4 PyUnicode_READ_CHAR(object text, Py_ssize_t index)
@@ -16,13 +18,8 @@ cdef extern from "Python.h":
 cdef str THOUGHT = "</think>"
 cdef tuple REASONING = ("reasoning_content", "thinking", "reasoning")
 
-cdef extern from *:
-    int __builtin_ctzll(uint64_t) noexcept nogil
-
 cdef enum:
     LATIN = 0xC4  # the first byte of U+0100
-
-cdef const uint64_t TOPS = <uint64_t>0x80808080 << 32 | 0x80808080  # above 0 in a word that is not ASCII
 
 
 cdef bint _holds(
@@ -35,7 +32,7 @@ cdef bint _holds(
         while at + 8 <= size:
             memcpy(&word, text + at, 8)
             if word & TOPS:
-                at += __builtin_ctzll(word & TOPS) >> 3
+                at += trailing_zeros(word & TOPS) >> 3
                 break
             at += 8
         if at >= size:
