@@ -5,9 +5,9 @@ becomes records, and both Arrow IPC forms. Parquet: `parquet.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,23 +20,15 @@ from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, InputFile, Int64, LookedAt, Records, Slice
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
 
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_BYTES = {
-    "string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()
-}  # fmt: skip
-_LISTS = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
-OVERLONG = "raise --max-line-bytes, or use --on-error skip"
+_TEXTS = ("string", "large_string", "string_view")
+_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _SKIP = "mend the row, or use --on-error skip"
 
 
@@ -64,7 +56,7 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 }
 
 
-def columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
+def _columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
     """The columns to read, checked for presence and type."""
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _is_text if shape.kind == "text" else _is_integer_list
@@ -116,7 +108,7 @@ def by_columns(batch: Any, columns: list[str]) -> Any:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return str(kind) in _BYTES
+    return str(kind) in _TEXTS
 
 
 def _is_integer_list(kind: Any) -> bool:
@@ -126,49 +118,106 @@ def _is_integer_list(kind: Any) -> bool:
     return bool(is_list and pa.types.is_integer(kind.value_type))
 
 
-def holds_text(kind: Any) -> bool:
+def _holds_text(kind: Any) -> bool:
     if pa.types.is_struct(kind):
-        return any(holds_text(kind.field(i).type) for i in range(kind.num_fields))
+        return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
-        return holds_text(kind.value_type)
+        return _holds_text(kind.value_type)
     return _is_text(kind)
 
 
 # --- from record batches to records
 
 
+class Table(NamedTuple):
+    """An opened file of columns.
+
+    schema     Arrow's
+    batches    record batches of some columns of a slice, of at most so many rows, in order
+    row_bytes  of the file, about, for progress
+    """
+
+    schema: Any
+    batches: Callable[[Slice, list[str], int], Iterator[Any]]
+    row_bytes: float = 0.0
+
+
 class ColumnarReader(Reader):
-    """The parts of reading that Parquet and Arrow share, from record batches on."""
+    """What Parquet and Arrow share: all but where record batches come from."""
 
     holds_tokens = True
+
+    def opened(self, file: InputFile, hashed: HashedFile) -> AbstractContextManager[Table]:
+        raise NotImplementedError
+
+    def first_row(self, file: InputFile, part: Slice) -> int:
+        return 0
+
+    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+        with _reading(file) as hashed, self.opened(file, hashed) as table:
+            names: list[str] = table.schema.names
+            return names
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[Records]:
+        with _reading(file) as hashed, self.opened(file, hashed) as table:
+            row = self.first_row(file, part)
+            most = _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
+            names = _columns_to_read(file, table.schema, shape)
+            for batch in table.batches(part, names, most):
+                yield from _records(batch, row, shape, most, config, table.row_bytes)
+                row += batch.num_rows
+            if not part.start and shape.kind != "tokens":
+                yield from _looks(table, replace(part, stop=1), shape, config)
+            yield Records.end(hashed.stretches())
 
     def describe(self, file: InputFile, position: int) -> str:
         return f"row {position}"
 
-    def records(
-        self, batches: Iterator[Any], first_row: int, shape: Shape, consumed: float, longest: int
-    ) -> Iterator[Records]:
-        """`consumed`: bytes of the file per row, for progress. `longest`: bytes in a cell."""
-        row = first_row
-        for batch in batches:
-            for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
-                column.validate(full=True)  # kernels write where its offsets say
-            sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
-            each = np.array(list(sizes.values()))
-            for start, stop in parts_of(each.sum(0), each.max(0), longest, most_rows(shape)):
-                overlong = next((name for name in sizes if sizes[name][start] > longest), None)
-                if overlong is None:
-                    made = _records_of(batch.slice(start, stop - start), shape, row)
-                else:
-                    reason = f"{overlong} is longer than {longest} bytes"
-                    bad = [BadRecord(row, reason, OVERLONG)]
-                    made = Records(np.empty(0, np.int64), bad=bad)
-                row += stop - start
-                yield replace(made, consumed=round((stop - start) * consumed))
+
+@contextmanager
+def _reading(file: InputFile) -> Iterator[HashedFile]:
+    with reading(file), HashedFile(file) as hashed:
+        yield hashed
 
 
-def most_rows(shape: Shape) -> int:
-    return _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
+def _records(
+    batch: Any, row: int, shape: Shape, most: int, config: DocumentConfig, row_bytes: float
+) -> Iterator[Records]:
+    """The records of a batch that begins at this row of the file, some at a time."""
+    longest = config.max_line_bytes
+    for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
+        column.validate(full=True)  # kernels write where its offsets say
+    sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
+    each = np.array(list(sizes.values()))
+    for start, stop in parts_of(each.sum(0), each.max(0), longest, most):
+        overlong = next((name for name in sizes if sizes[name][start] > longest), None)
+        if overlong is None:
+            made = _records_of(batch.slice(start, stop - start), shape, row + start)
+        else:
+            reason = f"{overlong} is longer than {longest} bytes"
+            bad = [BadRecord(row + start, reason, _OVERLONG)]
+            made = Records(np.empty(0, np.int64), bad=bad)
+        yield replace(made, consumed=round((stop - start) * row_bytes))
+
+
+def _looks(table: Table, part: Slice, shape: Shape, config: DocumentConfig) -> Iterator[Records]:
+    """Looks at the texts of the first rows, as far as Arrow can decode all of them: those that
+    nothing uses may be damaged.
+    """
+    names = table.schema.names
+    texts = [one.name for one in table.schema if names.count(one.name) == 1
+             and _holds_text(one.type)]  # fmt: skip
+    sample, left = Sample(shape, config), FIRST
+    with suppress(pa.ArrowInvalid, UnicodeDecodeError):
+        for batch in table.batches(part, texts, left):
+            rows = batch.slice(0, left).to_pylist()
+            looked_at = sample.of(len(rows), rows.__getitem__)
+            yield Records(np.empty(0, np.int64), looked_at=looked_at)
+            left -= len(rows)
+            if not left:
+                return
 
 
 def _sizes(column: Any) -> Int64:
@@ -260,118 +309,61 @@ def _offsets(column: Any) -> Int64:
     return offsets
 
 
-def looked_at(batch: Any, shape: Shape, config: DocumentConfig) -> LookedAt:
-    """A look at the first rows of a batch."""
-    if batch is None:
-        return LookedAt()
-
-    def fields(row: int) -> dict[str, Any] | None:
-        try:
-            record: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
-        except UnicodeDecodeError:
-            return None
-        return record
-
-    return Sample(shape, config).of(min(batch.num_rows, FIRST), fields)
-
-
 # --- Arrow
 
 
 class ArrowReader(ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        with _open_arrow(file) as (schema, _, _):
-            names: list[str] = schema.names
-            return names
+    @contextmanager
+    def opened(self, file: InputFile, hashed: HashedFile) -> Iterator[Table]:
+        with pa.PythonFile(hashed, mode="r") as source:
+            is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
+            # A stream cut between two messages reads short without an error.
+            if not is_file and (
+                source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
+            ):
+                raise damaged_input(
+                    f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
+                    "not Arrow",
+                    "fetch or write the file again",
+                )
 
-    def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
-    ) -> Iterator[Records]:
-        with _open_arrow(file) as (schema, read_columns, hashed):
-            batches = read_columns(columns_to_read(file, schema, shape))
-            yield from self.records(batches, 0, shape, 0.0, config.max_line_bytes)
-            texts = [one.name for one in schema if schema.names.count(one.name) == 1
-                     and holds_text(one.type)]  # fmt: skip
-            first = next(read_columns(texts), None)
-            end = Records.end(hashed.stretches())
-            yield replace(end, looked_at=looked_at(first, shape, config))
+            def start(fields: list[int] | None = None) -> Any:
+                source.seek(0)
+                options = pa.ipc.IpcReadOptions(included_fields=fields)
+                return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(
+                    source, options=options
+                )
 
+            with start() as reader:
+                schema = reader.schema
+            if kind_in(schema) == TOKENIZED:  # what is trained on is told elsewhere
+                raise DataError(
+                    f"{file.path}: is a part of a tokenized directory",
+                    "name the directory that packer tokenize has finished",
+                )
 
-@contextmanager
-def _open_arrow(
-    file: InputFile,
-) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]], HashedFile]]:
-    """The schema, a function from names of columns to record batches of them, and the file."""
-    with (
-        reading(file),
-        HashedFile(file) as hashed,
-        pa.PythonFile(hashed, mode="r") as source,
-    ):
-        is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
-        # A stream cut between two messages reads short without an error.
-        if not is_file and (
-            source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
-        ):
-            raise damaged_input(
-                f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
-                "not Arrow",
-                "fetch or write the file again",
-            )
+            def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
+                outer = dict.fromkeys(_fields_at(schema, name)[0][0].name for name in names)
+                with start([schema.get_field_index(name) for name in outer]) as reader:
+                    count = reader.num_record_batches if is_file else 0
+                    every = map(reader.get_batch, range(count)) if is_file else iter(reader)
+                    yield from (by_columns(_checked(batch), names) for batch in every)
 
-        def start(fields: list[int] | None = None) -> Any:
-            source.seek(0)
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
-            return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
-
-        with start() as reader:
-            schema = reader.schema
-        if kind_in(schema) == TOKENIZED:  # whose tokenizer and trained tokens are told elsewhere
-            raise DataError(
-                f"{file.path}: is a part of a tokenized directory",
-                "name the directory that packer tokenize has finished",
-            )
-
-        def read_columns(names: list[str]) -> Iterator[Any]:
-            outer = dict.fromkeys(_fields_at(schema, name)[0][0].name for name in names)
-            with start([schema.get_field_index(name) for name in outer]) as reader:
-                if is_file:
-                    batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-                else:
-                    batches = iter(reader)
-                yield from (by_columns(_checked(batch), names) for batch in batches)
-
-        yield schema, read_columns, hashed
+            yield Table(schema, batches)
 
 
 def _checked(batch: Any) -> Any:
-    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Which texts
-    are not UTF-8 is told later, of each record.
+    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Which texts of
+    a column are not UTF-8 is told later, of each record; within other values they are damage.
     """
     if batch.num_rows < 0:
         raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
-    batch.validate()
     for column in batch.columns:
-        column.view(_of_bytes(column.type)).validate(full=True)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            if "UTF8" not in str(error) or not _is_text(column.type):
+                raise
     return batch
-
-
-def _of_bytes(kind: Any) -> Any:
-    """The type with bytes in the place of texts, which Arrow does not look at."""
-
-    def own(field: Any) -> Any:
-        return field.with_type(_of_bytes(field.type))
-
-    if pa.types.is_struct(kind):
-        return pa.struct([own(kind.field(i)) for i in range(kind.num_fields)])
-    for is_kind, list_of in _LISTS:
-        if is_kind(kind):
-            return list_of(own(kind.value_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(own(kind.value_field), kind.list_size)
-    if pa.types.is_map(kind):
-        return pa.map_(own(kind.key_field), own(kind.item_field))
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _of_bytes(kind.value_type), kind.ordered)
-    return _BYTES.get(str(kind), kind)

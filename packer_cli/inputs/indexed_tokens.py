@@ -13,8 +13,7 @@ text from other things; here all must be text, 0.
 datatrove: `X.ds` of token ids, `X.ds.index` of where documents end. `TokenizedFile` in
 datatrove/pipeline/tokens/tokenizer.py defines them: tokens of 2 or 4 bytes, unsigned; ends uint64,
 in tokens. `X.ds.loss`, if it is there, has a byte for each token, 1 where it is trained on. The
-first line of `X.ds.metadata`, if it is there, ends with `|` and the bytes of a token (older ones do
-not); otherwise the sizes of the file and of its last end tell them.
+sizes of the file and of its last end tell the bytes of a token.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -32,11 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli import storage
-from packer_cli._kernels import inputs as kernels
 from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, refusals
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import faultless, parts_of, token_records
+from packer_cli.inputs.token_columns import faultless, offsets_of, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companions
 from packer_cli.options.shapes import Shape
@@ -80,8 +78,7 @@ class IndexedReader(DocumentReader):
         raise NotImplementedError
 
     def index(self, file: InputFile) -> TokenIndex:
-        where = file.path if storage.is_url(file.path) else os.path.abspath(file.path)
-        return _index(self, where, file)
+        return _index(self, storage.identity(file.path), file)
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         is_empty = len(self.index(file).offsets) == 1
@@ -126,7 +123,8 @@ class IndexedReader(DocumentReader):
                 flags = None
                 if loss is not None:
                     flags = np.frombuffer(_exactly(str(index.loss), loss, tokens), np.uint8)
-                    _check_flags(str(index.loss), flags, own, position)
+                    where, at = f"{index.loss}, byte", int(offsets[first])
+                    _refuse_first(where, flags, flags > 1, "is {}, expected 0 or 1", at)
                 yield _records(ids, own, flags, position, source.consumed())
             yield source.end()
 
@@ -158,19 +156,13 @@ def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:
     return data
 
 
-def _numbers(opened: IO[bytes], kind: str, count: int) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The next `count` numbers of an index, some at a time, each with the number of the first."""
-    size, at = np.dtype(kind).itemsize, 0
-    while at < count:
-        some = np.frombuffer(opened.read(min((count - at) * size, BLOCK_BYTES)), kind)
-        if not len(some):
-            raise OSError("the file was cut short while it was read")
-        yield at, some
-        at += len(some)
+def _content(file: InputFile, path: str) -> bytes:
+    with _opened(file, path) as opened:
+        return opened.read()
 
 
 def _refuse_first(
-    where: str, at: int, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str
+    where: str, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str, at: int = 0
 ) -> None:
     """DataError for the first wrong value, if there is one. `where`: before its number, which
     begins at `at`; `problem`: with {} where the value goes.
@@ -178,18 +170,6 @@ def _refuse_first(
     if wrong.any():
         first = int(np.argmax(wrong))
         raise DataError(f"{where} {at + first}: {problem.format(values[first])}", _DAMAGED)
-
-
-def _check_flags(path: str, flags: UInt8, offsets: Int64, first: int) -> None:
-    """DataError for what is no flag of a token. `first`: the number of the first document."""
-    if kernels.count_real(flags) < 0:
-        wrong = int(np.flatnonzero(flags > 1)[0])
-        document = int(np.searchsorted(offsets, wrong, side="right")) - 1
-        raise DataError(
-            f"{path}, document {first + document}: byte {wrong - int(offsets[document])} is "
-            f"{flags[wrong]}, expected 0 or 1",
-            "write it again, or remove it to train on everything",
-        )
 
 
 def _records(
@@ -228,48 +208,45 @@ class MegatronReader(IndexedReader):
 
     def read_index(self, file: InputFile) -> TokenIndex:
         path = companions(file.path, file.format)[0]
-        with _opened(file, path) as opened:
-            size = storage.stat(path).size
-            kind, sequences, boundaries = _read_header(path, opened.read(_HEADER.size), size)
-            ends = np.zeros(sequences + 1, np.int64)  # in tokens
-            where, problem = f"{path}, sequence", "tokens: {}, expected 0 or more"
-            for at, lengths in _numbers(opened, "<i4", sequences):
-                _refuse_first(where, at, lengths, lengths < 0, problem)
-                stop = at + 1 + len(lengths)
-                ends[at + 1 : stop] = ends[at] + np.cumsum(lengths, dtype=np.int64)
-            problem = "begins at byte {}, expected the end of the one before"
-            for at, begins in _numbers(opened, "<i8", sequences):
-                expected = ends[at : at + len(begins)] * kind.itemsize
-                _refuse_first(where, at, begins, begins != expected, problem)
-            offsets, before = np.zeros(max(boundaries, 1), np.int64), 0
-            problem = (
-                "is at sequence {}, expected 0 first, and no less than before up to "
-                f"{sequences}, the last"
-            )
-            for at, edges in _numbers(opened, "<i8", boundaries):
-                wrong = (edges < np.append(before, edges[:-1])) | (edges > sequences)
-                wrong[:1] |= at == 0 and edges[0] != 0
-                wrong[-1:] |= at + len(edges) == boundaries and edges[-1] != sequences
-                _refuse_first(f"{path}, boundary", at, edges, wrong, problem)
-                offsets[at : at + len(edges)], before = ends[edges], int(edges[-1])
-            if not boundaries or np.frombuffer(opened.read(), np.int8).any():
-                what = "modes other than 0, which are no text" if boundaries else "no boundaries"
-                raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
+        data = _content(file, path)
+        kind, sequences, boundaries = _read_header(path, data)
+        sizes = sections(sequences, boundaries)
+        begins_at, edges_at, modes_at = (_HEADER.size + size for size in np.cumsum(sizes).tolist())
+        lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
+        begins = np.frombuffer(data, "<i8", sequences, begins_at)
+        edges = np.frombuffer(data, "<i8", boundaries, edges_at)
+
+        where, problem = f"{path}, sequence", "tokens: {}, expected 0 or more"
+        _refuse_first(where, lengths, lengths < 0, problem)
+        ends = offsets_of(lengths)  # in tokens
+        problem = "begins at byte {}, expected the end of the one before"
+        _refuse_first(where, begins, begins != ends[:-1] * kind.itemsize, problem)
+        if not boundaries or data[modes_at:].strip(b"\0"):
+            what = "modes other than 0, which are no text" if boundaries else "no boundaries"
+            raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
+        wrong = (edges < np.append(0, edges[:-1])) | (edges > sequences)
+        wrong[0] |= edges[0] != 0
+        wrong[-1] |= edges[-1] != sequences
+        problem = (
+            "is at sequence {}, expected 0 first, and no less than before up to "
+            f"{sequences}, the last"
+        )
+        _refuse_first(f"{path}, boundary", edges, wrong, problem)
         if (whole := int(ends[-1]) * kind.itemsize) != file.size:
             what = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
             raise DataError(what, _COPY_AGAIN)
-        return TokenIndex(kind, offsets)
+        return TokenIndex(kind, ends[edges])
 
 
-def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int, int]:
-    """The type of tokens, and the counts of sequences and boundaries. `size`: of the file."""
+def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
+    """The type of tokens, and the counts of sequences and boundaries, of an index."""
     if len(data) < _HEADER.size or not data.startswith(MAGIC):
         raise DataError(
-            f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes of a header, "
-            f"expected {MAGIC!r} and {_HEADER.size}",
+            f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes, expected "
+            f"{MAGIC!r} and at least {_HEADER.size}",
             "only datasets of Megatron-LM are read",
         )
-    _, version, code, sequences, boundaries = _HEADER.unpack(data)
+    _, version, code, sequences, boundaries = _HEADER.unpack_from(data)
     if version != VERSION or code not in TOKEN_TYPES:
         known = ", ".join(f"{code} ({np.dtype(kind)})" for code, kind in TOKEN_TYPES.items())
         raise DataError(
@@ -278,9 +255,9 @@ def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int,
             "write the dataset again, for example with Megatron-LM's tools/preprocess_data.py",
         )
     expected = _HEADER.size + sum(sections(sequences, boundaries))
-    if size not in (expected, expected + sequences):
+    if len(data) not in (expected, expected + sequences):
         raise DataError(
-            f"{path}: {size} bytes, expected {expected} for {sequences} sequences and "
+            f"{path}: {len(data)} bytes, expected {expected} for {sequences} sequences and "
             f"{boundaries} boundaries of documents",
             _DAMAGED,
         )
@@ -289,57 +266,32 @@ def _read_header(path: str, data: bytes, size: int) -> tuple[np.dtype[Any], int,
 
 # --- datatrove
 
-_TOKEN_SIZES = (2, 4)
 _END_BYTES = 8
-_METADATA_BYTES = 1 << 16
 
 
 class DatatroveReader(IndexedReader):
-    """Tokens uint16 or uint32."""
+    """Tokens uint16 or uint32, as the sizes of both files tell."""
 
     def read_index(self, file: InputFile) -> TokenIndex:
-        path, loss, metadata = companions(file.path, file.format)
-        with _opened(file, path) as opened:
-            size = storage.stat(path).size
-            if size % _END_BYTES:
-                what = f"{path}: {size} bytes, expected a multiple of {_END_BYTES}"
-                raise DataError(what, _DAMAGED)
-            offsets = np.zeros(size // _END_BYTES + 1, np.int64)
-            problem = "ends at token {}, before it begins or far beyond any file"
-            for at, ends in _numbers(opened, "<u8", size // _END_BYTES):
-                wrong = (ends >> 62 > 0) | (ends < np.append(offsets[at].astype("<u8"), ends[:-1]))
-                _refuse_first(f"{path}, document", at, ends, wrong, problem)
-                offsets[at + 1 : at + 1 + len(ends)] = ends
+        path, loss, _ = companions(file.path, file.format)
+        data = _content(file, path)
+        if len(data) % _END_BYTES:
+            what = f"{path}: {len(data)} bytes, expected a multiple of {_END_BYTES}"
+            raise DataError(what, _DAMAGED)
+        ends = np.frombuffer(data, "<u8")
+        wrong = (ends >> 62 > 0) | (ends < np.append(np.uint64(0), ends[:-1]))
+        problem = "ends at token {}, before it begins or far beyond any file"
+        _refuse_first(f"{path}, document", ends, wrong, problem)
+        offsets = np.append(0, ends.astype(np.int64))
         tokens = int(offsets[-1])
-        kind = np.dtype(f"<u{_token_size(file, path, metadata, tokens)}")
-        if not storage.is_file(loss):
-            return TokenIndex(kind, offsets)
-        if (found := storage.stat(loss).size) != tokens:
+        kind = next((size for size in (2, 4) if tokens * size == file.size), None)
+        if kind is None:
+            what = f"{file.path}: {file.size} bytes, expected {tokens * 2} or {tokens * 4} for the "
+            raise DataError(f"{what}{tokens} tokens of {path}", _COPY_AGAIN)
+        has_loss = storage.is_file(loss)
+        if has_loss and (size := storage.stat(loss).size) != tokens:
             raise DataError(
-                f"{loss}: {found} bytes, expected {tokens}, one for each token of {file.path}",
+                f"{loss}: {size} bytes, expected {tokens}, one for each token of {file.path}",
                 f"{_COPY_AGAIN}; or remove it, to train on everything",
             )
-        return TokenIndex(kind, offsets, loss)
-
-
-def _token_size(file: InputFile, index: str, metadata: str, tokens: int) -> int:
-    """Bytes of a token: as the metadata says, or whichever makes file and index agree."""
-    possible: tuple[int, ...] = _TOKEN_SIZES
-    if storage.is_file(metadata):
-        with _opened(file, metadata) as opened:
-            line = opened.read(_METADATA_BYTES).split(b"\n")[0]
-        with suppress(ValueError):
-            possible = (int(line.rpartition(b"|")[2]),) if b"|" in line else possible
-    if not set(possible) <= set(_TOKEN_SIZES):
-        raise DataError(
-            f"{metadata}: tokens of {possible[0]} bytes, expected 2 or 4",
-            "write it again, or remove it, and the sizes of the files tell",
-        )
-    for size in possible:
-        if tokens * size == file.size:
-            return size
-    expected = " or ".join(str(tokens * size) for size in possible)
-    raise DataError(
-        f"{file.path}: {file.size} bytes, expected {expected} for the {tokens} tokens of {index}",
-        _COPY_AGAIN,
-    )
+        return TokenIndex(np.dtype(f"<u{kind}"), offsets, loss if has_loss else None)

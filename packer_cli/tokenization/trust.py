@@ -10,19 +10,21 @@
   may be wrong.
 
 What it costs: a look at every character that is not Latin-1, a fraction of a nanosecond each; about
-10 µs of the reference's time for each character that the texts have, once; and an excerpt of a
-third of a millisecond for 8 million characters. The reference is loaded in this process: one of its
-own would save up to a fifth of a second of the start with a tokenizer of 11 MB where a core is
-idle, and cost more processor time than that, 200 MB, and the machinery to keep it alive.
+20 µs for each such character that the texts have, once; and an excerpt of a third of a millisecond
+for 8 million characters. The reference is loaded in this process: one of its own would save up to a
+fifth of a second of the start with a tokenizer of 11 MB where a core is idle, and cost more
+processor time than that, 200 MB, and the machinery to keep it alive.
 """
 
 from __future__ import annotations
 
 import threading
+import unicodedata
 from collections.abc import Iterable
 from functools import cache
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 
@@ -78,14 +80,11 @@ class TrustedEngine:
         untrusted = self._characters.untrusted(texts)
         others = set(untrusted)
         trusted = [text for i, text in enumerate(texts) if i not in others] if others else texts
-        # one more text in the same call, rather than a call for so little
         sample = self._samples.of(trusted)
-        ids, offsets = self._fast.encode([*texts, sample] if sample else texts)
-        if sample:
-            if not np.array_equal(ids[offsets[-2] :], self._reference.encode([sample])[0]):
-                self._difference = engines_differ_on(sample)
-            self.confirm()
-            ids, offsets = ids[: offsets[-2]], offsets[:-1]
+        if sample and differing(self._fast, self._reference, [sample]):
+            self._difference = engines_differ_on(sample)
+        self.confirm()
+        ids, offsets = self._fast.encode(texts)
         if not untrusted:
             return ids, offsets
         exact, edges = self._reference.encode([texts[i] for i in untrusted])
@@ -116,22 +115,17 @@ def _difference_at_start(
         if room <= 0:
             break
     doubtful = _found(texts, 1 - _settled())
-    texts = [text for text, flag in zip(texts, doubtful, strict=True) if not flag]
     try:
-        encoded = fast.encode(texts)
+        different = differing(fast, reference, [*compress(texts, doubtful == 0)])
     except Exception as error:  # after any error, the engine is not usable
         return str(error)
-    different = _different(texts, encoded, reference.encode(texts))
     return repr(different[0][:80]) if different else None
 
 
-_Encoded = tuple[UInt32, Int64]
-
-
-def _different(texts: list[str], encoded: _Encoded, expected: _Encoded) -> list[str]:
-    """The texts whose ids differ: all when there are not as many documents."""
-    ids, offsets = encoded
-    expected_ids, edges = expected
+def differing(fast: Engine, reference: Engine, texts: list[str]) -> list[str]:
+    """The texts whose tokens differ: all where not as many documents come back."""
+    ids, offsets = fast.encode(texts)
+    expected_ids, edges = reference.encode(texts)
     if len(offsets) != len(edges):
         return texts
     return [
@@ -158,9 +152,6 @@ def in_contexts(characters: str) -> str:
 # version of the engines that packer works with) had not assigned yet, and what has another general
 # category in Unicode 18: there engines may differ. `tests/extras/test_unsettled.py` computes it.
 _UNSETTLED = Path(__file__).with_name("unsettled.txt")
-_PRIVATE = slice(0xE010, 0xF900)  # but for the first few
-_PLANES = 0xE0200  # above it are private ones only
-_SURROGATES = slice(0xD800, 0xE000)  # alone, no engine takes them
 
 
 def unsettled() -> list[range]:
@@ -179,15 +170,12 @@ def _settled() -> UInt8:
 
 
 def assigned_characters() -> str:
-    """All on which Unicode versions agree; of private ones, the first few."""
-    wanted = _settled()[:_PLANES].copy()
-    wanted[_SURROGATES] = wanted[_PRIVATE] = 0
-    return np.flatnonzero(wanted).astype(np.uint32).tobytes().decode("utf-32-le")
+    """All on which Unicode versions agree, but for private ones."""
+    characters = map(chr, np.flatnonzero(_settled()).tolist())
+    return "".join(one for one in characters if unicodedata.category(one) not in ("Cs", "Co"))
 
 
 _TRUSTED, _NEW, _NEVER = 0, 1, 2
-_AT_A_TIME = 64  # characters in one text: most groups have none that differs
-_SCANNED = 1 << 18  # characters of a text at a time: each takes 14 bytes, and a text may be long
 
 
 class ComparedCharacters:
@@ -201,7 +189,7 @@ class ComparedCharacters:
         self._lock = threading.Lock()
         # uint8[0x110000]. Others read it while it changes: only to _TRUSTED, and for good.
         self._states = np.where(_settled(), _NEW, _NEVER).astype(np.uint8)
-        self._states[: len(_LATIN_1)] = self._states[_SURROGATES] = _TRUSTED
+        self._states[: len(_LATIN_1)] = _TRUSTED
 
     def untrusted(self, texts: list[str]) -> list[int]:
         """The numbers of texts that only the reference is to encode, ascending."""
@@ -209,49 +197,33 @@ class ComparedCharacters:
         if not len(numbers):
             return []
         doubtful = [texts[i] for i in numbers]
-        self._compare("".join(doubtful))
+        with self._lock:
+            self._compare(set("".join(doubtful)))
         untrusted: list[int] = numbers[_found(doubtful, self._states) > 0].tolist()
         return untrusted
 
-    def _compare(self, text: str) -> None:
-        """Compare the engines on all characters of the text that are new."""
-        present = np.zeros(len(self._states), bool)
-        for begin in range(0, len(text), _SCANNED):
-            part = text[begin : begin + _SCANNED].encode("utf-32-le", "surrogatepass")
-            present[np.frombuffer(part, np.uint32)] = True
-        with self._lock:
-            new = np.flatnonzero(present & (self._states == _NEW)).astype(np.uint32)
-            characters = new.tobytes().decode("utf-32-le")
-            groups = [characters[i : i + _AT_A_TIME] for i in range(0, len(new), _AT_A_TIME)]
-            differing = self._different(groups)
-            alone = self._different([one for group in differing for one in group])
-            # and of groups none of which differs alone, all
-            different = [*alone, *"".join(one for one in differing if not set(one) & set(alone))]
-            never = [ord(one) for one in different]
-            self._states[np.setdiff1d(new, never)] = _TRUSTED
-            self._states[never] = _NEVER
-            if different and not self._told:
-                self._told = True
-                named = ", ".join(f"U+{ord(one):04X}" for one in different[:3])
-                self._notify(
-                    f"texts with {named}{', ...' * (len(different) > 3)} go to the slower "
-                    "tokenizers engine: gigatoken differs from it there"
-                )
-
-    def _different(self, groups: list[str]) -> list[str]:
-        """The groups in whose contexts the engines differ."""
-        if not groups:
-            return []
-        group_of = {in_contexts(group): group for group in groups}
-        texts = [*group_of]
-        encoded, expected = self._fast.encode(texts), self._reference.encode(texts)
-        return [group_of[text] for text in _different(texts, encoded, expected)]
+    def _compare(self, characters: set[str]) -> None:
+        """Compare the engines on all of these characters that are new."""
+        new = sorted(one for one in characters if self._states[ord(one)] == _NEW)
+        if not new:
+            return
+        shown = [in_contexts(one) for one in new]
+        different = set(differing(self._fast, self._reference, shown))
+        never = [one for one, text in zip(new, shown, strict=True) if text in different]
+        for one in new:
+            self._states[ord(one)] = _NEVER if one in never else _TRUSTED
+        if never and not self._told:
+            self._told = True
+            named = ", ".join(f"U+{ord(one):04X}" for one in never[:3])
+            self._notify(
+                f"texts with {named}{', ...' * (len(never) > 3)} go to the slower "
+                "tokenizers engine: gigatoken differs from it there"
+            )
 
 
 _EXCERPT_CHARACTERS = 512
 _ALWAYS = 4  # the first so many batches have an excerpt
 _CHARACTERS_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / the golden ratio
 
 
 class Samples:
@@ -265,25 +237,14 @@ class Samples:
         self._room = _ALWAYS * _CHARACTERS_PER_EXCERPT
 
     def of(self, texts: list[str]) -> str:
-        """An excerpt of this batch, or "" when it is not its turn."""
+        """An excerpt of this batch, or "" when it is not its turn. Which one depends on the batch
+        alone, so that runs repeat.
+        """
+        size = sum(map(len, texts))
         with self._lock:
-            self._room += sum(map(len, texts))
+            self._room += size
             if self._room < _CHARACTERS_PER_EXCERPT:
                 return ""
             self._room -= _CHARACTERS_PER_EXCERPT
-        return excerpt_of(texts)
-
-
-def excerpt_of(texts: list[str]) -> str:
-    """Part of a batch: every character is as likely as any other.
-
-    Which one depends on the batch alone, so that runs repeat.
-    """
-    total = sum(map(len, texts))
-    place = (total * _GOLDEN & (1 << 64) - 1) * total >> 64  # Fibonacci hashing, below total
-    for text in texts:
-        if place < len(text):
-            start = max(0, min(place, len(text) - _EXCERPT_CHARACTERS))
-            return text[start : start + _EXCERPT_CHARACTERS]
-        place -= len(text)
-    return ""
+        begin = Random(size).randrange(max(size - _EXCERPT_CHARACTERS, 0) + 1)  # noqa: S311
+        return "".join(texts)[begin : begin + _EXCERPT_CHARACTERS]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from altered import altered
-from support import assert_error, heavy, jsonl, packer, recover_texts
+from support import heavy, jsonl
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -143,43 +143,6 @@ def test_much_takes_as_little_as_few(name: str) -> None:
         given.write(f"{count}{given.ending}", count)
         peaks.append(peak_mib(f"{count}{given.ending}", *given.options.split()))
     assert peaks[1] < peaks[0] + given.most
-
-
-@pytest.mark.parametrize(
-    ("how", "size"),
-    [
-        ({"use_dictionary": True}, 100_000_000),
-        heavy({"use_dictionary": True}, 300_000_000),
-        heavy({"data_page_version": "2.0"}, 300_000_000),
-    ],
-)
-def test_a_cell_too_long_for_memory_is_never_decompressed(how: dict[str, Any], size: int) -> None:
-    """Told by its page's header: 300 MB take a few kilobytes in the file."""
-    how = {"use_dictionary": False, "compression": "zstd"} | how
-    small, huge = pa.table({"text": ["a", "b"]}), pa.table({"text": ["x" * size]})
-    with pq.ParquetWriter("a.parquet", small.schema, **how) as writer:
-        for table in (small, huge, small):
-            writer.write_table(table)
-    pq.write_table(small, "few.parquet", **how)
-    pq.write_table(pa.concat_tables([small, huge]), "beside.parquet", **how)
-    options = ["-l", 64, "--max-line-bytes", "1M"]
-    few = peak_mib("few.parquet", *options)
-    reason = f"text is longer than 1048576 bytes: {size // 100}"
-    assert peak_mib("a.parquet", *options, "--on-error", "skip") < few + 60
-    assert recover_texts("out") == ["a", "b", "a", "b"]
-    bad = json.loads(Path("out/rejected.jsonl").read_bytes())
-    assert bad["position"] == 2
-    assert reason in bad["reason"]
-    command = ["-t", "bytes", "-q", *options, "-o"]
-    for name, where in (
-        ("a.parquet", "row group 1, row 0 (row 2 of the file)"),
-        ("beside.parquet", "row group 0"),
-    ):
-        assert_error(packer("pack", name, *command, f"of {name}"), 1, f"{name}, {where}: {reason}")
-    # the rows beside such a cell cannot be read without it
-    skipped = packer("pack", "beside.parquet", *command, "skipped", "--on-error", "skip")
-    assert_error(skipped, 1, f"beside.parquet, row group 0: {reason}")
-    assert peak_mib("beside.parquet", *options, "--on-error", "skip", code=1) < few + 60
 
 
 def write_many(name: str, documents: int) -> None:
