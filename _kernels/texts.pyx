@@ -2,6 +2,7 @@
 messages of conversations: at many small dicts, with few words for each.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_Contains
@@ -50,6 +51,17 @@ cdef bint _holds(
             return True
         at = length + 1
     return False
+
+
+def copied(const uint8_t[::1] data) -> bytes:
+    """Copy bytes, while other threads go on."""
+    cdef int64_t size = data.shape[0]
+    copy = PyBytes_FromStringAndSize(NULL, size)
+    cdef char* to = PyBytes_AS_STRING(copy)
+    if size:
+        with nogil:
+            memcpy(to, &data[0], size)
+    return copy
 
 
 def find_in_texts(
@@ -124,7 +136,7 @@ def mark_trained(
     IN  spacing       a "▁" that is not in the text is put before what begins anew: 0 never;
                       1 always; 2 unless the text there begins with a space or "▁"; 3 as 2, but
                       only before the whole text
-    IN  text          uint8[bytes], text_offsets int64[n + 1]: the texts in UTF-8
+    IN  text          uint8[bytes], text_offsets int64[n + 1]: the texts, as `find_in_texts` takes them
     IN  span_offsets  int64[n + 1], span_begin and span_end int64[spans]: bytes, in order
     OUT trained       uint8[T], 1 or, where the token begins before the span, 2; what adds no byte
                       goes with the byte that follows
@@ -142,7 +154,7 @@ def mark_trained(
             span = span_offsets[i]
             last = span_offsets[i + 1]
             begin = 0
-            stop = text_offsets[i + 1] - text_offsets[i]
+            stop = text_offsets[i + 1] - 1 - text_offsets[i]
             fresh = spacing > 0
             certain[i] = 0
             for t in range(offsets[i], offsets[i + 1]):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import compress, pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ import numpy as np
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
 from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, Notify, UInt8, UInt32
+from packer_cli.records import Int64, Notify, Texts, UInt8, UInt32
 from packer_cli.tokenization.engines import Engine, engines_differ_on
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
@@ -75,12 +75,11 @@ class TrustedEngine:
         self._samples = Samples()
         self._difference: InternalError | None = None
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+    def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
         """The tokens that the reference would give. Raises InternalError when a sample differs."""
+        texts = Texts.of(texts)
         untrusted = self._characters.untrusted(texts)
-        others = set(untrusted)
-        trusted = [text for i, text in enumerate(texts) if i not in others] if others else texts
-        sample = self._samples.of(trusted)
+        sample = self._samples.of(texts, untrusted)
         if sample and differing(self._fast, self._reference, [sample]):
             self._difference = engines_differ_on(sample)
         self.confirm()
@@ -135,10 +134,13 @@ def differing(fast: Engine, reference: Engine, texts: list[str]) -> list[str]:
     ]
 
 
-def _found(texts: list[str], states: UInt8) -> UInt8:
-    """uint8[n]: the highest of `states`, uint8[0x110000], of any character of each text."""
-    flags = np.zeros(len(texts), np.uint8)
-    kernels.find_in_texts(texts, states, flags)
+def _found(texts: Sequence[str], states: UInt8) -> UInt8:
+    """uint8[n]: 1 where a text has a character above U+00FF whose state is above 0.
+
+    states  uint8[0x110000], by character
+    """
+    texts, flags = Texts.of(texts), np.zeros(len(texts), np.uint8)
+    kernels.find_in_texts(texts.data, texts.offsets, states, flags)
     return flags
 
 
@@ -191,12 +193,12 @@ class ComparedCharacters:
         self._states = np.where(_settled(), _NEW, _NEVER).astype(np.uint8)
         self._states[: len(_LATIN_1)] = _TRUSTED
 
-    def untrusted(self, texts: list[str]) -> list[int]:
+    def untrusted(self, texts: Sequence[str]) -> list[int]:
         """The numbers of texts that only the reference is to encode, ascending."""
         numbers = np.flatnonzero(_found(texts, self._states))
         if not len(numbers):
             return []
-        doubtful = [texts[i] for i in numbers]
+        doubtful = [texts[i] for i in numbers.tolist()]
         with self._lock:
             self._compare(set("".join(doubtful)))
         untrusted: list[int] = numbers[_found(doubtful, self._states) > 0].tolist()
@@ -221,9 +223,9 @@ class ComparedCharacters:
             )
 
 
-_EXCERPT_CHARACTERS = 512
+_EXCERPT_BYTES = 512
 _ALWAYS = 4  # the first so many batches have an excerpt
-_CHARACTERS_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
+_BYTES_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
 
 
 class Samples:
@@ -234,17 +236,25 @@ class Samples:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._room = _ALWAYS * _CHARACTERS_PER_EXCERPT
+        self._room = _ALWAYS * _BYTES_PER_EXCERPT
 
-    def of(self, texts: list[str]) -> str:
-        """An excerpt of this batch, or "" when it is not its turn. Which one depends on the batch
-        alone, so that runs repeat.
+    def of(self, texts: Texts, but: Sequence[int]) -> str:
+        """An excerpt of a text of this batch, none of those with the numbers `but`; "" when it is
+        not its turn. Which one depends on the batch alone, so that runs repeat.
         """
-        size = sum(map(len, texts))
+        size = len(texts.data)
         with self._lock:
             self._room += size
-            if self._room < _CHARACTERS_PER_EXCERPT:
+            if self._room < _BYTES_PER_EXCERPT:
                 return ""
-            self._room -= _CHARACTERS_PER_EXCERPT
-        begin = Random(size).randrange(max(size - _EXCERPT_CHARACTERS, 0) + 1)  # noqa: S311
-        return "".join(texts)[begin : begin + _EXCERPT_CHARACTERS]
+            self._room -= _BYTES_PER_EXCERPT
+        trusted = np.setdiff1d(np.arange(len(texts)), but)
+        if not len(trusted):
+            return ""
+        begin = Random(size).randrange(size)  # noqa: S311
+        number = int(np.searchsorted(texts.offsets, begin, "right")) - 1
+        number = int(trusted[np.searchsorted(trusted[:-1], number)])
+        first, last = texts.offsets[number], texts.offsets[number + 1] - 1
+        begin = max(first, min(begin, last - _EXCERPT_BYTES))
+        excerpt = texts.data[begin : min(begin + _EXCERPT_BYTES, last)].tobytes()
+        return excerpt.decode(errors="ignore")  # a character may be cut at either end

@@ -754,11 +754,12 @@ def find_elements(
 
 
 _strings = st.text(st.sampled_from('aé\u0100日👍"\\\n\u2028/ '), max_size=30)
+_numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 _values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), _strings),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_strings, inner, max_size=3)),
+    st.none() | st.booleans() | _numbers | _strings,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_strings, inner, max_size=3),
     max_leaves=5,
-)  # fmt: skip
+)
 _records = st.dictionaries(st.sampled_from(["text", "te", "texts", "é", 'a"b', ""]), _values)
 _odd = st.binary(min_size=1, max_size=2) | st.sampled_from(
     [b"\\ud83d", b"\\u0074", b"NaN", b"[" * 63]
@@ -766,20 +767,22 @@ _odd = st.binary(min_size=1, max_size=2) | st.sampled_from(
 
 
 @twin_of(
-    st.lists(st.tuples(_records, _strings, st.booleans(), st.booleans()), max_size=5),
+    st.lists(
+        st.tuples(_records, _strings, st.booleans(), st.sampled_from([None, 1])), max_size=5
+    ),
     st.lists(st.tuples(st.integers(0), st.integers(0), _odd, st.booleans()), max_size=2),
     st.sampled_from(["text", "é"]),
 )  # fmt: skip
 def find_texts(
-    drawn: list[tuple[dict[str, Any], str, bool, bool]],
+    drawn: list[tuple[dict[str, Any], str, bool, int | None]],
     spoiled: list[tuple[int, int, bytes, bool]],
     name: str,
 ) -> tuple[Any, Any]:
     """JSON of objects that have a text, some of them with other bytes in some place."""
     records = [
-        json.dumps({**fields, name: text}, ensure_ascii=is_ascii, indent=1 if indented else None).encode()
-        for fields, text, is_ascii, indented in drawn
-    ]  # fmt: skip
+        json.dumps({**fields, name: text}, ensure_ascii=is_ascii, indent=indent).encode()
+        for fields, text, is_ascii, indent in drawn
+    ]
     for which, place, odd, replaces in spoiled[: len(records)]:
         record = records[which % len(records)]
         at = place % len(record)
@@ -848,8 +851,9 @@ def marked(
     trained, certain = output(len(ids), np.uint8), output(len(some), np.uint8)
     texts.mark_trained(
         ids, offsets, flat(PIECES, np.uint8), ends_of(map(len, PIECES)),
-        fixed(PIECE_KINDS, np.uint8), spaces, spacing, fixed([*b"".join(some), 0], np.uint8),
-        ends_of(map(len, some)), ends_of(map(len, spans)), fixed([a for a, _ in edges]),
+        fixed(PIECE_KINDS, np.uint8), spaces, spacing,
+        fixed([*b"\xff".join([*some, b""]), 0], np.uint8), ends_of(len(one) + 1 for one in some),
+        ends_of(map(len, spans)), fixed([a for a, _ in edges]),
         fixed([b for _, b in edges]), trained, certain,
     )  # fmt: skip
     flags = [trained[a:b].tolist() for a, b in pairwise(offsets)]

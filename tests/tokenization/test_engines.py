@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support import assert_error, check_directory, contents, jsonl, packer
 from tiny_tokenizers import EOS
 
-from packer_cli.records import Int64, UInt32
+from packer_cli.records import Int64, Texts, UInt32
 from packer_cli.tokenization import engines, trust
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
@@ -381,8 +381,8 @@ def test_threads_compare_a_character_before_they_trust_it() -> None:
 
 def test_samples_are_few_and_of_every_small_run() -> None:
     samples = trust.Samples()
-    small = [samples.of(["some words"]) for _ in range(4)]
+    small = [samples.of(Texts.of(["some words", ""]), [1]) for _ in range(4)]
     assert small == ["some words"] * 4
-    large = [samples.of(["some words " * 100_000]) for _ in range(100)]
+    large = [samples.of(Texts.of(["some words " * 100_000]), []) for _ in range(100)]
     assert sum(map(len, large)) < 100 * 1_100_000 / 8192
     assert set(map(len, large)) == {0, 512}
