@@ -1,4 +1,5 @@
-"""What inputs hold, to records and tokens: the elements of JSON arrays, and columns of token ids.
+"""What inputs hold, to records and tokens: the elements of JSON arrays, texts of JSON records, and
+columns of token ids.
 
 Strings and brackets alone say where an element ends. Whether it is valid JSON, and whether its
 brackets match, is left to whoever decodes it.
@@ -11,7 +12,9 @@ nothing, and the caller looks closer, document by document.
 from libc.stdint cimport (
     int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
-from libc.string cimport memchr
+from libc.string cimport memchr, memcmp, memcpy
+
+from words cimport ONES, TOPS, trailing_zeros
 
 # what `state` holds; `initial_state` says what each means
 cdef enum:
@@ -197,3 +200,308 @@ def keep_real(
                     trained[kept] = trained[i]
                 kept += mask[i] != 0
             kept_offsets[document + 1] = kept
+
+
+cdef enum:
+    SEPARATOR = 0xFF  # no byte of UTF-8
+    DEEPEST = 63  # of values within a value, one bit each
+    HIGH_SURROGATES = 0xD800, LOW_SURROGATES = 0xDC00, AFTER_SURROGATES = 0xE000
+
+
+cdef uint8_t[256] MEANT  # the byte that one after a backslash stands for; 0: none
+for _byte in range(256):
+    MEANT[_byte] = 0
+for _byte, _meant in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t'):
+    MEANT[_byte] = _meant
+
+
+cdef inline int64_t _after_blanks(const uint8_t* data, int64_t at, int64_t end) noexcept nogil:
+    while at < end and KIND[data[at]] == BLANK:
+        at += 1
+    return at
+
+
+cdef inline int _plain_bytes(const uint8_t* data) noexcept nogil:
+    """How many of the next eight bytes are ASCII that stands for itself in a string."""
+    cdef uint64_t word, odd
+    memcpy(&word, data, 8)
+    odd = word | (word - ONES * 0x20)  # a byte above 0x7F, or below a space
+    odd |= ((word ^ ONES * c'"') - ONES) | ((word ^ ONES * c"\\") - ONES)
+    odd &= TOPS  # of the first odd byte, and maybe of others after it
+    return trailing_zeros(odd) >> 3 if odd else 8
+
+
+cdef inline int _utf8_bytes(const uint8_t* data, int64_t size) noexcept nogil:
+    """How many bytes the character takes whose first byte is above 0x7F; 0 where it is none."""
+    cdef int length, i
+    cdef uint8_t first = data[0], least = 0x80, most = 0xBF
+    if 0xC2 <= first <= 0xDF:
+        length = 2
+    elif first & 0xF0 == 0xE0:
+        length = 3
+        if first == 0xE0:
+            least = 0xA0
+        elif first == 0xED:
+            most = 0x9F  # surrogates
+    elif 0xF0 <= first <= 0xF4:
+        length = 4
+        if first == 0xF0:
+            least = 0x90
+        elif first == 0xF4:
+            most = 0x8F
+    else:
+        return 0
+    if size < length or not least <= data[1] <= most:
+        return 0
+    for i in range(2, length):
+        if data[i] & 0xC0 != 0x80:
+            return 0
+    return length
+
+
+cdef inline int64_t _code_unit(const uint8_t* data, int64_t size) noexcept nogil:
+    """The number that "\\u" and four hexadecimal digits stand for; -1 where that is not there."""
+    cdef int64_t value = 0
+    cdef int i
+    cdef uint8_t digit
+    if size < 6 or data[0] != c"\\" or data[1] != c"u":
+        return -1
+    for i in range(2, 6):
+        digit = data[i]
+        if c"0" <= digit <= c"9":
+            digit -= c"0"
+        elif c"a" <= digit | 0x20 <= c"f":
+            digit = (digit | 0x20) - c"a" + 10
+        else:
+            return -1
+        value = value << 4 | digit
+    return value
+
+
+cdef inline int _escape(const uint8_t* data, int64_t size, int64_t* code) noexcept nogil:
+    """How many bytes the escape takes that begins here, for `code`; 0 where it is not valid."""
+    cdef int64_t low
+    code[0] = _code_unit(data, size)
+    if code[0] < 0:
+        code[0] = MEANT[data[1]] if size > 1 else 0
+        return 2 if code[0] else 0
+    if not HIGH_SURROGATES <= code[0] < AFTER_SURROGATES:
+        return 6
+    low = _code_unit(data + 6, size - 6)
+    if code[0] >= LOW_SURROGATES or not LOW_SURROGATES <= low < AFTER_SURROGATES:
+        return 0
+    code[0] = 0x10000 + ((code[0] - HIGH_SURROGATES) << 10) + (low - LOW_SURROGATES)
+    return 12
+
+
+cdef inline int _put(int64_t code, uint8_t* out) noexcept nogil:
+    """Write a character in UTF-8; how many bytes it takes."""
+    cdef int i, more = (code > 0x7F) + (code > 0x7FF) + (code > 0xFFFF)
+    if not more:
+        out[0] = <uint8_t>code
+        return 1
+    for i in range(more, 0, -1):
+        out[i] = <uint8_t>(0x80 | code & 0x3F)
+        code >>= 6
+    out[0] = <uint8_t>(0xFF00 >> more + 1 | code)
+    return more + 1
+
+
+cdef int64_t _string(
+    const uint8_t* data, int64_t at, int64_t end, uint8_t* out, int64_t* written
+) noexcept nogil:
+    """The place after the string whose first byte, after its quote, is here; -1 where it is not
+    valid. Its text is written to `out`, unless that is NULL.
+    """
+    cdef int64_t size, code, used = 0
+    while at < end:
+        while at + 8 <= end:
+            if out != NULL:  # more than is plain is written anew
+                memcpy(out + used, data + at, 8)
+            size = _plain_bytes(data + at)
+            at += size
+            used += size
+            if size < 8:
+                break
+        if at >= end or data[at] == c'"':
+            break
+        code = data[at]
+        if code == c"\\":
+            size = _escape(data + at, end - at, &code)
+        elif code > 0x7F:
+            size = _utf8_bytes(data + at, end - at)
+        else:
+            size = code >= 0x20
+        if not size:
+            return -1
+        if data[at] == c"\\":
+            if out != NULL:
+                used += _put(code, out + used)
+        elif out != NULL:
+            memcpy(out + used, data + at, size)
+            used += size
+        at += size
+    written[0] = used
+    return at + 1 if at < end else -1
+
+
+cdef inline int64_t _digits(const uint8_t* data, int64_t at, int64_t end) noexcept nogil:
+    """The place after the digits that begin here; -1 where there are none."""
+    cdef int64_t begin = at
+    while at < end and c"0" <= data[at] <= c"9":
+        at += 1
+    return -1 if at == begin else at
+
+
+cdef int64_t _number(const uint8_t* data, int64_t at, int64_t end) noexcept nogil:
+    if data[at] == c"-":
+        at += 1
+    if at < end and data[at] == c"0":
+        at += 1
+    else:
+        at = _digits(data, at, end)
+    if 0 <= at < end and data[at] == c".":
+        at = _digits(data, at + 1, end)
+    if 0 <= at < end and data[at] | 0x20 == c"e":
+        at += 1
+        if at < end and (data[at] == c"+" or data[at] == c"-"):
+            at += 1
+        at = _digits(data, at, end)
+    return at
+
+
+cdef int64_t _name(const uint8_t* data, int64_t at, int64_t end) noexcept nogil:
+    """Where the value begins whose name begins here; -1 where it is not valid."""
+    cdef int64_t size
+    if at >= end or data[at] != c'"':
+        return -1
+    at = _string(data, at + 1, end, NULL, &size)
+    if at < 0:
+        return -1
+    at = _after_blanks(data, at, end)
+    if at >= end or data[at] != c":":
+        return -1
+    at = _after_blanks(data, at + 1, end)
+    return at if at < end else -1
+
+
+cdef inline bint _is_word(
+    const uint8_t* data, int64_t size, const char* word, int64_t length
+) noexcept nogil:
+    return size >= length and memcmp(data, word, length) == 0
+
+
+cdef int64_t _value(const uint8_t* data, int64_t at, int64_t end) noexcept nogil:
+    """The place after the value that begins here; -1 where it is not valid, or very deep."""
+    cdef uint64_t objects = 0  # a bit for each value that holds this one, the innermost the lowest
+    cdef int64_t size
+    cdef int depth = 0
+    cdef bint is_empty
+    while True:
+        is_empty = False
+        if data[at] == c"{" or data[at] == c"[":
+            if depth == DEEPEST:
+                return -1
+            depth += 1
+            objects = objects << 1 | (data[at] == c"{")
+            at = _after_blanks(data, at + 1, end)
+            is_empty = at < end and KIND[data[at]] == CLOSE
+            if not is_empty:
+                at = _name(data, at, end) if objects & 1 else at
+                if not 0 <= at < end:
+                    return -1
+                continue
+        elif data[at] == c'"':
+            at = _string(data, at + 1, end, NULL, &size)
+        elif _is_word(data + at, end - at, b"true", 4) or _is_word(data + at, end - at, b"null", 4):
+            at += 4
+        elif _is_word(data + at, end - at, b"false", 5):
+            at += 5
+        else:
+            at = _number(data, at, end)
+        while at >= 0 and depth:  # after a value, or in an empty one
+            at = _after_blanks(data, at, end)
+            if at >= end:
+                return -1
+            if data[at] == c"," and not is_empty:
+                at = _after_blanks(data, at + 1, end)
+                at = _name(data, at, end) if objects & 1 else at
+                break
+            if data[at] != (c"}" if objects & 1 else c"]"):
+                return -1
+            is_empty = False
+            depth -= 1
+            objects >>= 1
+            at += 1
+        if at < 0 or not depth:
+            return at
+        if at >= end:
+            return -1
+
+
+cdef int64_t _text_of(
+    const uint8_t* data, int64_t at, int64_t end, const uint8_t* name, int64_t size, uint8_t* out
+) noexcept nogil:
+    """How many bytes the text of that name has, which is written to `out`; -1 where the record is
+    not one that surely has it.
+    """
+    cdef int64_t key, written = -1
+    at = _after_blanks(data, at, end)
+    if at >= end or data[at] != c"{":
+        return -1
+    while True:
+        key = _after_blanks(data, at + 1, end)  # after the opening brace, or a comma
+        at = _name(data, key, end)
+        if at < 0 or memchr(data + key, c"\\", at - key) != NULL:  # a name in another spelling
+            return -1
+        if at - key >= size + 2 and memcmp(data + key, name, size + 2) == 0:
+            if written >= 0 or data[at] != c'"':
+                return -1
+            at = _string(data, at + 1, end, out, &written)
+        else:
+            at = _value(data, at, end)
+        if at < 0:
+            return -1
+        at = _after_blanks(data, at, end)
+        if at < end and data[at] == c"}":
+            return written if _after_blanks(data, at + 1, end) == end else -1
+        if at >= end or data[at] != c",":
+            return -1
+
+
+def find_texts(
+    const uint8_t[::1] data, const int64_t[::1] begins, const int64_t[::1] ends,
+    const uint8_t[::1] name, uint8_t[::1] out, int64_t[::1] offsets,
+) -> int:
+    """Find the text of each JSON object, the value of one field. Returns how many were found: all,
+    or those before the first object that is odd. What is found is right, and what is odd may
+    still be valid: a name with an escape, or twice; values within more than 63 others.
+
+    IN  data     uint8[B]; object i is data[begins[i] : ends[i]]
+    IN  name     uint8[k + 2], the field's in its quotes, in UTF-8, without anything to escape
+    OUT out      uint8, at least the objects' bytes: the texts in UTF-8, each with a byte 0xFF after
+    OUT offsets  int64[n + 1]: text i is out[offsets[i] : offsets[i + 1] - 1]
+    """
+    cdef int64_t i, size, used = 0, n = begins.shape[0], room = 0
+    if ends.shape[0] != n or offsets.shape[0] != n + 1 or name.shape[0] < 2:
+        raise ValueError(f"{n} begins, {ends.shape[0]} ends, {offsets.shape[0]} offsets")
+    for i in range(n):
+        if not 0 <= begins[i] <= ends[i] <= data.shape[0]:
+            raise ValueError(f"object {i} is at {begins[i]}..{ends[i]} of {data.shape[0]}")
+        room += ends[i] - begins[i]
+    if out.shape[0] < room:
+        raise ValueError(f"{out.shape[0]} bytes for {room}")
+    offsets[0] = 0
+    if room == 0:
+        return 0
+    with nogil:
+        for i in range(n):
+            size = _text_of(&data[0], begins[i], ends[i], &name[0], name.shape[0] - 2, &out[used])
+            if size < 0:
+                break
+            out[used + size] = SEPARATOR
+            used += size + 1
+            offsets[i + 1] = used
+        else:
+            i = n
+    return i

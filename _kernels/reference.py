@@ -6,6 +6,7 @@ into arrays that the caller allocated.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from itertools import pairwise
@@ -576,6 +577,48 @@ def find_elements(data):
         if depth == 0:
             return found, at
     return found, None
+
+
+def find_texts(records, name):
+    """The texts of the records before the first that is odd."""
+    texts = []
+    for record in records:
+        text = _text_of(record, name)
+        if text is None:
+            break
+        texts.append(text)
+    return texts
+
+
+def _text_of(record, name):
+    """What the name stands for in a JSON object, in UTF-8; None where that is not certain."""
+    try:
+        source = record.decode().strip(" \t\r\n")
+        record = json.loads(source, object_pairs_hook=_Pairs, parse_constant=int)
+        json.dumps(record, ensure_ascii=False).encode()  # raises for lone surrogates
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, _Pairs) or _depth(record) > 64:
+        return None
+    decoder, at, written = json.JSONDecoder(), 1, []
+    for _ in record:
+        at = source.index('"', at)
+        own, end = decoder.raw_decode(source, at)
+        if "\\" in source[at:end]:
+            return None
+        at = re.compile(r"\s*:\s*").match(source, end).end()
+        value, at = decoder.raw_decode(source, at)
+        written += [value] if own == name else []
+    return written[0].encode() if [*map(type, written)] == [str] else None
+
+
+class _Pairs(list):
+    """An object's names and values."""
+
+
+def _depth(value):
+    inner = [one for _, one in value] if isinstance(value, _Pairs) else value
+    return 1 + max(map(_depth, inner), default=0) if isinstance(value, list) else 0
 
 
 def costliest_first(costs, size):

@@ -2,83 +2,86 @@
 messages of conversations: at many small dicts, with few words for each.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.dict cimport PyDict_Next
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_Contains
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
-from libc.string cimport memcmp
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from words cimport TOPS, trailing_zeros
 
 cdef extern from "Python.h":
-    int PyUnicode_KIND(object)
-    void* PyUnicode_DATA(object)
     Py_ssize_t PyUnicode_GET_LENGTH(object)
     Py_UCS4 PyUnicode_READ_CHAR(object text, Py_ssize_t index)
     bint Py_UNICODE_ISSPACE(Py_UCS4 character)
-    int PyUnicode_1BYTE_KIND
-    int PyUnicode_2BYTE_KIND
 
 cdef str THOUGHT = "</think>"
 cdef tuple REASONING = ("reasoning_content", "thinking", "reasoning")
 
-ctypedef fused Unit:  # of a string in memory
-    uint16_t
-    uint32_t
-
 cdef enum:
-    AT_A_TIME = 64  # characters looked at without a branch
-    LATIN = 0x100
+    LATIN = 0xC4  # the first byte of U+0100
 
 
-cdef bint _holds(const Unit* text, int64_t size, const uint8_t* marked) noexcept nogil:
-    cdef int64_t at, begin, end = 0
-    cdef Unit united
-    cdef uint8_t found
-    while end < size:
-        begin, end = end, min(end + AT_A_TIME, size)
-        united = 0
-        for at in range(begin, end):  # by the compiler many at once; most are below in most texts
-            united |= text[at]
-        if united < LATIN:
+cdef bint _holds(
+    const uint8_t* text, int64_t size, const uint8_t* marked
+) noexcept nogil:
+    cdef int64_t at = 0, length
+    cdef uint64_t word
+    cdef uint32_t code
+    while at < size:
+        while at + 8 <= size:
+            memcpy(&word, text + at, 8)
+            if word & TOPS:
+                at += trailing_zeros(word & TOPS) >> 3
+                break
+            at += 8
+        if at >= size:
+            break
+        if text[at] < LATIN:
+            at += 1 + (text[at] > 0x7F)
             continue
-        found, at = 0, begin
-        while at + 4 <= end:  # four loads wait for each other less than one after the other
-            found |= (
-                marked[text[at]] | marked[text[at + 1]] | marked[text[at + 2]] | marked[text[at + 3]]
-            )
-            at += 4
-        while at < end:
-            found |= marked[text[at]]
-            at += 1
-        if found:
+        length = 2 + (text[at] >= 0xE0) + (text[at] >= 0xF0)
+        if at + length > size:  # no UTF-8
+            break
+        code = text[at] & 0xFF >> length + 1
+        for length in range(at + 1, at + length):
+            code = code << 6 | text[length] & 0x3F
+        if marked[code]:
             return True
+        at = length + 1
     return False
 
 
-def find_in_texts(list texts, const uint8_t[::1] marked, uint8_t[::1] found):
+def copied(const uint8_t[::1] data) -> bytes:
+    """Copy bytes, while other threads go on."""
+    cdef int64_t size = data.shape[0]
+    copy = PyBytes_FromStringAndSize(NULL, size)
+    cdef char* to = PyBytes_AS_STRING(copy)
+    if size:
+        with nogil:
+            memcpy(to, &data[0], size)
+    return copy
+
+
+def find_in_texts(
+    const uint8_t[::1] data, const int64_t[::1] offsets, const uint8_t[::1] marked,
+    uint8_t[::1] found,
+):
     """Find the texts with a marked character. Those below U+0100 are not looked at.
 
-    IN  texts   n strings
+    IN  data    uint8[B], n texts in UTF-8: text i is data[offsets[i] : offsets[i + 1] - 1]
     IN  marked  uint8[0x110000], above 0 for every character that is; may change meanwhile
     OUT found   uint8[n]: 0 or 1
     """
-    cdef int64_t i, size
-    cdef int kind
-    cdef void* data
-    cdef bint holds
-    for i in range(len(texts)):
-        text = <str?> texts[i]
-        kind = PyUnicode_KIND(text)
-        size = PyUnicode_GET_LENGTH(text)
-        if kind == PyUnicode_1BYTE_KIND:
-            found[i] = 0
-            continue
-        data = PyUnicode_DATA(text)
-        with nogil:  # `texts` keeps it
-            if kind == PyUnicode_2BYTE_KIND:
-                holds = _holds(<const uint16_t*> data, size, &marked[0])
-            else:
-                holds = _holds(<const uint32_t*> data, size, &marked[0])
-        found[i] = holds
+    cdef int64_t i
+    if offsets.shape[0] != found.shape[0] + 1 or offsets[found.shape[0]] > data.shape[0]:
+        raise ValueError(f"{offsets.shape[0]} offsets of {data.shape[0]} bytes")
+    if not found.shape[0]:
+        return
+    with nogil:
+        for i in range(found.shape[0]):
+            found[i] = _holds(&data[0] + offsets[i], offsets[i + 1] - 1 - offsets[i], &marked[0])
 
 
 # As in packer_cli/tokenization/tokenizer.py.
@@ -133,7 +136,7 @@ def mark_trained(
     IN  spacing       a "▁" that is not in the text is put before what begins anew: 0 never;
                       1 always; 2 unless the text there begins with a space or "▁"; 3 as 2, but
                       only before the whole text
-    IN  text          uint8[bytes], text_offsets int64[n + 1]: the texts in UTF-8
+    IN  text          uint8[bytes], text_offsets int64[n + 1]: the texts, as `find_in_texts` takes them
     IN  span_offsets  int64[n + 1], span_begin and span_end int64[spans]: bytes, in order
     OUT trained       uint8[T], 1 or, where the token begins before the span, 2; what adds no byte
                       goes with the byte that follows
@@ -151,7 +154,7 @@ def mark_trained(
             span = span_offsets[i]
             last = span_offsets[i + 1]
             begin = 0
-            stop = text_offsets[i + 1] - text_offsets[i]
+            stop = text_offsets[i + 1] - 1 - text_offsets[i]
             fresh = spacing > 0
             certain[i] = 0
             for t in range(offsets[i], offsets[i + 1]):

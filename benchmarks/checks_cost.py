@@ -20,6 +20,7 @@ from measuring import report, skip
 from settings import Settings, from_environment
 
 from packer_cli.inputs.byte_streams import BLOCK_BYTES
+from packer_cli.records import Texts
 from packer_cli.tokenization.locate import TokenizerFiles, locate
 from packer_cli.tokenization.tokenizer import Tokenizer, load_tokenizer
 from packer_cli.tokenization.trust import TrustedEngine, differing
@@ -30,7 +31,7 @@ CORPORA = {"code and English": inputs.SOURCES[:2], "a hundred languages": inputs
 ENCODING, CHECKS, COMPARING = "encoding", "checks", "comparing"
 
 
-def _batches(settings: Settings, sources: tuple[str, ...]) -> Iterator[list[str]]:
+def _batches(settings: Settings, sources: tuple[str, ...]) -> Iterator[Texts]:
     """As `packer pack` reads them, of all files in turn."""
     decode = msgspec.json.Decoder().decode
     files = [path for path in inputs.tenfold(settings) if path.stem in sources]
@@ -39,19 +40,18 @@ def _batches(settings: Settings, sources: tuple[str, ...]) -> Iterator[list[str]
         with open(path, "rb") as source:
             while left > 0 and (lines := source.readlines(BLOCK_BYTES)):
                 left -= sum(map(len, lines))
-                yield [decode(line)["text"] for line in lines]
+                yield Texts.of([decode(line)["text"] for line in lines])
 
 
-def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> dict[str, float]:
+def _measure(batches: Iterator[Texts], tokenizer: Tokenizer) -> dict[str, float]:
     """CPU seconds of each, the bytes encoded, and the characters compared."""
     found: defaultdict[str, float] = defaultdict(float)
     assert isinstance(tokenizer.engine, TrustedEngine)
     checks = tokenizer.engine  # its parts are timed one by one
     fast, reference = checks._fast, checks._reference
 
-    def check(batch: list[str]) -> None:
-        checks.untrusted(batch)
-        if sample := checks.sample(batch):
+    def check(batch: Texts) -> None:
+        if sample := checks.sample(batch, checks.untrusted(batch)):
             differing(fast, reference, [sample])
 
     def timed(name: str, work: Callable[..., object], *arguments: Any) -> None:
@@ -70,7 +70,7 @@ def _measure(batches: Iterator[list[str]], tokenizer: Tokenizer) -> dict[str, fl
     return found
 
 
-def _report(name: str, files: TokenizerFiles, batches: Iterator[list[str]]) -> None:
+def _report(name: str, files: TokenizerFiles, batches: Iterator[Texts]) -> None:
     found = _measure(batches, load_tokenizer(files, backend="gigatoken"))
     share = found[CHECKS] / found[ENCODING]
     report(

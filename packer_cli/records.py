@@ -6,9 +6,9 @@ InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -234,6 +234,47 @@ class LeftOut(NamedTuple):
     text: str
 
 
+class Texts(Sequence[str]):
+    """Texts in UTF-8, end to end, as kernels and the fast engine take them: none of them is a str
+    before it is asked for.
+
+    data     uint8[B], the texts, each with a byte 0xFF after it, which no UTF-8 has
+    offsets  int64[n + 1]: text i is data[offsets[i] : offsets[i + 1] - 1]
+    """
+
+    def __init__(self, data: UInt8, offsets: Int64) -> None:
+        self.data, self.offsets = data, offsets
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Texts:
+        """The texts themselves, or a copy of them. Raises UnicodeError for a lone surrogate."""
+        if isinstance(texts, Texts):
+            return texts
+        encoded = [text.encode() for text in texts]
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(one) + 1 for one in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"\xff".join([*encoded, b""]), np.uint8), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        begin, end = self.offsets[index], self.offsets[index + 1] - 1
+        return self.data[begin:end].tobytes().decode()
+
+    def clear(self) -> None:
+        """Let go of the texts."""
+        self.data, self.offsets = self.data[:0].copy(), np.zeros(1, np.int64)
+
+
 class LookedAt(NamedTuple):
     """What a sample of records holds: how many they are, their characters, and those of texts that
     nothing uses, by field.
@@ -271,7 +312,7 @@ class Records:
     """
 
     positions: Int64
-    texts: list[str] | None = None
+    texts: list[str] | Texts | None = None
     tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
     spans: Spans | None = None
     turns: tuple[int, int] = (0, 0)
@@ -298,7 +339,7 @@ class Records:
     def take(self, wanted: Int64) -> Records:
         """The records of the given indices, ascending, without the bad ones."""
 
-        def of(values: list[Any] | None) -> list[Any] | None:
+        def of(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[i] for i in wanted.tolist()]
 
         tokens = None

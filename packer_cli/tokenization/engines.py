@@ -10,21 +10,22 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from packer_cli._kernels.texts import copied
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, UInt32
+from packer_cli.records import Int64, Texts, UInt8, UInt32
 from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
 _REFERENCE_BATCH_CHARACTERS = 4 << 20
-# 2 MiB of UTF-8 at most: what gigatoken 0.10 encodes as one chunk.
-_FAST_BATCH_CHARACTERS = 1 << 19
+_FAST_BATCH_BYTES = 1 << 20  # gigatoken 0.10 encodes up to 2 MiB as one chunk
 
 # Texts that show what the post-processor adds: a small vocabulary may have no token for some.
 _PROBES = ("a b", "".join(map(chr, range(0xD800))))
@@ -46,7 +47,7 @@ def engines_differ_on(text: str) -> InternalError:
 class Engine(Protocol):
     """What encodes texts."""
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+    def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
         """(ids uint32[T], offsets int64[n + 1]) of n texts, without special tokens added."""
 
 
@@ -55,10 +56,12 @@ class BytesEngine:
 
     EOS, PAD, VOCAB_SIZE = 256, 257, 258
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        encoded = [text.encode() for text in texts]
-        ids = np.frombuffer(b"".join(encoded), np.uint8).astype(np.uint32)
-        return ids, offsets_of([*map(len, encoded)])
+    def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
+        texts = Texts.of(texts)
+        ends = texts.offsets[1:] - 1
+        return np.delete(texts.data, ends).astype(np.uint32), texts.offsets - np.arange(
+            len(ends) + 1
+        )
 
 
 class ReferenceEngine:
@@ -89,10 +92,10 @@ class ReferenceEngine:
         self._post_processor = self.tokenizer.post_processor
         self.tokenizer.post_processor = ByteLevel(trim_offsets=False)
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+    def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
         return self.places(texts, placed=False)[:2]
 
-    def places(self, texts: list[str], *, placed: bool = True) -> tuple[UInt32, Int64, Int64]:
+    def places(self, texts: Sequence[str], *, placed: bool = True) -> tuple[UInt32, Int64, Int64]:
         """Encode, with the characters first..end that each token stands for, int64[T, 2]; none
         where not `placed`, which is faster.
         """
@@ -200,22 +203,28 @@ class FastEngine:
                 raise
             raise ValueError(f"gigatoken cannot load this tokenizer: {error}") from error
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        parts = [self._encode(batch) for batch in _batches(texts, _FAST_BATCH_CHARACTERS)]
-        if len(parts) == 1:
-            return parts[0]
-        ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty(0, np.uint32)
-        lengths = [np.diff(offsets) for _, offsets in parts]
-        return ids, offsets_of(np.concatenate(lengths) if parts else [])
+    def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
+        texts = Texts.of(texts)
+        lengths = np.zeros(len(texts), np.int64)
+        parts, first, offsets = [np.empty(0, np.uint32)], 0, texts.offsets
+        while first < len(texts):
+            end = int(np.searchsorted(offsets, offsets[first] + _FAST_BATCH_BYTES, "right")) - 1
+            end = max(end, first + 1)
+            ids, counts = self._encode(texts.data[offsets[first] : offsets[end]])
+            # it passes over texts without a byte
+            lengths[first:end][np.diff(offsets[first : end + 1]) > 1] = counts
+            parts.append(ids)
+            first = end
+        return parts[1] if len(parts) == 2 else np.concatenate(parts), offsets_of(lengths)
 
-    def _encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        characters = sum(map(len, texts))
+    def _encode(self, data: UInt8) -> tuple[UInt32, Int64]:
+        """(ids uint32[T], how many of them each text has that is not empty)."""
         # "parallel" for what is at most one of the library's chunks means: on this thread, with
         # whichever of its workers is free. Else all threads would queue for its one serial worker.
-        parallel = characters <= _FAST_BATCH_CHARACTERS
-        backend = self._loaded(characters)
+        parallel = len(data) <= _FAST_BATCH_BYTES
+        backend = self._loaded(len(data))
         try:
-            result = backend.encode_batch(texts, parallel=parallel)
+            result = backend.encode_batch(_as_source(backend, data), parallel=parallel)
         except BaseException as error:
             if not is_of_library(error):
                 raise
@@ -224,17 +233,17 @@ class FastEngine:
                 "run again with --tokenizer-backend tokenizers, and please report it",
             ) from error
         if isinstance(result, list):  # without awkward: views of one flat array
-            flat = result[0].base
+            flat = result[0].base if result else None
             if flat is None or flat.size != sum(map(len, result)):
-                flat = np.concatenate(result)
-            return flat, offsets_of([*map(len, result)])
+                flat = np.concatenate([np.empty(0, np.uint32), *result])
+            return flat, np.array([*map(len, result)], np.int64)
         layout = result.layout
-        return layout.content.data, np.asarray(layout.offsets.data, np.int64)
+        return layout.content.data, np.diff(layout.offsets.data)
 
-    def _loaded(self, characters: int) -> Any:
-        """The library's object, to encode so many characters; a new one when it has grown."""
+    def _loaded(self, size: int) -> Any:
+        """The library's object, to encode so many bytes; a new one when it has grown."""
         with self._lock:
-            if self._backend is None or self._growth.is_too_much(characters):
+            if self._backend is None or self._growth.is_too_much(size):
                 self._backend = None  # gone, but for threads that still use it, before the next
                 self._backend = self._load()
                 self._growth = _Growth()
@@ -244,7 +253,7 @@ class FastEngine:
 class _Growth:
     """Memory that an engine has added to this process since it was loaded."""
 
-    # Characters after which windows and buffers have the size that they keep
+    # Bytes of text after which windows and buffers have the size that they keep
     SETTLED = 1 << 26
     MOST_BYTES = 128 << 20  # for each thread that uses the engine
     LOOK_AFTER = 1 << 22
@@ -256,10 +265,10 @@ class _Growth:
         self._looks = deque[int](maxlen=self.LOOKS)
         self._settled: int | None = None
 
-    def is_too_much(self, characters: int) -> bool:
-        """True where it is, now that this thread encodes so many more."""
+    def is_too_much(self, size: int) -> bool:
+        """True where it is, now that this thread encodes so many more bytes."""
         self._threads.add(threading.get_ident())
-        self._used += characters
+        self._used += size
         if self._used < self._next_look:
             return False
         self._next_look = self._used + self.LOOK_AFTER
@@ -271,13 +280,23 @@ class _Growth:
         return min(self._looks) > self._settled + self.MOST_BYTES * len(self._threads)
 
 
+def _as_source(backend: Any, data: UInt8) -> Any:
+    """Texts, each with 0xFF after it, in the form of which gigatoken's object makes least work."""
+    from gigatoken.gigatoken_rs import BytesSource, SentencePieceTokenizer  # noqa: PLC0415
+
+    copy = copied(data)
+    if isinstance(backend, SentencePieceTokenizer):  # its separators are UTF-8
+        return [text for text in copy.split(b"\xff") if text]
+    return BytesSource(copy, b"\xff")
+
+
 def resident() -> int:
     """Bytes of memory that this process has."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _batches(texts: list[str], characters: int) -> list[list[str]]:
+def _batches(texts: Sequence[str], characters: int) -> list[list[str]]:
     """Runs of at most so many characters; a longer text is a batch of its own."""
     batches: list[list[str]] = []
     room = 0

@@ -64,10 +64,10 @@ class FillInMiddle(NamedTuple):
         return list(zip(self.tokens, (beginning, end, middle), strict=True))
 
     def rearranged(self, records: Records, specials: Specials) -> tuple[Records, int]:
-        """The records with some of their texts rearranged, in the same list, and how many. The
-        tokens written into them are no special tokens of their own content.
+        """The records with some of their texts rearranged, and how many. The tokens written into
+        them are no special tokens of their own content.
         """
-        texts, controls = records.texts or [], dict(records.controls or {})
+        texts, controls = [*(records.texts or ())], dict(records.controls or {})
         ours, number = self._among(specials), 0
         for i, text in enumerate(texts):
             if (parts := self.parts(text, specials)) is None:
@@ -75,7 +75,7 @@ class FillInMiddle(NamedTuple):
             texts[i], number = "".join(token + after for token, after in parts), number + 1
             if i in controls:
                 controls[i] = _places(parts, ours)
-        return replace(records, controls=controls or None), number
+        return replace(records, texts=texts, controls=controls or None), number
 
     def written(self, specials: Specials) -> int:
         """The number of special tokens that are written into each text that is rearranged."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from packer_cli._kernels import filling
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, Notify, Spans, UInt8, UInt32
+from packer_cli.records import Int64, Notify, Spans, Texts, UInt8, UInt32
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import (
     BytesEngine,
@@ -109,7 +109,7 @@ class Tokenizer:
         return OrdinaryTextEngine(files.json, Specials(files.specials)) if files else None
 
     def encode(
-        self, texts: list[str], spans: Spans | None = None,
+        self, texts: Sequence[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
     ) -> Tokens:  # fmt: skip
         """Encode documents with the special tokens around the documents; all that is trained is 1,
@@ -136,7 +136,7 @@ class Tokenizer:
         )
 
     def encode_bare(
-        self, texts: list[str], spans: Spans | None = None,
+        self, texts: Sequence[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
     ) -> Tokens:  # fmt: skip
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
@@ -146,7 +146,7 @@ class Tokenizer:
         texts, the characters where special tokens are; others in those texts are just text. Raises
         InternalError when an earlier sample of the engine differed from the reference.
         """
-        trained: UInt8 | None = None
+        texts, trained = Texts.of(texts), None
         if spans is not None and isinstance(self.engine, ReferenceEngine):
             ids, offsets, places = self.engine.places(texts)
             parts = [_by_places(places[offsets[i] : offsets[i + 1]], text, spans, i)
@@ -439,7 +439,7 @@ def _parts(part: Any) -> list[dict[str, Any]]:
 
 def mark_trained(
     known: TokenBytes,
-    texts: list[str],
+    texts: Texts,
     ids: UInt32,
     offsets: Int64,
     spans: Spans,
@@ -448,12 +448,9 @@ def mark_trained(
     """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that."""
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
     if len(known.kinds):
-        encoded = [text.encode() for text in texts]  # in UTF-8, end to end
-        text = np.frombuffer(b"".join(encoded) or b"\0", np.uint8)
-        text_offsets = offsets_of([*map(len, encoded)])
         kernels.mark_trained(
             ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
-            text, text_offsets, spans.offsets, spans.begin, spans.end, trained, certain,
+            texts.data, texts.offsets, spans.offsets, spans.begin, spans.end, trained, certain,
         )  # fmt: skip
     for i in np.flatnonzero(certain == 0).tolist():
         if exact is None:

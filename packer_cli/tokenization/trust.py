@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import compress, pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ import numpy as np
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
 from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, Notify, UInt8, UInt32
+from packer_cli.records import Int64, Notify, Texts, UInt8, UInt32
 from packer_cli.tokenization.engines import Engine, engines_differ_on
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
@@ -53,9 +53,9 @@ BATTERY = [
 
 _TRUSTED, _NEW, _NEVER = 0, 1, 2
 _AT_A_TIME = 64  # new characters in one text: most groups have none that differs
-_EXCERPT_CHARACTERS = 512
+_EXCERPT_BYTES = 512
 _ALWAYS = 4  # the first so many batches have an excerpt
-_CHARACTERS_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
+_BYTES_PER_EXCERPT = 8 << 20  # later: the reference is a hundred times slower
 
 
 class TrustedEngine:
@@ -83,15 +83,14 @@ class TrustedEngine:
         self._states = np.where(_settled(), _NEW, _NEVER).astype(np.uint8)
         self._states[: len(_LATIN_1)] = _TRUSTED
         self._told = False
-        self._room = _ALWAYS * _CHARACTERS_PER_EXCERPT
+        self._room = _ALWAYS * _BYTES_PER_EXCERPT
         self._difference: InternalError | None = None
 
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
+    def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
         """The tokens that the reference would give. Raises InternalError when a sample differs."""
+        texts = Texts.of(texts)
         untrusted = self.untrusted(texts)
-        others = set(untrusted)
-        trusted = [text for i, text in enumerate(texts) if i not in others] if others else texts
-        sample = self.sample(trusted)
+        sample = self.sample(texts, untrusted)
         if sample and differing(self._fast, self._reference, [sample]):
             self._difference = engines_differ_on(sample)
         self.confirm()
@@ -112,12 +111,12 @@ class TrustedEngine:
         if self._difference is not None:
             raise self._difference
 
-    def untrusted(self, texts: list[str]) -> list[int]:
+    def untrusted(self, texts: Sequence[str]) -> list[int]:
         """The numbers of texts that only the reference is to encode, ascending."""
         numbers = np.flatnonzero(_found(texts, self._states))
         if not len(numbers):
             return []
-        doubtful = [texts[i] for i in numbers]
+        doubtful = [texts[i] for i in numbers.tolist()]
         with self._lock:
             self._compare(set("".join(doubtful)))
         untrusted: list[int] = numbers[_found(doubtful, self._states) > 0].tolist()
@@ -129,7 +128,10 @@ class TrustedEngine:
         if not new:
             return
         groups = ["".join(new[i : i + _AT_A_TIME]) for i in range(0, len(new), _AT_A_TIME)]
-        never = self._differing(*"".join(self._differing(*groups)))
+        differing = self._differing(*groups)
+        alone = self._differing(*"".join(differing))
+        # and of groups none of which differs alone, all
+        never = [*alone, *"".join(one for one in differing if not {*one} & {*alone})]
         for one in new:
             self._states[ord(one)] = _NEVER if one in never else _TRUSTED
         if never and not self._told:
@@ -145,19 +147,27 @@ class TrustedEngine:
         shown = {in_contexts(group): group for group in groups}
         return [shown[text] for text in differing(self._fast, self._reference, [*shown])]
 
-    def sample(self, texts: list[str]) -> str:
-        """An excerpt of a batch for comparison, or "" when it is not its turn: each has one at
-        first, later as many as cost little. Which one depends on the batch alone, so that runs
-        repeat.
+    def sample(self, texts: Texts, but: Sequence[int]) -> str:
+        """An excerpt of a text of a batch for comparison, none of those with the numbers `but`; ""
+        when it is not its turn: each batch has one at first, later as many as cost little. Which
+        one depends on the batch alone, so that runs repeat.
         """
-        size = sum(map(len, texts))
+        size = len(texts.data)
         with self._lock:
             self._room += size
-            if self._room < _CHARACTERS_PER_EXCERPT:
+            if self._room < _BYTES_PER_EXCERPT:
                 return ""
-            self._room -= _CHARACTERS_PER_EXCERPT
-        begin = Random(size).randrange(max(size - _EXCERPT_CHARACTERS, 0) + 1)  # noqa: S311
-        return "".join(texts)[begin : begin + _EXCERPT_CHARACTERS]
+            self._room -= _BYTES_PER_EXCERPT
+        trusted = np.setdiff1d(np.arange(len(texts)), but)
+        if not len(trusted):
+            return ""
+        begin = Random(size).randrange(size)  # noqa: S311
+        number = int(np.searchsorted(texts.offsets, begin, "right")) - 1
+        number = int(trusted[np.searchsorted(trusted[:-1], number)])
+        first, last = texts.offsets[number], texts.offsets[number + 1] - 1
+        begin = max(first, min(begin, last - _EXCERPT_BYTES))
+        excerpt = texts.data[begin : min(begin + _EXCERPT_BYTES, last)].tobytes()
+        return excerpt.decode(errors="ignore")  # a character may be cut at either end
 
 
 def _difference_at_start(
@@ -193,10 +203,13 @@ def differing(fast: Engine, reference: Engine, texts: list[str]) -> list[str]:
     ]
 
 
-def _found(texts: list[str], states: UInt8) -> UInt8:
-    """uint8[n]: the highest of `states`, uint8[0x110000], of any character of each text."""
-    flags = np.zeros(len(texts), np.uint8)
-    kernels.find_in_texts(texts, states, flags)
+def _found(texts: Sequence[str], states: UInt8) -> UInt8:
+    """uint8[n]: 1 where a text has a character above U+00FF whose state is above 0.
+
+    states  uint8[0x110000], by character
+    """
+    texts, flags = Texts.of(texts), np.zeros(len(texts), np.uint8)
+    kernels.find_in_texts(texts.data, texts.offsets, states, flags)
     return flags
 
 

@@ -7,6 +7,7 @@ read-only; outputs lie between margins that must stay as they were.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable
 from itertools import pairwise
@@ -752,6 +753,54 @@ def find_elements(
 # Texts
 
 
+_strings = st.text(st.sampled_from('aé\u0100日👍"\\\n\u2028/ '), max_size=30)
+_numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+_values = st.recursive(
+    st.none() | st.booleans() | _numbers | _strings,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_strings, inner, max_size=3),
+    max_leaves=5,
+)
+_records = st.dictionaries(st.sampled_from(["text", "te", "texts", "é", 'a"b', ""]), _values)
+_odd = st.binary(min_size=1, max_size=2) | st.sampled_from(
+    [b"\\ud83d", b"\\u0074", b"NaN", b"[" * 63]
+)
+
+
+@twin_of(
+    st.lists(
+        st.tuples(_records, _strings, st.booleans(), st.sampled_from([None, 1])), max_size=5
+    ),
+    st.lists(st.tuples(st.integers(0), st.integers(0), _odd, st.booleans()), max_size=2),
+    st.sampled_from(["text", "é"]),
+)  # fmt: skip
+def find_texts(
+    drawn: list[tuple[dict[str, Any], str, bool, int | None]],
+    spoiled: list[tuple[int, int, bytes, bool]],
+    name: str,
+) -> tuple[Any, Any]:
+    """JSON of objects that have a text, some of them with other bytes in some place."""
+    records = [
+        json.dumps({**fields, name: text}, ensure_ascii=is_ascii, indent=indent).encode()
+        for fields, text, is_ascii, indent in drawn
+    ]
+    for which, place, odd, replaces in spoiled[: len(records)]:
+        record = records[which % len(records)]
+        at = place % len(record)
+        records[which % len(records)] = record[:at] + odd + record[at + replaces * len(odd) :]
+    data = fixed([*b"\n".join(records)], np.uint8)
+    begins, ends = (
+        ends_of(len(one) + 1 for one in records)[:-1],
+        ends_of(len(one) + 1 for one in records)[1:] - 1,
+    )
+    out, offsets = output(len(data), np.uint8), np.zeros(len(records) + 1, np.int64)
+    count = inputs.find_texts(
+        data, begins, ends, fixed([*f'"{name}"'.encode()], np.uint8), out, offsets
+    )
+    found = [bytes(out[a : b - 1]) for a, b in pairwise(offsets[: count + 1].tolist())]
+    assert all(out[b - 1] == 0xFF for b in offsets[1 : count + 1])
+    return found, reference.find_texts(records, name)
+
+
 @twin_of(
     st.lists(st.text(st.sampled_from("aé\u0100Ж日👍\U0010ffff"), max_size=9), max_size=5),
     st.sets(st.sampled_from([0x100, 0x416, 0x65E5, 0x1F44D, 0x10FFFF])),
@@ -764,7 +813,9 @@ def find_in_texts(
     marked = np.zeros(0x110000, np.uint8)
     marked[sorted(wanted)] = mark
     found = output(len(some), np.uint8)
-    texts.find_in_texts(some, fixed(marked, np.uint8), found)
+    encoded = [text.encode() + b"\xff" for text in some]
+    data, offsets = fixed([*b"".join(encoded)], np.uint8), ends_of(map(len, encoded))
+    texts.find_in_texts(data, offsets, fixed(marked, np.uint8), found)
     return found.tolist(), reference.find_in_texts(some, wanted)
 
 
@@ -800,8 +851,9 @@ def marked(
     trained, certain = output(len(ids), np.uint8), output(len(some), np.uint8)
     texts.mark_trained(
         ids, offsets, flat(PIECES, np.uint8), ends_of(map(len, PIECES)),
-        fixed(PIECE_KINDS, np.uint8), spaces, spacing, fixed([*b"".join(some), 0], np.uint8),
-        ends_of(map(len, some)), ends_of(map(len, spans)), fixed([a for a, _ in edges]),
+        fixed(PIECE_KINDS, np.uint8), spaces, spacing,
+        fixed([*b"\xff".join([*some, b""]), 0], np.uint8), ends_of(len(one) + 1 for one in some),
+        ends_of(map(len, spans)), fixed([a for a, _ in edges]),
         fixed([b for _, b in edges]), trained, certain,
     )  # fmt: skip
     flags = [trained[a:b].tolist() for a, b in pairwise(offsets)]

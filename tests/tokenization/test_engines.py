@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support import assert_error, check_directory, contents, jsonl, packer
 from tiny_tokenizers import EOS
 
-from packer_cli.records import Int64, UInt32
+from packer_cli.records import Int64, Texts, UInt32
 from packer_cli.tokenization import engines
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
@@ -372,6 +372,17 @@ def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
     assert shown == []  # once is enough
 
 
+def test_characters_that_differ_only_together_are_not_trusted() -> None:
+    content = as_json(tiny.byte_level())
+
+    class DiffersOnBoth(FastEngine):
+        def encode(self, texts: Sequence[str]) -> tuple[UInt32, Int64]:
+            return super().encode(["p" if {*"\u03d5\u03d6"} <= {*one} else one for one in texts])
+
+    known = TrustedEngine(DiffersOnBoth(content), ReferenceEngine(content), [], [], str)
+    assert known.untrusted(["\u03d5 and \u03d6", "plain", "\u03d6", "\u03d7"]) == [0, 2, 3]
+
+
 def test_threads_compare_a_character_before_they_trust_it() -> None:
     content = as_json(tiny.byte_level())
     fast, reference = DiffersOnPhi(content), ReferenceEngine(content)
@@ -383,8 +394,8 @@ def test_threads_compare_a_character_before_they_trust_it() -> None:
 
 def test_samples_are_few_and_of_every_small_run() -> None:
     trusted = TrustedEngine(*both_engines(tiny.byte_level), [], [], pytest.fail)
-    small = [trusted.sample(["some words"]) for _ in range(4)]
+    small = [trusted.sample(Texts.of(["some words", ""]), [1]) for _ in range(4)]
     assert small == ["some words"] * 4
-    large = [trusted.sample(["some words " * 100_000]) for _ in range(100)]
+    large = [trusted.sample(Texts.of(["some words " * 100_000]), []) for _ in range(100)]
     assert sum(map(len, large)) < 100 * 1_100_000 / 8192
     assert set(map(len, large)) == {0, 512}

@@ -20,7 +20,7 @@ import pytest
 import tiny_tokenizers as tiny
 from chats import assistant, chat, chat_tokenizer, pack_marked, user
 
-from packer_cli.records import Int64, Spans, UInt32
+from packer_cli.records import Int64, Spans, Texts, UInt32
 from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.tokenizer import mark_trained, token_bytes
 
@@ -181,7 +181,7 @@ def test_trained_tokens_are_those_that_the_reference_places_in_the_spans(name: s
         ids, offsets, places = reference.places(texts)
         in_characters, spans = random_spans(texts, seed)
         exact = Places(texts, ids, offsets, places)
-        trained = mark_trained(known, texts, ids, offsets, spans, exact)
+        trained = mark_trained(known, Texts.of(texts), ids, offsets, spans, exact)
         for i, text in enumerate(texts):
             own = slice(offsets[i], offsets[i + 1])
             expected = expected_flags(places[own], in_characters[i])
@@ -194,7 +194,7 @@ def test_ordinary_texts_need_no_reference(name: str) -> None:
     places = reference_of(name).places(ORDINARY)
     exact = Places(ORDINARY, *places)
     _, spans = random_spans(ORDINARY, 0)
-    mark_trained(token_bytes(content), ORDINARY, *places[:2], spans, exact)
+    mark_trained(token_bytes(content), Texts.of(ORDINARY), *places[:2], spans, exact)
     assert exact.asked == 0
 
 
