@@ -23,6 +23,9 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
@@ -56,7 +59,6 @@ from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_
 
 _Found = tuple[str, str]  # the line of a list that names it, or "", and the input
 _FROM = "; relative paths and patterns start at the current directory"
-_OF_DATASET = (STATE, "dataset_info.json")  # in a folder that `Dataset.save_to_disk` has made
 _SHOWN = 40  # characters of a line
 _LIST = "@"
 _LONGEST = 1 << 16  # bytes of a line: far longer than a path can be
@@ -129,26 +131,25 @@ def _listed(name: str) -> Iterator[_Found]:
             f"{name}: no such file, expected one that lists inputs",
             f"check the spelling; an input named so is ./{name}",
         )
-    with refusals(path):
-        lines = storage.read_bytes(path).removeprefix(BYTE_ORDER_MARK).split(b"\n")
-    for number, line in enumerate(lines, 1):
-        place = f"{path}, line {number}"
-        try:
-            one = line.decode().strip()
-        except UnicodeDecodeError as error:
-            what, tip = invalid_utf8(error, line, "line")
-            raise DataError(f"{place}: {what}", tip) from error
-        if not one or one.startswith("#"):
-            continue
-        is_other = one == STDIN or one.startswith(_LIST)
-        if is_other or "\0" in one or len(line) > _LONGEST:
-            raise UsageError(
-                f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
-                "name stdin and lists on the command line, and data without @; "
-                "a file that is called so is ./NAME",
-            )
-        count += 1
-        yield place, one
+    with refusals(path), storage.open_lines(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
+            place = f"{path}, line {number}"
+            try:
+                one = line.removeprefix(BYTE_ORDER_MARK * (number == 1)).decode().strip()
+            except UnicodeDecodeError as error:
+                what, tip = invalid_utf8(error, line, "line")
+                raise DataError(f"{place}: {what}", tip) from error
+            if not one or one.startswith("#"):
+                continue
+            is_other = one == STDIN or one.startswith(_LIST)
+            if is_other or "\0" in one or len(line) == _LONGEST:
+                raise UsageError(
+                    f"{place}: {one[:_SHOWN]!r}: expected a file, folder, glob or URL",
+                    "name stdin and lists on the command line, and data without @; "
+                    "a file that is called so is ./NAME",
+                )
+            count += 1
+            yield place, one
     if not count:
         raise UsageError(f"{path}: lists no inputs", "name one input in each line")
 
@@ -185,9 +186,7 @@ class _Search:
         """The files that match and are no part of a result of ours, which has JSON lines, too."""
         with refusals(pattern):
             matches = storage.glob(pattern)
-        folders = {
-            path: path[: -len(storage.base_name(path))].rstrip("/") or "." for path in matches
-        }
+        folders = {path: _folder_of(path) for path in matches}
         results = set[str]()
         for folder in dict.fromkeys(folders.values()):
             if kind := _kind_of_result(folder, {name for name, _ in _listing(folder)}):
@@ -206,7 +205,7 @@ class _Search:
 
     def _below(self, folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
         """The input files of a folder, then those of the folders in it. Results of ours are not
-        inputs, nor are the files that `datasets` keeps in a saved dataset for itself.
+        inputs; the files of a saved Hugging Face dataset are those that it names.
         """
         content, real = sorted(_listing(folder)), storage.identity(folder)
         names = {name for name, _ in content}
@@ -227,8 +226,10 @@ class _Search:
             raise UsageError(
                 f"{folder}: a dataset with several splits", "name the folder of the one to pack"
             )
-        own = (".", "cache-", *_OF_DATASET) if names.issuperset(_OF_DATASET) else (".",)
-        shown = [one for one in content if not one[0].startswith(own)]
+        if {STATE, "dataset_info.json"} <= names:
+            yield from _shards_of_dataset(folder)
+            return
+        shown = [one for one in content if not one[0].startswith(".")]
         has_pairs = any(map(belongs_to, names))
         for name, is_folder in shown:
             if not is_folder and (
@@ -281,6 +282,26 @@ def _kind_of_result(folder: str, names: set[str]) -> str:
     markers = (f"{WORK}/{ID}", f"{WORK}/publishing.json")
     is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
     return "that is not finished" if is_begun else ""
+
+
+class _Shard(msgspec.Struct):
+    filename: Annotated[str, msgspec.Meta(pattern=r"^[^/]+\Z")]
+
+
+class _Dataset(msgspec.Struct, rename={"shards": "_data_files"}):
+    shards: list[_Shard]
+
+
+def _shards_of_dataset(folder: str) -> Iterator[str]:
+    """The files that a saved Hugging Face dataset names. DataError for files elsewhere."""
+    state = storage.join(folder, STATE)
+    try:
+        with refusals(state):
+            dataset = msgspec.json.decode(storage.read_bytes(state), type=_Dataset)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        what = f"{state}: does not say what the dataset's files are: {error}"
+        raise DataError(what, "save the dataset again, or name its files") from error
+    return (storage.join(folder, one.filename) for one in dataset.shards)
 
 
 # --- one input
