@@ -10,7 +10,7 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
 from packer_cli.options.documents import DocumentConfig
@@ -147,10 +147,10 @@ def _content(
 
 def figures(manifest: Manifest) -> dict[str, Any]:
     """The manifest's totals and what follows from them."""
+    costs = None if manifest.attention_cost is UNSET else to_builtins(manifest.attention_cost)
     totals = asdict(manifest) | {
-        "histograms": asdict(manifest.histograms),
-        "attention_cost": manifest.document.get("attention_cost"),
-    }
+        "histograms": asdict(manifest.histograms), "attention_cost": costs,
+    }  # fmt: skip
     return figures_of_rows(totals, manifest.config) | {
         "shards": len(manifest.shards),
         "bytes": sum(shard.bytes for shard in manifest.shards),
