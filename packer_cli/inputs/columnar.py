@@ -20,7 +20,7 @@ from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice
+from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Texts
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
 
@@ -247,6 +247,8 @@ def _records_of(batch: Any, shape: Shape, first_row: int) -> Records:
         lists = [columns[own].to_pylist() if own in columns else [None] * batch.num_rows
                  for own in NAMES]  # fmt: skip
         return token_records(list(zip(*lists, strict=True)), positions, _SKIP, 0)
+    if shape.kind == "text" and (texts := _faultless_texts(columns["text"])) is not None:
+        return Records(positions, texts=texts)
     bad = dict[int, str]()
     values = {own: _values(column, own, bad) for own, column in columns.items()}
     if shape.kind == "text":
@@ -255,12 +257,11 @@ def _records_of(batch: Any, shape: Shape, first_row: int) -> Records:
                 bad.setdefault(row, "the text is null")
     good = [row for row in range(batch.num_rows) if row not in bad]
     refused = [BadRecord(first_row + row, bad[row], _SKIP) for row in sorted(bad)]
-    texts = fields = None
     if shape.kind == "text":
-        texts = [values["text"][row] for row in good]
-    else:
-        fields = [{own: _without_nulls(values[own][row]) for own in values} for row in good]
-    return Records(positions[good], texts=texts, fields=fields, bad=refused)
+        strings = [values["text"][row] for row in good]
+        return Records(positions[good], texts=strings, bad=refused)
+    fields = [{own: _without_nulls(values[own][row]) for own in values} for row in good]
+    return Records(positions[good], fields=fields, bad=refused)
 
 
 def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
@@ -283,6 +284,24 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _faultless_texts(column: Any) -> Texts | None:
+    """The texts, straight from Arrow's buffers; None where a row must be looked at by itself."""
+    kind = pa.large_binary()
+    is_plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if not is_plain or column.null_count or not len(column):
+        return None
+    with suppress(pa.ArrowInvalid):  # what is not UTF-8
+        column.validate(full=True)
+        ended = pc.binary_join_element_wise(
+            column.cast(kind), pa.scalar(b"", kind), pa.scalar(b"\xff", kind)
+        )
+        _, offsets, data = ended.buffers()
+        return Texts(
+            np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int64, len(column) + 1)
+        )
+    return None
 
 
 def _faultless_tokens(columns: dict[str, Any]) -> Tokens | None:
