@@ -42,6 +42,7 @@ from packer_cli.records import (
     Records,
     Slice,
     Spans,
+    Texts,
     turn_position,
 )
 from packer_cli.tokenization.specials import (
@@ -135,7 +136,7 @@ class Composer:
             records,
             positions=np.array(positions, np.int64),
             fields=None,
-            texts=[document.text for document in documents],
+            texts=Texts.of([document.text for document in documents]),
             spans=byte_spans(documents),
             turns=_turn_counts(documents, self.end_tokens),
             specials=specials,
