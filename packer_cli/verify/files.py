@@ -20,7 +20,7 @@ from msgspec.structs import asdict
 from packer_cli.errors import DataError, Interrupted, from_os_error
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import TRAIN, PackConfig
 from packer_cli.records import Notify
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
@@ -197,6 +197,8 @@ def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
     """Sources and stages that are not those of the options, or leave out inputs or rows."""
     mixture = config.mixture
     amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
+    if mixture and mixture.part != TRAIN:  # what is held out is one stage
+        stages = stages[:1]
     edges = list(accumulate((one.inputs for one in amounts), initial=0))
     firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
     run = run_of_sides(facts.document) if facts.side and facts.run else ""

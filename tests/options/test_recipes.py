@@ -439,3 +439,15 @@ def test_shares_by_size_can_be_weights(folder: Path) -> None:
 def test_a_pipe_is_no_recipe(folder: Path) -> None:
     os.mkfifo("pipe.toml")
     assert_error(packer("pack", "pipe.toml"), 1, "pipe.toml: cannot read: not a regular file")
+
+
+def test_validation_beside_stages_verifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_bytes(jsonl(*(f"text number {n}" for n in range(400))))
+    stages = '[[stage]]\nname = "one"\ntokens = 1000\n[[stage]]\nname = "two"\ntokens = 2000\n'
+    top = 'max_length = 64\ntokenizer = "bytes"\n'
+    Path("mix.toml").write_text(f'{top}{WEB}weight = 1\n[validation]\nshare = "20%"\n{stages}')
+    assert packer("pack", "mix.toml", "-q", "-o", "out").exit_code == 0
+    for side in ("train", "validation"):
+        result = packer("verify", f"out/{side}", "--against-inputs", "-q")
+        assert result.exit_code == 0, result.stderr
