@@ -189,6 +189,7 @@ class FastEngine:
         """Raises ValueError when it cannot load the tokenizer."""
         self._json = tokenizer_json
         self._lock = threading.Lock()  # of what follows
+        self._at_work = self._most_at_work = 0  # threads that encode at once
         self._backend: Any = self._load()
         self._growth = _Growth()
 
@@ -222,7 +223,7 @@ class FastEngine:
         # "parallel" for what is at most one of the library's chunks means: on this thread, with
         # whichever of its workers is free. Else all threads would queue for its one serial worker.
         parallel = len(data) <= _FAST_BATCH_BYTES
-        backend = self._loaded(len(data))
+        backend = self._begun(len(data))
         try:
             result = backend.encode_batch(_as_source(backend, data), parallel=parallel)
         except BaseException as error:
@@ -232,6 +233,9 @@ class FastEngine:
                 f"gigatoken failed: {type(error).__name__}: {error}",
                 "run again with --tokenizer-backend tokenizers, and please report it",
             ) from error
+        finally:
+            with self._lock:
+                self._at_work -= 1
         if isinstance(result, list):  # without awkward: views of one flat array
             flat = result[0].base if result else None
             if flat is None or flat.size != sum(map(len, result)):
@@ -240,13 +244,17 @@ class FastEngine:
         layout = result.layout
         return layout.content.data, np.diff(layout.offsets.data)
 
-    def _loaded(self, size: int) -> Any:
-        """The library's object, to encode so many bytes; a new one when it has grown."""
+    def _begun(self, size: int) -> Any:
+        """The library's object, to encode so many bytes; a new one when it has grown. One more
+        thread is at work then.
+        """
         with self._lock:
-            if self._backend is None or self._growth.is_too_much(size):
+            most = self._most_at_work = max(self._most_at_work, self._at_work + 1)
+            if self._backend is None or self._growth.is_too_much(size, most):
                 self._backend = None  # gone, but for threads that still use it, before the next
                 self._backend = self._load()
                 self._growth = _Growth()
+            self._at_work += 1
             return self._backend
 
 
@@ -255,19 +263,17 @@ class _Growth:
 
     # Bytes of text after which windows and buffers have the size that they keep
     SETTLED = 1 << 26
-    MOST_BYTES = 128 << 20  # for each thread that uses the engine
+    MOST_BYTES = 128 << 20  # for each thread that encodes at once
     LOOK_AFTER = 1 << 22
     LOOKS = 8  # what windows take comes and goes: the least of so many looks is what stays
 
     def __init__(self) -> None:
         self._used = self._next_look = 0
-        self._threads = set[int]()
         self._looks = deque[int](maxlen=self.LOOKS)
         self._settled: int | None = None
 
-    def is_too_much(self, size: int) -> bool:
-        """True where it is, now that this thread encodes so many more bytes."""
-        self._threads.add(threading.get_ident())
+    def is_too_much(self, size: int, threads: int) -> bool:
+        """True where it is for so many threads, now that one encodes so many more bytes."""
         self._used += size
         if self._used < self._next_look:
             return False
@@ -277,7 +283,7 @@ class _Growth:
             self._settled = max(self._looks)
         if self._settled is None:
             return False
-        return min(self._looks) > self._settled + self.MOST_BYTES * len(self._threads)
+        return min(self._looks) > self._settled + self.MOST_BYTES * threads
 
 
 def _as_source(backend: Any, data: UInt8) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -102,11 +101,8 @@ def test_the_fast_engine_is_renewed_once_the_process_has_grown(
     monkeypatch.setattr(engines, "resident", lambda: size * MB)
     fast, growths = FastEngine(as_json(tiny.byte_level())), []
     for i, size in enumerate(sizes):  # noqa: B007 `resident` gives it
-        if i < threads - 1:
-            thread = threading.Thread(target=fast._loaded, args=(0,))
-            thread.start()
-            thread.join()
-        fast._loaded(_Growth.LOOK_AFTER)
+        fast._at_work = threads - 1 if i < len(SETTLING) else 0  # at once, for a while
+        fast._begun(_Growth.LOOK_AFTER)
         growths.append(fast._growth)
     assert len(set(growths)) == 1 + renewals
 
