@@ -83,6 +83,10 @@ class _Pieces(Sequence[memoryview]):
     def __len__(self) -> int:
         return len(self.begins)
 
+    def __iter__(self) -> Iterator[memoryview]:
+        for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
+            yield self.data[begin:end]
+
     @overload
     def __getitem__(self, index: int) -> memoryview: ...
     @overload
@@ -161,18 +165,14 @@ class JsonlReader(LineReader):
         decode, sample = _decoder(shape), Sample(shape, config)
 
         def records_of(found: Block) -> Records:
-            consumed, looked_at = (
-                source.consumed(),
-                sample.of(len(found.pieces), partial(_all_of, found)),
-            )
-            if shape.kind == "text" and (texts := _plain_texts(found, shape, config)) is not None:
+            consumed = source.consumed()
+            texts = _plain_texts(found, shape, config) if shape.kind == "text" else None
+            if texts is not None:
+                looked_at = sample.of(len(texts), partial(_all_of, found))
                 return Records(
-                    found.positions,
-                    texts=texts,
-                    bad=found.bad,
-                    consumed=consumed,
+                    found.positions, texts=texts, bad=found.bad, consumed=consumed,
                     looked_at=looked_at,
-                )
+                )  # fmt: skip
             positions, decoded, bad = self._decoded(file, found, decode, shape, config)
             if shape.kind == "tokens":
                 rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
@@ -182,6 +182,7 @@ class JsonlReader(LineReader):
                 return replace(records, bad=bad)
             strings = [record.text for record in decoded] if shape.kind == "text" else None
             fields = [*map(msgspec.structs.asdict, decoded)] if strings is None else None
+            looked_at = sample.of(len(found.pieces), partial(_all_of, found))
             return Records(
                 positions, texts=strings, fields=fields, bad=bad, consumed=consumed,
                 looked_at=looked_at,
@@ -195,7 +196,7 @@ class JsonlReader(LineReader):
     def _decoded(
         self, file: InputFile, found: Block, decode: _Decode, shape: Shape, config: DocumentConfig
     ) -> tuple[Int64, list[Any], list[BadRecord]]:
-        positions, pieces, refused = found
+        positions, pieces, refused = found.positions, [*found.pieces], found.bad
         limit = config.max_line_bytes
         if max(map(len, pieces), default=0) <= limit:
             with suppress(*_DECODE_ERRORS):
