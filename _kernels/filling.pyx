@@ -12,6 +12,28 @@ ctypedef fused Length:
     int64_t
 
 
+def copy_lengths(
+    const Length[::1] lengths, Length max_length, int32_t[::1] out, int64_t[::1] counted,
+):
+    """Copy the lengths, and count on the way those that are no piece as they are.
+
+    IN  lengths  [n], each >= 0
+    OUT out      int32[n]; what is longer than 2**31 - 1 does not come out as it is
+    OUT counted  int64[3]: empty documents, overlong ones, and the tokens of these
+    """
+    cdef int64_t i, n = lengths.shape[0], empty = 0, documents = 0, tokens = 0
+    cdef Length length, overlong
+    with nogil:
+        for i in range(n):  # without branches, so that compilers make it of vectors
+            length = lengths[i]
+            out[i] = <int32_t>length
+            overlong = -<Length>(length > max_length)
+            empty += length == 0
+            documents -= overlong
+            tokens += length & overlong
+        counted[0], counted[1], counted[2] = empty, documents, tokens
+
+
 def cut_lengths(
     const Length[::1] lengths, int64_t max_length, int64_t most, int32_t[::1] length,
 ):

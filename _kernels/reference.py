@@ -157,6 +157,13 @@ def sum_rows(lengths, order, row_offsets):
     return [sum(int(lengths[i]) for i in order[a:b]) for a, b in pairwise(row_offsets)]
 
 
+def copy_lengths(lengths, max_length):
+    """(the lengths, [empty documents, overlong ones, tokens of these])"""
+    overlong = [int(length) for length in lengths if length > max_length]
+    empty = [length for length in lengths if length == 0]
+    return [*map(int, lengths)], [len(empty), len(overlong), sum(overlong)]
+
+
 def cut_lengths(lengths, max_length, most):
     return [length for _, _, length in _pieces(lengths, max_length, most)]
 

@@ -31,7 +31,7 @@ class Filling:
         used = int(self.length.sum())
         self.ids = np.random.default_rng(1).integers(0, 128_000, used, np.uint32)
         self.order, self.row_offsets = shuffled(
-            *Planner(MAX_LENGTH, "best-fit").rows(self.length, 0), 0
+            *Planner(MAX_LENGTH, "best-fit").rows(self.length, 0)[:2], 0
         )
         rows = self.rows_per_batch = buffer_tokens // MAX_LENGTH
         self.out = [np.zeros((rows, MAX_LENGTH), kind) for kind in (np.int32, np.int32, np.uint8)]

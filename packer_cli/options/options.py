@@ -397,19 +397,11 @@ def _row_rules(options: Any) -> Iterator[Rule]:
     )
 
 
-_OF_ROWS = (
-    "strategy", "max_length", "seed", "max_segments_per_row", "segment_multiple", "balance",
-)  # fmt: skip
-
-
-def checked_rows(**given: Any) -> Any:
-    """Options of rows that a function is given, by their fields; others have their defaults, and
-    strategies full names. UsageError for values that cannot be, or cannot be together.
-    """
-    known = options_of(PackConfig)
+def check_row_options(**values: Any) -> None:
+    """UsageError where options of rows, given to a function by their fields, do not go together."""
     try:
-        values = {n: known[n].checked(n, given.get(n, known[n].default)) for n in _OF_ROWS}
-        refuse(_row_rules(options := SimpleNamespace(**values)))
+        options = options_of(PackConfig)
+        checked = {name: options[name].checked(name, value) for name, value in values.items()}
+        refuse(_row_rules(SimpleNamespace(**checked)))
     except UsageError as error:
         raise in_terms_of_fields(error) from None
-    return options

@@ -7,7 +7,7 @@ A plan costs about half as much again as its `Planner.rows` (see `benchmarks/`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from operator import index
@@ -17,19 +17,17 @@ import numpy.typing as npt
 
 from packer_cli._kernels import plans
 from packer_cli.errors import DataError, UsageError, one_of
-from packer_cli.options.options import checked_rows, keeps_order
+from packer_cli.options.options import canonical_name, check_row_options, keeps_order
 from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
     OVERLONG_POLICIES,
+    FittedPieces,
     Loss,
     cut_stream,
-    first_overlong,
-    fit,
-    loss_of,
 )
-from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, shuffled
-from packer_cli.records import Int64, Pieces, offsets_of
+from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, check_max_length, shuffled
+from packer_cli.records import Int32, Int64, Pieces
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,9 @@ class PackPlan:
     documents: int
     max_segments_per_row: int | None = None
     segment_multiple: int = 1
+    # where the strategy knows them
+    _known_row_tokens: Int32 | None = field(default=None, repr=False)
+    _known_counts: Int32 | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.row_offsets) - 1
@@ -89,8 +90,10 @@ class PackPlan:
     @cached_property
     def row_tokens(self) -> Int64:
         """int64[rows], real tokens in each row."""
-        tokens = np.empty(len(self), np.int32)
-        plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
+        tokens = self._known_row_tokens
+        if tokens is None:
+            tokens = np.empty(len(self), np.int32)
+            plans.sum_rows(self.pieces.length, self.order, self.row_offsets, tokens)
         return tokens.astype(np.int64)
 
     @cached_property
@@ -98,7 +101,9 @@ class PackPlan:
         """Figures of the plan, counted when they are first looked at."""
         rows, tokens = len(self), int(self.row_tokens.sum())
         share = self.row_tokens / self.max_length if rows else np.zeros(1)
-        counts = np.bincount(self.pieces.length, minlength=self.max_length + 1)
+        counts: Int32 | Int64 | None = self._known_counts
+        if counts is None:
+            counts = np.bincount(self.pieces.length, minlength=self.max_length + 1)
         return PackMetrics(
             rows=rows,
             documents=self.documents,
@@ -150,26 +155,20 @@ def plan_packing(
     0..2**63-1, or options that do not go together, and DataError for a negative or (under
     "error") overlong length, or one of 2**31 and more, naming the first.
     """
+    name = canonical_name(strategy)
+    check_max_length(max_length)
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
-        raise one_of("overlong", overlong, OVERLONG_POLICIES)
-    name = checked_rows(
-        strategy=strategy, max_length=max_length, seed=seed or 0,
-        max_segments_per_row=max_segments_per_row, segment_multiple=segment_multiple,
-        balance=balance,
-    ).strategy  # fmt: skip
-    offsets = _offsets(lengths)
-    if name == "wrap":
-        pieces = cut_stream(offsets, max_length, 0, segment_multiple)
-    else:
-        if overlong == "error" and (document := first_overlong(offsets, max_length)) >= 0:
-            raise DataError(
-                f"document {document} has {offsets[document + 1] - offsets[document]} tokens, "
-                f"max_length is {max_length}",
-                'choose overlong="split", "truncate" or "drop", or a larger max_length',
-            )
-        pieces = fit(offsets, max_length, overlong)
+        raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
+    check_row_options(
+        strategy=name, max_length=max_length, max_segments_per_row=max_segments_per_row,
+        segment_multiple=segment_multiple, balance=balance,
+    )  # fmt: skip
+    checked = _checked(lengths)
+    pieces, loss = _fitted(checked, max_length, name, overlong, segment_multiple)
     planner = Planner(max_length, name, max_segments_per_row, segment_multiple)
-    order, row_offsets = planner.rows(pieces.length, seed or 0)
+    order, row_offsets, row_tokens, counts = planner.rows(pieces.length, seed or 0)
     shuffle = None if keeps_order(name) else seed
     if shuffle is not None:
         order, row_offsets = shuffled(order, row_offsets, shuffle)
@@ -177,14 +176,15 @@ def plan_packing(
         order, row_offsets = planner.balanced(pieces.length, order, row_offsets)
         if shuffle is not None:
             order, row_offsets = shuffled(order, row_offsets, shuffle)
+    as_planned = shuffle is None and balance == "none"
     return PackPlan(
-        max_length, name, pieces, order, row_offsets, loss_of(pieces, offsets), len(offsets) - 1,
-        max_segments_per_row, segment_multiple,
+        max_length, name, pieces, order, row_offsets, loss, len(checked), max_segments_per_row,
+        segment_multiple, row_tokens if as_planned else None, counts,
     )  # fmt: skip
 
 
-def _offsets(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int64:
-    """int64[n + 1], where documents of these lengths begin and end, one after another."""
+def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
+    """The lengths as int32 or int64, not copied where they are that already."""
     array = np.asarray(lengths)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -200,7 +200,25 @@ def _offsets(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int64:
         raise DataError(
             f"document {first} has {array[first]} tokens, the most is {MAX_DOCUMENT_TOKENS}"
         )
-    return offsets_of(array)
+    return np.ascontiguousarray(array, np.int64 if array.dtype.itemsize == 8 else np.int32)
+
+
+def _fitted(
+    lengths: Int32 | Int64, max_length: int, strategy: str, overlong: str, multiple: int
+) -> tuple[Pieces, Loss]:
+    """The pieces that rows hold, and what is not in them. Raises DataError under "error"."""
+    if strategy == "wrap":
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return cut_stream(offsets, max_length, 0, multiple), Loss()
+    if overlong == "error" and lengths.max(initial=0) > max_length:
+        document = int((lengths > max_length).argmax())
+        raise DataError(
+            f"document {document} has {lengths[document]} tokens, max_length is {max_length}",
+            'choose overlong="split", "truncate" or "drop", or a larger max_length',
+        )
+    pieces = FittedPieces(lengths, max_length, overlong)
+    return pieces, pieces.loss
 
 
 # Classes of lengths, each with an open row: next-fit is harmonic (Lee and Lee 1985) with one.
@@ -228,9 +246,10 @@ class StreamPacker:
     """
 
     def __init__(self, max_length: int, strategy: str = "next-fit") -> None:
-        name = checked_rows(strategy=strategy, max_length=max_length).strategy
+        name = canonical_name(strategy)
         if name not in _CLASSES:
             raise one_of("strategy of a StreamPacker", strategy, _CLASSES)
+        check_max_length(max_length)
         self.max_length, self.strategy, self.documents = max_length, name, 0
         self._classes = _CLASSES[name]
         # class -> documents in its open row, and how many more tokens fit

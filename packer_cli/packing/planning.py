@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from packer_cli._kernels import best_fit, one_by_one, plans
 from packer_cli.errors import UsageError
-from packer_cli.options.options import takes_input_order
+from packer_cli.options.options import MAX_LENGTH_LIMIT, takes_input_order
 from packer_cli.packing.fitting import padded
 from packer_cli.records import Int32, Int64
 
@@ -21,9 +22,21 @@ HARMONIC_CLASSES = 12
 _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
 
 
-# (order int64[n], row_offsets int64[rows + 1]) of n pieces: row r holds
-# order[row_offsets[r]:row_offsets[r + 1]].
-Planned = tuple[Int64, Int64]
+class Planned(NamedTuple):
+    """Rows of n pieces: row r holds order[row_offsets[r]:row_offsets[r + 1]].
+
+    order        int64[n]
+    row_offsets  int64[rows + 1]
+    row_tokens   int32[rows], where the strategy knows them
+    counts       int32[max_length + 1], counts[s] pieces have length s, where it knows that
+    """
+
+    order: Int64
+    row_offsets: Int64
+    row_tokens: Int32 | None = None
+    counts: Int32 | None = None
+
+
 # of lengths, max_length, and how many segments close a row; 0: any number
 _Plan = Callable[[Int32, int, int], Planned]
 
@@ -31,9 +44,9 @@ _Plan = Callable[[Int32, int, int], Planned]
 def _best_fit(kernel: Callable[..., int]) -> _Plan:
     def plan(lengths: Int32, max_length: int, most: int) -> Planned:
         order, row_offsets = np.empty(len(lengths), np.int64), np.empty(len(lengths) + 1, np.int64)
-        tokens, counts = np.empty(len(lengths), np.int32), np.zeros(max_length + 1, np.int32)
-        rows = kernel(lengths, max_length, order, row_offsets, tokens, counts, most)
-        return order, row_offsets[: rows + 1]
+        row_tokens, counts = np.empty(len(lengths), np.int32), np.zeros(max_length + 1, np.int32)
+        rows = kernel(lengths, max_length, order, row_offsets, row_tokens, counts, most)
+        return Planned(order, row_offsets[: rows + 1], row_tokens[:rows], counts)
 
     return plan
 
@@ -51,11 +64,11 @@ def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> Planned:
         return rows + 1 + rows * 3 // 1000
 
     mixed = _mixed(lengths, max_length, most)
-    rows = len(mixed[1]) - 1
+    rows = len(mixed.row_offsets) - 1
     if rows <= nearly(-(-int(lengths.sum(dtype=np.int64)) // max_length)):
         return mixed
     exact = _decreasing(lengths, max_length, most)
-    return mixed if rows <= nearly(len(exact[1]) - 1) else exact
+    return mixed if rows <= nearly(len(exact.row_offsets) - 1) else exact
 
 
 def _in_order(decide: Callable[..., int], *more: int, longest_first: bool = False) -> _Plan:
@@ -90,7 +103,7 @@ def _by_row(row_of: Int32, visit: Int64 | None, rows: int) -> Planned:
     """A plan of the rows that documents got in the order `visit`."""
     order, row_offsets = np.empty(len(row_of), np.int64), np.empty(rows + 1, np.int64)
     plans.group_by_row(row_of, visit, rows, order, row_offsets)
-    return order, row_offsets
+    return Planned(order, row_offsets)
 
 
 # "wrap" is next fit over pieces that `fitting.cut_stream` cut at the rows' edges.
@@ -132,7 +145,7 @@ class Planner:
         `seed`, so that those of equal lengths come from everywhere.
         """
         if len(lengths) == 0:
-            return np.empty(0, np.int64), np.zeros(1, np.int64)
+            return Planned(np.empty(0, np.int64), np.zeros(1, np.int64))
         if len(lengths) > _MAX_DOCUMENTS:
             raise UsageError(
                 f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
@@ -145,11 +158,12 @@ class Planner:
         max_length, multiple = self.max_length, self.segment_multiple
         if multiple > 1:  # everything in units: the strategies need not know
             lengths, max_length = padded(lengths, multiple) // multiple, max_length // multiple
-        plan = _PLANNERS[self.strategy]
-        order, row_offsets = plan(lengths, max_length, self.max_segments or 0)
-        return order if visit is None else visit[order], row_offsets
+        planned = _PLANNERS[self.strategy](lengths, max_length, self.max_segments or 0)
+        if multiple > 1:
+            planned = Planned(planned.order, planned.row_offsets)
+        return planned if visit is None else planned._replace(order=visit[planned.order])
 
-    def balanced(self, lengths: Int32, order: Int64, row_offsets: Int64) -> Planned:
+    def balanced(self, lengths: Int32, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
         """A plan of the same rows, each as full as it was, with a more even attention cost.
 
         Segments that were exchanged come first in their rows.
@@ -162,10 +176,16 @@ class Planner:
         return order[moved], new_row_offsets
 
 
-def shuffled(order: Int64, row_offsets: Int64, seed: int) -> Planned:
+def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]:
     """Put rows into another order, and the pieces in each: most strategies begin with the longest
     pieces otherwise.
     """
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
     plans.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
+
+
+def check_max_length(max_length: int) -> None:
+    """UsageError for a length that no row can have."""
+    if not 1 <= max_length <= MAX_LENGTH_LIMIT:
+        raise UsageError(f"max_length: {max_length} is not between 1 and {MAX_LENGTH_LIMIT}")

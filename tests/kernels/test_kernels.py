@@ -300,6 +300,13 @@ def overlong(draw: st.DrawFn) -> tuple[np.ndarray, int]:
     return fixed(lengths, draw(st.sampled_from([np.int32, np.int64]))), max_length
 
 
+@twin_of(overlong())
+def copy_lengths(problem: Any) -> tuple[Any, Any]:
+    copied, counted = output(len(problem[0]), np.int32), output(3)
+    filling.copy_lengths(*problem, copied, counted)
+    return (copied.tolist(), counted.tolist()), reference.copy_lengths(*problem)
+
+
 def cut(problem: Any, most: int, at_end: bool = False, first: int = 0) -> tuple[Any, Any]:
     expected = reference.cut_lengths(*problem, most)
     length = output(len(expected), np.int32)
@@ -980,7 +987,9 @@ def test_thousands_of_documents_and_the_largest_rows(lengths: np.ndarray, capaci
 
 @pytest.mark.parametrize("most", [0, 1, LONG])
 def test_documents_of_more_tokens_than_31_bits_hold(most: int) -> None:
-    lengths, max_length = fixed([1 << 33, 7, LONG]), 1 << 24
+    lengths, max_length, counted = fixed([1 << 33, 7, LONG]), 1 << 24, output(3)
+    filling.copy_lengths(lengths, max_length, output(3, np.int32), counted)
+    assert counted.tolist() == [0, 2, (1 << 33) + LONG]
     expected = reference.cut_lengths(lengths, max_length, most)
     length = output(len(expected), np.int32)
     assert filling.cut_lengths(lengths, max_length, most, length) == len(expected)

@@ -202,7 +202,7 @@ def test_every_strategy_is_its_definition(strategy: str, problem: tuple[list[int
 @given(problem=problems(), seed=st.integers(0, 2**63 - 1))
 def test_a_seed_only_reorders(strategy: str, problem: tuple[list[int], int], seed: int) -> None:
     lengths = np.array([length for length in problem[0] if length], np.int32)
-    plain = Planner(problem[1], strategy).rows(lengths, seed)
+    plain = Planner(problem[1], strategy).rows(lengths, seed)[:2]
     mixed, again = (shuffled(*plain, seed) for _ in range(2))
     as_sets = [
         sorted(sorted(order[a:b].tolist()) for a, b in pairwise(offsets))
@@ -231,7 +231,7 @@ def test_aliases_mean_the_same() -> None:
 def test_a_million_documents_in_a_few_bytes_each() -> None:
     """Most of the time that a plan took went into the memory that it asked for."""
     lengths = np.random.default_rng(0).integers(1, 1000, 1_000_000).astype(np.int32)
-    for overlong, longest, each in (("error", 1000, 80), ("split", 1500, 100)):
+    for overlong, longest, each in (("error", 1000, 48), ("split", 1500, 64)):
         lengths[::10] = longest
         tracemalloc.start()
         metrics = plan_packing(lengths, 1000, overlong=overlong).metrics
@@ -313,7 +313,7 @@ _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
          {"max_length": 2**24 + 1}),
         (UsageError, "overlong: 'cut' is not one of split, truncate, drop, error",
          {"overlong": "cut"}),
-        (UsageError, "seed: -1 is not between 0 and 9223372036854775807", {"seed": -1}),
+        (UsageError, "seed: -1 is not between 0 and 2**63 - 1", {"seed": -1}),
         (UsageError, "max_segments_per_row: 0 is not between 1 and 16777216",
          {"max_segments_per_row": 0}),
         (UsageError, "max_segments_per_row does not go with strategy wrap",
@@ -326,7 +326,7 @@ _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
         (UsageError, "segment_multiple: 0 is not positive", {"segment_multiple": 0}),
         (UsageError, "segment_multiple: max_length 8 is not a multiple of 3",
          {"segment_multiple": 3}),
-        (UsageError, f"seed: {2**63} is not between 0 and 9223372036854775807", {"seed": 2**63}),
+        (UsageError, f"seed: {2**63} is not between 0 and 2**63 - 1", {"seed": 2**63}),
         (UsageError, f"{_NOT_FLAT} shape (2, 2), int64", {"lengths": [[1, 2], [3, 4]]}),
         (UsageError, f"{_NOT_FLAT} shape (1, 0), int64", {"lengths": [[]]}),
         (UsageError, f"{_NOT_FLAT} shape (1,), float64", {"lengths": [1.5]}),
