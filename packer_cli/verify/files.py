@@ -54,7 +54,10 @@ class Remedy(NamedTuple):
     tip: str
 
 
-DAMAGED = Remedy("a damaged result", "copy the directory again, or {} again with --overwrite")
+DAMAGED = Remedy(
+    "a damaged result",
+    "copy the directory again, or move what is damaged and {} again with --overwrite",
+)
 FOREIGN = Remedy(
     "foreign files", "move them elsewhere: trainers may take them for part of the result"
 )
