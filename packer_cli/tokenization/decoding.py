@@ -89,8 +89,9 @@ class ReferenceDecoder:
                 text += bytes(map(self._bytes.__getitem__, tokens)).decode(errors="replace")
             else:
                 # some decoders drop the space that begins a text; this is not where one begins
-                is_first = before is None or self._tokenizer.id_to_token(before) is None
-                lead = [] if before is None or is_first else [before]
+                lead = list[int]()
+                if before is not None and before >= 0:
+                    lead = [before] if self._tokenizer.id_to_token(before) is not None else []
                 context, whole = self._decode(lead), self._decode([*lead, *tokens])
                 is_after = whole.startswith(context)
                 text += whole[len(context) :] if is_after else self._decode(tokens)
