@@ -251,9 +251,8 @@ class Texts(Sequence[str]):
         if isinstance(texts, Texts):
             return texts
         encoded = [text.encode() for text in texts]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(one) + 1 for one in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"\xff".join([*encoded, b""]), np.uint8), offsets)
+        data = np.frombuffer(b"\xff".join([*encoded, b""]), np.uint8)
+        return cls(data, offsets_of([len(one) + 1 for one in encoded]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

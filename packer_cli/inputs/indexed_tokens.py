@@ -34,7 +34,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, refusals
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import faultless, offsets_of, parts_of, token_records
+from packer_cli.inputs.token_columns import faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companions
 from packer_cli.options.shapes import Shape
@@ -47,6 +47,7 @@ from packer_cli.records import (
     Records,
     Slice,
     UInt8,
+    offsets_of,
 )
 
 _BYTES_PER_TOKEN = 4

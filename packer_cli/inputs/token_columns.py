@@ -16,11 +16,11 @@ from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
     BadRecord,
-    Int32,
     Int64,
     Records,
     UInt8,
     UInt32,
+    offsets_of,
     wrong_ids,
 )
 
@@ -105,13 +105,6 @@ def _together(rows: Sequence[Row]) -> Tokens | None:
     except (OverflowError, TypeError):  # numbers that are too large, or nulls
         return None
     return None if ids is None else faultless(ids, offsets_of(lengths[0]), *others)
-
-
-def offsets_of(lengths: Sequence[int] | Int32 | Int64) -> Int64:
-    """int64[n + 1], where each of n records begins, and the last one ends."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import offsets_of, parts_of
+from packer_cli.inputs.token_columns import parts_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -37,6 +37,7 @@ from packer_cli.records import (
     TokenBatch,
     UInt32,
     WorkUnit,
+    offsets_of,
 )
 from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named

@@ -19,8 +19,7 @@ import numpy as np
 
 from packer_cli._kernels.texts import copied
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, Texts, UInt8, UInt32
+from packer_cli.records import Int64, Texts, UInt8, UInt32, offsets_of
 from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.

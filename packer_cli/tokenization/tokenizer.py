@@ -25,8 +25,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, Notify, Spans, Texts, UInt8, UInt32
+from packer_cli.records import Int64, Notify, Spans, Texts, UInt8, UInt32, offsets_of
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import (
     BytesEngine,

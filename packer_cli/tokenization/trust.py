@@ -30,8 +30,7 @@ import numpy as np
 
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError
-from packer_cli.inputs.token_columns import offsets_of
-from packer_cli.records import Int64, Notify, Texts, UInt8, UInt32
+from packer_cli.records import Int64, Notify, Texts, UInt8, UInt32, offsets_of
 from packer_cli.tokenization.engines import Engine, engines_differ_on
 
 FIRST_DOCUMENTS_CHARACTERS = 32 << 10
