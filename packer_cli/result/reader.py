@@ -43,7 +43,9 @@ from packer_cli.result.shard_writer import (
     stored_schema,
 )
 
-PACK_AGAIN = "copy the directory again, or move what is damaged and pack again with --overwrite"
+PACK_AGAIN = (
+    "copy the directory again, or move what is damaged and pack the data again with --overwrite"
+)
 PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
 _TYPES = PADDED | PARTS | {SIDE: np.int8}  # of values; all others are int32
 HEADER_BYTES = 128  # of `squared_lengths.npy`

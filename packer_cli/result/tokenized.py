@@ -36,7 +36,10 @@ from packer_cli.result.shard_writer import (
 )
 
 Bool = npt.NDArray[np.bool_]
-AGAIN = "copy the directory again, or move what is damaged and tokenize again with --overwrite"
+AGAIN = (
+    "copy the directory again, or move what is damaged and run packer tokenize again with "
+    "--overwrite"
+)
 # Pages that are mapped count as memory of this process; up to two megabytes around what is read
 # are. Beyond this they are given back, and stay in the system's cache.
 _MOST_MAPPED, _PIECES_AT_ONCE = 640 << 20, 64
