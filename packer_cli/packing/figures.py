@@ -80,8 +80,7 @@ def length_spread(squares: int, in_rows: int, tokens: int, segments: int, rows: 
     of_data = squares * segments - tokens * tokens
     if segments <= rows or of_data <= 0:
         return math.nan
-    share = in_rows / (segments - rows) / (of_data / segments / (segments - 1))
-    return math.sqrt(share) if share >= 0 else math.nan  # of an edited manifest
+    return math.sqrt(in_rows / (segments - rows) / (of_data / segments / (segments - 1)))
 
 
 def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int64]:

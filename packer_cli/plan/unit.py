@@ -235,20 +235,21 @@ class _Unwritten:
 
 def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
     """How many bytes a record batch of so many rows has in a shard. Pages of its zeros are never
-    touched.
+    touched. NumPy knows its types by the names that Arrow gives them; Arrow's own translation
+    needs pandas before Arrow 18.
     """
     columns = []
     for column in schema:
         kind = column.type
         if pa.types.is_fixed_size_list(kind):
-            zeros = np.zeros((rows, kind.list_size), kind.value_type.to_pandas_dtype())
+            zeros = np.zeros((rows, kind.list_size), str(kind.value_type))
             columns.append(fixed(kind, zeros))
             continue
         ends = np.zeros(rows + 1, np.int32)
         ends[-1] = segments + (0 if column.name in OF_SEGMENTS else rows)
         of_structs = pa.types.is_struct(kind.value_type)
         types = [one.type for one in kind.value_type] if of_structs else [kind.value_type]
-        parts = [np.zeros(ends[-1], one.to_pandas_dtype()) for one in types]
+        parts = [np.zeros(ends[-1], str(one)) for one in types]
         columns.append(ragged(kind, ends, parts))
     return int(pa.ipc.get_record_batch_size(pa.record_batch(columns, schema=schema)))
 

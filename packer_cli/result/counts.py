@@ -12,11 +12,11 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, convert, field
+from msgspec import Meta, Struct, convert, field
 from msgspec.structs import asdict
 
 from packer_cli.options.options import MAX_LENGTH_LIMIT
@@ -35,6 +35,7 @@ from packer_cli.result.layout import Count
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
 _MOST_UNREAD, OTHERS = 50, "…"
+_Squares = Annotated[int, Meta(ge=0)]  # beyond 64 bits for long rows
 _POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
 
 
@@ -195,8 +196,8 @@ class Totals(DocumentTotals):
     dropped_trained_tokens: Count = 0
     untrained_documents: Count = 0
     untrained_tokens: Count = 0
-    length_squares: int = 0  # beyond 64 bits for long rows
-    length_squares_in_rows: int = 0
+    length_squares: _Squares = 0
+    length_squares_in_rows: _Squares = 0
 
 
 class Counts(Totals):

@@ -126,6 +126,8 @@ def problem_of(path: Path, shard: Shard) -> str:
         return "is not a regular file"
     if status.st_size != shard.bytes:
         return f"has {status.st_size} bytes, the manifest says {shard.bytes}"
+    if shard.rows > shard.bytes:  # room for rows is asked for by their number
+        return f"cannot hold the {shard.rows} rows that the manifest says in {shard.bytes} bytes"
     return ""
 
 

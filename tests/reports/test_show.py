@@ -313,6 +313,14 @@ def test_special_and_unknown_tokens(folder: Path) -> None:
     ]
 
 
+def test_an_id_below_0_in_a_damaged_row(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl("text"))
+    pack_with(tiny_tokenizers.byte_level(), "a.jsonl")
+    whole = texts_of(0)[0]
+    change_shard(lambda columns: columns["input_ids"][0].__setitem__(0, -5))
+    assert texts_of(0) == ["<id -5>" + whole[1:]]
+
+
 def test_the_tokenizer_is_gone_or_another(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl("text"))
     pack_with(tiny_tokenizers.byte_level(), "a.jsonl")

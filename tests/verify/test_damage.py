@@ -200,6 +200,8 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no units": (lambda m: m["units"].clear(), "no unit reads it"),
     "a unit twice": (lambda m: m["units"].append(m["units"][0]), "or read twice, what begins at"),
     "an input less": (lambda m: m["inputs"].pop(), "file is not an input of its unit: 1"),
+    "more rows than bytes": (lambda m: m["shards"][0].update(rows=1 << 53),
+                             "cannot hold the 9007199254740992 rows that the manifest says"),
     "a wrong digest": (lambda m: m["shards"][0].update(sha256="0" * 64), "the manifest says 000"),
     "another seed": (lambda m: m["config"].update(seed=5), ""),
     "another input": (lambda m: m["inputs"][0].update(path="c.jsonl"), ""),
@@ -229,6 +231,7 @@ def test_an_edited_manifest(packed: Path, name: str) -> None:
         (lambda m: m["config"].update(seed=-1), "damaged: config: --seed: -1 is not between"),
         (lambda m: m["config"].update(seed="x"), "damaged: config: Expected `int`"),
         (lambda m: m.update(rows=0), "damaged: Expected `int` >= 1 - at `$.rows`"),
+        (lambda m: m.update(length_squares_in_rows=-1), "damaged: Expected `int` >= 0"),
     ],
 )
 def test_a_manifest_of_no_use(packed: Path, change: Callable[[Any], Any], message: str) -> None:
