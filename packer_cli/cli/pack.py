@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from packer_cli.child_process import settle_in
 from packer_cli.cli.reports import notes, print_note, print_results, refuse_name
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
@@ -40,7 +38,7 @@ def pack(
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
-    prepare_run()
+    settle_in()
     from packer_cli.options.recipe import order_of
     from packer_cli.result.manifest import Manifest
 
@@ -81,7 +79,7 @@ def tokenize(
 
     Example: packer tokenize data.jsonl --tokenizer ./my-model --output tokens
     """
-    prepare_run()
+    settle_in()
     from packer_cli.options.recipe import with_text_field
     from packer_cli.run import pipeline
 
@@ -165,22 +163,3 @@ def _of_run(options: RunOptions, how: OneRun, staging: Path | None) -> RunOption
     return replace(
         options, progress=not how.quiet, notify=notify, warn=print_note, staging=staging, **ranks
     )
-
-
-_M_ARENA_MAX = -8  # of glibc's malloc.h
-_CORES_PER_HEAP = 4
-
-
-def prepare_run() -> None:
-    """Save imports and waits that a run does not need; called before all that it does."""
-    # gigatoken gives plain arrays where awkward is missing, which we want anyway. Importing awkward
-    # takes 160 ms of processor time, a twelfth of a small run (median of 8 pairs). Only here:
-    # this process is ours alone.
-    sys.modules.setdefault("awkward", None)  # type: ignore[arg-type]
-    import ctypes
-
-    # Threads share the heaps of glibc's malloc: what one has freed, others use. Saves 65 of 555 MB
-    # with 66 MB of text and two workers, 42 of 809 MB with 670 MB, for the same processor time
-    # (medians of 3 pairs).
-    with suppress(AttributeError, OSError, TypeError):  # another library of C
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, max(1, (os.cpu_count() or 1) // _CORES_PER_HEAP))

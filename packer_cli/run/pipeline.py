@@ -6,8 +6,8 @@
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
 
-Units go to a pool of threads: everything heavy (tokenizing, planning, filling, writing,
-hashing) frees the GIL. Of several ranks, each packs every W-th unit, from the R-th on; the last one
+Units go to threads, of further processes where there are many (`processes.py`). Of several ranks,
+each packs every W-th unit, from the R-th on; the last one
 to end finds that all units have a record, and finishes; `packer finalize DIR` does so by hand.
 """
 
@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,7 @@ from packer_cli.run import destination as output
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
+from packer_cli.run.processes import THREADS, Helpers, Queue, in_processes, pack_units
 from packer_cli.run.source import choose_encoding, choose_tokenized, prepare
 from packer_cli.run.unit import Job
 from packer_cli.run.update import (
@@ -68,7 +69,6 @@ from packer_cli.run.update import (
 from packer_cli.run.upload import check_options, publish
 from packer_cli.tokenization.locate import choose
 
-_WORKERS_PER_STORAGE_THREAD = 4  # a worker's shards take a fifth of its time to sync and hash
 _ANSWERED = (
     "content", "reasoning_content", "thinking", "tool_calls", "weight", "train", "train_detail",
 )  # fmt: skip
@@ -229,20 +229,33 @@ def _pack_units(
             run_all(tasks, options.workers, options.stop)
             pack_on_ray(run, units, work, options, progress)
             return
-        job = Job(run, prepare(run, units, options), work, options, progress)
-        # beside those that pack, threads bring shards to the disk and hash them
-        storing = -(-options.workers // _WORKERS_PER_STORAGE_THREAD) if options.workers > 1 else 0
-        packing = threading.Semaphore(options.workers)
+        _pack_here(run, units, tasks, work, options, progress)
 
-        def pack_and_commit(unit: WorkUnit) -> None:
-            with packing:
-                job.stop_if_asked()
-                result = job.pack(unit)
-            job.commit(result)
 
-        every: list[Task] = [partial(pack_and_commit, unit) for unit in units]
-        with closing(job.source):
-            run_all(every + tasks, options.workers + storing, options.stop, job.source.stop)
+def _pack_here(
+    run: Run,
+    units: list[WorkUnit],
+    tasks: list[Task],
+    work: Path,
+    options: RunOptions,
+    progress: Progress,
+) -> None:
+    """Pack the units on this machine, in as many processes as its workers need."""
+    threads = [options.workers]
+    if not run.is_tokenized:  # whose documents are gathered without Python's lock
+        threads = in_processes(min(options.workers, max(len(units), THREADS)))
+    first, *others = threads
+    with closing(Queue(units)) as queue, ExitStack() as stack:
+        queue.keep(first)
+        its = replace(run, units=tuple(units))
+        helpers = stack.enter_context(closing(Helpers(its, queue, work, options, others)))
+        own = replace(options, workers=first)
+        source = stack.enter_context(closing(prepare(run, units, own)))
+        job = Job(run, source, work, options, progress)
+        pack_units(job, queue, first, tasks, helpers)
+        if helpers.lost:
+            left, _ = commits.left_to_do(its, work)
+            pack_units(job, stack.enter_context(closing(Queue(left))), first)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:

@@ -24,6 +24,7 @@ from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
 from packer_cli.run.identity import RUN, Run
+from packer_cli.run.processes import Packed
 from packer_cli.run.source import prepare
 from packer_cli.run.unit import Job
 
@@ -62,7 +63,7 @@ def pack_on_ray(
             for done in done_now:
                 unit = running.pop(done)
                 try:
-                    documents, tokens, rows = ray.get(done)
+                    packed = ray.get(done)
                 except ray.exceptions.RayTaskError as error:
                     raise (error.cause if isinstance(error.cause, PackerError) else error) from None
                 except ray.exceptions.RayError as error:  # a worker or a machine was lost too often
@@ -70,9 +71,7 @@ def pack_on_ray(
                         f"unit {unit.index}: Ray could not run it: {str(error).splitlines()[0]}",
                         "see Ray's logs for why; run the same command again to continue",
                     ) from error
-                progress.read(unit.weight, documents)
-                slots = tokens if run.is_to_tokenize else rows * run.row_config.max_length
-                progress.wrote(tokens, slots)
+                packed.show(progress)
 
 
 @contextmanager
@@ -131,9 +130,9 @@ class _Told(NamedTuple):
 _jobs: dict[Any, Job] = {}
 
 
-def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> tuple[int, int, int]:
-    """In a Ray worker: (documents, tokens, rows) of the unit it has packed. `told`: a reference to
-    what to know, in a list, for Ray would fetch it for every unit.
+def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> Packed:
+    """In a Ray worker: pack a unit. `told`: a reference to what to know, in a list, for Ray would
+    fetch it for every unit.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
@@ -159,4 +158,4 @@ def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> tuple[int, int,
         _jobs[told[0]] = Job(its.run, source, its.folder, options, silent)
     result = _jobs[told[0]].pack(unit)
     _jobs[told[0]].commit(result)
-    return result.counts.documents, result.counts.tokens, result.counts.rows
+    return Packed.of(result, _jobs[told[0]].run)

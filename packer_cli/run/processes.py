@@ -1,0 +1,200 @@
+"""The local executor: work units on threads, and, beyond a few of them, in further processes.
+
+    units = Queue(run.units)                    taken by threads of all processes, each once
+    pack_units(job, units, threads, tasks)      on threads of this process
+    Helpers(run, units, work, options)          processes that pack beside it
+
+Tokenizing, planning, filling, writing and hashing free Python's lock, but what is between them
+takes an eighth of the time of text, so a fifth thread would mostly wait. A process has its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from packer_cli.child_process import Child, settle_in
+from packer_cli.errors import LostChildError
+from packer_cli.interrupts import Task, run_all
+from packer_cli.options.option import options_of
+from packer_cli.options.run_options import EncodingOptions
+from packer_cli.progress import Progress
+from packer_cli.records import WorkUnit
+from packer_cli.run.identity import Run
+from packer_cli.run.source import prepare
+from packer_cli.run.unit import Job, UnitResult
+
+THREADS = 4  # of a process
+_THREADS_PER_STORING = 4  # one's shards take a fifth of its time to sync and hash
+_NUMBER_BYTES = 8
+
+
+def in_processes(workers: int) -> list[int]:
+    """How many workers are threads of each process, of this one first."""
+    count = -(-workers // THREADS)
+    return [workers * (i + 1) // count - workers * i // count for i in range(count)]
+
+
+class Queue:
+    """Units that threads and processes take, each once.
+
+    Their numbers are a file in memory. Whoever reads one moves the place from which all others go
+    on, and Linux lets one read after the other; nothing has to be sent or locked.
+    """
+
+    def __init__(self, units: Sequence[WorkUnit], numbers: int | None = None) -> None:
+        """`numbers`: the file of another process's queue of the same units."""
+        self._units = units
+        if numbers is None:
+            numbers = os.memfd_create("packer-units")
+            with open(numbers, "wb", closefd=False) as file:
+                for number in range(len(units)):
+                    file.write(number.to_bytes(_NUMBER_BYTES, "little"))
+            os.lseek(numbers, 0, os.SEEK_SET)
+        self.numbers = numbers
+        self._kept = deque[WorkUnit]()
+
+    def take(self) -> WorkUnit | None:
+        """The next unit; None when all are taken."""
+        with suppress(IndexError):
+            return self._kept.popleft()
+        number = os.read(self.numbers, _NUMBER_BYTES)
+        return self._units[int.from_bytes(number, "little")] if number else None
+
+    def keep(self, count: int) -> list[WorkUnit]:
+        """The next units, at most so many, which are for this process alone."""
+        self._kept += [unit for _ in range(count) if (unit := self.take()) is not None]
+        return [*self._kept]
+
+    def close(self) -> None:
+        os.close(self.numbers)
+
+
+class Packed(NamedTuple):
+    """What is told of a unit that another process has packed."""
+
+    size: int
+    documents: int
+    tokens: int
+    slots: int
+
+    @classmethod
+    def of(cls, result: UnitResult, run: Run) -> Packed:
+        counts = result.counts
+        slots = counts.tokens if run.is_to_tokenize else counts.rows * run.row_config.max_length
+        return cls(result.unit.weight, counts.documents, counts.tokens, slots)
+
+    def show(self, progress: Progress) -> None:
+        progress.read(self.size, self.documents)
+        progress.wrote(self.tokens, self.slots)
+
+
+def pack_units(
+    job: Job,
+    units: Queue,
+    threads: int,
+    tasks: Sequence[Task] = (),
+    helpers: Helpers | None = None,
+    packed: Callable[[UnitResult], object] = lambda result: None,
+) -> None:
+    """Pack what is left in the queue on so many threads, then do the tasks; raise what the first
+    failure raises. `packed` hears of each unit; `helpers` pack from the same queue.
+    """
+    # beside those that pack, threads bring shards to the disk and hash them
+    looping = threads + (-(-threads // _THREADS_PER_STORING) if threads > 1 else 0)
+    packing = threading.Semaphore(threads)
+
+    def pack_and_commit() -> None:
+        while True:
+            with packing:
+                job.stop_if_asked()
+                if (unit := units.take()) is None:
+                    return
+                result = job.pack(unit)
+            job.commit(result)
+            packed(result)
+
+    def stop() -> None:
+        job.source.stop()
+        if helpers is not None:
+            helpers.stop()
+
+    waiting = helpers.waits(job) if helpers is not None else []
+    every: list[Task] = [*waiting, *[pack_and_commit] * looping, *tasks]
+    run_all(every, len(waiting) + looping, job.options.stop, stop)
+
+
+class Helpers:
+    """Processes that pack units beside this one, `THREADS` at a time. They end with it."""
+
+    def __init__(
+        self, run: Run, units: Queue, work: Path, options: EncodingOptions, threads: Sequence[int]
+    ) -> None:
+        """`threads`: how many each process has. Raises DataError where no more can begin."""
+        its = {name: getattr(options, name) for name in options_of(EncodingOptions)}
+        self._notify, self.lost = options.notify, False
+        self._children = [
+            Child(
+                f"{__name__}:Helper", run, work, its | {"workers": count},
+                inherited=(units.numbers,),
+            )
+            for count in threads
+        ]  # fmt: skip
+
+    def waits(self, job: Job) -> list[Task]:
+        """For each process, what waits until it has packed its last unit, and raises its errors."""
+        return [partial(self._wait, child, job) for child in self._children]
+
+    def _wait(self, child: Child, job: Job) -> None:
+        child.begin("pack")
+        try:
+            for packed in child.items():
+                packed.show(job.progress)
+        except LostChildError as error:
+            job.stop_if_asked()
+            self.lost = True
+            self._notify(f"{error.message}; what it was packing is packed again")
+
+    def stop(self) -> None:
+        """End all now, even if threads wait for them."""
+        for child in self._children:
+            child.kill()
+
+    def close(self) -> None:
+        for child in self._children:
+            child.close()
+
+
+class Helper:
+    """Packs units of a queue, of which it has the `numbers`; made in a process of its own."""
+
+    def __init__(self, numbers: int, run: Run, work: Path, options: dict[str, Any]) -> None:
+        settle_in()
+        self._run, self._units = run, Queue(run.units, numbers)
+        self._work, self._options = work, EncodingOptions(**options)
+
+    def pack(self) -> Iterator[Packed]:
+        """What it has packed, unit by unit, until the queue is empty."""
+        first = self._units.keep(self._options.workers)
+        if not first:
+            return
+        source = prepare(self._run, first, self._options)
+        job = Job(self._run, source, self._work, self._options, Progress(0, show=False))
+        done: SimpleQueue[Packed | None] = SimpleQueue()
+
+        def tell(result: UnitResult) -> None:
+            done.put(Packed.of(result, self._run))
+
+        with closing(source), ThreadPoolExecutor(1) as pool:
+            packing = pool.submit(pack_units, job, self._units, self._options.workers, packed=tell)
+            packing.add_done_callback(lambda _: done.put(None))
+            yield from iter(done.get, None)
+            packing.result()

@@ -1,0 +1,99 @@
+"""Many workers: units that several processes take from one queue, each once, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support import assert_error, contents, jsonl, packer, packer_script, random_texts, wait_for
+
+from packer_cli.records import Slice, WorkUnit
+from packer_cli.run.processes import Queue, in_processes
+
+OPTIONS = ["-l", 64, "--unit-bytes", 5000, "-o"]
+LOST = re.compile(r"the process of Helper was ended from outside, by signal 9; what it was packing")
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads"),
+    [(1, [1]), (4, [4]), (5, [2, 3]), (8, [4, 4]), (9, [3, 3, 3]), (64, [4] * 16)],
+)
+def test_at_most_four_workers_share_a_lock(workers: int, threads: list[int]) -> None:
+    assert in_processes(workers) == threads
+
+
+def test_each_unit_is_taken_once() -> None:
+    units = [WorkUnit(i, (Slice(0, i, i + 1, 1),)) for i in range(5000)]
+    here = Queue(units)
+    there = Queue(units, os.dup(here.numbers))
+    assert here.keep(3) == units[:3]
+    assert there.take() == units[3]
+
+    def take_all(queue: Queue) -> list[WorkUnit]:
+        return [*iter(queue.take, None)]
+
+    with ThreadPoolExecutor(6) as pool:
+        taken = Counter(
+            unit.index for some in pool.map(take_all, [here, there] * 3) for unit in some
+        )
+    assert taken == Counter({*range(5000)} - {3})
+    here.close()
+    there.close()
+
+
+@pytest.fixture
+def data(folder: Path) -> Path:
+    path = folder / "data.jsonl"
+    path.write_bytes(jsonl(*random_texts(3000)))
+    return path
+
+
+def helpers(process: int) -> list[int]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def test_what_a_lost_process_was_packing_is_packed_again(data: Path) -> None:
+    command = [packer_script(), "pack", data.name, "-t", "bytes", "--workers", "9"]
+    with subprocess.Popen(
+        [*command, *map(str, OPTIONS), "out"], stderr=subprocess.PIPE, text=True
+    ) as run:
+        assert wait_for(lambda: len(helpers(run.pid)) == 2)
+        os.kill(helpers(run.pid)[0], signal.SIGKILL)
+        _, stderr = run.communicate(timeout=300)
+    assert run.returncode == 0, stderr
+    assert LOST.search(stderr)
+    assert packer("pack", data.name, "-t", "bytes", "--workers", 1, *OPTIONS, "one").exit_code == 0
+    assert contents("out") == contents("one")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_they_end_with_the_run(data: Path, number: signal.Signals) -> None:
+    command = [packer_script(), "pack", data.name, "-t", "bytes", "--workers", "9", "-q"]
+    with subprocess.Popen([*command, *map(str, OPTIONS), "out"], stderr=subprocess.PIPE) as run:
+        assert wait_for(lambda: len(helpers(run.pid)) == 2)
+        children = helpers(run.pid)
+        run.send_signal(number)
+        run.communicate(timeout=300)
+    assert run.returncode in ({-9} if number == signal.SIGKILL else {0, 130, 143})
+    assert wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    assert packer("pack", data.name, "-t", "bytes", "--workers", 9, *OPTIONS, "out").exit_code == 0
+    assert packer("pack", data.name, "-t", "bytes", "--workers", 1, *OPTIONS, "one").exit_code == 0
+    assert contents("out") == contents("one")
+
+
+def test_other_processes_pack_as_this_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["pack", data.name, "-t", "bytes", "--workers"]
+    assert packer(*command, 1, *OPTIONS, "one").exit_code == 0
+    monkeypatch.setattr(Queue, "take", lambda queue: None)  # here, so that others take all
+    assert packer(*command, 9, *OPTIONS, "out").exit_code == 0
+    assert contents("out") == contents("one")
+    data.write_bytes(data.read_bytes() + b"{}\n")
+    result = packer(*command, 9, *OPTIONS, "other")
+    assert_error(result, 1, "data.jsonl, line 3001 ", "no field 'text'")
