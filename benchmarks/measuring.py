@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -40,9 +41,12 @@ def on_one_core() -> None:
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that ended: wall `seconds`, `peak` bytes (see `run`), its stdout."""
+    """A process that ended: wall `seconds`, those of a processor that it and the processes that it
+    waited for have taken, `peak` bytes (see `run`), its stdout.
+    """
 
     seconds: float
+    processor_seconds: float
     peak: int
     stdout: str
 
@@ -64,7 +68,7 @@ def run(
     if settle:
         os.sync()
     inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), _processor_seconds()
     child = subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
@@ -77,7 +81,14 @@ def run(
     if child.returncode:
         words = err.decode(errors="replace").strip().splitlines()[-3:]
         raise SystemExit(f"{Path(command[0]).name} ended with {child.returncode}: {words}")
-    return Finished(seconds, tree.peak if tree else 0, out.decode())
+    used = _processor_seconds() - used
+    return Finished(seconds, used, tree.peak if tree else 0, out.decode())
+
+
+def _processor_seconds() -> float:
+    """What children that have ended took."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 class _TreePeak:

@@ -1,7 +1,7 @@
-"""How soon does `packer` answer: --help, and stats on a finished directory?
+"""How soon does `packer` answer: --help, stats of a finished directory, packing the sample data?
 
-Whole processes, the fastest of 20 (quick: of two) and their median. The directory is sample_data
-packed into one shard, and once more into hundreds. A quarter of a minute.
+Processor time of whole processes, the least of 20 (quick: of two) and the median. The directory is
+sample_data packed into one shard, and once more into hundreds. Half a minute.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from measuring import report, run
 from runs import pack
 from settings import CHECKOUT, from_environment
 
-HELP_SECONDS, STATS_SECONDS = 0.25, 0.5
+SAMPLES = CHECKOUT / "sample_data"
+HELP_SECONDS, STATS_SECONDS, TEXT_SECONDS, CHAT_SECONDS = 0.15, 0.2, 0.5, 0.8
 RUNS = 20
 
 
 def _measure(what: str, limit: float, command: list[str | Path], runs: int) -> None:
     run(command, settle=False)
-    seconds = [run(command, settle=False).seconds for _ in range(runs)]
+    seconds = [run(command, settle=False).processor_seconds for _ in range(runs)]
     report(
         what,
-        f"< {limit} s",
+        f"<= {limit} s of processor time",
         f"{min(seconds):.3f} s, median {median(seconds):.3f} s",
-        min(seconds) < limit,
-        best_seconds=min(seconds),
-        median_seconds=median(seconds),
+        min(seconds) <= limit,
+        best_processor_seconds=min(seconds),
+        median_processor_seconds=median(seconds),
     )
 
 
@@ -35,15 +36,22 @@ def main() -> None:
     settings = from_environment()
     runs = 2 if settings.quick else RUNS
     _measure("packer --help", HELP_SECONDS, [settings.packer, "--help"], runs)
-    sample = [CHECKOUT / "sample_data" / "documents.jsonl"]
+    text, chat = SAMPLES / "documents.jsonl", SAMPLES / "chat.jsonl"
     for options in ((), ("--unit-bytes", "1K")):
         with inputs.Output(settings) as output:
             packed = pack(
-                settings, sample, output, tokenizer="bytes", max_length=256, options=options
+                settings, [text], output, tokenizer="bytes", max_length=256, options=options
             )
             shards = packed.figures["shards"]
             what = f"packer stats, {shards} shard{'s' if shards > 1 else ''}"
             _measure(what, STATS_SECONDS, [settings.packer, "stats", output], runs)
+    of_text = ("--max-length", "1024")
+    of_chat = ("--max-length", "512", "--chat-template", SAMPLES / "chat.jinja")
+    for data, limit, given in ((text, TEXT_SECONDS, of_text), (chat, CHAT_SECONDS, of_chat)):
+        with inputs.Output(settings) as output:
+            what = f"packer pack sample_data/{data.name}"
+            command = [settings.packer, "pack", data, *given, "-o", output, "--overwrite"]
+            _measure(what, limit, command, runs)
 
 
 if __name__ == "__main__":
