@@ -10,7 +10,6 @@ Three minutes; shares hold on a busy machine, too, since both samples are taken 
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,15 +24,17 @@ FEW, MANY, THREADS = 2, 16, 4
 
 
 def locked_share(settings: Settings, files: Sequence[Path], options: Sequence[str]) -> float:
-    """The samples of the threads that pack in which one holds the lock, of all in which one runs."""
-    holding, running = (_samples(settings, files, options, flag) for flag in ("--gil", "--threads"))
+    """How often a thread that packs holds the lock, of how often one runs."""
+    holding, running = (_samples(settings, files, options, flags) for flags in (["--gil"], []))
     return holding / running
 
 
-def _samples(settings: Settings, files: Sequence[Path], options: Sequence[str], flag: str) -> int:
+def _samples(
+    settings: Settings, files: Sequence[Path], options: Sequence[str], flags: list[str]
+) -> int:
     with inputs.Output(settings) as output:
         stacks = output.with_name("stacks")
-        command: list[str | Path] = [_py_spy(settings), "record", flag, "--threads", "--nolineno"]
+        command: list[str | Path] = [_py_spy(settings), "record", *flags, "--threads", "--nolineno"]
         command += ["--rate", str(SAMPLES_PER_SECOND), "--format", "raw", "--output", stacks, "--"]
         command += [settings.packer, "pack", *files, "--max-length", str(MAX_LENGTH), *options]
         command += ["--tokenizer", settings.tokenizer, "--workers", str(FEW), "--output", output]

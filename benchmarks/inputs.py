@@ -69,8 +69,8 @@ def unpacked(settings: Settings, name: str) -> Path:
 
 
 def repeated(settings: Settings, name: str, times: int) -> Path:
-    """The conversations of one file of shared/data, each `times` times with a new word in every
-    message.
+    """The records of one file of shared/data, each `times` times with a new word in every message,
+    or in every field.
     """
     path = settings.cache / f"{name}-times-{times}-{_VERSION}.jsonl"
     if not path.is_file():
@@ -81,20 +81,31 @@ def repeated(settings: Settings, name: str, times: int) -> Path:
         with open(work, "wb") as out:
             for _ in range(times):
                 for record in records:
-                    messages = [_with_new_word(m, chance) for m in record["messages"]]
-                    out.write(msgspec.json.encode(record | {"messages": messages}) + b"\n")
+                    out.write(msgspec.json.encode(_with_new_words(record, chance)) + b"\n")
         os.rename(work, path)
     _touch(path)
     return path
 
 
-def _with_new_word(message: dict[str, Any], chance: random.Random) -> dict[str, Any]:
-    content = message.get("content")
-    if not isinstance(content, str) or not content:
-        return message
-    place = content.find(" ", chance.randrange(len(content))) + 1
+def _with_new_words(record: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """In the content of its messages, or else in all of its texts."""
+    if "messages" in record:
+        messages = [
+            message | {"content": _with_new_word(message["content"], chance)}
+            if "content" in message
+            else message
+            for message in record["messages"]
+        ]
+        return record | {"messages": messages}
+    return {name: _with_new_word(value, chance) for name, value in record.items()}
+
+
+def _with_new_word(text: Any, chance: random.Random) -> Any:
+    if not isinstance(text, str) or not text:
+        return text
+    place = text.find(" ", chance.randrange(len(text))) + 1
     word = _letters(chance, chance.randint(3, 9))
-    return message | {"content": f"{content[:place]}{word} {content[place:]}"}
+    return f"{text[:place]}{word} {text[place:]}"
 
 
 def once(settings: Settings) -> list[Path]:

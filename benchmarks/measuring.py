@@ -42,13 +42,18 @@ def on_one_core() -> None:
 @dataclass(frozen=True)
 class Finished:
     """A process that ended: wall `seconds`, those of a processor that it and the processes that it
-    waited for have taken, `peak` bytes (see `run`), its stdout.
+    waited for have taken, its stdout, and in equal steps of time how many bytes were its `peaks`
+    until then (see `run`).
     """
 
     seconds: float
     processor_seconds: float
-    peak: int
     stdout: str
+    peaks: Sequence[int] = ()
+
+    @property
+    def peak(self) -> int:
+        return max(self.peaks, default=0)
 
 
 def run(
@@ -82,7 +87,7 @@ def run(
         words = err.decode(errors="replace").strip().splitlines()[-3:]
         raise SystemExit(f"{Path(command[0]).name} ended with {child.returncode}: {words}")
     used = _processor_seconds() - used
-    return Finished(seconds, used, tree.peak if tree else 0, out.decode())
+    return Finished(seconds, used, out.decode(), tree.peaks if tree else ())
 
 
 def _processor_seconds() -> float:
@@ -97,7 +102,7 @@ class _TreePeak:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._over = threading.Event()
-        self.peak = 0
+        self.peaks = list[int]()
 
     def during(self, work: Callable[[], Any]) -> Any:
         watcher = threading.Thread(target=self._watch)
@@ -110,7 +115,7 @@ class _TreePeak:
 
     def _watch(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
-            self.peak = max(self.peak, sum(map(_own_peak, _tree(self._pid))))
+            self.peaks.append(sum(map(_own_peak, _tree(self._pid))))
 
 
 def _tree(pid: int) -> list[int]:
