@@ -33,12 +33,16 @@ class Object(io.BytesIO):
         super().close()
 
 
-class Disk(LocalFileSystem):
-    protocol = "disk"
+class LocalStore(LocalFileSystem):
+    """Local files at URLs of another protocol, which older versions of fsspec take for a name."""
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        return str(super()._strip_protocol(path.replace("disk://", "")))
+        return str(super()._strip_protocol(path.replace(f"{cls.protocol}://", "")))
+
+
+class Disk(LocalStore):
+    protocol = "disk"
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if mode != "wb":

@@ -134,7 +134,7 @@ def change_column(name: str, change: Callable[[Any], Any]) -> Change:
         shard = result.manifest["shards"][0]["file"]
         table = table_of(result, shard)
         at, kind = table.column_names.index(name), table.schema.field(name)
-        values = np.array(table[name].to_pylist(), kind.type.value_type.to_pandas_dtype())
+        values = np.array(table[name].to_pylist(), str(kind.type.value_type))
         change(values)
         flat = pa.array(values.ravel(), kind.type.value_type)
         column = pa.FixedSizeListArray.from_arrays(flat, type=kind.type)

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from packer_cli.cli.declared import command, options_in, write_parameters, write_rows
 from packer_cli.errors import (
@@ -144,8 +144,13 @@ class _Command(TyperCommand):
             raise typer.Exit(problem.exit_code) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments by name alone: newer versions of Typer put required ones in braces."""
-        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+        """Arguments by name: what Typer puts around and after it differs between its versions."""
+        pieces = [self.options_metavar or ""]
+        for one in self.get_params(ctx):
+            if isinstance(one, TyperArgument):
+                name = one.metavar if one.required else f"[{one.metavar}]"
+                pieces.append(f"{name}..." if one.nargs == -1 else f"{name}")
+        return pieces
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _AsGiven.of(super().get_params(ctx))

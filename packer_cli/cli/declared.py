@@ -133,15 +133,18 @@ def write_parameters(ctx: Any, formatter: Any) -> None:
     sections: dict[str, list[tuple[str, str]]] = {}
     title = ""
     for parameter in ctx.command.get_params(ctx):
+        if parameter.param_type_name == "argument":
+            title = "Arguments"
+            # older versions of Typer add what the usage says: which are required
+            sections.setdefault(title, []).append((parameter.metavar, parameter.help))
+            continue
         record = parameter.get_help_record(ctx)
         if record is None:
             continue
-        if parameter.param_type_name == "argument":
-            title = "Arguments"
-        elif parameter.name != "help" or title == "Arguments":  # which is in the last section
+        if parameter.name != "help" or title == "Arguments":  # which is in the last section
             title = getattr(parameter, "rich_help_panel", None) or _OTHERS
         # without the type that Typer adds where there is no metavar
-        row = record[0].partition(" <")[0], record[1].replace("  [required]", "")
+        row = record[0].partition(" <")[0], record[1]
         sections.setdefault(title, []).append(row)
     for title, rows in sections.items():
         with formatter.section(title):

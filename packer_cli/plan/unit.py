@@ -235,8 +235,7 @@ class _Unwritten:
 
 def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
     """How many bytes a record batch of so many rows has in a shard. Pages of its zeros are never
-    touched. NumPy knows its types by the names that Arrow gives them; Arrow's own translation
-    needs pandas before Arrow 18.
+    touched. NumPy knows its types by the names that Arrow gives them.
     """
     columns = []
     for column in schema:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.local import LocalFileSystem
+from disk import LocalStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import packer, random_ids
@@ -33,7 +33,7 @@ from packer_cli.result.reader import PackedDirectory
 FORK = multiprocessing.get_context("fork")
 
 
-class Bucket(LocalFileSystem):
+class Bucket(LocalStore):
     """A store of objects in local files, read by requests; a test can disturb them."""
 
     protocol = "bucket"

@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from fsspec.implementations.local import LocalFileSystem
+from disk import LocalStore
 from hypothesis import given
 from hypothesis import strategies as st
 from support import packer, random_ids
@@ -32,7 +32,7 @@ FORMS: dict[str, list[object]] = {
 }
 
 
-class Store(LocalFileSystem):
+class Store(LocalStore):
     protocol = "rows"
 
 
