@@ -1,6 +1,6 @@
 """The local executor: work units on threads, and, beyond a few of them, in further processes.
 
-    units = Queue(run.units)                    taken by threads of all processes, each once
+    units = Queue(run.units, work)              taken by threads of all processes, each once
     pack_units(job, units, threads, tasks)      on threads of this process
     Helpers(run, units, work, options)          processes that pack beside it
 
@@ -11,6 +11,7 @@ takes an eighth of the time of text, so a fifth thread would mostly wait. A proc
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from packer_cli.child_process import Child, settle_in
-from packer_cli.errors import LostChildError
+from packer_cli.errors import LostChildError, from_os_error
 from packer_cli.interrupts import Task, run_all
 from packer_cli.options.option import options_of
 from packer_cli.options.run_options import EncodingOptions
@@ -46,20 +49,17 @@ def in_processes(workers: int) -> list[int]:
 class Queue:
     """Units that threads and processes take, each once.
 
-    Their numbers are a file in memory. Whoever reads one moves the place from which all others go
-    on, and Linux lets one read after the other; nothing has to be sent or locked.
+    Their numbers are in a file without a name, which all processes have open from one beginning:
+    whoever reads one moves the place from which all others go on. Linux does that one reader at a
+    time for files on disks (read(2), since 3.14), but not for those of `memfd_create`.
     """
 
-    def __init__(self, units: Sequence[WorkUnit], numbers: int | None = None) -> None:
-        """`numbers`: the file of another process's queue of the same units."""
+    def __init__(self, units: Sequence[WorkUnit], place: Path | int) -> None:
+        """`place`: a folder for the file, or the open file of another process's queue of the same
+        units. Raises DataError when it cannot be written.
+        """
         self._units = units
-        if numbers is None:
-            numbers = os.memfd_create("packer-units")
-            with open(numbers, "wb", closefd=False) as file:
-                for number in range(len(units)):
-                    file.write(number.to_bytes(_NUMBER_BYTES, "little"))
-            os.lseek(numbers, 0, os.SEEK_SET)
-        self.numbers = numbers
+        self.numbers = place if isinstance(place, int) else _numbers(len(units), place)
         self._kept = deque[WorkUnit]()
 
     def take(self) -> WorkUnit | None:
@@ -76,6 +76,17 @@ class Queue:
 
     def close(self) -> None:
         os.close(self.numbers)
+
+
+def _numbers(count: int, folder: Path) -> int:
+    """An open file of the numbers up to `count`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(np.arange(count, dtype="<u8").tobytes())
+            file.seek(0)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise from_os_error(error, folder, "write") from error
 
 
 class Packed(NamedTuple):

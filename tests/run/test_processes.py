@@ -28,9 +28,10 @@ def test_at_most_four_workers_share_a_lock(workers: int, threads: list[int]) -> 
     assert in_processes(workers) == threads
 
 
-def test_each_unit_is_taken_once() -> None:
-    units = [WorkUnit(i, (Slice(0, i, i + 1, 1),)) for i in range(5000)]
-    here = Queue(units)
+def test_each_unit_is_taken_once(folder: Path) -> None:
+    units = [WorkUnit(i, (Slice(0, i, i + 1, 1),)) for i in range(50_000)]
+    here = Queue(units, folder)
+    assert not [*folder.iterdir()]
     there = Queue(units, os.dup(here.numbers))
     assert here.keep(3) == units[:3]
     assert there.take() == units[3]
@@ -42,7 +43,7 @@ def test_each_unit_is_taken_once() -> None:
         taken = Counter(
             unit.index for some in pool.map(take_all, [here, there] * 3) for unit in some
         )
-    assert taken == Counter({*range(5000)} - {3})
+    assert taken == Counter({*range(50_000)} - {3})
     here.close()
     there.close()
 
