@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,7 +52,7 @@ class Copy:
     ) -> None:
         """`streams`: descriptors of stdin, stdout and stderr."""
         self.returncode: int | None = None
-        self._program = program
+        self._program, self._lock = program, threading.Lock()
         message = json.dumps([program, ["-c", *arguments], dict(os.environ)]).encode()
         here = os.open(".", os.O_PATH)
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,9 +72,14 @@ class Copy:
         if self.returncode is None:
             if not select.select([self._server], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self._program, timeout or 0)
-            self.returncode = int.from_bytes(self._answer(), sys.byteorder, signed=True)
-            self._server.close()
+            with self._lock:  # one thread may wait for it while another kills it
+                if self.returncode is None:
+                    answer = self._answer()
+                    self.returncode = int.from_bytes(answer, sys.byteorder, signed=True)
         return self.returncode
+
+    def __del__(self) -> None:
+        self._server.close()
 
     def _answer(self) -> bytes:
         with suppress(ConnectionError):
