@@ -36,7 +36,7 @@ calls = 0
 def entered(self):
     global calls
     calls += 1
-    if calls != 3:
+    if calls != 1:
         return enter(self)
     for future in self.futures:
         future._condition.acquire()

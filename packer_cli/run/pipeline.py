@@ -245,7 +245,7 @@ def _pack_here(
     if not run.is_tokenized:  # whose documents are gathered without Python's lock
         threads = in_processes(min(options.workers, max(len(units), THREADS)))
     first, *others = threads
-    with closing(Queue(units, work)) as queue, ExitStack() as stack:
+    with closing(Queue(units)) as queue, ExitStack() as stack:
         queue.keep(first)
         its = replace(run, units=tuple(units))
         helpers = stack.enter_context(closing(Helpers(its, queue, work, options, others)))
@@ -255,7 +255,7 @@ def _pack_here(
         pack_units(job, queue, first, tasks, helpers)
         if helpers.lost:
             left, _ = commits.left_to_do(its, work)
-            pack_units(job, stack.enter_context(closing(Queue(left, work))), first)
+            pack_units(job, stack.enter_context(closing(Queue(left))), first)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:

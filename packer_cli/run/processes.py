@@ -1,6 +1,6 @@
 """The local executor: work units on threads, and, beyond a few of them, in further processes.
 
-    units = Queue(run.units, work)              taken by threads of all processes, each once
+    units = Queue(run.units)                    taken by threads of all processes, each once
     pack_units(job, units, threads, tasks)      on threads of this process
     Helpers(run, units, work, options)          processes that pack beside it
 
@@ -11,7 +11,6 @@ takes an eighth of the time of text, so a fifth thread would mostly wait. A proc
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packer_cli.child_process import Child, settle_in
-from packer_cli.errors import LostChildError, from_os_error
+from packer_cli.errors import LostChildError
 from packer_cli.interrupts import Task, run_all
 from packer_cli.options.option import options_of
 from packer_cli.options.run_options import EncodingOptions
@@ -49,17 +48,15 @@ def in_processes(workers: int) -> list[int]:
 class Queue:
     """Units that threads and processes take, each once.
 
-    Their numbers are in a file without a name, which all processes have open from one beginning:
-    whoever reads one moves the place from which all others go on. Linux does that one reader at a
-    time for files on disks (read(2), since 3.14), but not for those of `memfd_create`.
+    Their numbers are a file in memory, which all processes have open from one beginning: whoever
+    reads one moves the place from which all others go on. Linux does that one reader at a time
+    (read(2), since 3.14) for files opened by a path, as here by that of a descriptor.
     """
 
-    def __init__(self, units: Sequence[WorkUnit], place: Path | int) -> None:
-        """`place`: a folder for the file, or the open file of another process's queue of the same
-        units. Raises DataError when it cannot be written.
-        """
+    def __init__(self, units: Sequence[WorkUnit], numbers: int | None = None) -> None:
+        """`numbers`: the open file of another process's queue of the same units."""
         self._units = units
-        self.numbers = place if isinstance(place, int) else _numbers(len(units), place)
+        self.numbers = _numbers(len(units)) if numbers is None else numbers
         self._kept = deque[WorkUnit]()
 
     def take(self) -> WorkUnit | None:
@@ -78,15 +75,12 @@ class Queue:
         os.close(self.numbers)
 
 
-def _numbers(count: int, folder: Path) -> int:
+def _numbers(count: int) -> int:
     """An open file of the numbers up to `count`."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(np.arange(count, dtype="<u8").tobytes())
-            file.seek(0)
-            return os.dup(file.fileno())
-    except OSError as error:
-        raise from_os_error(error, folder, "write") from error
+    with open(os.memfd_create("packer-units"), "wb") as file:
+        file.write(np.arange(count, dtype="<u8").tobytes())
+        file.flush()
+        return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)
 
 
 class Packed(NamedTuple):

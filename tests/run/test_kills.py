@@ -115,7 +115,7 @@ def test_every_sync_may_fail(inputs: Path, name: str) -> None:
         shutil.copytree(out, "earlier")
     assert faulty("", *command, "-q").returncode == 0
     whole, failed, held = contents(out), 0, 0
-    for number in count(1, max(1, 12 // KILLS)):
+    for number in count(1, max(1, 6 // KILLS)):
         shutil.rmtree(out)
         if kind.earlier:
             shutil.copytree("earlier", out)
