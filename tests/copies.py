@@ -69,17 +69,13 @@ class Copy:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            if not select.select([self._server], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self._program, timeout or 0)
-            with self._lock:  # one thread may wait for it while another kills it
-                if self.returncode is None:
-                    answer = self._answer()
-                    self.returncode = int.from_bytes(answer, sys.byteorder, signed=True)
-        return self.returncode
-
-    def __del__(self) -> None:
-        self._server.close()
+        with self._lock:  # one thread may wait for it while another kills it
+            if self.returncode is None:
+                if not select.select([self._server], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(self._program, timeout or 0)
+                self.returncode = int.from_bytes(self._answer(), sys.byteorder, signed=True)
+                self._server.close()
+            return self.returncode
 
     def _answer(self) -> bytes:
         with suppress(ConnectionError):

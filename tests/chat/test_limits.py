@@ -180,7 +180,7 @@ def test_slow_records_keep_no_file_open(folder: Path) -> None:
     made = records(28, *range(25))
     write(made)
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
-    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (41, 41))\n"
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
     program = few + "from packer_cli.__main__ import main; main()"
     command = ["pack", "data.jsonl", "--max-seconds-per-record", "0.1", *map(str, how)]
     done = altered(program, *command)
