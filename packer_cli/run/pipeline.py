@@ -242,7 +242,8 @@ def _pack_here(
 ) -> None:
     """Pack the units on this machine, in as many processes as its workers need."""
     threads = [options.workers]
-    if not run.is_tokenized:  # whose documents are gathered without Python's lock
+    # tokenized documents are gathered without Python's lock, and stdin is this process's own
+    if run.resumable and not run.is_tokenized:
         threads = in_processes(min(options.workers, max(len(units), THREADS)))
     first, *others = threads
     with closing(Queue(units)) as queue, ExitStack() as stack:

@@ -97,3 +97,13 @@ def test_other_processes_pack_as_this_one(data: Path, monkeypatch: pytest.Monkey
     data.write_bytes(data.read_bytes() + b"{}\n")
     result = packer(*command, 9, *OPTIONS, "other")
     assert_error(result, 1, "data.jsonl, line 3001 ", "no field 'text'")
+
+
+def test_stdin_is_read_by_this_process(data: Path) -> None:
+    command = [packer_script(), "pack", data.name, "-", "-t", "bytes", "-q", "--workers"]
+    for workers in ("9", "1"):
+        subprocess.run(
+            [*command, workers, *map(str, OPTIONS), f"by-{workers}"],
+            input=jsonl("some text"), check=True, capture_output=True,
+        )  # fmt: skip
+    assert contents("by-9") == contents("by-1")
