@@ -2,9 +2,9 @@
 
 Text (670 MB) and conversations (174 MB), llama3_1, L = 4096. py-spy samples which threads run and
 which of them holds the lock; the lock is shared by the workers of one process, at most four. What
-that leaves of N cores follows from the share by mean value analysis of N threads that each need
-the lock for that part of their time (Reiser and Lavenberg, 1980): an upper bound, since memory
-bandwidth and the disk are not in it. Memory is the proportional set size of all processes.
+that leaves of N cores is estimated from the share by mean value analysis of four threads that each
+need the lock for that part of their time (Reiser and Lavenberg, 1980). Memory bandwidth and the
+disk are not in it. Memory is the proportional set size of all processes.
 Three minutes; shares hold on a busy machine, too, since both samples are taken there.
 """
 
@@ -66,7 +66,7 @@ def _report_lock(
     report(
         f"{what}: time with Python's lock held, of a process's own",
         f"<= {MOST_LOCKED:.0%}",
-        f"{share:.1%}; so at most {efficiency:.0%} of any number of cores",
+        f"{share:.1%}; of any number of cores, an estimated {efficiency:.0%} work",
         share <= MOST_LOCKED,
         share=share,
         efficiency=efficiency,

@@ -34,7 +34,7 @@ def main() -> None:
             shutil.copyfile(inputs.tenfold(settings)[number % (len(files) // TIMES)], file)
         packed = pack(settings, files, output, tokenizer=settings.tokenizer, watch=True)
     peaks = packed.finished.peaks
-    half = max(peaks[: len(peaks) // 2])
+    half = max(peaks[: len(peaks) // 2], default=1)
     peak = packed.finished.peak
     report(
         what,

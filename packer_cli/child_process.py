@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -256,7 +257,7 @@ def _ahead(items: Iterator[Any]) -> Iterator[_Answer]:
 
 def _sendable(error: BaseException) -> Exception:
     """The error, in a form that can be pickled."""
-    if isinstance(error, PackerError | MemoryError):
+    if isinstance(error, PackerError | MemoryError | OSError):
         return error
     if isinstance(error, ImportError):  # the run has imported it
         return DataError(
@@ -264,4 +265,7 @@ def _sendable(error: BaseException) -> Exception:
             "if packages have changed since the run began, run the same command again; otherwise "
             "install packer anew",
         )
-    return InternalError(f"{type(error).__name__}: {error}")
+    unknown = InternalError(f"{type(error).__name__}: {error}")
+    if hasattr(unknown, "add_note"):  # since Python 3.11; --debug shows it
+        unknown.add_note("".join(traceback.format_exception(error)))
+    return unknown

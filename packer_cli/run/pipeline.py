@@ -7,13 +7,14 @@
     publish                               uploaded, if its place is a URL
 
 Units go to threads, of further processes where there are many (`processes.py`). Of several ranks,
-each packs every W-th unit, from the R-th on; the last one
-to end finds that all units have a record, and finishes; `packer finalize DIR` does so by hand.
+each packs every W-th unit, from the R-th on; the last one to end finds that all units have a
+record, and finishes; `packer finalize DIR` does so by hand.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -243,7 +244,8 @@ def _pack_here(
     """Pack the units on this machine, in as many processes as its workers need."""
     threads = [options.workers]
     # tokenized documents are gathered without Python's lock, and stdin is this process's own
-    if run.resumable and not run.is_tokenized:
+    of_ours = any(os.path.abspath(file.path).startswith(("/dev/", "/proc/")) for file in run.files)
+    if run.resumable and sys.executable and not (run.is_tokenized or of_ours):
         threads = in_processes(min(options.workers, max(len(units), THREADS)))
     first, *others = threads
     with closing(Queue(units)) as queue, ExitStack() as stack:

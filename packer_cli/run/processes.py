@@ -5,7 +5,8 @@
     Helpers(run, units, work, options)          processes that pack beside it
 
 Tokenizing, planning, filling, writing and hashing free Python's lock, but what is between them
-takes an eighth of the time of text, so a fifth thread would mostly wait. A process has its own.
+takes about an eighth of the time of text: more than a few threads of one process wait for each
+other. Four of them lose about a twentieth, and share what a process takes of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -37,6 +39,7 @@ from packer_cli.run.unit import Job, UnitResult
 THREADS = 4  # of a process
 _THREADS_PER_STORING = 4  # one's shards take a fifth of its time to sync and hash
 _NUMBER_BYTES = 8
+_CANNOT_BEGIN = 1  # how an interpreter ends that cannot import us
 
 
 def in_processes(workers: int) -> list[int]:
@@ -90,12 +93,14 @@ class Packed(NamedTuple):
     documents: int
     tokens: int
     slots: int
+    rejected: int
 
     @classmethod
     def of(cls, result: UnitResult, run: Run) -> Packed:
         counts = result.counts
         slots = counts.tokens if run.is_to_tokenize else counts.rows * run.row_config.max_length
-        return cls(result.unit.weight, counts.documents, counts.tokens, slots)
+        figures = counts.documents, counts.tokens, slots, counts.rejected_records
+        return cls(result.unit.weight, *figures)
 
     def show(self, progress: Progress) -> None:
         progress.read(self.size, self.documents)
@@ -138,35 +143,47 @@ def pack_units(
 
 
 class Helpers:
-    """Processes that pack units beside this one, `THREADS` at a time. They end with it."""
+    """Processes that pack units beside this one, as many at a time as they have threads. They end
+    with it.
+    """
 
     def __init__(
         self, run: Run, units: Queue, work: Path, options: EncodingOptions, threads: Sequence[int]
     ) -> None:
         """`threads`: how many each process has. Raises DataError where no more can begin."""
         its = {name: getattr(options, name) for name in options_of(EncodingOptions)}
-        self._notify, self.lost = options.notify, False
-        self._children = [
-            Child(
-                f"{__name__}:Helper", run, work, its | {"workers": count},
-                inherited=(units.numbers,),
-            )
-            for count in threads
-        ]  # fmt: skip
+        self._notify, self._warn = cache(options.notify), cache(options.warn)  # all say the same
+        self.lost = False
+        self._children = list[Child]()
+        try:
+            for count in threads:
+                arguments = run, work, its | {"workers": count}
+                child = Child(f"{__name__}:Helper", *arguments, inherited=(units.numbers,))
+                self._children.append(child)
+                child.begin("pack")
+        except BaseException:
+            self.close()
+            raise
 
     def waits(self, job: Job) -> list[Task]:
         """For each process, what waits until it has packed its last unit, and raises its errors."""
         return [partial(self._wait, child, job) for child in self._children]
 
     def _wait(self, child: Child, job: Job) -> None:
-        child.begin("pack")
         try:
-            for packed in child.items():
-                packed.show(job.progress)
+            for told in child.items():
+                if isinstance(told, Packed):
+                    job.count_rejected(told.rejected)
+                    told.show(job.progress)
+                else:
+                    hear, message = told
+                    (self._warn if hear == "warn" else self._notify)(message)
         except LostChildError as error:
             job.stop_if_asked()
+            if error.code == _CANNOT_BEGIN:
+                raise
             self.lost = True
-            self._notify(f"{error.message}; what it was packing is packed again")
+            self._warn(f"warning: {error.message}; what it was packing is packed again")
 
     def stop(self) -> None:
         """End all now, even if threads wait for them."""
@@ -186,20 +203,28 @@ class Helper:
         self._run, self._units = run, Queue(run.units, numbers)
         self._work, self._options = work, EncodingOptions(**options)
 
-    def pack(self) -> Iterator[Packed]:
-        """What it has packed, unit by unit, until the queue is empty."""
+    def pack(self) -> Iterator[Packed | tuple[str, str]]:
+        """What it has packed, unit by unit, until the queue is empty; and its notes and warnings,
+        as ("notify", message) and ("warn", message).
+        """
         first = self._units.keep(self._options.workers)
         if not first:
             return
-        source = prepare(self._run, first, self._options)
-        job = Job(self._run, source, self._work, self._options, Progress(0, show=False))
-        done: SimpleQueue[Packed | None] = SimpleQueue()
+        told: SimpleQueue[Packed | tuple[str, str] | None] = SimpleQueue()
+        options = replace(
+            self._options,
+            notify=lambda message: told.put(("notify", message)),
+            warn=lambda message: told.put(("warn", message)),
+        )
+        source = prepare(self._run, first, options)
+        job = Job(self._run, source, self._work, options, Progress(0, show=False))
 
         def tell(result: UnitResult) -> None:
-            done.put(Packed.of(result, self._run))
+            told.put(Packed.of(result, self._run))
 
         with closing(source), ThreadPoolExecutor(1) as pool:
-            packing = pool.submit(pack_units, job, self._units, self._options.workers, packed=tell)
-            packing.add_done_callback(lambda _: done.put(None))
-            yield from iter(done.get, None)
+            packing = pool.submit(pack_units, job, self._units, options.workers, packed=tell)
+            packing.add_done_callback(lambda _: told.put(None))
+            while (one := told.get()) is not None:
+                yield one
             packing.result()

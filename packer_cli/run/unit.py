@@ -187,7 +187,13 @@ class Job:
             stretches=shared,
         )
         commits.write_unit(self.folder, record)
-        limit, bad = self.run.config.max_errors, result.counts.rejected_records
+        self.count_rejected(result.counts.rejected_records)
+
+    def count_rejected(self, bad: int) -> None:
+        """Count the bad records of one more unit, which other processes may have packed. Raises
+        DataError when they are too many.
+        """
+        limit = self.run.config.max_errors
         if bad and isinstance(limit, int):
             self.rejected.append(bad)
             if (total := sum(self.rejected)) > limit:

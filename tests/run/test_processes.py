@@ -17,7 +17,9 @@ from packer_cli.records import Slice, WorkUnit
 from packer_cli.run.processes import Queue, in_processes
 
 OPTIONS = ["-l", 64, "--unit-bytes", 5000, "-o"]
-LOST = re.compile(r"the process of Helper was ended from outside, by signal 9; what it was packing")
+LOST = re.compile(
+    r"warning: the process of Helper was ended from outside, by signal 9; what it was packing"
+)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,21 @@ def test_other_processes_pack_as_this_one(data: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Queue, "take", lambda queue: None)  # here, so that others take all
     assert packer(*command, 9, *OPTIONS, "out").exit_code == 0
     assert contents("out") == contents("one")
-    data.write_bytes(data.read_bytes() + b"{}\n")
+    data.write_bytes(data.read_bytes() + b"{}\n" * 30)
     result = packer(*command, 9, *OPTIONS, "other")
     assert_error(result, 1, "data.jsonl, line 3001 ", "no field 'text'")
+    skip = ["--on-error", "skip", "--max-errors", 7]
+    result = packer(*command, 40, *OPTIONS, "some", *skip)
+    assert_error(result, 1, "records are bad so far; --max-errors is 7")
+
+
+def test_a_file_of_this_process_alone(data: Path) -> None:
+    """By a name that means another file elsewhere."""
+    command = [packer_script(), "pack", "/dev/fd/0", "--input-format", "jsonl", "-t", "bytes", "-q"]
+    with open(data, "rb") as file:
+        whole = [*command, *map(str, OPTIONS), "out", "--workers", "9"]
+        done = subprocess.run(whole, stdin=file, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_stdin_is_read_by_this_process(data: Path) -> None:
