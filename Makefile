@@ -133,7 +133,7 @@ $(PEERS)/.installed: benchmarks/peers/requirements.txt
 
 peers: $(PEERS)/.installed ## the environment with the packages we measure against
 
-bench: $(VENV)/.testing $(PEERS)/.installed ## every row of docs/benchmarks.md (about 10 minutes)
+bench: $(VENV)/.testing $(PEERS)/.installed ## every row of docs/benchmarks.md (about 25 minutes)
 	$(BIN)/python benchmarks/run.py --peers-python $(PEERS)/bin/python $(ARGS)
 	$(BIN)/python benchmarks/readme.py
 

@@ -1,6 +1,6 @@
 """Run the benchmarks, each question in a fresh process; print the table and write the JSON.
 
-    python benchmarks/run.py              everything, about ten minutes -> results/latest.json
+    python benchmarks/run.py              everything, 25 minutes -> results/latest.json
     python benchmarks/run.py --quick      small sizes, no peers, under a minute; only printed
     python benchmarks/run.py --only plan_speed --only startup
 
