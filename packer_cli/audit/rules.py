@@ -392,6 +392,10 @@ class Rule(NamedTuple):
 
 
 RULES = {rule.name: rule for rule in (
+    Rule(labels_shifted, "error", ("label values",),
+         "labels are one place off for the trainers of this format: a model learns to repeat the "
+         "token that it is given, or the one after the next",
+         "write labels as the format has them, or name the right one with --format"),
     Rule(no_eos, "error", ("EOS", "EOS at ends"),
          "documents do not end with EOS, where others do: a model learns not to stop",
          "add EOS where records are tokenized, and cut records before that"),
@@ -410,10 +414,6 @@ RULES = {rule.name: rule for rule in (
     Rule(untrained_document, "error", ("labels",),
          "no token of the document has a label: it takes room and teaches nothing",
          "drop these documents before they are packed"),
-    Rule(labels_shifted, "error", ("label values",),
-         "labels are one place off for the trainers of this format: a model learns to repeat the "
-         "token that it is given, or the one after the next",
-         "write labels as the format has them, or name the right one with --format"),
     Rule(cross_document_target, "error", ("labels", "boundaries"),
          "the last token of a document predicts the first one of another",
          "give the first token of each document the label -100"),
