@@ -1,9 +1,9 @@
 """Sets to audit: conversations as rows, defects that are planted into them, and files of them.
 
-    rows = conversations(seed=0)             sound rows
-    expected = DEFECTS["no-eos"](rows)       plants it, and says which rows have it now
-    FORMATS["trl"](rows, path)               writes them, as the format has them
-    audited(path)                            rule -> rows, by the command line
+rows = conversations(seed=0)             sound rows
+expected = DEFECTS["no-eos"](rows)       plants it, and says which rows have it now
+FORMATS["trl"](rows, path)               writes them, as the format has them
+audited(path)                            rule -> rows, by the command line
 """
 
 from __future__ import annotations
@@ -311,7 +311,9 @@ def _columns(sets: Sets, *, padded: bool, shift: bool = False) -> dict[str, list
 
 
 def _table(columns: dict[str, list[Any]], **kinds: Any) -> Any:
-    own = {name: pa.array(of, kinds.get(name, pa.list_(pa.int64()))) for name, of in columns.items()}
+    own = {
+        name: pa.array(of, kinds.get(name, pa.list_(pa.int64()))) for name, of in columns.items()
+    }
     return pa.table(own)
 
 
@@ -483,6 +485,4 @@ def audited(path: Path | str, *options: object) -> dict[str, Any]:
 
 def found(report: dict[str, Any]) -> dict[str, int]:
     """Rule -> rows, of errors and warnings."""
-    return {
-        one["rule"]: one["rows"] for one in report["findings"] if one["severity"] != "note"
-    }
+    return {one["rule"]: one["rows"] for one in report["findings"] if one["severity"] != "note"}

@@ -35,6 +35,7 @@ from packer_cli.errors import DataError
 from packer_cli.packing.planning import Planner
 from packer_cli.records import Int64
 from packer_cli.result.manifest import TokenizerInfo
+from packer_cli.result.wording import plural
 
 __all__ = ["FORMATS", "RULES", "Audit", "Finding", "Set", "audit", "documents_of", "open_set"]
 
@@ -189,7 +190,8 @@ def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
         "labels": not names & masks and "no column says what is trained on",
         "label values": "labels" not in names and "there is no column labels",
         "boundaries": not is_told and "no column tells boundaries",
-        "padding": habits.pad is None and not names & {"cu_seqlens", "seq_lens", "attention_mask"}
+        "padding": habits.pad is None and not habits.masked
+        and not names & {"cu_seqlens", "seq_lens", "position_ids"}
         and "no padding is told, by a column or its place",
         "headers": habits.header is None and "no token is told that begins every turn",
         "conversations": habits.header is None and habits.masks < 0.5
@@ -227,7 +229,7 @@ def _settle(
             places = places[:, :0]  # they go on where BOS is not expected
             found["bos-missing"].rows = 0
         _fill(one, list(zip(*places.tolist(), strict=True)))
-        one.more = f"{places.shape[1]:,} documents"
+        one.more = plural(places.shape[1], "document")
     for name, why in result.set_.meaning.weaker.items():
         if name in found:
             found[name].more = why

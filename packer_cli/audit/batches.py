@@ -43,6 +43,7 @@ class Habits:
     header          the token that begins the header of a turn, and the one that ends it
     masks           share of documents of which a part is not trained on
     common          tokens that may be more than a quarter of all
+    masked          whether attention_mask is 0 on padding, and not 1 everywhere
     told            what was told, and how, in words
     """
 
@@ -59,6 +60,7 @@ class Habits:
     header: tuple[int, int] | None = None
     masks: float = 0.0
     common: tuple[int, ...] = ()
+    masked: bool = False
     told: dict[str, str] = field(default_factory=dict)
 
 
@@ -163,8 +165,7 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
     """Rows as documents. Raises ValueError for boundaries that are not in their row."""
     ids, offsets = raw.columns["input_ids"]
     ids, ends, starts = _compact(ids), offsets[1:], offsets[:-1]
-    mask = raw.columns["attention_mask"].values if "attention_mask" in raw.columns else None
-    real = None if mask is None else mask != 0
+    real = raw.columns["attention_mask"].values != 0 if habits.masked else None
     told = dict[str, tuple[Int64, Int64]]()
     for name in _TELLING:
         if name in raw.columns and (edges := _TELL[name](raw, real)) is not None:
@@ -197,8 +198,8 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
         raw.first, ids, offsets, begins, stops, of_row, {}, real, labels, trained, begun, ended,
         keys,
     )  # fmt: skip
-    for name, (own, ends_there) in told.items():
-        inner = np.setdiff1d(own[ends_there > own], starts)
+    for name, (own, _) in told.items():
+        inner = np.setdiff1d(own, starts)
         batch.told[name] = inner[inner < batch.used[batch.rows_at(inner)]]
     return batch
 
@@ -297,7 +298,10 @@ def _by_positions(raw: Raw, real: Bool | None) -> tuple[Int64, Int64] | None:
         return _stretches(real, restarts, offsets)
     restarts = np.union1d(restarts, offsets[:-1])
     restarts = restarts[restarts < offsets[-1]]
-    return restarts, np.append(restarts[1:], offsets[-1])
+    stops = np.append(restarts[1:], offsets[-1])
+    filled = last_but(positions, offsets, 0)  # LLaMA-Factory's padding has position 0
+    row = np.searchsorted(offsets, restarts, side="right") - 1
+    return restarts, np.where(restarts >= filled[row], restarts, stops)
 
 
 _TELL = {

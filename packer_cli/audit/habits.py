@@ -34,7 +34,10 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
     """What a set does. `tokenizer`: its own, or the one that was named. Raises DataError as
     `Table.read`.
     """
-    raws, habits = _looked_at(set_), Habits(told={})
+    raws = _looked_at(set_)
+    masks = [raw.columns["attention_mask"].values for raw in raws
+             if "attention_mask" in raw.columns]  # fmt: skip
+    habits = Habits(masked=any(not one.all() for one in masks), told={})
     lengths = np.concatenate([np.diff(raw.columns["input_ids"].offsets) for raw in raws])
     habits = replace(habits, length=max_length or set_.max_length or _full_length(lengths))
     if tokenizer is not None:
@@ -87,7 +90,8 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo, set_: Set) -> Habits:
 def _padding(habits: Habits, raws: Sequence[Raw], set_: Set) -> Habits:
     """Padding by its place: at the ends of rows that are all as long, stretches of one token."""
     names = raws[0].columns.keys()
-    if names & {"cu_seqlens", "seq_lens", "attention_mask", "seq_lengths", "seq_start_id"}:
+    explicit = names & {"cu_seqlens", "seq_lens", "seq_lengths", "seq_start_id"}
+    if explicit or habits.masked:
         return replace(habits, pad=None)
     if set_.rows_are == "documents":
         return replace(habits, pad=None)
@@ -176,7 +180,7 @@ def _beginning(habits: Habits, batches: Sequence[Batch]) -> Habits:
     if share < _PLAIN or not _is_rare(token, int((firsts == token).sum()) * 2, batches):
         return habits
     inside = sum(int((one.ids == token).sum()) for one in batches) - int((firsts == token).sum())
-    if token == habits.eos or inside > len(firsts):
+    if token == habits.eos or inside > _PLAIN * len(firsts):
         return habits  # it begins every turn
     habits.told["BOS"] = f"{token}, with which documents begin"
     return replace(habits, bos=token)

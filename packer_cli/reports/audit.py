@@ -77,7 +77,10 @@ def _examples(one: Finding) -> str:
 def _not_applied(audit: Audit) -> list[Section]:
     if not audit.not_applied:
         return []
-    rows = [[name, why] for name, why in audit.not_applied.items()]
-    title = f"not applied: {plural(len(rows), 'rule')}"
-    return [Section("Not applied", [Table(title, ["rule", "because"], rows, ["rule", "because"],
-                                          names_first=True)])]  # fmt: skip
+    names: dict[str, list[str]] = {}
+    for name, why in audit.not_applied.items():
+        names.setdefault(why, []).append(name)
+    rows = [[why, ", ".join(own)] for why, own in names.items()]
+    title = f"not applied: {plural(len(audit.not_applied), 'rule')}"
+    head = ["because", "rules"]
+    return [Section("Not applied", [Table(title, head, rows, head, names_first=True)])]
