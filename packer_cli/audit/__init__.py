@@ -37,9 +37,12 @@ from packer_cli.records import Int64
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.result.wording import plural
 
-__all__ = ["FORMATS", "RULES", "Audit", "Finding", "Set", "audit", "documents_of", "open_set"]
+__all__ = [
+    "FORMATS", "RULES", "Audit", "Finding", "Habits", "Set", "audit", "documents_of", "look",
+    "open_set",
+]  # fmt: skip
 
-_EXAMPLES = 10
+_EXAMPLES, _EMPTIEST = 10, 5
 _MUCH_PADDING = 0.01  # of rows, beyond what best-fit leaves
 
 
@@ -64,6 +67,7 @@ class Audit:
     rows, documents, tokens   that were read; `of`: rows of the whole set
     findings     errors first
     not_applied  rule -> why
+    emptiest     (tokens, row) of the rows with the fewest
     """
 
     set_: Set
@@ -74,6 +78,7 @@ class Audit:
     tokens: int = 0
     findings: list[Finding] = field(default_factory=list)
     not_applied: dict[str, str] = field(default_factory=dict)
+    emptiest: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_sound(self) -> bool:
@@ -141,6 +146,10 @@ def audit(
         result.rows += batch.rows
         result.documents += int(batch.begun.sum())
         result.tokens += batch.tokens
+        used = batch.used - batch.offsets[:-1]
+        least = np.argsort(used, kind="stable")[:_EMPTIEST]
+        rows = zip(used[least].tolist(), (least + batch.first).tolist(), strict=True)
+        result.emptiest = sorted([*result.emptiest, *rows])[:_EMPTIEST]
         packed |= len(batch.begins) > batch.rows
         view, shifted = View(batch, habits, set_, memory, whole), np.empty(0, np.int64)
         for rule in rules:

@@ -27,6 +27,7 @@ _PLAIN = 0.5  # share of documents
 _RARE = 0.2  # of its places that a token has at the ends of documents, if it marks them
 _NEARLY = 0.9
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
+_ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
 _LONGEST_HEADER = 24  # tokens of the header of a turn
 
 
@@ -182,6 +183,11 @@ def _beginning(habits: Habits, batches: Sequence[Batch]) -> Habits:
     inside = sum(int((one.ids == token).sum()) for one in batches) - int((firsts == token).sum())
     if token == habits.eos or inside > _PLAIN * len(firsts):
         return habits  # it begins every turn
+    seconds = np.concatenate([one.ids[one.begins[one.stops - one.begins > 1] + 1]
+                              for one in batches])  # fmt: skip
+    second, alike = _mode(seconds) if len(seconds) else (token, 0.0)
+    if alike >= _NEARLY and not _has_roles(second, batches):
+        return habits  # the first of words with which every prompt begins
     habits.told["BOS"] = f"{token}, with which documents begin"
     return replace(habits, bos=token)
 
@@ -241,10 +247,18 @@ def _header(batches: Sequence[Batch]) -> tuple[int, int] | None:
             return None
         token, share = _mode(tokens)
         places = [np.flatnonzero(one.ids == token) for one in parts]
-        if share >= _NEARLY and sum(map(len, places)) >= 1.5 * len(tokens):
+        often = sum(map(len, places)) >= 1.5 * len(tokens)
+        if share >= _NEARLY and often and _has_roles(token, parts):
             end = _header_end(parts, places)
             return None if end is None else (token, end)
     return None
+
+
+def _has_roles(token: int, batches: Sequence[Batch]) -> bool:
+    """Whether what follows a token is one of few, as the roles of a conversation are."""
+    following = np.concatenate([one.ids[1:][one.ids[:-1] == token] for one in batches])
+    _, counts = np.unique(following, return_counts=True)
+    return bool(np.sort(counts)[-_ROLES:].sum() >= _MOST_ROLES * len(following) > 0)
 
 
 def _header_end(parts: Sequence[Batch], places: Sequence[Int64]) -> int | None:

@@ -86,6 +86,10 @@ class Table(Protocol):
         for what cannot be read.
         """
 
+    def where(self, row: int) -> tuple[str, int]:
+        """(file, number of the row in it)."""
+        ...
+
 
 def even_spans(rows: int, wanted: int, longest: int = 16) -> Int64:
     """int64[n, 2], spans of at most `longest` rows, evenly spread; all rows where as many are
@@ -152,6 +156,10 @@ class Pieces:
             mine = spans[(spans[:, 1] > first) & (spans[:, 0] < first + piece.rows)] - first
             if len(mine):
                 yield from self._of_piece(piece, mine, first)
+
+    def where(self, row: int) -> tuple[str, int]:
+        piece = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        return self.pieces[piece].place, row - int(self._firsts[piece])
 
     def _of_piece(self, piece: Piece, spans: Int64, first: int) -> Iterator[Raw]:
         at, last = 0, min(int(spans[-1, 1]), piece.rows)
@@ -426,6 +434,9 @@ class Flat:
     @property
     def names(self) -> list[str]:
         return list(self.sources)
+
+    def where(self, row: int) -> tuple[str, int]:
+        return self.sources["input_ids"][0], row
 
     def read(self, spans: Int64) -> Iterator[Raw]:
         offsets = self.offsets["input_ids"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +15,13 @@ from packer_cli.options.option import KINDS, Count, option
 from packer_cli.options.run_options import Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from packer_cli.audit import Set
+    from packer_cli.reports.report import Rows
+    from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import TokenizerInfo
+    from packer_cli.tokenization.decoding import Decoder
 
 SetName = Annotated[
     str,
@@ -53,20 +60,23 @@ def audit(name: SetName, options: AuditOptions) -> None:
     Example: packer audit data/tokenized --tokenizer my-model
     """
     from packer_cli.audit import audit as run
-    from packer_cli.reports.audit import audit_report
+    from packer_cli.reports.audit import audit_report, rows_for, shown_rows
 
     refuse_name("SET", name)
     check_page(options.html, as_json=options.as_json)
     sample = None if options.sample == "all" else KINDS["count"].read(options.sample) or 0
     if sample is not None and sample < 1:
         raise UsageError(f"--sample: {options.sample!r} is neither a positive number nor all")
-    set_, info = opened(name, options.format, options.max_length), tokenizer_of(options.tokenizer)
-    try:
+    with unreadable():
+        set_ = opened(name, options.format, options.max_length)
+        info = tokenizer_of(options.tokenizer)
         found = run(set_, info, max_length=options.max_length, sample=sample)
-    except DataError as error:
-        error.exit_code = 2
-        raise
-    show_reports({name: audit_report(found)}, as_json=options.as_json, html=options.html)
+        rows = None
+        if options.html is not None:
+            chosen = rows_for(found)
+            shown = shown_rows(set_, found.habits, list(chosen))
+            rows = page_rows(set_, options.tokenizer, [(one, chosen[one.index]) for one in shown])
+    show_reports({name: audit_report(found, rows)}, as_json=options.as_json, html=options.html)
     if not found.is_sound:
         kinds = [one.severity for one in found.findings]
         counts = [f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}"
@@ -77,15 +87,52 @@ def audit(name: SetName, options: AuditOptions) -> None:
         )
 
 
-def opened(name: str, format_: str | None, max_length: int | None) -> Set:
-    """The set; what is wrong with it as a whole ends with the exit code 2."""
-    from packer_cli.audit import open_set
-
+@contextmanager
+def unreadable() -> Iterator[None]:
+    """A context in which a set that cannot be read ends with the exit code 2."""
     try:
-        return open_set(name, format_, max_length)
+        yield
     except DataError as error:
         error.exit_code = 2
         raise
+
+
+def opened(name: str, format_: str | None, max_length: int | None) -> Set:
+    """The set. Raises as `open_set`."""
+    from packer_cli.audit import open_set
+
+    return open_set(name, format_, max_length)
+
+
+def page_rows(
+    set_: Set, tokenizer: str | None, shown: Sequence[tuple[Shown, Sequence[str]]]
+) -> Rows:
+    """Rows for a page, as text where there is a tokenizer."""
+    from packer_cli.reports.rows import rows_of_page
+
+    decoder = decoder_of(set_, tokenizer)
+    if isinstance(decoder, str):
+        return rows_of_page(shown, None, decoder)
+    return rows_of_page(shown, decoder)
+
+
+def decoder_of(set_: Set, tokenizer: str | None) -> Decoder | str:
+    """The decoder of the tokenizer that is named, or else of the set's own; or why there is none.
+    Raises UsageError.
+    """
+    from packer_cli.tokenization.decoding import BytesDecoder, ReferenceDecoder, load_decoder
+    from packer_cli.tokenization.engines import ReferenceEngine
+    from packer_cli.tokenization.locate import locate
+
+    if tokenizer == "bytes":
+        return BytesDecoder()
+    if tokenizer is not None:
+        return ReferenceDecoder(ReferenceEngine(locate(tokenizer).json), set())
+    if set_.tokenizer is None:
+        return "no tokenizer is given: --tokenizer"
+    if set_.folder is None:
+        return "the set's tokenizer is at a URL: give --tokenizer"
+    return load_decoder(set_.folder, set_.tokenizer)
 
 
 def tokenizer_of(name: str | None) -> TokenizerInfo | None:
