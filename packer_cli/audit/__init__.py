@@ -185,7 +185,6 @@ def _count(finding: Finding, places: Int64, batch: Batch) -> None:
 def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
     """Why a rule is not applied, by the first of its needs that is not there; or ""."""
     names = set(set_.table.names)
-    masks = {"labels", "loss_mask", "completion_mask", "assistant_masks"}
     is_told = names & {"cu_seqlens", "seq_start_id", "seq_lengths", "seq_lens", "position_ids",
                        "attention_mask"}  # fmt: skip
     name_it = "give --tokenizer"
@@ -196,7 +195,7 @@ def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
         and f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}",
         "BOS at beginnings": not habits.adds_bos and habits.begins < 0.5
         and f"{habits.begins:.0%} of the documents begin with BOS, {habits.bos}",
-        "labels": not names & masks and "no column says what is trained on",
+        "labels": not set_.says_what_is_trained and "no column says what is trained on",
         "label values": "labels" not in names and "there is no column labels",
         "boundaries": not is_told and "no column tells boundaries",
         "padding": habits.pad is None and not habits.masked

@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.audit.formats import Set
-from packer_cli.audit.tables import Column, Raw
+from packer_cli.audit.tables import MASKS, Column, Raw
 from packer_cli.records import IGNORED, Int64
 
 Bool = npt.NDArray[np.bool_]
-MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 # Columns by which boundaries are told, the most explicit first.
 _TELLING = (
     "cu_seqlens", "seq_start_id", "seq_lengths", "seq_lens", "attention_mask", "position_ids",

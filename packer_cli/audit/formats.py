@@ -23,6 +23,7 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.audit.tables import (
     LONGEST,
+    MASKS,
     OF_DOCUMENTS,
     OF_TOKENS,
     Flat,
@@ -126,6 +127,10 @@ class Set:
     tokenizer: TokenizerInfo | None = None
     folder: Path | None = None
     max_length: int | None = None
+
+    @property
+    def says_what_is_trained(self) -> bool:
+        return bool({"labels", *MASKS} & {*self.table.names})
 
 
 def open_set(name: str, format_: str | None = None, max_length: int | None = None) -> Set:

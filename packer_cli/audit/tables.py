@@ -31,6 +31,7 @@ OF_TOKENS = (
     "input_ids", "labels", "loss_mask", "completion_mask", "assistant_masks", "attention_mask",
     "position_ids",
 )  # fmt: skip
+MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 OF_DOCUMENTS = (
     "seq_lengths", "seq_lens", "seq_lens_padded", "seq_start_id", "cu_seqlens", "cu_seqlens_padded",
     "segments",

@@ -15,11 +15,7 @@ from packer_cli.options.option import KINDS, Count, option
 from packer_cli.options.run_options import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from packer_cli.audit import Set
-    from packer_cli.reports.report import Rows
-    from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import TokenizerInfo
     from packer_cli.tokenization.decoding import Decoder
 
@@ -60,7 +56,9 @@ def audit(name: SetName, options: AuditOptions) -> None:
     Example: packer audit data/tokenized --tokenizer my-model
     """
     from packer_cli.audit import audit as run
+    from packer_cli.audit import open_set
     from packer_cli.reports.audit import audit_report, rows_for, shown_rows
+    from packer_cli.reports.rows import rows_of_page
 
     refuse_name("SET", name)
     check_page(options.html, as_json=options.as_json)
@@ -68,14 +66,15 @@ def audit(name: SetName, options: AuditOptions) -> None:
     if sample is not None and sample < 1:
         raise UsageError(f"--sample: {options.sample!r} is neither a positive number nor all")
     with unreadable():
-        set_ = opened(name, options.format, options.max_length)
+        set_ = open_set(name, options.format, options.max_length)
         info = tokenizer_of(options.tokenizer)
         found = run(set_, info, max_length=options.max_length, sample=sample)
         rows = None
         if options.html is not None:
             chosen = rows_for(found)
             shown = shown_rows(set_, found.habits, list(chosen))
-            rows = page_rows(set_, options.tokenizer, [(one, chosen[one.index]) for one in shown])
+            about = [(one, chosen[one.index]) for one in shown]
+            rows = rows_of_page(about, decoder_of(set_, options.tokenizer))
     show_reports({name: audit_report(found, rows)}, as_json=options.as_json, html=options.html)
     if not found.is_sound:
         kinds = [one.severity for one in found.findings]
@@ -95,25 +94,6 @@ def unreadable() -> Iterator[None]:
     except DataError as error:
         error.exit_code = 2
         raise
-
-
-def opened(name: str, format_: str | None, max_length: int | None) -> Set:
-    """The set. Raises as `open_set`."""
-    from packer_cli.audit import open_set
-
-    return open_set(name, format_, max_length)
-
-
-def page_rows(
-    set_: Set, tokenizer: str | None, shown: Sequence[tuple[Shown, Sequence[str]]]
-) -> Rows:
-    """Rows for a page, as text where there is a tokenizer."""
-    from packer_cli.reports.rows import rows_of_page
-
-    decoder = decoder_of(set_, tokenizer)
-    if isinstance(decoder, str):
-        return rows_of_page(shown, None, decoder)
-    return rows_of_page(shown, decoder)
 
 
 def decoder_of(set_: Set, tokenizer: str | None) -> Decoder | str:

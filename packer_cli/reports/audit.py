@@ -86,8 +86,7 @@ def audit_report(audit: Audit, rows: Rows | None = None) -> Report:
 
 def _labels(audit: Audit) -> str:
     own = audit.set_.meaning.shift == "own"
-    if not set(audit.set_.table.names) & {"labels", "loss_mask", "completion_mask",
-                                          "assistant_masks"}:  # fmt: skip
+    if not audit.set_.says_what_is_trained:
         return "nothing says what is trained on"
     return f"labels are at {'their own token' if own else 'the token before'}"
 

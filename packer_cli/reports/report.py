@@ -91,11 +91,14 @@ class Section:
 
 
 class PageRow(NamedTuple):
-    """A row of tokens on a page: its number, how much is in it, and words about it."""
+    """A row of tokens on a page: its number, how much is in it, words about it, and whether it is
+    open at first.
+    """
 
     number: int
     counts: str
     about: tuple[str, ...]
+    is_open: bool
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@
     let at = row.begin, token = 0;
     row.segments.forEach(([length, first, runs, tokens], number) => {
       place.append(piece("div", "edge", `document ${number}: ${tokens.toLocaleString("en")} tokens, from ${token}`));
-      const text = piece("div", "text", "");
+      const text = piece("div", "words", "");
       let trained = first, run = 0, left = runs.length ? runs[0] : Infinity, here = token;
       for (const end = at + length; at < end; at++, left--) {
         while (left === 0) [trained, left] = [1 - trained, runs[++run]];

@@ -18,13 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.reports.report import PageRow, Rows
+import packer_cli
+from packer_cli.reports.report import PageRow, Report, Rows
 from packer_cli.reports.show import Shown
 from packer_cli.result.wording import plural
 from packer_cli.tokenization.decoding import Decoder
 
 _BROKEN = "\ufffd"  # of a character, not all of whose bytes are in a token
 MOST_TOKENS = 200 << 15
+_OPEN_TOKENS = 1 << 12  # of the first rows, so that the page opens at once
 
 
 @dataclass
@@ -102,15 +104,24 @@ def _together(ids: list[int], pieces: list[str]) -> list[tuple[int, list[int]]]:
     return groups
 
 
-def rows_of_page(
-    shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder | None, why: str = ""
-) -> Rows:
+def rows_report(title: str, shown: Sequence[Shown], decoder: Decoder | str) -> Report:
+    """A page of rows alone."""
+    rows = rows_of_page([(one, ()) for one in shown], decoder)
+    return Report(title, made_by=f"packer {packer_cli.__version__}, packer show", rows=rows)
+
+
+def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder | str) -> Rows:
     """Rows for a page, each with words about it: what was found in it, or why it is there.
 
-    `why`: there is no decoder. At most MOST_TOKENS are shown; rows beyond are left out, and
-    counted.
+    `decoder`: words say why there is none. At most MOST_TOKENS are shown; rows beyond are left out,
+    and counted.
     """
-    units, numbers, contents = _Units(decoder), list[int](), list[dict[str, Any]]()
+    why = decoder if isinstance(decoder, str) else ""
+    units, numbers, contents = (
+        _Units(None if isinstance(decoder, str) else decoder),
+        list[int](),
+        list[dict[str, Any]](),
+    )
     rows, tokens = list[PageRow](), 0
     for one, about in shown:
         length = sum(len(segment.ids) for segment in one.segments)
@@ -133,7 +144,8 @@ def rows_of_page(
         if labelled:
             counts += f", {sum(int(flags.sum()) for flags in labelled):,} trained"
         what = plural(len(one.segments), "document")
-        rows.append(PageRow(one.index, f"{what}, {counts}", tuple(about)))
+        is_open = not rows or tokens <= _OPEN_TOKENS
+        rows.append(PageRow(one.index, f"{what}, {counts}", tuple(about), is_open))
     left_out = len(shown) - len(rows)
     return Rows(rows, _blob(units, numbers, contents), why, left_out)
 
