@@ -32,6 +32,7 @@ from packer_cli.audit.tables import (
     Table,
     arrow_piece,
     jsonl_piece,
+    numbered,
     parquet_piece,
     readable,
 )
@@ -192,9 +193,9 @@ def _result(name: str) -> Set | None:
 _READ = {*OF_TOKENS, *OF_DOCUMENTS}
 
 
-def _complete(packed: View, shard: Shard) -> Iterator[Any]:
-    for batch in packed.batches(shard):
-        yield batch.select([one for one in batch.schema.names if one in _READ])
+def _complete(packed: View, shard: Shard, spans: Int64) -> Iterator[tuple[int, Any]]:
+    names = [one for one in packed.facts.config.columns if one in _READ]
+    return numbered(batch.select(names) for batch in packed.batches(shard))
 
 
 def _documents_of(folder: Path) -> Pieces:
@@ -210,8 +211,8 @@ def _documents_of(folder: Path) -> Pieces:
         own = pa.ListArray.from_arrays(pa.array(edges), pa.array(labels))
         return pa.RecordBatch.from_arrays([ids, own], ["input_ids", "labels"])
 
-    def batches(number: int) -> Iterator[Any]:
-        return (with_labels(one) for one, _ in sound_batches(tokenized, number))
+    def batches(number: int, spans: Int64) -> Iterator[tuple[int, Any]]:
+        return numbered(with_labels(one) for one, _ in sound_batches(tokenized, number))
 
     pieces = [
         Piece(

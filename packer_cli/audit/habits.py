@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from packer_cli.audit.batches import Batch, Habits, batch_of
 from packer_cli.audit.formats import Set
-from packer_cli.audit.tables import Raw, even_spans
+from packer_cli.audit.tables import Column, Raw, even_spans
 from packer_cli.records import Int64
 from packer_cli.result.manifest import TokenizerInfo
 
@@ -63,7 +63,8 @@ def _looked_at(set_: Set) -> list[Raw]:
     wanted = min(max(_LOOK_TOKENS // length, 16), _LOOK_ROWS)
     raws, tokens = list[Raw](), 0
     for raw in set_.table.read(even_spans(set_.table.rows, wanted)):
-        raws.append(raw)
+        columns = {name: Column(of.values.copy(), of.offsets) for name, of in raw.columns.items()}
+        raws.append(raw._replace(columns=columns))  # a copy, since views hold all that was read
         tokens += len(raw.columns["input_ids"].values)
         if tokens > 4 * _LOOK_TOKENS:  # the first row was a short one
             break

@@ -92,7 +92,7 @@ class Table(Protocol):
         ...
 
 
-def even_spans(rows: int, wanted: int, longest: int = 16) -> Int64:
+def even_spans(rows: int, wanted: int, longest: int = 32) -> Int64:
     """int64[n, 2], spans of at most `longest` rows, evenly spread; all rows where as many are
     wanted.
     """
@@ -133,13 +133,13 @@ def sliced(raw: Raw, begin: int, stop: int) -> Raw:
 
 @dataclass(frozen=True)
 class Piece:
-    """A file. `batches` gives its rows, first to last, as columns or as a number of rows that are
-    not looked at: it is asked with the numbers of the first and the last row that are wanted.
+    """A file. `batches` gives (number of the first row, record batch), in ascending order, for all
+    rows of the spans that it is asked for, and perhaps more.
     """
 
     place: str
     rows: int
-    batches: Callable[[], Iterator[Any]]
+    batches: Callable[[Int64], Iterator[tuple[int, Any]]]
 
 
 class Pieces:
@@ -163,20 +163,27 @@ class Pieces:
         return self.pieces[piece].place, row - int(self._firsts[piece])
 
     def _of_piece(self, piece: Piece, spans: Int64, first: int) -> Iterator[Raw]:
-        at, last = 0, min(int(spans[-1, 1]), piece.rows)
+        last, read = min(int(spans[-1, 1]), piece.rows), 0
         with readable(piece.place):
-            for batch in piece.batches():
+            for at, batch in piece.batches(spans):
                 rows = batch.num_rows
                 chosen = spans[(spans[:, 1] > at) & (spans[:, 0] < at + rows)] - at
                 if len(chosen):
                     raw = Raw(first + at, columns_of(batch, piece.place, at))
                     for begin, stop in np.clip(chosen, 0, rows).tolist():
                         yield from parts_of(sliced(raw, begin, stop))
-                at += rows
-                if at >= last:
+                read = at + rows
+                if read >= last:
                     return
-        if at < last:
-            raise DataError(f"{piece.place}: holds {at} rows, expected {piece.rows}", _AGAIN)
+        raise DataError(f"{piece.place}: holds {read} rows, expected {piece.rows}", _AGAIN)
+
+
+def numbered(batches: Iterator[Any]) -> Iterator[tuple[int, Any]]:
+    """Batches that come first to last, each with the number of its first row."""
+    at = 0
+    for batch in batches:
+        yield at, batch
+        at += batch.num_rows
 
 
 @contextmanager
@@ -282,21 +289,22 @@ def arrow_piece(place: str, rows: int | None = None) -> tuple[Piece, list[str], 
         schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source).schema
         names, ignored = chosen_columns(schema, place)
 
-    def batches() -> Iterator[Any]:
+    def batches(spans: Int64 | None = None) -> Iterator[tuple[int, Any]]:
         source, drop = _arrow_source(place)
         fields = [schema.get_field_index(name) for name in names]
         options = pa.ipc.IpcReadOptions(included_fields=fields)
         reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
-        every = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-        for batch in every:
+        count = reader.num_record_batches if is_file else 0
+        every = map(reader.get_batch, range(count)) if is_file else iter(reader)
+        for at, batch in numbered(every):
             if batch.num_rows < 0:
                 raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
-            yield batch
+            yield at, batch
             drop()
 
     if rows is None:
         with readable(place):
-            rows = sum(batch.num_rows for batch in batches())
+            rows = sum(batch.num_rows for _, batch in batches())
     return Piece(place, rows, batches), names, ignored
 
 
@@ -331,10 +339,15 @@ def parquet_piece(place: str) -> tuple[Piece, list[str], dict[str, str]]:
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         size = max((one.total_byte_size // max(one.num_rows, 1) for one in groups), default=1)
     at_once = max(1, min(4096, _DECODED_BYTES // max(size, 1)))
+    firsts = offsets_of([one.num_rows for one in groups])
 
-    def batches() -> Iterator[Any]:
+    def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
         with opened() as file:
-            yield from file.iter_batches(at_once, columns=names)
+            for number, (first, end) in enumerate(pairwise(firsts.tolist())):
+                if ((spans[:, 1] > first) & (spans[:, 0] < end)).any():
+                    own = file.iter_batches(at_once, [number], names, use_threads=False)
+                    for at, batch in numbered(own):
+                        yield first + at, batch
 
     return Piece(place, metadata.num_rows, batches), names, ignored
 
@@ -387,7 +400,7 @@ def jsonl_piece(place: str) -> tuple[Piece, list[str], dict[str, str]]:
         names = [name for name in _Line.__struct_fields__ if getattr(own, name) is not None]
         rows = sum(1 for _ in lines())
 
-    def batches() -> Iterator[Any]:
+    def of_lines() -> Iterator[Any]:
         held, tokens = list[_Line](), 0
         for number, line in lines():
             held.append(decoded(number, line))
@@ -400,7 +413,7 @@ def jsonl_piece(place: str) -> tuple[Piece, list[str], dict[str, str]]:
                 held, tokens = [], 0
         yield _as_batch(held, names)
 
-    return Piece(place, rows, batches), names, {}
+    return Piece(place, rows, lambda spans: numbered(of_lines())), names, {}
 
 
 def _as_batch(lines: list[_Line], names: Sequence[str]) -> Any:
