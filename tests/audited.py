@@ -390,7 +390,8 @@ def jsonl(sets: Sets, path: Path) -> None:
         labels = own.labels(0)
         if row in sets.shifted:
             labels = [*labels[1:], IGNORED]
-        lines.append(json.dumps({"input_ids": own.ids(0), "labels": labels, "text": "\u001b"}))
+        record = {"input_ids": own.ids(0), "labels": labels, "text": "\u001b"}
+        lines.append(json.dumps(record))
     path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
 
 

@@ -25,7 +25,7 @@ _LOOK_TOKENS, _LOOK_ROWS = 1 << 21, 1 << 14
 _FEWEST = 4  # documents, of which something can be plain
 _PLAIN = 0.5  # share of documents
 _RARE = 0.2  # of its places that a token has at the ends of documents, if it marks them
-_NEARLY = 0.9
+_NEARLY, _MOSTLY = 0.9, 0.75
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
 _ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
 _LONGEST_HEADER = 24  # tokens of the header of a turn
@@ -249,7 +249,7 @@ def _header(batches: Sequence[Batch]) -> tuple[int, int] | None:
         token, share = _mode(tokens)
         places = [np.flatnonzero(one.ids == token) for one in parts]
         often = sum(map(len, places)) >= 1.5 * len(tokens)
-        if share >= _NEARLY and often and _has_roles(token, parts):
+        if share >= _MOSTLY and often and _has_roles(token, parts):
             end = _header_end(parts, places)
             return None if end is None else (token, end)
     return None
@@ -274,10 +274,12 @@ def _header_end(parts: Sequence[Batch], places: Sequence[Int64]) -> int | None:
         own = headers[headers[:, 1] == role]
         if len(own) < max(_FEWEST, 0.05 * len(headers)):
             continue
-        alike = (own == own[0]).mean(axis=0) >= _NEARLY
-        if not alike[0]:
-            continue
-        length = int(np.argmin(np.append(alike, False)))
-        if length > 1:
-            found.append((length, int(own[0, length - 1])))
+        length, last = 0, -1
+        for column in own.T:
+            token, share = _mode(column)
+            if share < _NEARLY:
+                break
+            length, last = length + 1, token
+        if length > 2:  # the mark, a role and what ends it
+            found.append((length, last))
     return min(found)[1] if len(found) > 1 else None

@@ -219,8 +219,9 @@ def _spans(v: View) -> tuple[Int64, Int64, Int64]:
     marks = np.append(-1, np.flatnonzero(b.ids == v.habits.header[0]))
     ends = np.append(np.flatnonzero(b.ids == v.habits.header[1]), len(b.ids))
     mark = marks[np.searchsorted(marks, spans, side="right") - 1]
-    mark[mark < b.begins[document]] = -1
-    return spans, mark, ends[np.searchsorted(ends, mark)] + 1
+    end = ends[np.searchsorted(ends, mark)] + 1
+    mark[(mark < b.begins[document]) | (end > b.stops[document])] = -1
+    return spans, mark, end
 
 
 def header_trained(v: View) -> Int64:

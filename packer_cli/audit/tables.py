@@ -344,10 +344,13 @@ def parquet_piece(place: str) -> tuple[Piece, list[str], dict[str, str]]:
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
         with opened() as file:
             for number, (first, end) in enumerate(pairwise(firsts.tolist())):
-                if ((spans[:, 1] > first) & (spans[:, 0] < end)).any():
+                wanted = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
+                if len(wanted):
                     own = file.iter_batches(at_once, [number], names, use_threads=False)
                     for at, batch in numbered(own):
                         yield first + at, batch
+                        if first + at + batch.num_rows >= wanted[-1]:
+                            break
 
     return Piece(place, metadata.num_rows, batches), names, ignored
 
