@@ -144,7 +144,8 @@ def audit(
     packed = False
     for batch in documents_of(set_, habits, spans):
         result.rows += batch.rows
-        result.documents += int(batch.begun.sum())
+        whole_ones = batch.end_with(habits)[0] if habits.flows else batch.begun
+        result.documents += int(whole_ones.sum())
         result.tokens += batch.tokens
         used = batch.used - batch.offsets[:-1]
         least = np.argsort(used, kind="stable")[:_EMPTIEST]

@@ -42,6 +42,7 @@ class Habits:
     header          the token that begins the header of a turn, and the one that ends it
     masks           share of documents of which a part is not trained on
     common          tokens that may be more than a quarter of all
+    spare           tokens of a document that are targets only, and do not count for a full row
     masked          whether attention_mask is 0 on padding, and not 1 everywhere
     told            what was told, and how, in words
     """
@@ -59,6 +60,7 @@ class Habits:
     header: tuple[int, int] | None = None
     masks: float = 0.0
     common: tuple[int, ...] = ()
+    spare: int = 0
     masked: bool = False
     told: dict[str, str] = field(default_factory=dict)
 
@@ -155,7 +157,8 @@ class Batch:
         """bool[d], whether a document ends where its row is full."""
         if habits.length is None:
             return np.zeros(len(self.begins), bool)
-        ends = self.offsets[self.row_of] + habits.length
+        spare = habits.spare * np.diff(self.of_row)[self.row_of]
+        ends = self.offsets[self.row_of] + habits.length + spare
         full: Bool = self.lasts & ((self.stops == ends) | habits.flows)
         return full
 

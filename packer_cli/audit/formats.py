@@ -222,7 +222,8 @@ def _documents_of(folder: Path) -> Pieces:
         )
         for number, shard in enumerate(tokenized.shards)
     ]
-    names = ["input_ids", *["labels"] * any(tokenized.has_labels)]
+    first = next(iter(tokenized.stored(tokenized.shards[0])))
+    names = ["input_ids", *["labels"] * ("trained" in first.schema.names)]
     return Pieces(pieces, names, {})
 
 

@@ -9,13 +9,13 @@ plain stays untold, and the rules that need it say so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.audit.batches import Batch, Habits, batch_of
+from packer_cli.audit.batches import Batch, Bool, Habits, batch_of, last_but
 from packer_cli.audit.formats import Set
 from packer_cli.audit.tables import Column, Raw, even_spans
 from packer_cli.records import Int64
@@ -40,7 +40,12 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
              if "attention_mask" in raw.columns]  # fmt: skip
     habits = Habits(masked=any(not one.all() for one in masks), told={})
     lengths = np.concatenate([np.diff(raw.columns["input_ids"].offsets) for raw in raws])
-    habits = replace(habits, length=max_length or set_.max_length or _full_length(lengths))
+    spare = int(set_.meaning.dropped)
+    if spare and "seq_start_id" in raws[0].columns:
+        lengths -= np.concatenate([np.diff(raw.columns["seq_start_id"].offsets) for raw in raws])
+    habits = replace(
+        habits, spare=spare, length=max_length or set_.max_length or _full_length(lengths)
+    )
     if tokenizer is not None:
         habits = _of_tokenizer(habits, tokenizer, set_)
     habits = _padding(habits, raws, set_)
@@ -138,38 +143,47 @@ def _is_rare(token: int, at_edges: int, batches: Sequence[Batch]) -> bool:
     return at_edges >= _RARE * everywhere
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """The last tokens of documents that are not cut, and those before them."""
+class _Ends(NamedTuple):
+    """The last tokens of documents that are not cut, and those before them; and of both whether
+    they are trained, None where that is not told.
+    """
 
     last: npt.NDArray[Any]
     before: npt.NDArray[Any]
+    trained: tuple[Bool, Bool] | None
 
     @classmethod
     def of(cls, batches: Sequence[Batch], habits: Habits) -> _Ends:
-        last, before = [], []
+        places, ids, flags = list[Int64](), list[Any](), list[Any]()
         for one in batches:
             keep = one.ended & ~one.full(habits) & (one.stops - one.begins > 1)
-            last.append(one.ids[one.stops[keep] - 1])
-            before.append(one.ids[one.stops[keep] - 2])
-        return cls(np.concatenate(last), np.concatenate(before))
+            places.append(one.stops[keep] - 1)
+            ids.append(np.stack([one.ids[places[-1]], one.ids[places[-1] - 1]]))
+            if one.trained is not None:
+                flags.append(np.stack([one.trained[places[-1]], one.trained[places[-1] - 1]]))
+        last, before = np.concatenate(ids, axis=1)
+        trained = np.concatenate(flags, axis=1) if flags else None
+        return cls(last, before, None if trained is None else (trained[0], trained[1]))
 
 
 def _ending(habits: Habits, batches: Sequence[Batch]) -> Habits:
-    """EOS by the ends of documents; behind it may be a line end, which is everywhere."""
+    """EOS by the ends of documents. Behind it may be a line end, which is everywhere, or what is
+    never trained.
+    """
     ends = _Ends.of(batches, habits)
     if len(ends.last) < _FEWEST:
         return habits
-    found = list[tuple[int, int, int]]()  # how often it is elsewhere, tail, token
+    found = list[tuple[bool, int, int, int]]()  # untrained, how often it is elsewhere, tail, token
     for tail, tokens in ((0, ends.last), (1, ends.before)):
         token, share = _mode(tokens)
-        there = int((tokens == token).sum())
-        if share >= _PLAIN and _is_rare(token, there, batches):
+        there = tokens == token
+        if share >= _PLAIN and _is_rare(token, int(there.sum()), batches):
             everywhere = sum(int((batch.ids == token).sum()) for batch in batches)
-            found.append((everywhere - there, tail, token))
+            is_untrained = ends.trained is not None and not ends.trained[tail][there].any()
+            found.append((is_untrained, everywhere - int(there.sum()), tail, token))
     if not found:
         return habits
-    _, tail, token = min(found)
+    *_, tail, token = min(found)
     habits.told["EOS"] = f"{token}, with which documents end"
     return replace(habits, eos=token, tail=tail)
 

@@ -137,7 +137,8 @@ def untrained_row(v: View) -> Int64:
 def untrained_document(v: View) -> Int64:
     b = v.batch
     row_trained = (b.counted[b.offsets[1:]] - b.counted[b.offsets[:-1]])[b.row_of]
-    wrong = (_trained_in(b) == 0) & (row_trained > 0) & (b.stops - b.begins > 1)
+    least = 2 + v.set_.meaning.dropped  # of which one can have a label
+    wrong = (_trained_in(b) == 0) & (row_trained > 0) & (b.stops - b.begins >= least)
     if b.keys is not None:  # the other pieces may have labels
         wrong &= b.begun & ~b.full(v.habits)
     places: Int64 = b.begins[wrong]
@@ -241,31 +242,25 @@ def header_partly_trained(v: View) -> Int64:
 
 
 def boundaries_disagree(v: View) -> Int64:
-    b, found = v.batch, list[Int64]()
-    own = np.setdiff1d(b.begins, b.offsets[:-1])
+    b, found = v.batch, [_NONE]
     if b.told:
         first = next(iter(b.told.values()))
         found += [np.setxor1d(first, other) for other in [*b.told.values()][1:]]
         if v.habits.eos is not None and v.habits.ends >= FEW and v.set_.rows_are != "documents":
-            found.append(_moved(v, own))
-    if b.real is not None:
-        here = b.in_documents()
-        if not np.array_equal(here, b.real):
-            found.append(np.flatnonzero(here != b.real))
-    return np.unique(np.concatenate([_NONE, *found]))
+            found.append(_moved(v))
+    if b.real is not None and not np.array_equal(here := b.in_documents(), b.real):
+        found.append(np.flatnonzero(here != b.real))
+    return np.unique(np.concatenate(found))
 
 
-def _moved(v: View, own: Int64) -> Int64:
-    """Boundaries with no EOS before them, in rows where an EOS has no boundary behind it."""
-    b, tail = v.batch, v.habits.tail
-    after = np.flatnonzero(b.ids == v.habits.eos) + 1 + tail
-    bare = own[(b.ids[own - 1] != v.habits.eos) & ~np.isin(own, after)]
+def _moved(v: View) -> Int64:
+    """Beginnings of documents with no EOS before them, in rows where EOS is inside a document."""
+    b = v.batch
+    bare = np.flatnonzero(~b.end_with(v.habits)[0] & ~b.lasts) + 1
     if not len(bare):
         return _NONE
-    inner = after[after < b.used[b.rows_at(np.minimum(after, len(b.ids) - 1))]]
-    lost = b.rows_at(np.setdiff1d(inner, np.append(own, b.offsets)))
-    places: Int64 = bare[np.isin(b.rows_at(bare), lost)]
-    return places
+    found: Int64 = b.begins[bare][np.isin(b.row_of[bare], b.rows_at(eos_inside(v)))]
+    return found
 
 
 # --- tokens and rows
