@@ -367,9 +367,15 @@ def parquet(sets: Sets, path: Path) -> None:
 
 def bridge(sets: Sets, path: Path) -> None:
     """Of Megatron-Bridge: `loss_mask` is that of the next token."""
-    c = _columns(sets, padded=False)
-    mask = [[int(one != IGNORED) for one in [*row[1:], IGNORED]] for row in c["labels"]]
-    table = _table({"input_ids": c["input_ids"], "loss_mask": mask, "seq_start_id": c["starts"]},
+    ids, mask, starts = [], [], []
+    for row in range(len(sets.rows)):
+        own, flags, begins = list[int](), list[int](), list[int]()
+        for one in sets.rows[row]:  # each with a token that is a target alone
+            begins.append(len(own))
+            own += [*one.ids, PAD]
+            flags += [*map(int, one.trained[1:]), 0, 0]
+        ids, mask, starts = [*ids, own], [*mask, flags], [*starts, begins]
+    table = _table({"input_ids": ids, "loss_mask": mask, "seq_start_id": starts},
                    loss_mask=pa.list_(pa.int8()))  # fmt: skip
     path.mkdir()
     pq.write_table(table, path / "packed.idx.parquet", row_group_size=9)

@@ -40,7 +40,7 @@ class Habits:
     length          tokens of a full row; None: rows have no length of their own
     flows           documents flow on from row to row, and only EOS tells them apart
     header          the token that begins the header of a turn, and the one that ends it
-    masks           share of documents of which a part is not trained on
+    masks           share of documents of which a tenth or more is not trained on
     common          tokens that may be more than a quarter of all
     spare           tokens of a document that are targets only, and do not count for a full row
     masked          whether attention_mask is 0 on padding, and not 1 everywhere

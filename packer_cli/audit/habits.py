@@ -225,7 +225,7 @@ def _shares(habits: Habits, batches: Sequence[Batch]) -> Habits:
         if one.trained is not None:
             inner = one.stops - one.begins - 1
             trained = one.counted[one.stops] - one.counted[np.minimum(one.begins + 1, one.stops)]
-            masked += int((trained < inner).sum())
+            masked += int((trained < _NEARLY * inner).sum())
             documents += len(inner)
     ends, begins = (float(np.concatenate(one).mean()) if sum(map(len, one)) else 0.0
                     for one in (ended, begun))  # fmt: skip

@@ -128,6 +128,14 @@ def _trained_in(b: Batch) -> Int64:
     return b.counted[b.stops] - b.counted[b.begins]
 
 
+def _whole(v: View) -> Bool:
+    """bool[d], whether all tokens of a document but the first are trained."""
+    b = v.batch
+    inner = b.counted[b.stops] - b.counted[np.minimum(b.begins + 1, b.stops)]
+    found: Bool = inner >= b.stops - b.begins - 1 - v.habits.spare
+    return found
+
+
 def untrained_row(v: View) -> Int64:
     b = v.batch
     trained = b.counted[b.offsets[1:]] - b.counted[b.offsets[:-1]]
@@ -147,8 +155,7 @@ def untrained_document(v: View) -> Int64:
 
 def all_trained(v: View) -> Int64:
     b, habits = v.batch, v.habits
-    inner = b.counted[b.stops] - b.counted[np.minimum(b.begins + 1, b.stops)]
-    wrong = (inner == b.stops - b.begins - 1) & (inner > 1) & b.begun
+    wrong = _whole(v) & (_trained_in(b) > 1) & b.begun
     if habits.header is not None:
         turns = np.cumsum(np.append(0, b.ids == habits.header[0]))
         wrong &= turns[b.stops] - turns[b.begins] > 1
@@ -214,8 +221,7 @@ def _spans(v: View) -> tuple[Int64, Int64, Int64]:
     before[b.begins] = False
     spans = np.flatnonzero(b.trained & ~before)
     document = np.searchsorted(b.begins, spans, side="right") - 1
-    inner = b.counted[b.stops] - b.counted[np.minimum(b.begins + 1, b.stops)]
-    partly = (document >= 0) & ~(inner == b.stops - b.begins - 1)[document]
+    partly = (document >= 0) & ~_whole(v)[document]
     spans, document = spans[partly], document[partly]
     marks = np.append(-1, np.flatnonzero(b.ids == v.habits.header[0]))
     ends = np.append(np.flatnonzero(b.ids == v.habits.header[1]), len(b.ids))
@@ -353,6 +359,8 @@ def _shared(before: npt.NDArray[Any], row: npt.NDArray[Any], habits: Habits) -> 
     """
     if len(row) and row[0] == habits.bos:
         row, before = row[1:], before[1:] if len(before) and before[0] == habits.bos else before
+    if habits.tail and len(before) > 1 and before[-2] == habits.eos:
+        before = before[:-1]
     while len(before) and before[-1] == habits.eos:
         before = before[:-1]
     least = max(1, len(before) - len(row))  # where it may begin

@@ -158,6 +158,8 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         own = found(report)
         if cuts:  # their pieces go on in rows that these formats do not name
             own.pop("cut", None)
+        if to == "unpacked":  # nothing predicts the first token of a piece, be it EOS
+            own.pop("eos-untrained", None)
         own.pop("duplicate-rows", None)  # empty texts and other short ones
         assert own == {}, (to, own)
         assert report["tokens"] >= expected["tokens"], to

@@ -22,7 +22,8 @@ def test_nothing_is_found_in_a_sound_set(tmp_path: Path, writer: Writer, seed: i
     assert found(report) == {}
     assert report["format"] == writer.name
     assert report["documents"] == len(sets.documents())
-    assert report["tokens"] == sum(len(one.ids) for _, one in sets.documents())
+    spare = len(sets.documents()) * (writer.name == "megatron-bridge")
+    assert report["tokens"] == sum(len(one.ids) for _, one in sets.documents()) + spare
 
 
 CASES = [
