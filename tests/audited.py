@@ -466,8 +466,10 @@ WRITERS = [
 def can_have(rule: str, writer: Writer) -> bool:
     """Whether a set of this format can have a defect."""
     of_labels = {"labels-shifted", "labels-differ"}
-    trained = {"eos-untrained", "untrained-row", "untrained-document", "cross-document-target",
-               "padding-trained", "header-trained", "header-partly-trained", "all-trained"}  # fmt: skip
+    trained = {
+        "eos-untrained", "untrained-row", "untrained-document", "cross-document-target",
+        "padding-trained", "header-trained", "header-partly-trained", "all-trained",
+    }  # fmt: skip
     of_rows = {"untrained-document", "cross-document-target", "cut"}
     return not (
         (rule in of_labels and not writer.labels)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.audit.batches import Batch, Bool, Habits, batch_of, last_but
+from packer_cli.audit.batches import Batch, Bool, Habits, batch_of
 from packer_cli.audit.formats import Set
 from packer_cli.audit.tables import Column, Raw, even_spans
 from packer_cli.records import Int64
