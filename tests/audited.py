@@ -254,11 +254,11 @@ def duplicate_rows(sets: Sets, seed: int) -> set[int]:
 
 
 def overlap(sets: Sets, seed: int) -> set[int]:
-    """Windows of one long answer, with a stride of half of what they hold."""
+    """Windows of one long answer, with a stride of a quarter of what they hold."""
     random_ = random.Random(seed)
     words = [random_.randrange(FIRST, IDS) for _ in range(400)]
     first, size = len(sets.rows), LENGTH - 6
-    for begin in range(0, 240, size // 2):
+    for begin in range(0, 240, size // 4):
         ids = [BOS, MARK, USER, LINE, *words[begin : begin + size], EOS]
         sets.rows.append([Document(ids, [False] * 4 + [True] * (len(ids) - 4))])
         sets.pad.append([])

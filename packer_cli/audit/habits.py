@@ -53,6 +53,8 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         habits = replace(habits, flows=True)
         habits.told["boundaries"] = "EOS, since rows are full and no column tells"
     batches = [batch_of(raw, set_, habits) for raw in raws]
+    if not (max_length or set_.max_length):
+        habits = replace(habits, length=_filled(habits, batches))
     if habits.eos is None:
         habits = _ending(habits, batches)
     if habits.bos is None and tokenizer is None:
@@ -80,6 +82,14 @@ def _full_length(lengths: Int64) -> int | None:
     """The length that the longest rows have in common."""
     longest = int(lengths.max(initial=0))
     return longest if longest and int((lengths == longest).sum()) > 1 else None
+
+
+def _filled(habits: Habits, batches: Sequence[Batch]) -> int | None:
+    """The length of full rows, where padding is told: LLaMA-Factory's have some in each row."""
+    used = np.concatenate([
+        one.used - one.offsets[:-1] - habits.spare * np.diff(one.of_row) for one in batches
+    ])  # fmt: skip
+    return habits.length if (used == habits.length).any() else _full_length(used)
 
 
 def _of_tokenizer(habits: Habits, info: TokenizerInfo, set_: Set) -> Habits:

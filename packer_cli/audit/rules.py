@@ -23,7 +23,7 @@ _NONE = np.empty(0, np.int64)
 _NEARLY = 0.9
 FEW = 0.1  # share of documents with EOS below which none is expected
 MUCH = 0.25  # of all tokens, for one
-SHARED = 32  # tokens that windows may share by chance
+SHARED = 64  # tokens that windows do not share by chance
 MOST_ROWS = 1 << 23  # whose digests are held, 16 bytes each
 _MOST_LENGTHS = 1 << 20
 

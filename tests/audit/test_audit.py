@@ -152,8 +152,8 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         report = audited(name)
         assert (report["format"], found(report)) == (kind, {})
         assert report["tokens"] == expected["tokens"]
-    for to, cuts in (("trl", True), ("llamafactory", False), ("megatron-bridge", True),
-                     ("numpy", True), ("parquet", True), ("unpacked", False), ("axolotl", True),
+    for to, cuts in (("trl", True), ("llamafactory", True), ("megatron-bridge", True),
+                     ("numpy", True), ("parquet", False), ("unpacked", False), ("axolotl", True),
                      ("nanotron", False), ("megatron", False)):  # fmt: skip
         assert packer("export", "rows", "--to", to, "-o", f"to-{to}", "-q").exit_code == 0
         report = audited(f"to-{to}", *["-l", "64"] * (to == "axolotl"))
