@@ -120,6 +120,12 @@ class Batch:
         return counts
 
     @cached_property
+    def other_labels(self) -> Int64:
+        """int64, places of labels that are neither IGNORED nor the token."""
+        assert self.labels is not None  # noqa: S101 as rules that need labels are for sets of them
+        return np.flatnonzero((self.labels != self.ids) & (self.labels != IGNORED))
+
+    @cached_property
     def row_of(self) -> Int64:
         """int64[d], which row each document is in."""
         return np.repeat(np.arange(self.rows), np.diff(self.of_row))

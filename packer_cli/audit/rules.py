@@ -166,10 +166,9 @@ def all_trained(v: View) -> Int64:
 def labels_shifted(v: View) -> Int64:
     b = v.batch
     assert b.labels is not None  # noqa: S101 `needs`
-    labelled = b.labels != IGNORED
-    own = b.labels == b.ids
-    if v.set_.meaning.shift == "own" and not (labelled & ~own).any():
+    if v.set_.meaning.shift == "own" and not len(b.other_labels):
         return _NONE
+    labelled, own = b.labels != IGNORED, b.labels == b.ids
     labelled[b.offsets[1:][np.diff(b.offsets) > 0] - 1] = False  # what comes next is not there
     following = np.append(b.labels[:-1] == b.ids[1:], False)
     counts = [np.append(0, np.cumsum(labelled & one)) for one in (labelled, own, following)]
@@ -181,7 +180,7 @@ def labels_shifted(v: View) -> Int64:
 def labels_differ(v: View) -> Int64:
     b = v.batch
     assert b.labels is not None  # noqa: S101 `needs`
-    places = np.flatnonzero((b.labels != b.ids) & (b.labels != IGNORED))
+    places = b.other_labels
     if not len(places):
         return _NONE
     is_last = np.isin(places + 1, b.offsets)

@@ -38,7 +38,7 @@ OF_DOCUMENTS = (
 )  # fmt: skip
 _AT_ONCE = 1 << 18  # tokens, which fit into the cache of a core with what is made of them
 LONGEST = 1 << 24  # tokens of a row
-_DECODED_BYTES = 8 << 20  # of Parquet
+_DECODED_BYTES = 2 << 20  # of Parquet
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
 _LINE_BYTES = 256 << 20
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
