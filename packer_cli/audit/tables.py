@@ -36,7 +36,7 @@ OF_DOCUMENTS = (
     "seq_lengths", "seq_lens", "seq_lens_padded", "seq_start_id", "cu_seqlens", "cu_seqlens_padded",
     "segments",
 )  # fmt: skip
-_AT_ONCE = 1 << 18  # tokens, which fit into the cache of a core with what is made of them
+_AT_ONCE = 1 << 17  # tokens, which fit into the cache of a core with what is made of them
 LONGEST = 1 << 24  # tokens of a row
 _DECODED_BYTES = 2 << 20  # of Parquet
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
