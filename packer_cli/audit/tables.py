@@ -346,7 +346,7 @@ def parquet_piece(place: str) -> tuple[Piece, list[str], dict[str, str]]:
             for number, (first, end) in enumerate(pairwise(firsts.tolist())):
                 wanted = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
                 if len(wanted):
-                    own = file.iter_batches(at_once, [number], names, use_threads=False)
+                    own = file.iter_batches(at_once, [number], names)
                     for at, batch in numbered(own):
                         yield first + at, batch
                         if first + at + batch.num_rows >= wanted[-1]:
