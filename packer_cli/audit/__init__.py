@@ -18,7 +18,7 @@ import numpy as np
 
 from packer_cli.audit.batches import Batch, Habits, batch_of
 from packer_cli.audit.formats import FORMATS, Set, open_set
-from packer_cli.audit.habits import look
+from packer_cli.audit.habits import look as _look
 from packer_cli.audit.rules import (
     FEW,
     MOST_ROWS,
@@ -100,6 +100,14 @@ class Audit:
                 "not_applied": self.not_applied}  # fmt: skip
 
 
+def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> Habits:
+    """As `habits.look`. Raises DataError also for boundaries that are not in their row."""
+    try:
+        return _look(set_, tokenizer, max_length)
+    except ValueError as error:
+        raise DataError(f"{set_.name}: {error}", "write these columns again") from error
+
+
 def documents_of(set_: Set, habits: Habits, spans: Int64) -> Any:
     """Batches of rows spans[k, 0] <= row < spans[k, 1] as documents. Raises DataError for what
     cannot be read, and boundaries that are not in their row.
@@ -127,10 +135,7 @@ def audit(
     `tokenizer`: tells EOS, BOS, padding and the vocabulary, in place of what the set says.
     `max_length`: tokens of a full row. Raises DataError for what cannot be read.
     """
-    try:
-        habits = look(set_, tokenizer or set_.tokenizer, max_length)
-    except ValueError as error:
-        raise DataError(f"{set_.name}: {error}", "write these columns again") from error
+    habits = look(set_, tokenizer or set_.tokenizer, max_length)
     spans = even_spans(set_.table.rows, sample or set_.table.rows)
     result, memory = Audit(set_, habits, set_.table.rows), Memory()
     whole = sample is None or sample >= set_.table.rows
@@ -226,7 +231,8 @@ def _settle(
             one.rows = 0
         one.more = ", ".join(f"{share:.1%} are {token}" for token, share in shares.items())
     one = found["duplicate-rows"]
-    _fill(one, [(row, 0) for row in repeated(memory).tolist()])
+    again = repeated(memory)
+    _fill(one, again, np.zeros_like(again))
     if result.rows > MOST_ROWS:
         one.more = f"among the first {MOST_ROWS:,} rows"
     if (one := found.get("cut")) is not None and one.rows:
@@ -237,7 +243,7 @@ def _settle(
         elif whole and "bos-missing" in found and places.shape[1] == memory.without_bos:
             places = places[:, :0]  # they go on where BOS is not expected
             found["bos-missing"].rows = 0
-        _fill(one, list(zip(*places.tolist(), strict=True)))
+        _fill(one, *places)
         one.more = plural(places.shape[1], "document")
     for name, why in result.set_.meaning.weaker.items():
         if name in found:
@@ -246,12 +252,11 @@ def _settle(
         _best_fit(one, result, memory, packed=packed)
 
 
-def _fill(finding: Finding, places: list[tuple[int, int]]) -> None:
-    """All (row, place), in the order of rows."""
-    first: dict[int, int] = {}
-    for row, place in places:
-        first.setdefault(row, place)
-    finding.rows, finding.examples = len(first), list(first.items())[:_EXAMPLES]
+def _fill(finding: Finding, rows: Int64, places: Int64) -> None:
+    """All rows, in ascending order, some more than once, and the place in each."""
+    numbers, first = np.unique(rows, return_index=True)
+    finding.rows, few = len(numbers), first[:_EXAMPLES]
+    finding.examples = list(zip(rows[few].tolist(), places[few].tolist(), strict=True))
 
 
 def _best_fit(one: Finding, result: Audit, memory: Memory, *, packed: bool) -> None:

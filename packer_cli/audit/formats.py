@@ -42,7 +42,7 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import IndexedReader
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import IGNORED, InputFile, Int64, offsets_of
-from packer_cli.result.layout import DATASET_DICT, MANIFEST, Shard
+from packer_cli.result.layout import DATASET_DICT, MANIFEST, SQUARED_LENGTHS, Shard
 from packer_cli.result.manifest import Manifest, TokenizerInfo, is_manifest, load_any
 from packer_cli.result.opening import View, opened
 from packer_cli.result.rules import sound_batches, trained_flags
@@ -238,7 +238,7 @@ def _arrays(name: str, max_length: int | None) -> Set | None:
         arrays = [one for one in names if one.endswith(".npy")]
         if "input_ids.npy" in arrays:
             return _exported(name, arrays)
-        tokens = [one for one in arrays if "mask" not in one]
+        tokens = [one for one in arrays if "mask" not in one and one != SQUARED_LENGTHS]
         if len(tokens) > 1:
             raise UsageError(
                 f"{name}: has {len(tokens)} files of tokens, and one is read at a time",
@@ -314,8 +314,12 @@ def _exported(folder: str, files: Sequence[str]) -> Set:
             major = np.lib.format.read_magic(file)[0]
             read = np.lib.format.read_array_header_1_0 if major == 1 else (
                 np.lib.format.read_array_header_2_0)  # fmt: skip
-            shape, _, kind = read(file)
+            shape, by_columns, kind = read(file)
             begin = file.tell()
+            if any(not 0 <= one <= LONGEST << 32 for one in shape) or (
+                0 in shape[1:] or (by_columns and len(shape) > 1)
+            ):
+                raise ValueError(f"an array of {shape}, expected rows that have tokens, in C order")
         if kind.kind not in "iub" or kind.hasobject:
             continue
         count = int(np.prod(shape, dtype=np.int64))
@@ -392,7 +396,8 @@ def _split_of(name: str) -> str:
     if not storage.is_file(place):
         return name
     with readable(place):
-        splits = json.loads(storage.read_bytes(place)).get("splits")
+        content = json.loads(storage.read_bytes(place))
+        splits = content.get("splits") if isinstance(content, dict) else None
         if not isinstance(splits, list) or not splits or not all(
             isinstance(one, str) and one and "/" not in one and one != ".." for one in splits
         ):  # fmt: skip

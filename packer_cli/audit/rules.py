@@ -323,6 +323,8 @@ def overlap(v: View) -> Int64:
     BOS is before and EOS behind that.
     """
     b, found = v.batch, []
+    if not len(b.ids):
+        return _NONE
     number, before = v.memory.before
     filled = np.flatnonzero(b.used - b.offsets[:-1] >= SHARED)
     if number == b.first - 1 and b.rows and _shared(before, _row(b, 0), v.habits):

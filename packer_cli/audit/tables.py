@@ -8,7 +8,9 @@ are files of tokens end to end. `formats.py` opens them.
 
 from __future__ import annotations
 
+import csv
 import mmap
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ OF_DOCUMENTS = (
     "seq_lengths", "seq_lens", "seq_lens_padded", "seq_start_id", "cu_seqlens", "cu_seqlens_padded",
     "segments",
 )  # fmt: skip
+_OF_SEGMENTS = ("file", "position", "start")
 _AT_ONCE = 1 << 17  # tokens, which fit into the cache of a core with what is made of them
 LONGEST = 1 << 24  # tokens of a row
 _DECODED_BYTES = 2 << 20  # of Parquet
@@ -191,7 +194,8 @@ def readable(place: str) -> Iterator[None]:
     """A context in which what Arrow, msgspec and the system raise becomes a DataError."""
     try:
         yield
-    except (pa.ArrowException, msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (pa.ArrowException, msgspec.MsgspecError, ValueError, OverflowError,
+            csv.Error, zlib.error, EOFError) as error:  # fmt: skip
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{place}: cannot be read: {reason}", _AGAIN) from error
     except OSError as error:
@@ -210,7 +214,7 @@ def columns_of(batch: Any, place: str, first: int = 0) -> dict[str, Column]:
         array = batch.column(name)
         array.validate(full=True)
         if name == "segments":  # of its parts, each a list as long as the other ones
-            for part in ("file", "position", "start"):
+            for part in _OF_SEGMENTS:
                 column = pa.ListArray.from_arrays(array.offsets, array.values.field(part))
                 found[f"segments.{part}"] = _column(column, f"{place}: {name}")
         else:
@@ -261,7 +265,12 @@ def chosen_columns(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
                                           pa.types.is_fixed_size_list))  # fmt: skip
         inner = kind.value_type if lists else kind
         is_whole = pa.types.is_integer(inner) or pa.types.is_boolean(inner)
-        if lists and (is_whole or (name == "segments" and pa.types.is_struct(inner))):
+        if name == "segments":  # packer's, or something else of this name
+            is_whole = pa.types.is_list(kind) and pa.types.is_struct(inner) and all(
+                inner.get_field_index(part) >= 0
+                and pa.types.is_integer(inner.field(part).type) for part in _OF_SEGMENTS
+            )  # fmt: skip
+        if lists and is_whole:
             names.append(name)
         else:
             ignored[name] = str(kind)
@@ -407,7 +416,7 @@ def jsonl_piece(place: str) -> tuple[Piece, list[str], dict[str, str]]:
         held, tokens = list[_Line](), 0
         for number, line in lines():
             held.append(decoded(number, line))
-            tokens += len(held[-1].input_ids)
+            tokens += 1 + len(held[-1].input_ids)  # so that empty rows end, too
             for name in names:
                 if getattr(held[-1], name) is None:
                     raise ValueError(f"row {number}: has no {name}, other rows have")

@@ -42,7 +42,10 @@ class AuditOptions(Page, Progress):
         None, "What columns mean, where it is not to be told from them.", metavar="NAME"
     )
     max_length: Count | None = option(
-        None, "Tokens of a full row. Default: as many as the longest have.", short="-l"
+        None,
+        "Tokens of a full row. Default: as many as the longest have.",
+        short="-l",
+        most=1 << 24,
     )
     sample: str = option("all", "How many rows are read, evenly spread.", metavar="N|all")
 

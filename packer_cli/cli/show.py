@@ -40,7 +40,7 @@ class ShowOptions(Page, TokensOf, Reporting):
     format: str | None = option(
         None, "What its columns mean, as packer audit takes it.", metavar="NAME"
     )
-    max_length: Count | None = option(None, "Tokens of its full rows.", short="-l")
+    max_length: Count | None = option(None, "Tokens of its full rows.", short="-l", most=1 << 24)
 
 
 def show(
@@ -133,7 +133,7 @@ def _rows(directory: Path, options: ShowOptions) -> _Rows:
 
 def _has_set(directory: Path) -> bool:
     """Whether there is more than an empty folder, of which nothing can be said."""
-    return directory.is_file() or any(directory.iterdir())
+    return directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
 
 
 def _of_others(directory: Path, options: ShowOptions) -> _Rows:
