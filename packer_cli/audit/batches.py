@@ -173,7 +173,7 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
     """Rows as documents. Raises ValueError for boundaries that are not in their row."""
     ids, offsets = raw.columns["input_ids"]
     ids, ends, starts = _compact(ids), offsets[1:], offsets[:-1]
-    real = raw.columns["attention_mask"].values != 0 if habits.masked else None
+    real = _real(raw, habits)
     told = dict[str, tuple[Int64, Int64]]()
     for name in _TELLING:
         if name in raw.columns and (edges := _TELL[name](raw, real)) is not None:
@@ -181,7 +181,7 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
     if told and set_.rows_are != "documents":
         begins, stops = next(iter(told.values()))
     elif habits.flows and habits.eos is not None:
-        begins, stops = _by_eos(ids, offsets, habits)
+        begins, stops = _by_eos(ids, offsets, habits, real)
     else:
         begins, stops = _whole_rows(raw, real)
     if habits.pad is not None and not any(one in told for one in _EXACT) and real is None:
@@ -194,7 +194,7 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
         trained[begins] = False
     of_row = np.append(0, np.searchsorted(begins, ends, side="left"))
     begun, ended = np.ones(len(begins), bool), np.ones(len(begins), bool)
-    keys = _keys(raw, keep) if "segments.start" in raw.columns else None
+    keys = _keys(raw, keep) if {"segments.start", "cu_seqlens"} <= raw.columns.keys() else None
     if raw.open is not None:
         begun[np.isin(begins, starts[raw.open[0]])] = False
         ended[np.isin(stops, ends[raw.open[1]])] = False
@@ -210,6 +210,14 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
         inner = np.setdiff1d(own, starts)
         batch.told[name] = inner[inner < batch.used[batch.rows_at(inner)]]
     return batch
+
+
+def _real(raw: Raw, habits: Habits) -> Bool | None:
+    """As `Batch.real`, also where the look at the set has seen no padding: it may be rare."""
+    if "attention_mask" not in raw.columns:
+        return None
+    real: Bool = raw.columns["attention_mask"].values != 0
+    return real if habits.masked or not real.all() else None
 
 
 def _compact(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -343,9 +351,14 @@ def _whole_rows(raw: Raw, real: Bool | None) -> tuple[Int64, Int64]:
     return begins, stops
 
 
-def _by_eos(ids: npt.NDArray[Any], offsets: Int64, habits: Habits) -> tuple[Int64, Int64]:
+def _by_eos(
+    ids: npt.NDArray[Any], offsets: Int64, habits: Habits, real: Bool | None
+) -> tuple[Int64, Int64]:
     after = np.flatnonzero(ids == habits.eos) + 1 + habits.tail
-    cuts = np.unique(np.concatenate([after[after < len(ids)], offsets]))
+    after = after[after < len(ids)]
+    if real is not None:
+        return _stretches(real, after, offsets)
+    cuts = np.unique(np.concatenate([after, offsets]))
     return cuts[:-1], cuts[1:]
 
 

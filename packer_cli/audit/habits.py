@@ -49,7 +49,8 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
     if tokenizer is not None:
         habits = _of_tokenizer(habits, tokenizer, set_)
     habits = _padding(habits, raws, set_)
-    if habits.eos is not None and _flows(set_, lengths, habits):
+    real = np.concatenate([_real_lengths(raw) for raw in raws])
+    if habits.eos is not None and _flows(set_, real, habits):
         habits = replace(habits, flows=True)
         habits.told["boundaries"] = "EOS, since rows are full and no column tells"
     batches = [batch_of(raw, set_, habits) for raw in raws]
@@ -76,6 +77,16 @@ def _looked_at(set_: Set) -> list[Raw]:
         if tokens > 4 * _LOOK_TOKENS:  # the first row was a short one
             break
     return raws
+
+
+def _real_lengths(raw: Raw) -> Int64:
+    """int64[r], tokens of each row, without those of which attention_mask is 0."""
+    offsets = raw.columns["input_ids"].offsets
+    if "attention_mask" not in raw.columns:
+        return np.diff(offsets)
+    counts = np.append(0, np.cumsum(raw.columns["attention_mask"].values != 0))
+    lengths: Int64 = np.diff(counts[offsets])
+    return lengths
 
 
 def _full_length(lengths: Int64) -> int | None:

@@ -206,6 +206,25 @@ def _olmo(path: Path) -> Path:
     return path / "set"
 
 
+def _lines(path: Path, *rows: object) -> Path:
+    (path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path / "a.jsonl"
+
+
+def _no_splits(path: Path) -> Path:
+    (path / "dataset_dict.json").write_text("[1]")
+    return path
+
+
+def _npy(path: Path, shape: tuple[int, ...]) -> Path:
+    with (path / "input_ids.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<i4", "fortran_order": False, "shape": shape}
+        )
+        file.write(bytes(4 * int(np.prod(shape))))
+    return path
+
+
 UNREADABLE = {
     "cut short": (_damaged_arrow, "no end marker of Arrow"),
     "no ids": (lambda path: _parquet(pa.table({"text": ["a"]}), path), "no input_ids, expected"),
@@ -225,6 +244,10 @@ UNREADABLE = {
         "does not ascend",
     ),
     "tokens cut short": (_olmo, "bytes, expected"),
+    "huge ids": (lambda path: _lines(path, {"input_ids": [1, 1 << 64]}), "too large"),
+    "splits that are no object": (_no_splits, "does not list splits"),
+    "rows without tokens beyond count": (lambda path: _npy(path, (1 << 62, 0)), "an array of"),
+    "a negative shape": (lambda path: _npy(path, (-5, -3)), "an array of"),
     "no rows": (lambda path: _parquet(pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))}),
                                       path), "has no rows"),
 }  # fmt: skip
@@ -235,6 +258,50 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, what: str) -> None:
     make, message = UNREADABLE[what]
     path = make(tmp_path)
     assert_error(packer("audit", path), 2, message)
+
+
+def test_odd_columns_are_read(tmp_path: Path) -> None:
+    assert found(audited(_lines(tmp_path, *[{"input_ids": []}] * 9))) == {}
+    for struct in ({"a": 1}, {"file": "x", "position": 1, "start": 0},
+                   {"file": 1, "position": 1, "start": 0}):  # fmt: skip
+        table = pa.table({"input_ids": [[1, 2], [3, 4]], "segments": [[struct]] * 2})
+        assert audited(_parquet(table, tmp_path))["format"] == "columns"
+
+
+def test_show_of_boundaries_beyond_the_row_is_one_line(tmp_path: Path) -> None:
+    path = _parquet(_lengths([[4], [5], [4]]), tmp_path)
+    assert_error(packer("show", path), 2, "add up to 5")
+
+
+@pytest.mark.parametrize("pad", [0, 256])
+def test_rows_padded_by_a_mask_are_documents(tmp_path: Path, pad: int) -> None:
+    """All are as long, yet not full: EOS tells no boundaries of them."""
+    random_ = random.Random(1)
+    lengths = [random_.randint(5, 60) for _ in range(100)]
+    documents = [[random_.randint(97, 122) for _ in range(one)] + [256] for one in lengths]
+    rows = {
+        "input_ids": [one + [pad] * (64 - len(one)) for one in documents],
+        "labels": [one + [-100] * (64 - len(one)) for one in documents],
+        "attention_mask": [[1] * len(one) + [0] * (64 - len(one)) for one in documents],
+    }
+    report = audited(_parquet(pa.table(rows), tmp_path), "-t", "bytes")
+    assert (report["documents"], found(report)) == (100, {})
+
+
+def test_padding_of_the_last_row_alone(tmp_path: Path) -> None:
+    """The look at 16,384 rows of the set sees no padding; the mask tells it all the same."""
+    rows, length = 20_000, 16
+    ids = np.random.default_rng(0).integers(10, 5000, (rows, length))
+    ids[:, [0, 8]], ids[:, [7, 15]] = 1, 2
+    labels, mask = ids.copy(), np.ones_like(ids)
+    labels[:, [0, 8]] = -100
+    ids[-1, 8:], labels[-1, 8:], mask[-1, 8:] = 0, -100, 0
+    positions = np.tile(np.arange(8), (rows, 2))
+    table = pa.table({name: pa.array(list(of)) for name, of in (
+        ("input_ids", ids), ("labels", labels), ("attention_mask", mask),
+        ("position_ids", positions))})  # fmt: skip
+    report = audited(_parquet(table, tmp_path))
+    assert (report["tokens"], found(report)) == (rows * length - 8, {})
 
 
 def test_names_that_stand_for_nothing(tmp_path: Path) -> None:
