@@ -75,7 +75,7 @@ class ReferenceDecoder:
 
     def special(self, token: int) -> str | None:
         """As `BytesDecoder.special`."""
-        name: str | None = self._tokenizer.id_to_token(token) if token >= 0 else None
+        name = self._name(token)
         if name is None:
             return f"<id {token}>"  # the library would skip it
         return name if token in self._special else None
@@ -89,14 +89,17 @@ class ReferenceDecoder:
                 text += bytes(map(self._bytes.__getitem__, tokens)).decode(errors="replace")
             else:
                 # some decoders drop the space that begins a text; this is not where one begins
-                lead = list[int]()
-                if before is not None and before >= 0:
-                    lead = [before] if self._tokenizer.id_to_token(before) is not None else []
+                lead = [] if before is None or self._name(before) is None else [before]
                 context, whole = self._decode(lead), self._decode([*lead, *tokens])
                 is_after = whole.startswith(context)
                 text += whole[len(context) :] if is_after else self._decode(tokens)
             before = tokens[-1]
         return text
+
+    def _name(self, token: int) -> str | None:
+        """None for an id that is in no vocabulary; the library takes none beyond uint32."""
+        name: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 1 << 32 else None
+        return name
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -30,6 +30,8 @@ from audited import (
 )
 from support import assert_error, heavy, packer, random_texts
 from support import jsonl as text_lines
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from packer_cli.audit import RULES, audit, open_set
 from packer_cli.errors import DataError
@@ -378,6 +380,14 @@ def test_show_reads_rows_of_any_set(sound: Path) -> None:
     text = packer("show", sound, 0, "-t", "bytes").stdout
     assert "row 0 of 40" in text
     assert "\x1b" not in text
+
+
+def test_show_of_ids_that_no_tokenizer_has(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))  # noqa: S106 no password
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = _lines(tmp_path, {"input_ids": [-1, 1, 1 << 40, 0, 1 << 62]})
+    text = packer("show", path, "-t", tmp_path / "tokenizer.json").stdout
+    assert f"<id-1>b<id{1 << 40}>a<id{1 << 62}>" in text.replace(" ", "")
 
 
 def test_show_refuses_what_is_for_packer_alone(sound: Path) -> None:
