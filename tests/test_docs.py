@@ -61,6 +61,7 @@ RUN = [
     ("docs/preference.md", "", ()),
     ("docs/supervised.md", "### Arguments", ()),
     ("docs/python.md", "", ()),
+    ("docs/audit.md", "", ()),
 ]
 
 

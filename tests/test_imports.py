@@ -109,7 +109,7 @@ GRAPH = {
 # A layer imports itself and those before it. What is not named here is the base, the first.
 LAYERS = (
     {"base"}, {"options"}, {"packing"}, {"result"}, {"inputs"}, {"tokenization"}, {"chat"},
-    {"mixing"}, {"run"}, {"steps"}, {"plan", "trace"},
+    {"mixing"}, {"run"}, {"steps"}, {"plan", "trace", "audit"},
     {"reports", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
     {"cli"}, {"__main__"},
 )  # fmt: skip

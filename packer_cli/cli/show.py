@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, print_note
+from packer_cli.cli.audit import SetName, decoder_of, tokenizer_of, unreadable
+from packer_cli.cli.reports import LOCAL_ONLY, Page, TokensOf, check_page, print_note, show_reports
 from packer_cli.errors import UsageError
-from packer_cli.options.option import Whole, option
+from packer_cli.options.option import Count, Whole, apart, option, refuse
 from packer_cli.options.run_options import Reporting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import Result
+    from packer_cli.tokenization.decoding import Decoder
+
+_ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
 
 
 @dataclass(frozen=True)
-class ShowOptions(TokensOf, Reporting):
+class ShowOptions(Page, TokensOf, Reporting):
     segment: Whole | None = option(None, "Show only this segment of each row.", metavar="K")
     ids: bool = option(False, "Show token ids instead of text.")
+    tokenizer: str | None = option(
+        None,
+        "The tokenizer of a set that packer has not made, for text in place of ids.",
+        short="-t",
+        metavar="NAME",
+    )
+    format: str | None = option(
+        None, "What its columns mean, as packer audit takes it.", metavar="NAME"
+    )
+    max_length: Count | None = option(None, "Tokens of its full rows.", short="-l", most=1 << 24)
 
 
 def show(
-    name: Directory,
+    name: SetName,
     rows: Annotated[
         list[str] | None,
         typer.Argument(
@@ -43,39 +58,103 @@ def show(
 ) -> None:
     """Show rows as text: segments, where they came from, and which tokens are trained on.
 
-    Of a tokenized directory, its documents. With --json, an object for each.
+    Of a tokenized directory, its documents. With --json, an object for each. Of a set that another
+    tool has made, rows as packer audit reads them.
 
     Trained tokens are green; without color (NO_COLOR, or no terminal) they are in brackets.
 
     Example: packer show documents-packed-1024 0 -1
     """
+    from packer_cli.reports.rows import rows_report
     from packer_cli.reports.show import Printer, numbers_of, pick
     from packer_cli.reports.show import as_json as written
-    from packer_cli.result.manifest import load_any
     from packer_cli.storage import local
-    from packer_cli.tokenization.decoding import load_decoder
 
-    directory, segment = local(name, LOCAL_ONLY), options.segment
-    manifest = load_any(directory)
-    what, count, labels, read = _reader(directory, manifest, options.tokens)
+    segment, html = options.segment, options.html
+    check_page(html, as_json=options.as_json)
+    given = segment is not None or options.as_json
+    refuse([apart("--html", html is not None, "--segment and --json", given)])
+    what, count, labels, read, load = _rows(local(name, LOCAL_ONLY), options)
     if what == "document" and segment is not None:
         raise UsageError("--segment: is for rows, and documents have no segments", "leave it out")
-    wanted = numbers_of(rows or ["0"], count, what)
-    decoder = None if options.ids else load_decoder(directory, manifest.tokenizer)
-    if isinstance(decoder, str):
+    rows = rows or (["0"] if html is None else [f"0-{min(count, _ON_PAGE) - 1}"])
+    wanted = numbers_of(rows, count, what)
+    decoder = "--ids" if options.ids else load()
+    if html is not None:
+        show_reports({name: rows_report(name, [*read(wanted)], decoder)}, as_json=False, html=html)
+        return
+    if isinstance(decoder, str) and not options.ids:
         print_note(f"showing token ids: {decoder}")
-        decoder = None
+    texts = None if isinstance(decoder, str) else decoder
     if not labels:
         print_note("the labels column was not written: which tokens are trained on is unknown")
     printer = None
-    for number in wanted:
-        shown = read(number)
+    for shown in read(wanted):
         segments = shown.segments if segment is None else pick(shown, segment)
         if options.as_json:
-            print(json.dumps(written(shown, segments, decoder)))
+            print(json.dumps(written(shown, segments, texts)))
             continue
-        printer = printer or Printer(count, decoder, labels=labels)
+        printer = printer or Printer(count, texts, labels=labels)
         printer.print(shown, segments)
+
+
+class _Rows(NamedTuple):
+    """Rows or documents: what they are, how many, whether it is known what is trained on, what
+    reads some of them, and what loads their decoder, or says why there is none.
+    """
+
+    what: str
+    number: int
+    labels: bool
+    read: Callable[[Iterable[int]], Iterator[Shown]]
+    load: Callable[[], Decoder | str]
+
+
+def _rows(directory: Path, options: ShowOptions) -> _Rows:
+    """The rows of a result of packer, or of another tool's set."""
+    from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
+    from packer_cli.result.manifest import is_manifest, load_any, splits_of
+    from packer_cli.tokenization.decoding import load_decoder
+
+    signs = any(is_manifest(directory / name) for name in (MANIFEST, INCOMPLETE))
+    signs |= bool(splits_of(directory))
+    if not signs and directory.exists() and not (directory / WORK).exists() and _has_set(directory):
+        return _of_others(directory, options)
+    refuse([
+        (value is not None, f"{flag}: is for sets that packer has not made", "leave it out")
+        for flag, value in (("--tokenizer", options.tokenizer), ("--format", options.format),
+                            ("--max-length", options.max_length))
+    ])  # fmt: skip
+    manifest = load_any(directory)
+    what, count, labels, read = _reader(directory, manifest, options.tokens)
+    load = partial(load_decoder, directory, manifest.tokenizer)
+    return _Rows(what, count, labels, partial(map, read), load)
+
+
+def _has_set(directory: Path) -> bool:
+    """Whether there is more than an empty folder, of which nothing can be said."""
+    return directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
+
+
+def _of_others(directory: Path, options: ShowOptions) -> _Rows:
+    """The rows of a set that another tool has made."""
+    from packer_cli.audit import look, open_set
+    from packer_cli.reports.audit import shown_rows
+
+    refuse([(options.tokens, "--tokens: is for views of packer", "leave it out")])
+    with unreadable():
+        set_ = open_set(str(directory), options.format, options.max_length)
+        habits = look(set_, tokenizer_of(options.tokenizer), options.max_length)
+
+    def read(numbers: Iterable[int]) -> Iterator[Shown]:
+        left = iter(numbers)
+        while some := [*islice(left, _AT_ONCE)]:
+            with unreadable():
+                found = {one.index: one for one in shown_rows(set_, habits, some)}
+            yield from map(found.__getitem__, some)
+
+    load = partial(decoder_of, set_, options.tokenizer)
+    return _Rows("row", set_.table.rows, set_.says_what_is_trained, read, load)
 
 
 def _reader(

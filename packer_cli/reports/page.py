@@ -6,12 +6,15 @@ Its file is there whole or not at all, and in the place of nothing but an earlie
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import stat
 from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from packer_cli.errors import UsageError, cut, from_os_error, one_line
 from packer_cli.options.option import refuse
@@ -26,6 +29,7 @@ from packer_cli.storage import is_url
 _START = b'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n' + (
     b'<meta name="generator" content="packer">\n'
 )
+_PAGE, _SCRIPT = "page.html.jinja", "rows.js"  # the latter is run on pages of rows alone
 _MOST_CHARACTERS = 90  # of a name
 
 
@@ -40,8 +44,16 @@ def page(report: Report) -> bytes:
         "percent": percent,
         "shortened": partial(cut, most=_MOST_CHARACTERS),
     }
-    source = Path(__file__).with_name("page.html.jinja").read_text(encoding="utf-8")
-    text = environment.from_string(source).render(report=report)
+    source, script = (
+        Path(__file__).with_name(name).read_text(encoding="utf-8") for name in (_PAGE, _SCRIPT)
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = environment.from_string(source).render(
+        report=report,
+        blob=Markup(report.rows.blob if report.rows else ""),  # noqa: S704 it is base64
+        script=Markup(script),  # noqa: S704 ours
+        script_digest=f"sha256-{digest}",
+    )
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -35,6 +35,7 @@ class Table:
     text         columns that hold words, by their titles
     names_first  in the terminal, too, where names otherwise come last: long ones move no figure
     drawn, bars  on a page, for each line shares that are drawn as bars, and what they are
+    linked, links  on a page, for each line the numbers of rows that it leads to, and what they are
     """
 
     title: str
@@ -44,6 +45,8 @@ class Table:
     names_first: bool = False
     drawn: str = ""
     bars: Sequence[Sequence[float]] = ()
+    linked: str = ""
+    links: Sequence[Sequence[int]] = ()
 
 
 class Bucket(NamedTuple):
@@ -87,12 +90,39 @@ class Section:
     only: Literal["page", "terminal"] | None = None
 
 
+class PageRow(NamedTuple):
+    """A row of tokens on a page: its number, how much is in it, words about it, and whether it is
+    open at first.
+    """
+
+    number: int
+    counts: str
+    about: tuple[str, ...]
+    is_open: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tokens, which pages show.
+
+    blob      what is in them, see `rows.py`
+    why       why there are ids in place of text; "" where there is text
+    left_out  rows for which there is no room
+    """
+
+    rows: Sequence[PageRow]
+    blob: str
+    why: str = ""
+    left_out: int = 0
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything that a command has to tell.
 
     facts       what it is about was made of
     about       lines below the title
+    rows        of tokens, which pages show below all sections
     content     for programs
     made_by     the foot of a page
     incomplete  that it is so and why, where it is; the terminal says it as an error
@@ -107,6 +137,7 @@ class Report:
     sections: Sequence[Section] = ()
     incomplete: str = ""
     about: Sequence[str] = ()
+    rows: Rows | None = None
 
 
 # What sources are counted by, with the titles of columns.

@@ -97,8 +97,8 @@ class ReferenceDecoder:
         return text
 
     def _name(self, token: int) -> str | None:
-        """What the vocabulary has at this place; damaged rows may have ids below 0."""
-        name: str | None = self._tokenizer.id_to_token(token) if token >= 0 else None
+        """What the vocabulary has at this place, if an id is one: the library takes uint32 alone."""
+        name: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 1 << 32 else None
         return name
 
     def _decode(self, ids: list[int]) -> str:

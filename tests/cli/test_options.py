@@ -79,7 +79,19 @@ def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "pack", "plan", "stats", "show", "trace", "verify", "export", "finalize", "tokenizer"],
+    [
+        "",
+        "pack",
+        "plan",
+        "stats",
+        "show",
+        "trace",
+        "verify",
+        "audit",
+        "export",
+        "finalize",
+        "tokenizer",
+    ],
 )
 def test_help_fits_80_columns_and_is_not_cut(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

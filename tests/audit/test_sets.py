@@ -1,0 +1,401 @@
+"""`packer audit`: what it says, which rules need more than one row, packer's own sets, and what it
+cannot read.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from audited import (
+    DEFECTS,
+    EOS,
+    FIRST,
+    LENGTH,
+    audited,
+    bridge,
+    conversations,
+    found,
+    jsonl,
+    llamafactory,
+    megatron,
+    olmo,
+    parquet,
+    trl,
+)
+from support import assert_error, heavy, packer, random_texts
+from support import jsonl as text_lines
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from packer_cli.audit import RULES, audit, open_set
+from packer_cli.errors import DataError
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    trl(conversations(1), tmp_path / "set")
+    return tmp_path / "set"
+
+
+def test_what_it_prints(sound: Path) -> None:
+    result = packer("audit", sound)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[1] == "format       trl: packed rows of TRL, told by its columns seq_lengths"
+    assert lines[2] == "columns      input_ids, labels, seq_lengths; labels are at their own token"
+    assert "EOS          2, with which documents end" in lines
+    assert "nothing was found" in lines or "underfilled" in result.stdout
+
+
+def test_what_it_prints_of_a_defect(tmp_path: Path) -> None:
+    sets = conversations(1)
+    rows = sorted(DEFECTS["no-eos"](sets, 1))
+    trl(sets, tmp_path / "set")
+    result = packer("audit", tmp_path / "set")
+    assert result.exit_code == 1
+    (line,) = [one for one in result.stdout.splitlines() if one.startswith("no-eos  ")][:1]
+    assert f"{len(rows)}" in line
+    assert f"{rows[0]}, " in line
+    assert "error: " in result.stderr
+    assert f"packer show {tmp_path / 'set'} {rows[0]}" in result.stderr
+
+
+def test_every_rule_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    for name, rule in RULES.items():
+        assert f"| `{name}` |" in page, name
+        assert rule.means, name
+        assert rule.todo, name
+
+
+@pytest.mark.parametrize("options", [[], ["--sample", "7"], ["--sample", "1k"]])
+def test_a_sample_is_evenly_spread(sound: Path, options: list[str]) -> None:
+    report = audited(sound, *options)
+    assert report["rows"] == {"7": 7}.get(options[-1] if options else "", 40)
+
+
+def test_eos_inside_where_it_tells_boundaries(tmp_path: Path) -> None:
+    sets = conversations(1)
+    for _, one in sets.documents()[::3]:
+        one.ids[4] = EOS
+    megatron(sets, tmp_path / "set")
+    assert found(audited(tmp_path / "set.bin")) == {"eos-inside": len(sets.documents()[::3])}
+
+
+def test_rows_that_are_emptier_than_best_fit_leaves_them(tmp_path: Path) -> None:
+    sets = conversations(1)
+    rows = [[one] for _, one in sets.documents()]  # each alone
+    rows[0] += rows.pop()
+    sets.rows, sets.pad = rows, [[] for _ in rows]
+    trl(sets, tmp_path / "set")
+    report = audited(tmp_path / "set", "--max-length", LENGTH)
+    (one,) = report["findings"]
+    assert (one["rule"], one["severity"]) == ("underfilled", "note")
+    assert one["rows"] == sum(sum(sets.lengths(row)) < LENGTH for row in range(len(rows)))
+
+
+def test_windows_of_a_stream_need_a_tokenizer(tmp_path: Path) -> None:
+    """Rows without boundaries: EOS is not plain, which is said, and not passed over."""
+    random_ = random.Random(0)
+    stream = []
+    for _ in range(300):
+        length = random_.randint(3, 40)
+        stream += [*(random_.randrange(FIRST, 200) for _ in range(length)), 256]
+    rows = [stream[at : at + 64] for at in range(0, len(stream) - 64, 64)]
+    pq.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
+    report = audited(tmp_path / "a.parquet")
+    assert "give --tokenizer" in report["not_applied"]["no-eos"]
+    report = audited(tmp_path / "a.parquet", "--tokenizer", "bytes")
+    assert report["documents"] == sum(row.count(256) for row in rows)
+    assert found(report) == {}
+
+
+def test_ids_beyond_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
+    rows = [[65, 66, 258 + (row == 3), 256] if row % 2 else [65, 66, 256] for row in range(9)]
+    pq.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
+    report = audited(tmp_path / "a.parquet", "-t", "bytes")
+    assert found(report)["ids-out-of-range"] == 4
+
+
+PACKS = [
+    ["--max-length", 64],
+    ["--max-length", 64, "--position-ids", "--label-shift", "pre"],
+    ["--max-length", 64, "--segment-multiple", 8, "--position-ids"],
+    ["--max-length", 64, "--strategy", "wrap"],
+]
+
+
+@pytest.mark.parametrize("options", PACKS)
+@pytest.mark.usefixtures("folder")
+def test_rows_of_packer_are_sound(options: list[object]) -> None:
+    Path("a.jsonl").write_bytes(text_lines(*random_texts(200)))
+    assert packer("pack", "a.jsonl", *options, "-t", "bytes", "-q", "-o", "out").exit_code == 0
+    report = audited("out")
+    assert report["format"] == "packer"
+    assert found(report) == {}
+    assert "cut" not in report["not_applied"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
+    Path("a.jsonl").write_bytes(text_lines(*random_texts(200)))
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
+    command = ["pack", "tokens", "-l", 64, "-q", "-o"]
+    assert packer(*command, "view", "--view").exit_code == 0
+    assert packer(*command, "rows").exit_code == 0
+    expected = audited("rows")
+    for name, kind in (("view", "packer"), ("tokens", "packer-tokenized")):
+        report = audited(name)
+        assert (report["format"], found(report)) == (kind, {})
+        assert report["tokens"] == expected["tokens"]
+    for to, cuts in (("trl", True), ("llamafactory", True), ("megatron-bridge", True),
+                     ("numpy", True), ("parquet", False), ("unpacked", False), ("axolotl", True),
+                     ("nanotron", False), ("megatron", False)):  # fmt: skip
+        assert packer("export", "rows", "--to", to, "-o", f"to-{to}", "-q").exit_code == 0
+        report = audited(f"to-{to}", *["-l", "64"] * (to == "axolotl"))
+        own = found(report)
+        if cuts:  # their pieces go on in rows that these formats do not name
+            own.pop("cut", None)
+        if to == "unpacked":  # nothing predicts the first token of a piece, be it EOS
+            own.pop("eos-untrained", None)
+        own.pop("duplicate-rows", None)  # empty texts and other short ones
+        assert own == {}, (to, own)
+        assert report["tokens"] >= expected["tokens"], to
+
+
+@pytest.mark.usefixtures("folder")
+def test_documents_that_packer_truncates_are_cut() -> None:
+    Path("a.jsonl").write_bytes(text_lines(*random_texts(99)))
+    command = ["pack", "a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out", "--json"]
+    result = packer(*command, "--overlong", "truncate")
+    cut = json.loads(result.stdout)["truncated_documents"]
+    assert found(audited("out")) == {"cut": cut}
+
+
+# --- what cannot be read
+
+
+def _damaged_arrow(path: Path) -> Path:
+    trl(conversations(1), path / "set")
+    file = path / "set" / "data-0.arrow"
+    file.write_bytes(file.read_bytes()[:-100])
+    return path / "set"
+
+
+def _lengths(column: list[list[int]]) -> pa.Table:
+    return pa.table({"input_ids": [[1, 2, 3, 4]] * 3, "seq_lengths": column})
+
+
+def _parquet(table: pa.Table, path: Path) -> Path:
+    pq.write_table(table, path / "a.parquet")
+    return path / "a.parquet"
+
+
+def _nulls(path: Path) -> Path:
+    return _parquet(pa.table({"input_ids": pa.array([[1, None], [2, 3]])}), path)
+
+
+def _olmo(path: Path) -> Path:
+    olmo(conversations(1), path / "set")
+    file = path / "set" / "token_ids_part_0000.npy"
+    file.write_bytes(file.read_bytes()[:-8])
+    return path / "set"
+
+
+def _lines(path: Path, *rows: object) -> Path:
+    (path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path / "a.jsonl"
+
+
+def _no_splits(path: Path) -> Path:
+    (path / "dataset_dict.json").write_text("[1]")
+    return path
+
+
+def _npy(path: Path, shape: tuple[int, ...]) -> Path:
+    with (path / "input_ids.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<i4", "fortran_order": False, "shape": shape}
+        )
+        file.write(bytes(4 * int(np.prod(shape))))
+    return path
+
+
+UNREADABLE = {
+    "cut short": (_damaged_arrow, "no end marker of Arrow"),
+    "no ids": (lambda path: _parquet(pa.table({"text": ["a"]}), path), "no input_ids, expected"),
+    "texts as ids": (lambda path: _parquet(pa.table({"input_ids": ["a"]}), path), "string in"),
+    "nulls": (_nulls, "input_ids holds a null"),
+    "negative lengths": (lambda path: _parquet(_lengths([[4], [-9, 13], [4]]), path), "holds -9"),
+    "lengths beyond": (lambda path: _parquet(_lengths([[4], [5], [4]]), path), "add up to 5"),
+    "huge lengths": (lambda path: _parquet(_lengths([[1 << 62], [4], [4]]), path), "holds 4 to"),
+    "labels of other lengths": (
+        lambda path: _parquet(pa.table({"input_ids": [[1, 2], [3]], "labels": [[1, 2], [3, 4]]}),
+                              path),
+        "row 1: labels has 2 values, input_ids 1",
+    ),
+    "starts beyond": (
+        lambda path: _parquet(pa.table({"input_ids": [[1, 2]], "seq_start_id": [[0, 7]],
+                                        "loss_mask": [[1, 1]]}), path),
+        "does not ascend",
+    ),
+    "tokens cut short": (_olmo, "bytes, expected"),
+    "huge ids": (lambda path: _lines(path, {"input_ids": [1, 1 << 64]}), "too large"),
+    "splits that are no object": (_no_splits, "does not list splits"),
+    "rows without tokens beyond count": (lambda path: _npy(path, (1 << 62, 0)), "an array of"),
+    "a negative shape": (lambda path: _npy(path, (-5, -3)), "an array of"),
+    "no rows": (lambda path: _parquet(pa.table({"input_ids": pa.array([], pa.list_(pa.int32()))}),
+                                      path), "has no rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, what: str) -> None:
+    make, message = UNREADABLE[what]
+    path = make(tmp_path)
+    assert_error(packer("audit", path), 2, message)
+
+
+def test_odd_columns_are_read(tmp_path: Path) -> None:
+    assert found(audited(_lines(tmp_path, *[{"input_ids": []}] * 9))) == {}
+    for struct in ({"a": 1}, {"file": "x", "position": 1, "start": 0},
+                   {"file": 1, "position": 1, "start": 0}):  # fmt: skip
+        table = pa.table({"input_ids": [[1, 2], [3, 4]], "segments": [[struct]] * 2})
+        assert audited(_parquet(table, tmp_path))["format"] == "columns"
+
+
+def test_show_of_boundaries_beyond_the_row_is_one_line(tmp_path: Path) -> None:
+    path = _parquet(_lengths([[4], [5], [4]]), tmp_path)
+    assert_error(packer("show", path), 2, "add up to 5")
+
+
+@pytest.mark.parametrize("pad", [0, 256])
+def test_rows_padded_by_a_mask_are_documents(tmp_path: Path, pad: int) -> None:
+    """All are as long, yet not full: EOS tells no boundaries of them."""
+    random_ = random.Random(1)
+    lengths = [random_.randint(5, 60) for _ in range(100)]
+    documents = [[random_.randint(97, 122) for _ in range(one)] + [256] for one in lengths]
+    rows = {
+        "input_ids": [one + [pad] * (64 - len(one)) for one in documents],
+        "labels": [one + [-100] * (64 - len(one)) for one in documents],
+        "attention_mask": [[1] * len(one) + [0] * (64 - len(one)) for one in documents],
+    }
+    report = audited(_parquet(pa.table(rows), tmp_path), "-t", "bytes")
+    assert (report["documents"], found(report)) == (100, {})
+
+
+def test_padding_of_the_last_row_alone(tmp_path: Path) -> None:
+    """The look at 16,384 rows of the set sees no padding; the mask tells it all the same."""
+    rows, length = 20_000, 16
+    ids = np.random.default_rng(0).integers(10, 5000, (rows, length))
+    ids[:, [0, 8]], ids[:, [7, 15]] = 1, 2
+    labels, mask = ids.copy(), np.ones_like(ids)
+    labels[:, [0, 8]] = -100
+    ids[-1, 8:], labels[-1, 8:], mask[-1, 8:] = 0, -100, 0
+    positions = np.tile(np.arange(8), (rows, 2))
+    table = pa.table({name: pa.array(list(of)) for name, of in (
+        ("input_ids", ids), ("labels", labels), ("attention_mask", mask),
+        ("position_ids", positions))})  # fmt: skip
+    report = audited(_parquet(table, tmp_path))
+    assert (report["tokens"], found(report)) == (rows * length - 8, {})
+
+
+def test_names_that_stand_for_nothing(tmp_path: Path) -> None:
+    assert_error(packer("audit", tmp_path / "gone"), 2, "no such file or directory")
+    assert_error(packer("audit", tmp_path), 2, "no input files")
+    (tmp_path / "pipe.parquet").symlink_to("/dev/zero")
+    assert_error(packer("audit", tmp_path / "pipe.parquet"), 2, "not a regular file")
+    (tmp_path / "pipe.npy").symlink_to("/dev/zero")
+    assert_error(packer("audit", tmp_path / "pipe.npy", "-l", 8), 2, "pipe.npy")
+
+
+def test_formats_are_named(tmp_path: Path, sound: Path) -> None:
+    assert_error(packer("audit", sound, "--format", "tlr"), 2, "'tlr' is not one of")
+    assert_error(packer("audit", sound, "--format", "megatron-bridge"), 2, "has no loss_mask")
+    parquet(conversations(1), tmp_path / "other")
+    report = audited(tmp_path / "other", "--format", "shifted")
+    assert found(report)["labels-shifted"] == 40
+    llamafactory(conversations(1), tmp_path / "two")
+    (tmp_path / "two" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert_error(packer("audit", tmp_path / "two"), 2, "has the splits train, test")
+    (tmp_path / "two" / "dataset_dict.json").write_text('{"splits": [".."]}')
+    assert_error(packer("audit", tmp_path / "two"), 2, "does not list splits")
+
+
+@pytest.mark.parametrize("rounds", [60, heavy(1500)])
+def test_damaged_files_end_in_a_line(tmp_path: Path, rounds: int) -> None:
+    """Any byte of a file may be any other: it is read, or refused."""
+    random_ = random.Random(0)
+    sets = conversations(2, rows=6)
+    bridge(sets, tmp_path / "bridge")
+    trl(sets, tmp_path / "trl")
+    jsonl(sets, tmp_path / "lines")
+    files = [tmp_path / "bridge" / "packed.idx.parquet", tmp_path / "trl" / "data-0.arrow",
+             tmp_path / "lines.jsonl"]  # fmt: skip
+    told = list[tuple[str, str]]()
+    for number in range(rounds):
+        file = files[number % len(files)]
+        content = bytearray(file.read_bytes())
+        for _ in range(random_.randint(1, 4)):
+            content[random_.randrange(len(content))] = random_.randrange(256)
+        damaged = tmp_path / f"damaged{file.suffix}"
+        damaged.write_bytes(content)
+        try:
+            audit(open_set(str(damaged)))
+        except DataError as error:
+            told.append((error.message, error.tip))
+    assert all(tip and "\n" not in message for message, tip in told)
+
+
+def test_urls(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    parquet(conversations(1), tmp_path / "set")
+    store = fsspec.filesystem("memory")
+    store.put(str(tmp_path / "set"), "/audited", recursive=True)
+    assert found(audited("memory://audited")) == {}
+
+
+# --- looking at it
+
+
+def test_show_reads_rows_of_any_set(sound: Path) -> None:
+    sets = conversations(1)
+    shown = [
+        json.loads(line) for line in packer("show", sound, 3, "-1", "--json").stdout.splitlines()
+    ]
+    for one, row in zip(shown, (3, 39), strict=True):
+        assert (one["row"], one["padding"]) == (row, 0)
+        ids = [[token for span in part["spans"] for token in span["ids"]]
+               for part in one["segments"]]  # fmt: skip
+        assert ids == [document.ids for document in sets.rows[row]]
+        flags = [span["trained"] for part in one["segments"] for span in part["spans"]
+                 for _ in span["ids"]]  # fmt: skip
+        assert flags == [flag for document in sets.rows[row] for flag in document.trained]
+    text = packer("show", sound, 0, "-t", "bytes").stdout
+    assert "row 0 of 40" in text
+    assert "\x1b" not in text
+
+
+def test_show_of_ids_that_no_tokenizer_has(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))  # noqa: S106 no password
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    path = _lines(tmp_path, {"input_ids": [-1, 1, 1 << 40, 0, 1 << 62]})
+    text = packer("show", path, "-t", tmp_path / "tokenizer.json").stdout
+    assert f"<id-1>b<id{1 << 40}>a<id{1 << 62}>" in text.replace(" ", "")
+
+
+def test_show_refuses_what_is_for_packer_alone(sound: Path) -> None:
+    assert_error(packer("show", sound, "--tokens", "x"), 2, "--tokens")
+    assert_error(packer("show", sound, 99), 2, "there is no row 99")
+
+
+def test_npy_windows(tmp_path: Path) -> None:
+    np.arange(640, dtype="<u4").tofile(tmp_path / "part.npy")
+    assert_error(packer("audit", tmp_path / "part.npy"), 2, "neither an array")
+    assert audited(tmp_path / "part.npy", "--max-length", 64)["rows"] == 10
