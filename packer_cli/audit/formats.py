@@ -42,8 +42,8 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import IndexedReader
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import IGNORED, InputFile, Int64, offsets_of
-from packer_cli.result.layout import DATASET_DICT, MANIFEST, SQUARED_LENGTHS, Shard
-from packer_cli.result.manifest import Manifest, TokenizerInfo, is_manifest, load_any
+from packer_cli.result.layout import DATASET_DICT, SQUARED_LENGTHS, Shard
+from packer_cli.result.manifest import Manifest, TokenizerInfo, is_result, load_any
 from packer_cli.result.opening import View, opened
 from packer_cli.result.rules import sound_batches, trained_flags
 from packer_cli.result.tokenized import open_tokenized
@@ -161,7 +161,7 @@ def open_set(name: str, format_: str | None = None, max_length: int | None = Non
 
 def _result(name: str) -> Set | None:
     """A packed or tokenized directory, or a view, local or at a URL; None for anything else."""
-    if not is_manifest(storage.join(name, MANIFEST)):
+    if not is_result(name):
         return None
     facts = load_any(name)
     folder = None if storage.is_url(name) else Path(name)

@@ -135,6 +135,8 @@ def _padding(habits: Habits, raws: Sequence[Raw], set_: Set) -> Habits:
     if not len(counts) or int(counts.max()) < max(2, _COMMON * rows):
         return replace(habits, pad=None)
     token = int(tokens[counts.argmax()])
+    if all((raw.columns["input_ids"].values == token).all() for raw in raws):
+        return replace(habits, pad=None)  # nothing else is there: it is what rows hold
     lengths = np.concatenate([np.diff(raw.columns["input_ids"].offsets) for raw in raws])
     if habits.pad is None and float((lengths == habits.length).mean()) < _NEARLY:
         return habits  # rows of several lengths are not padded

@@ -112,11 +112,11 @@ class _Rows(NamedTuple):
 
 def _rows(directory: Path, options: ShowOptions) -> _Rows:
     """The rows of a result of packer, or of another tool's set."""
-    from packer_cli.result.layout import INCOMPLETE, MANIFEST, WORK
-    from packer_cli.result.manifest import is_manifest, load_any, splits_of
+    from packer_cli.result.layout import INCOMPLETE, WORK
+    from packer_cli.result.manifest import is_manifest, is_result, load_any, splits_of
     from packer_cli.tokenization.decoding import load_decoder
 
-    signs = any(is_manifest(directory / name) for name in (MANIFEST, INCOMPLETE))
+    signs = is_result(str(directory)) or is_manifest(directory / INCOMPLETE)
     signs |= bool(splits_of(directory))
     if not signs and directory.exists() and not (directory / WORK).exists() and _has_set(directory):
         return _of_others(directory, options)

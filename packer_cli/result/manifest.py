@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -48,6 +49,7 @@ from packer_cli.result.layout import (
     Count,
     Shard,
     built,
+    is_named_by_content,
 )
 
 if TYPE_CHECKING:
@@ -616,6 +618,17 @@ def _begun(name: str) -> bool:
 def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether this is a manifest of ours, of any version."""
     return looks_like_one(_content(os.fspath(path)))
+
+
+def is_result(name: str) -> bool:
+    """Whether packer has made this directory, also where its manifest is damaged or gone: the names
+    of its shards tell.
+    """
+    if is_manifest(storage.join(name, MANIFEST)):
+        return True
+    folder = Path(name)
+    local = not storage.is_url(name) and folder.is_dir()
+    return local and any(is_named_by_content(one.name) for one in folder.iterdir())
 
 
 def holds_documents(path: str) -> bool:

@@ -97,7 +97,7 @@ class ReferenceDecoder:
         return text
 
     def _name(self, token: int) -> str | None:
-        """What the vocabulary has at this place, if an id is one: the library takes uint32 alone."""
+        """The token of an id, if there is one; the library takes none but uint32."""
         name: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 1 << 32 else None
         return name
 

@@ -399,3 +399,25 @@ def test_npy_windows(tmp_path: Path) -> None:
     np.arange(640, dtype="<u4").tofile(tmp_path / "part.npy")
     assert_error(packer("audit", tmp_path / "part.npy"), 2, "neither an array")
     assert audited(tmp_path / "part.npy", "--max-length", 64)["rows"] == 10
+
+
+def test_a_set_of_one_token_is_not_all_padding(tmp_path: Path) -> None:
+    rows = [[0] * 16] * 50
+    pq.write_table(pa.table({"input_ids": rows}), tmp_path / "zeros.parquet")
+    result = packer("audit", tmp_path / "zeros.parquet", "--json")
+    assert result.exit_code == 1
+    told = {one["rule"]: one["rows"] for one in json.loads(result.stdout)["findings"]}
+    assert told["dominant-token"] == 50
+
+
+@pytest.mark.parametrize("damage", ["cut", "[]", "gone"])
+def test_a_result_of_packer_whose_manifest_is_damaged(folder: Path, damage: str) -> None:
+    Path("a.jsonl").write_bytes(text_lines(*random_texts(20)))
+    assert packer("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out").exit_code == 0
+    manifest = Path("out/manifest.json")
+    content = manifest.read_bytes()
+    manifest.write_bytes(content[:100] if damage == "cut" else b"[]")
+    if damage == "gone":
+        manifest.unlink()
+    assert_error(packer("audit", "out"), 2, "out")
+    assert_error(packer("show", "out", 0), 1, "out")
