@@ -113,8 +113,11 @@ def test_help_says_what_is_required_and_answers_to_its_short_name() -> None:
     assert packer("-h").stdout == packer("--help").stdout
     assert packer("pack", "-h").stdout.startswith("Usage: packer pack [OPTIONS] INPUT...\n")
     of_show = packer("show", "-h").stdout
-    assert of_show.startswith("Usage: packer show [OPTIONS] DIR [ROW]...\n")
-    assert "  DIR                         A packed or tokenized directory.\n" in of_show
+    assert of_show.startswith("Usage: packer show [OPTIONS] SET [ROW]...\n")
+    assert (
+        "  SET                         A folder of datasets, files of Parquet, Arrow or\n"
+        in of_show
+    )
 
 
 def test_help_says_choices_their_meaning_and_the_default() -> None:
