@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from packer_cli.options.option import Count, Options, Rule, Share, Whole, apart, option
+from packer_cli.options.option import Count, Options, Rule, Share, Whole, apart, option, options_of
 
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
@@ -58,6 +58,11 @@ class EncodingOptions(Options):
         super().__post_init__()
         if self.workers == 0:
             object.__setattr__(self, "workers", len(os.sched_getaffinity(0)))
+
+    def for_another_process(self, workers: int) -> dict[str, Any]:
+        """The options that another process can be given, by name, with so many workers."""
+        names = options_of(EncodingOptions)
+        return {name: getattr(self, name) for name in names} | {"workers": workers}
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ record, and finishes; `packer finalize DIR` does so by hand.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,9 +55,8 @@ from packer_cli.run import destination as output
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
-from packer_cli.run.processes import THREADS, Helpers, Queue, in_processes, pack_units
-from packer_cli.run.source import choose_encoding, choose_tokenized, prepare
-from packer_cli.run.unit import Job
+from packer_cli.run.processes import pack_on_this_machine
+from packer_cli.run.source import choose_encoding, choose_tokenized
 from packer_cli.run.update import (
     Update,
     known_shapes,
@@ -230,35 +227,7 @@ def _pack_units(
             run_all(tasks, options.workers, options.stop)
             pack_on_ray(run, units, work, options, progress)
             return
-        _pack_here(run, units, tasks, work, options, progress)
-
-
-def _pack_here(
-    run: Run,
-    units: list[WorkUnit],
-    tasks: list[Task],
-    work: Path,
-    options: RunOptions,
-    progress: Progress,
-) -> None:
-    """Pack the units on this machine, in as many processes as its workers need."""
-    threads = [options.workers]
-    # tokenized documents are gathered without Python's lock, and stdin is this process's own
-    of_ours = any(os.path.abspath(file.path).startswith(("/dev/", "/proc/")) for file in run.files)
-    if run.resumable and sys.executable and not (run.is_tokenized or of_ours):
-        threads = in_processes(min(options.workers, max(len(units), THREADS)))
-    first, *others = threads
-    with closing(Queue(units)) as queue, ExitStack() as stack:
-        queue.keep(first)
-        its = replace(run, units=tuple(units))
-        helpers = stack.enter_context(closing(Helpers(its, queue, work, options, others)))
-        own = replace(options, workers=first)
-        source = stack.enter_context(closing(prepare(run, units, own)))
-        job = Job(run, source, work, options, progress)
-        pack_units(job, queue, first, tasks, helpers)
-        if helpers.lost:
-            left, _ = commits.left_to_do(its, work)
-            pack_units(job, stack.enter_context(closing(Queue(left))), first)
+        pack_on_this_machine(run, units, tasks, work, options, progress)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:

@@ -1,8 +1,9 @@
 """The local executor: work units on threads, and, beyond a few of them, in further processes.
 
-    units = Queue(run.units)                    taken by threads of all processes, each once
-    pack_units(job, units, threads, tasks)      on threads of this process
-    Helpers(run, units, work, options)          processes that pack beside it
+    pack_on_this_machine(run, units, ...)
+        Queue       of units, taken by threads of all processes, each once
+        _pack       on threads of a process
+        _Helpers    processes that pack beside this one
 
 Tokenizing, planning, filling, writing and hashing free Python's lock, but what is between them
 takes about an eighth of the time of text: more than a few threads of one process wait for each
@@ -12,11 +13,12 @@ other. Four of them lose about a twentieth, and share what a process takes of me
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -28,10 +30,10 @@ import numpy as np
 from packer_cli.child_process import Child, settle_in
 from packer_cli.errors import LostChildError
 from packer_cli.interrupts import Task, run_all
-from packer_cli.options.option import options_of
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
+from packer_cli.run import commits
 from packer_cli.run.identity import Run
 from packer_cli.run.source import prepare
 from packer_cli.run.unit import Job, UnitResult
@@ -42,8 +44,43 @@ _NUMBER_BYTES = 8
 _CANNOT_BEGIN = 1  # how an interpreter ends that cannot import us
 
 
-def in_processes(workers: int) -> list[int]:
+def pack_on_this_machine(
+    run: Run,
+    units: Sequence[WorkUnit],
+    tasks: Sequence[Task],
+    work: Path,
+    options: EncodingOptions,
+    progress: Progress,
+) -> None:
+    """Pack `units` into the work folder, in as many processes as the workers need, and do the
+    tasks. Raises what packing a unit raises.
+    """
+    first, *others = _threads(run, len(units), options.workers)
+    with closing(Queue(units)) as queue, ExitStack() as stack:
+        queue.keep(first)
+        its = replace(run, units=tuple(units))
+        helpers = stack.enter_context(closing(_Helpers(its, queue, work, options, others)))
+        source = prepare(run, units, replace(options, workers=first))
+        stack.enter_context(closing(source))
+        job = Job(run, source, work, options, progress)
+        _pack(job, queue, first, tasks, helpers)
+        if helpers.lost:
+            left, _ = commits.left_to_do(its, work)
+            _pack(job, stack.enter_context(closing(Queue(left))), first)
+
+
+def _threads(run: Run, units: int, workers: int) -> list[int]:
     """How many workers are threads of each process, of this one first."""
+    # tokenized documents are gathered without Python's lock; stdin, also by the name of a device,
+    # is this process's own
+    own = any(os.path.abspath(file.path).startswith(("/dev/", "/proc/")) for file in run.files)
+    if run.is_tokenized or own or not run.resumable or not sys.executable:
+        return [workers]
+    return in_processes(min(workers, max(units, THREADS)))
+
+
+def in_processes(workers: int) -> list[int]:
+    """How many of so many workers each process has, this one first."""
     count = -(-workers // THREADS)
     return [workers * (i + 1) // count - workers * i // count for i in range(count)]
 
@@ -107,12 +144,12 @@ class Packed(NamedTuple):
         progress.wrote(self.tokens, self.slots)
 
 
-def pack_units(
+def _pack(
     job: Job,
     units: Queue,
     threads: int,
     tasks: Sequence[Task] = (),
-    helpers: Helpers | None = None,
+    helpers: _Helpers | None = None,
     packed: Callable[[UnitResult], object] = lambda result: None,
 ) -> None:
     """Pack what is left in the queue on so many threads, then do the tasks; raise what the first
@@ -142,7 +179,7 @@ def pack_units(
     run_all(every, len(waiting) + looping, job.options.stop, stop)
 
 
-class Helpers:
+class _Helpers:
     """Processes that pack units beside this one, as many at a time as they have threads. They end
     with it.
     """
@@ -151,13 +188,12 @@ class Helpers:
         self, run: Run, units: Queue, work: Path, options: EncodingOptions, threads: Sequence[int]
     ) -> None:
         """`threads`: how many each process has. Raises DataError where no more can begin."""
-        its = {name: getattr(options, name) for name in options_of(EncodingOptions)}
         self._notify, self._warn = cache(options.notify), cache(options.warn)  # all say the same
         self.lost = False
         self._children = list[Child]()
         try:
             for count in threads:
-                arguments = run, work, its | {"workers": count}
+                arguments = run, work, options.for_another_process(count)
                 child = Child(f"{__name__}:Helper", *arguments, inherited=(units.numbers,))
                 self._children.append(child)
                 child.begin("pack")
@@ -223,7 +259,7 @@ class Helper:
             told.put(Packed.of(result, self._run))
 
         with closing(source), ThreadPoolExecutor(1) as pool:
-            packing = pool.submit(pack_units, job, self._units, options.workers, packed=tell)
+            packing = pool.submit(_pack, job, self._units, options.workers, packed=tell)
             packing.add_done_callback(lambda _: told.put(None))
             while (one := told.get()) is not None:
                 yield one

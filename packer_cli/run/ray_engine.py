@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import packer_cli
 from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, needs_extra
 from packer_cli.interrupts import as_flag, handled_as_before
-from packer_cli.options.option import options_of
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.progress import Progress
 from packer_cli.records import WorkUnit
@@ -45,7 +44,7 @@ def pack_on_ray(
     whose worker was lost too often, and what packing a unit raises.
     """
     # not the run itself, which may name a million units: a worker fetches it once
-    its = {name: getattr(options, name) for name in options_of(EncodingOptions)} | {"workers": 1}
+    its = options.for_another_process(workers=1)
     queue, running = iter(units), dict[Any, WorkUnit]()
     with _connected(options.ray_address) as ray, as_flag() as interrupted:
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
