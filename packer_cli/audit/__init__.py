@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.audit.batches import Batch, Habits, batch_of
+from packer_cli.audit.batches import TELLING, Batch, Habits, batch_of
 from packer_cli.audit.formats import FORMATS, Set, open_set
 from packer_cli.audit.habits import look as _look
 from packer_cli.audit.rules import (
@@ -152,9 +152,8 @@ def audit(
         whole_ones = batch.end_with(habits)[0] if habits.flows else batch.begun
         result.documents += int(whole_ones.sum())
         result.tokens += batch.tokens
-        used = batch.used - batch.offsets[:-1]
-        least = np.argsort(used, kind="stable")[:_EMPTIEST]
-        rows = zip(used[least].tolist(), (least + batch.first).tolist(), strict=True)
+        least = np.argsort(batch.filled, kind="stable")[:_EMPTIEST]
+        rows = zip(batch.filled[least].tolist(), (least + batch.first).tolist(), strict=True)
         result.emptiest = sorted([*result.emptiest, *rows])[:_EMPTIEST]
         packed |= len(batch.begins) > batch.rows
         view, shifted = View(batch, habits, set_, memory, whole), np.empty(0, np.int64)
@@ -191,8 +190,6 @@ def _count(finding: Finding, places: Int64, batch: Batch) -> None:
 def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
     """Why a rule is not applied, by the first of its needs that is not there; or ""."""
     names = set(set_.table.names)
-    is_told = names & {"cu_seqlens", "seq_start_id", "seq_lengths", "seq_lens", "position_ids",
-                       "attention_mask"}  # fmt: skip
     name_it = "give --tokenizer"
     absent = {
         "EOS": habits.eos is None and f"EOS is not told by the set: {name_it}",
@@ -203,7 +200,7 @@ def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
         and f"{habits.begins:.0%} of the documents begin with BOS, {habits.bos}",
         "labels": not set_.says_what_is_trained and "no column says what is trained on",
         "label values": "labels" not in names and "there is no column labels",
-        "boundaries": not is_told and "no column tells boundaries",
+        "boundaries": not names & {*TELLING} and "no column tells boundaries",
         "padding": habits.pad is None and not habits.masked
         and not names & {"cu_seqlens", "seq_lens", "position_ids"}
         and "no padding is told, by a column or its place",

@@ -1,7 +1,7 @@
 """Rows as documents: where each begins and ends, by every column that tells, and which of its
 tokens are trained on. Everything is flat: the tokens of all rows end to end, and places in them.
 
-Of the columns that tell boundaries the first in `_TELLING` is believed, and the others are kept, to
+Of the columns that tell boundaries the first in `TELLING` is believed, and the others are kept, to
 be compared with it. Without one, EOS tells them where rows look packed; otherwise a row is a
 document. Padding is what no document has: by the columns, or else by its place, the stretch of one
 token at the end of a row.
@@ -22,7 +22,7 @@ from packer_cli.records import IGNORED, Int64
 
 Bool = npt.NDArray[np.bool_]
 # Columns by which boundaries are told, the most explicit first.
-_TELLING = (
+TELLING = (
     "cu_seqlens", "seq_start_id", "seq_lengths", "seq_lens", "attention_mask", "position_ids",
 )  # fmt: skip
 _NONE = np.empty(0, np.int64)
@@ -108,6 +108,11 @@ class Batch:
         return np.where(last < 0, self.offsets[:-1], ends)
 
     @cached_property
+    def filled(self) -> Int64:
+        """int64[r], places of each row up to the end of its last document."""
+        return self.used - self.offsets[:-1]
+
+    @cached_property
     def tokens(self) -> int:
         return int((self.stops - self.begins).sum())
 
@@ -136,6 +141,14 @@ class Batch:
         found = np.zeros(len(self.begins), bool)
         found[self.of_row[1:][np.diff(self.of_row) > 0] - 1] = True
         return found
+
+    def by_row(self, counts: Int64) -> Int64:
+        """int64[r], of counts int64[T + 1] of something before each place, what rows have of it."""
+        return counts[self.offsets[1:]] - counts[self.offsets[:-1]]
+
+    def trained_behind_first(self) -> Int64:
+        """int64[d], trained tokens of each document but for its first."""
+        return self.counted[self.stops] - self.counted[np.minimum(self.begins + 1, self.stops)]
 
     def in_documents(self) -> Bool:
         """bool[T], whether a place is in a document, or padding."""
@@ -175,7 +188,7 @@ def batch_of(raw: Raw, set_: Set, habits: Habits) -> Batch:
     ids, ends, starts = _compact(ids), offsets[1:], offsets[:-1]
     real = _real(raw, habits)
     told = dict[str, tuple[Int64, Int64]]()
-    for name in _TELLING:
+    for name in TELLING:
         if name in raw.columns and (edges := _TELL[name](raw, real)) is not None:
             told[name] = edges
     if told and set_.rows_are != "documents":
@@ -271,17 +284,20 @@ def _by_cu_seqlens(raw: Raw, real: Bool | None) -> tuple[Int64, Int64]:
     values, edges = raw.columns["cu_seqlens"]
     if (np.diff(edges) < 1).any() or values[edges[:-1]].any():
         raise ValueError("cu_seqlens does not begin with 0")
-    lengths = np.delete(np.diff(values.astype(np.int64)), edges[1:-1] - 1)
-    own = {"seq": Column(lengths, edges - np.arange(len(edges))),
-           "input_ids": raw.columns["input_ids"]}  # fmt: skip
+    own = {"seq": _between(raw.columns["cu_seqlens"]), "input_ids": raw.columns["input_ids"]}
     if "cu_seqlens_padded" in raw.columns:
-        wide, same = raw.columns["cu_seqlens_padded"]
-        if not np.array_equal(same, edges):
+        if not np.array_equal(raw.columns["cu_seqlens_padded"].offsets, edges):
             raise ValueError("cu_seqlens_padded does not have as many values as cu_seqlens")
-        sizes = np.delete(np.diff(wide.astype(np.int64)), edges[1:-1] - 1)
-        own["wide"] = Column(sizes, edges - np.arange(len(edges)))
+        own["wide"] = _between(raw.columns["cu_seqlens_padded"])
     told: tuple[Int64, Int64] = _by_lengths("seq", "wide")(raw._replace(columns=own), real)
     return told
+
+
+def _between(boundaries: Column) -> Column:
+    """The lengths between boundaries, of which each row has one more."""
+    values, edges = boundaries
+    lengths = np.delete(np.diff(values.astype(np.int64)), edges[1:-1] - 1)
+    return Column(lengths, edges - np.arange(len(edges)))
 
 
 def _by_starts(raw: Raw, real: Bool | None) -> tuple[Int64, Int64]:
@@ -300,7 +316,7 @@ def _by_starts(raw: Raw, real: Bool | None) -> tuple[Int64, Int64]:
 
 
 def _by_numbers(raw: Raw, real: Bool | None) -> tuple[Int64, Int64] | None:
-    """Of an attention_mask that numbers documents; of 0 and 1 it tells padding alone."""
+    """By an attention_mask that numbers documents; one of 0 and 1 tells padding alone."""
     mask, offsets = raw.columns["attention_mask"]
     if mask.dtype == np.bool_ or not len(mask) or int(mask.max()) <= 1:
         return None
@@ -414,8 +430,7 @@ def _keys(raw: Raw, keep: Bool) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.
     )  # fmt: skip
     if len(file) != len(keep):
         return None
-    lengths = np.diff(raw.columns["cu_seqlens"].values.astype(np.int64))
-    lengths = np.delete(lengths, raw.columns["cu_seqlens"].offsets[1:-1] - 1)[keep]
+    lengths = _between(raw.columns["cu_seqlens"]).values[keep]
     of = file * np.uint64(0x9E3779B97F4A7C15) ^ position * np.uint64(0xC2B2AE3D27D4EB4F)
     factor = np.uint64(0x165667B19E3779F9)
     start, of = start[keep], of[keep]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.audit.batches import Batch, Bool, Habits, batch_of
+from packer_cli.audit.batches import TELLING, Batch, Bool, Habits, batch_of
 from packer_cli.audit.formats import Set
 from packer_cli.audit.tables import Column, Raw, even_spans
 from packer_cli.records import Int64
@@ -98,7 +98,7 @@ def _full_length(lengths: Int64) -> int | None:
 def _filled(habits: Habits, batches: Sequence[Batch]) -> int | None:
     """The length of full rows, where padding is told: LLaMA-Factory's have some in each row."""
     used = np.concatenate([
-        one.used - one.offsets[:-1] - habits.spare * np.diff(one.of_row) for one in batches
+        one.filled - habits.spare * np.diff(one.of_row) for one in batches
     ])  # fmt: skip
     return habits.length if (used == habits.length).any() else _full_length(used)
 
@@ -118,10 +118,8 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo, set_: Set) -> Habits:
 def _padding(habits: Habits, raws: Sequence[Raw], set_: Set) -> Habits:
     """Padding by its place: at the ends of rows that are all as long, stretches of one token."""
     names = raws[0].columns.keys()
-    explicit = names & {"cu_seqlens", "seq_lens", "seq_lengths", "seq_start_id"}
-    if explicit or habits.masked:
-        return replace(habits, pad=None)
-    if set_.rows_are == "documents":
+    explicit = names & ({*TELLING} - {"attention_mask", "position_ids"})
+    if explicit or habits.masked or set_.rows_are == "documents":
         return replace(habits, pad=None)
     found = list[int]()
     for raw in raws:
@@ -148,8 +146,8 @@ def _flows(set_: Set, lengths: Int64, habits: Habits) -> bool:
     """Whether rows are stretches of one stream: they are full, nothing fills them up, and no column
     tells where documents are.
     """
-    told = {"cu_seqlens", "seq_start_id", "seq_lengths", "seq_lens", "position_ids"}
-    is_told = bool(told & set(set_.table.names)) or set_.rows_are == "documents"
+    told = {*TELLING} - {"attention_mask"}
+    is_told = bool(told & {*set_.table.names}) or set_.rows_are == "documents"
     full = float((lengths == habits.length).mean()) if len(lengths) > 1 else 0.0
     return not is_told and habits.pad is None and full >= _NEARLY
 
@@ -161,9 +159,8 @@ def _mode(tokens: npt.NDArray[Any]) -> tuple[int, float]:
     return int(values[best]), float(counts[best] / len(tokens))
 
 
-def _is_rare(token: int, at_edges: int, batches: Sequence[Batch]) -> bool:
-    everywhere = sum(int((batch.ids == token).sum()) for batch in batches)
-    return at_edges >= _RARE * everywhere
+def _everywhere(token: int, batches: Sequence[Batch]) -> int:
+    return sum(int((batch.ids == token).sum()) for batch in batches)
 
 
 class _Ends(NamedTuple):
@@ -200,10 +197,10 @@ def _ending(habits: Habits, batches: Sequence[Batch]) -> Habits:
     for tail, tokens in ((0, ends.last), (1, ends.before)):
         token, share = _mode(tokens)
         there = tokens == token
-        if share >= _PLAIN and _is_rare(token, int(there.sum()), batches):
-            everywhere = sum(int((batch.ids == token).sum()) for batch in batches)
+        at_ends, everywhere = int(there.sum()), _everywhere(token, batches)
+        if share >= _PLAIN and at_ends >= _RARE * everywhere:
             is_untrained = ends.trained is not None and not ends.trained[tail][there].any()
-            found.append((is_untrained, everywhere - int(there.sum()), tail, token))
+            found.append((is_untrained, everywhere - at_ends, tail, token))
     if not found:
         return habits
     *_, tail, token = min(found)
@@ -216,10 +213,10 @@ def _beginning(habits: Habits, batches: Sequence[Batch]) -> Habits:
     if len(firsts) < _FEWEST:
         return habits
     token, share = _mode(firsts)
-    if share < _PLAIN or not _is_rare(token, int((firsts == token).sum()) * 2, batches):
+    at_begin, everywhere = int((firsts == token).sum()), _everywhere(token, batches)
+    if share < _PLAIN or 2 * at_begin < _RARE * everywhere:
         return habits
-    inside = sum(int((one.ids == token).sum()) for one in batches) - int((firsts == token).sum())
-    if token == habits.eos or inside > _PLAIN * len(firsts):
+    if token == habits.eos or everywhere - at_begin > _PLAIN * len(firsts):
         return habits  # it begins every turn
     seconds = np.concatenate([one.ids[one.begins[one.stops - one.begins > 1] + 1]
                               for one in batches])  # fmt: skip
@@ -247,8 +244,7 @@ def _shares(habits: Habits, batches: Sequence[Batch]) -> Habits:
         begun.append(one.ids[one.begins[one.begun]] == habits.bos)
         if one.trained is not None:
             inner = one.stops - one.begins - 1
-            trained = one.counted[one.stops] - one.counted[np.minimum(one.begins + 1, one.stops)]
-            masked += int((trained < _NEARLY * inner).sum())
+            masked += int((one.trained_behind_first() < _NEARLY * inner).sum())
             documents += len(inner)
     ends, begins = (float(np.concatenate(one).mean()) if sum(map(len, one)) else 0.0
                     for one in (ended, begun))  # fmt: skip

@@ -131,20 +131,18 @@ def _trained_in(b: Batch) -> Int64:
 def _whole(v: View) -> Bool:
     """bool[d], whether all tokens of a document but the first are trained."""
     b = v.batch
-    inner = b.counted[b.stops] - b.counted[np.minimum(b.begins + 1, b.stops)]
-    found: Bool = inner >= b.stops - b.begins - 1 - v.habits.spare
+    found: Bool = b.trained_behind_first() >= b.stops - b.begins - 1 - v.habits.spare
     return found
 
 
 def untrained_row(v: View) -> Int64:
     b = v.batch
-    trained = b.counted[b.offsets[1:]] - b.counted[b.offsets[:-1]]
-    return _rows_where((trained == 0) & (b.used - b.offsets[:-1] > 1), b)
+    return _rows_where((b.by_row(b.counted) == 0) & (b.filled > 1), b)
 
 
 def untrained_document(v: View) -> Int64:
     b = v.batch
-    row_trained = (b.counted[b.offsets[1:]] - b.counted[b.offsets[:-1]])[b.row_of]
+    row_trained = b.by_row(b.counted)[b.row_of]
     least = 2 + v.set_.meaning.dropped  # of which one can have a label
     wrong = (_trained_in(b) == 0) & (row_trained > 0) & (b.stops - b.begins >= least)
     if b.keys is not None:  # the other pieces may have labels
@@ -172,7 +170,7 @@ def labels_shifted(v: View) -> Int64:
     labelled[b.offsets[1:][np.diff(b.offsets) > 0] - 1] = False  # what comes next is not there
     following = np.append(b.labels[:-1] == b.ids[1:], False)
     counts = [np.append(0, np.cumsum(labelled & one)) for one in (labelled, own, following)]
-    number, of_own, of_next = (one[b.offsets[1:]] - one[b.offsets[:-1]] for one in counts)
+    number, of_own, of_next = map(b.by_row, counts)
     right, wrong = (of_own, of_next) if v.set_.meaning.shift == "own" else (of_next, of_own)
     return _rows_where((number > 0) & (wrong >= _NEARLY * number) & (right < _NEARLY * number), b)
 
@@ -282,16 +280,15 @@ def dominant_token(v: View) -> Int64:
     b, found = v.batch, [_NONE]
     v.memory.tokens += b.tokens
     if v.habits.common:
-        here, used = b.in_documents(), _by_row(b, b.stops - b.begins)
+        here, used = b.in_documents(), _sum_by_row(b, b.stops - b.begins)
         for token in v.habits.common:
             counts = np.append(0, np.cumsum((b.ids == token) & here))
             v.memory.common[token] = v.memory.common.get(token, 0) + int(counts[-1])
-            own = counts[b.offsets[1:]] - counts[b.offsets[:-1]]
-            found.append(_rows_where(own > MUCH * np.maximum(used, 1), b))
+            found.append(_rows_where(b.by_row(counts) > MUCH * np.maximum(used, 1), b))
     return np.unique(np.concatenate(found))
 
 
-def _by_row(b: Batch, values: Int64) -> Int64:
+def _sum_by_row(b: Batch, values: Int64) -> Int64:
     sums = np.append(0, np.cumsum(values))
     places: Int64 = sums[b.of_row[1:]] - sums[b.of_row[:-1]]
     return places
@@ -304,7 +301,7 @@ def duplicate_rows(v: View) -> Int64:
         data, width = b.ids.tobytes(), b.ids.itemsize
         edges = zip((b.offsets[:-1] * width).tolist(), (b.used * width).tolist(), strict=True)
         digests = [hash(data[begin:end]) for begin, end in edges]  # of 64 bits
-        empty = b.used == b.offsets[:-1]
+        empty = b.filled == 0
         v.memory.digests.append(np.array(digests, np.int64)[~empty])
         v.memory.numbers.append(np.arange(b.first, b.first + b.rows)[~empty])
     return _NONE
@@ -326,7 +323,7 @@ def overlap(v: View) -> Int64:
     if not len(b.ids):
         return _NONE
     number, before = v.memory.before
-    filled = np.flatnonzero(b.used - b.offsets[:-1] >= SHARED)
+    filled = np.flatnonzero(b.filled >= SHARED)
     if number == b.first - 1 and b.rows and _shared(before, _row(b, 0), v.habits):
         found.append(0)
     firsts, pairs = b.offsets[:-1][filled], np.flatnonzero(np.diff(filled) == 1)
@@ -379,7 +376,7 @@ def underfilled(v: View) -> Int64:
     b, length = v.batch, v.habits.length or 0
     if sum(map(len, v.memory.lengths)) < _MOST_LENGTHS:
         v.memory.lengths.append(b.stops - b.begins)
-    return _rows_where(b.used - b.offsets[:-1] < length, b)
+    return _rows_where(b.filled < length, b)
 
 
 class Rule(NamedTuple):

@@ -48,6 +48,9 @@ _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _AGAIN = "copy it again, or write it again"
 
 
+Open = tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
+
+
 class Column(NamedTuple):
     """A list for each row: values[offsets[i]:offsets[i + 1]]; int64[rows + 1]."""
 
@@ -64,7 +67,7 @@ class Raw(NamedTuple):
 
     first: int
     columns: dict[str, Column]
-    open: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+    open: Open | None = None
 
     @property
     def rows(self) -> int:
@@ -115,10 +118,21 @@ def parts_of(raw: Raw) -> Iterator[Raw]:
     if len(lengths) and (longest := int(lengths.max())) > LONGEST:
         at = raw.first + int(lengths.argmax())
         raise DataError(f"row {at}: has {longest} tokens, at most {LONGEST} are read", _AGAIN)
+    for begin, stop in _few_tokens(offsets):
+        yield sliced(raw, begin, stop)
+
+
+def _few_tokens(offsets: Int64) -> Iterator[tuple[int, int]]:
+    """Rows begin <= row < stop, of those that have these offsets, which together are few tokens."""
     full = np.flatnonzero(np.diff(offsets[1:] // _AT_ONCE)) + 1
-    for begin, stop in pairwise([0, *full.tolist(), raw.rows]):
+    for begin, stop in pairwise([0, *full.tolist(), len(offsets) - 1]):
         if stop > begin:
-            yield sliced(raw, begin, stop)
+            yield begin, stop
+
+
+def _opened(open_: Open | None, begin: int, stop: int) -> Open | None:
+    """What `Raw.open` is of some of the rows."""
+    return open_ and (open_[0][begin:stop], open_[1][begin:stop])
 
 
 def sliced(raw: Raw, begin: int, stop: int) -> Raw:
@@ -127,8 +141,7 @@ def sliced(raw: Raw, begin: int, stop: int) -> Raw:
     for name, (values, offsets) in raw.columns.items():
         own = offsets[begin : stop + 1]
         columns[name] = Column(values[own[0] : own[-1]], own - own[0])
-    is_open = raw.open and (raw.open[0][begin:stop], raw.open[1][begin:stop])
-    return Raw(raw.first + begin, columns, is_open or None)
+    return Raw(raw.first + begin, columns, _opened(raw.open, begin, stop))
 
 
 # --- files of record batches, and of JSON lines
@@ -450,7 +463,7 @@ class Flat:
 
     offsets: dict[str, Int64]
     sources: dict[str, tuple[str, np.dtype[Any], int]]
-    open: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]] | None = None
+    open: Open | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -467,14 +480,10 @@ class Flat:
     def read(self, spans: Int64) -> Iterator[Raw]:
         offsets = self.offsets["input_ids"]
         for begin, stop in spans.tolist():
-            edges = offsets[begin : stop + 1]
-            full = np.flatnonzero(np.diff(edges[1:] // _AT_ONCE)) + 1
-            cuts = [begin, *(begin + full).tolist(), stop]
-            for first, last in pairwise(cuts):
-                if last > first:
-                    columns = {name: self._read(name, first, last) for name in self.sources}
-                    is_open = self.open and (self.open[0][first:last], self.open[1][first:last])
-                    yield Raw(first, columns, is_open or None)
+            for first, last in _few_tokens(offsets[begin : stop + 1]):
+                rows = begin + first, begin + last
+                columns = {name: self._read(name, *rows) for name in self.sources}
+                yield Raw(rows[0], columns, _opened(self.open, *rows))
 
     def _read(self, name: str, first: int, last: int) -> Column:
         own = self.offsets[name][first : last + 1]

@@ -62,6 +62,7 @@ def audit(name: SetName, options: AuditOptions) -> None:
     from packer_cli.audit import open_set
     from packer_cli.reports.audit import audit_report, rows_for, shown_rows
     from packer_cli.reports.rows import rows_of_page
+    from packer_cli.result.wording import plural
 
     refuse_name("SET", name)
     check_page(options.html, as_json=options.as_json)
@@ -81,8 +82,7 @@ def audit(name: SetName, options: AuditOptions) -> None:
     show_reports({name: audit_report(found, rows)}, as_json=options.as_json, html=options.html)
     if not found.is_sound:
         kinds = [one.severity for one in found.findings]
-        counts = [f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}"
-                  for kind in ("error", "warning") if kind in kinds]  # fmt: skip
+        counts = [plural(kinds.count(one), one) for one in ("error", "warning") if one in kinds]
         row = found.findings[0].examples[0][0]
         raise DataError(
             f"{name}: {' and '.join(counts)}", f"look at the rows: packer show {name} {row}"
