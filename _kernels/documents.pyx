@@ -140,15 +140,15 @@ def stretches(
 def gather_documents(
     const int64_t[::1] document, const int32_t[::1] start, const int32_t[::1] length,
     const int64_t[::1] firsts, const int64_t[::1] offsets, const int64_t[::1] values,
-    uint32_t[::1] out,
+    int64_t value_bytes, uint8_t[::1] out,
 ):
     """Copy pieces of documents, end to end, into `out`; returns the first piece that is not in its
     document, or -1.
 
     Span k of the documents, from firsts[k] up to firsts[k + 1], has int32 offsets into its tokens
-    at the address offsets[k], and int32 tokens at values[k].
+    at the address offsets[k], and at values[k] a value of `value_bytes` bytes for each token.
     """
-    cdef int64_t i, span, at = 0, wrong = -1
+    cdef int64_t i, span, size, at = 0, wrong = -1
     cdef const int32_t* edge
     with nogil:
         for i in range(document.shape[0]):
@@ -157,14 +157,15 @@ def gather_documents(
                 wrong = i
                 break
             edge = <const int32_t*>offsets[span] + (document[i] - firsts[span])
-            if (start[i] < 0 or length[i] < 0 or at + length[i] > out.shape[0]
+            size = length[i] * value_bytes
+            if (start[i] < 0 or size < 0 or at + size > out.shape[0]
                     or <int64_t>start[i] + length[i] > <int64_t>edge[1] - edge[0]):
                 wrong = i
                 break
-            if length[i]:
-                memcpy(&out[at], <const uint32_t*>values[span] + edge[0] + start[i],
-                       length[i] * sizeof(uint32_t))
-            at += length[i]
+            if size:
+                memcpy(&out[at], <const uint8_t*>values[span]
+                       + (<int64_t>edge[0] + start[i]) * value_bytes, size)
+            at += size
     return wrong
 
 

@@ -312,26 +312,50 @@ def frame_documents(
     return end
 
 
-ctypedef fused Value:  # of a token
-    uint32_t
-    uint8_t
-
-
 def gather_pieces(
-    const Value[::1] values, const int64_t[::1] begin, const int32_t[::1] length,
-    Value[::1] out,
+    const uint8_t[::1] values, int64_t value_bytes,
+    const int64_t[::1] begin, const int32_t[::1] length, uint8_t[::1] out,
 ):
-    """Copy pieces end to end.
+    """Copy pieces end to end, of values of `value_bytes` bytes for each token.
 
-    IN  values uint32[T] (ids) or uint8[T] (trained); begin int64[p], length int32[p] into it
-    OUT out  of the same type, [sum(length)]
+    IN  values uint8[T * value_bytes]; begin int64[p], length int32[p], in tokens
+    OUT out  uint8[sum(length) * value_bytes]
     """
-    cdef int64_t i, end = 0
+    cdef int64_t i, size, end = 0
     with nogil:
         for i in range(begin.shape[0]):
-            if length[i]:
-                memcpy(&out[end], &values[begin[i]], length[i] * sizeof(Value))
-            end += length[i]
+            size = length[i] * value_bytes
+            if size:
+                memcpy(&out[end], &values[begin[i] * value_bytes], size)
+            end += size
+
+
+def place_pieces(
+    const uint8_t[::1] values, int64_t value_bytes,
+    const int64_t[::1] begin, const int32_t[::1] length,
+    const int64_t[::1] order, const int64_t[::1] row_offsets, int32_t segment_multiple,
+    uint8_t[:, ::1] out,
+):
+    """Put the values of pieces where `fill_rows` puts their tokens; padding is 0.
+
+    IN  values, begin, length  as in `gather_pieces`; order, row_offsets as in `fill_rows`
+    OUT out  uint8[rows, capacity * value_bytes]
+    """
+    cdef int64_t row, i, piece, place, size
+    with nogil:
+        for row in range(out.shape[0]):
+            place = 0
+            for i in range(row_offsets[row], row_offsets[row + 1]):
+                piece = order[i]
+                size = length[piece] * value_bytes
+                memcpy(&out[row, place], &values[begin[piece] * value_bytes], size)
+                place += size
+                size = (segment_multiple - 1 - (length[piece] - 1) % segment_multiple) * value_bytes
+                if size:
+                    memset(&out[row, place], 0, size)
+                place += size
+            if place < out.shape[1]:
+                memset(&out[row, place], 0, out.shape[1] - place)
 
 
 def count_trained(

@@ -1,16 +1,11 @@
 """Rows out of mapped shards into a batch, and where the tokens of a view's rows are."""
 
-from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from spans cimport find
 
 ctypedef fused Position:
-    int32_t
-    int64_t
-
-ctypedef fused Value:
-    int8_t
     int32_t
     int64_t
 
@@ -72,24 +67,27 @@ def count_values(
 
 def gather_values(
     const int64_t[::1] rows, const int64_t[::1] firsts, const int64_t[::1] offsets,
-    const int64_t[::1] addresses, const int64_t[::1] ends, Value[::1] out,
+    const int64_t[::1] addresses, const int64_t[::1] ends, int64_t value_bytes,
+    uint8_t[::1] out,
 ):
-    """Copy the values of lists, end to end, into `out`; `ends` is of `count_values`.
+    """Copy the values of lists, of `value_bytes` bytes each, end to end, into `out`; `ends` is of
+    `count_values`.
 
     A file may be written to while it is mapped: nothing is copied beyond what was counted.
     """
     cdef int64_t i, span
     cdef const int32_t* edge
-    if out.shape[0] != ends[rows.shape[0]]:
-        raise ValueError(f"{ends[rows.shape[0]]} values into {out.shape[0]}")
+    if out.shape[0] != ends[rows.shape[0]] * value_bytes:
+        raise ValueError(f"{ends[rows.shape[0]]} values into {out.shape[0]} bytes")
     for i in range(rows.shape[0]):
         if ends[i] == ends[i + 1]:
             continue
         span = find(firsts, rows[i])
         edge = <const int32_t*>offsets[span] + (rows[i] - firsts[span])
         memcpy(
-            &out[ends[i]], <const Value*>addresses[span] + edge[0],
-            (ends[i + 1] - ends[i]) * sizeof(Value),
+            &out[ends[i] * value_bytes],
+            <const uint8_t*>addresses[span] + edge[0] * value_bytes,
+            (ends[i + 1] - ends[i]) * value_bytes,
         )
 
 

@@ -21,6 +21,7 @@ Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
+Values = npt.NDArray[np.void]  # of carried columns, each of which is a field
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 MOST_TURNS = 1 << 16  # of a record, with --turns each
@@ -179,6 +180,8 @@ class TokenBatch:
     chosen    int32[n], of records of preference: how many of a document's tokens, which come first,
               are the chosen or desirable answer with its prompt; the others are the rejected or
               undesirable one; None: other records
+    carried   [T], what follows each token; what follows a record is at each of its tokens; None:
+              nothing, or `tokens_elsewhere`
     """
 
     ids: UInt32
@@ -188,6 +191,7 @@ class TokenBatch:
     position: Int64
     chosen: Int32 | None = None
     tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
+    carried: Values | None = None
 
     def take(self, wanted: npt.NDArray[np.bool_]) -> TokenBatch:
         """The documents that are wanted: bool[n]."""
@@ -203,6 +207,7 @@ class TokenBatch:
             file=self.file[wanted],
             position=self.position[wanted],
             chosen=None if self.chosen is None else self.chosen[wanted],
+            carried=None if self.carried is None else self.carried[tokens],
         )
 
 
@@ -212,11 +217,13 @@ class Spans:
 
     offsets     int64[n+1]: document i has the spans offsets[i]..offsets[i+1]
     begin, end  int64[spans]
+    carried     [spans], what follows the tokens of each; None: nothing that others do not have
     """
 
     offsets: Int64
     begin: Int64
     end: Int64
+    carried: Values | None = None
 
 
 class LeftOut(NamedTuple):
@@ -303,6 +310,7 @@ class Records:
                another; those of a pair follow one another, and have one position
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
+    carried    [n] what follows each record, or of token ids [T] what follows each token
     empty      how many more have no token; they are not among the n
     bad        records that could not be read; nor are they
     looked_at  what some of them hold beside what is used
@@ -324,6 +332,7 @@ class Records:
     controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
+    carried: Values | None = None
     empty: int = 0
     bad: list[BadRecord] = field(default_factory=list)
     looked_at: LookedAt = field(default_factory=LookedAt)
@@ -341,7 +350,7 @@ class Records:
         def of(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[i] for i in wanted.tolist()]
 
-        tokens = None
+        tokens, carried = None, self.carried
         if self.tokens is not None:
             ids, offsets, trained = self.tokens
             lengths = np.diff(offsets)
@@ -350,9 +359,13 @@ class Records:
             keep = np.repeat(chosen, lengths)
             trained = None if trained is None else trained[keep]
             tokens = ids[keep], offsets_of(lengths[wanted]), trained
+            carried = None if carried is None else carried[keep]
+        elif carried is not None:
+            carried = carried[wanted]
         return Records(
-            self.positions[wanted], texts=of(self.texts), tokens=tokens, fields=of(self.fields)
-        )
+            self.positions[wanted], texts=of(self.texts), tokens=tokens, fields=of(self.fields),
+            carried=carried,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -392,6 +405,7 @@ class Stock:
     file      int32[p], position int64[p]: where the document came from
     side      int8[p], 1 chosen or desirable, 0 rejected or undesirable; None: not of preference.
               The two sides of a pair follow one another, and only the second has a start above 0
+    carried   [T] as in TokenBatch; None: nothing, or where the tokens are
     """
 
     ids: UInt32 | None
@@ -402,3 +416,4 @@ class Stock:
     file: Int32
     position: Int64
     side: Int8 | None = None
+    carried: Values | None = None

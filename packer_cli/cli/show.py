@@ -169,7 +169,8 @@ def _reader(
 
     if not isinstance(manifest, Manifest):
         tokenized = open_tokenized(directory)
-        read_one = partial(read_document, tokenized, Tokens({0: tokenized}))
+        tokens_of_it = Tokens({0: tokenized}, tokenized.carried.values())
+        read_one = partial(read_document, tokenized, tokens_of_it)
         return "document", len(tokenized), True, read_one
     packed = opened(directory, manifest, tokens)
     origins = Origins(manifest, packed.directories if isinstance(packed, View) else None)

@@ -458,7 +458,7 @@ class Numpy(Files):
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists
         for name in packed.facts.config.columns:
-            kind = column_type(name, packed.max_length)
+            kind = column_type(name, packed.facts.config)
             dtype = _dtype_of(kind.value_type)
             if pa.types.is_fixed_size_list(kind):
                 self._begin(name, dtype, rows, packed.max_length)

@@ -139,7 +139,8 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
         def column(name: str, begin: Int64 = begin, length: Int64 = length, of: Any = batch) -> Any:
             out = np.empty(int(length.sum()), np.uint32)
             flat = rows_of(of.column(name)).reshape(-1).view(np.uint32)
-            filling.gather_pieces(flat, begin, length.astype(np.int32), out)
+            lengths = length.astype(np.int32)
+            filling.gather_pieces(flat.view(np.uint8), 4, begin, lengths, out.view(np.uint8))
             return out.view(np.int32)
 
         labels = column("labels") if _has_labels(packed) else None

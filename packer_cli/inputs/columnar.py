@@ -16,8 +16,10 @@ import pyarrow.ipc
 
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.byte_streams import HashedFile
+from packer_cli.inputs.carrying import real_tokens, with_carried
 from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import NAMES, Tokens, faultless, parts_of, token_records
+from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Texts
@@ -56,14 +58,22 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 }
 
 
-def _columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
-    """The columns to read, checked for presence and type."""
+def _columns_to_read(
+    file: InputFile, schema: Any, shape: Shape, config: DocumentConfig
+) -> list[str]:
+    """The columns to read, checked for presence and, unless they are carried, for type."""
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _is_text if shape.kind == "text" else _is_integer_list
     wanted = [shape.columns[own] for own in shape.required]
     wanted += [shape.columns[own] for own in shape.optional
                if _fields_at(schema, shape.columns[own])]  # fmt: skip
-    for name in wanted:
+    given = dict(config.carry_default)
+    carried = [
+        name
+        for name, one in config.carried.items()
+        if one.of != MESSAGE and (name not in given or _fields_at(schema, name))
+    ]
+    for name in [*wanted, *carried]:
         fields = _fields_at(schema, name)
         if (count := len(fields)) != 1:
             raise DataError(
@@ -72,10 +82,10 @@ def _columns_to_read(file: InputFile, schema: Any, shape: Shape) -> list[str]:
                 "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = fields[0][-1].type
-        if expected and not is_right(kind):
+        if expected and name in wanted and not is_right(kind):
             what = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
             raise DataError(what, tip)
-    return wanted
+    return [*wanted, *carried]
 
 
 def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
@@ -164,7 +174,7 @@ class ColumnarReader(Reader):
         with _reading(file) as hashed, self.opened(file, hashed) as table:
             row = self.first_row(file, part)
             most = _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
-            names = _columns_to_read(file, table.schema, shape)
+            names = _columns_to_read(file, table.schema, shape, config)
             for batch in table.batches(part, names, most):
                 yield from _records(batch, row, shape, most, config, table.row_bytes)
                 row += batch.num_rows
@@ -194,7 +204,7 @@ def _records(
     for start, stop in parts_of(each.sum(0), each.max(0), longest, most):
         overlong = next((name for name in sizes if sizes[name][start] > longest), None)
         if overlong is None:
-            made = _records_of(batch.slice(start, stop - start), shape, row + start)
+            made = _records_of(batch.slice(start, stop - start), shape, row + start, config)
         else:
             reason = f"{overlong} is longer than {longest} bytes"
             bad = [BadRecord(row + start, reason, _OVERLONG)]
@@ -237,7 +247,24 @@ def _sizes(column: Any) -> Int64:
     return lengths
 
 
-def _records_of(batch: Any, shape: Shape, first_row: int) -> Records:
+def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig) -> Records:
+    records = _bare_records_of(batch, shape, first_row)
+    if not config.carried:
+        return records
+    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+    given = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+    sizes = real = None
+    if shape.kind == "tokens":
+        sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))
+        sizes = sizes.fill_null(0).to_numpy().astype(np.int64)
+        mask = shape.columns.get("attention_mask")
+        its = sizes[np.isin(positions, records.positions)]
+        if records.tokens is not None and len(records.tokens[0]) < its.sum():
+            real = real_tokens(batch.column(mask).to_pylist(), sizes)
+    return with_carried(records, positions, given, config, sizes, real, _SKIP)
+
+
+def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
     columns = {own: batch.column(name) for own, name in shape.columns.items()
                if name in batch.schema.names}  # fmt: skip

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from packer_cli import storage
-from packer_cli.errors import DamagedInputError, DataError, PackerError
+from packer_cli.errors import DamagedInputError, DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.options.carried import MESSAGE, RECORD, TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs
 from packer_cli.options.shapes import (
@@ -22,6 +23,7 @@ from packer_cli.options.shapes import (
     Shape,
     find_shape,
     joined,
+    kinds_of,
     may_hold,
     options_for,
 )
@@ -89,6 +91,58 @@ def detect_shape(
     labels = {index: shape.described() for index, shape in shapes.items()}
     named = [replace(file, shape=labels.get(file.index, first)) for file in files]
     return Detected(named, joined({**known.others, **found}), look.unused)
+
+
+def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> tuple[str, ...]:
+    """--carry, with what has the values: tokens, messages or records, as the first records of files
+    tell. UsageError for values of tokens where records are no token ids, and for a column that no
+    file has at its beginning, unless it has a default.
+    """
+    columns, found = config.carried, dict[str, str]()
+    plain = {one.name: getattr(config, one.name) for one in fields(DocumentConfig)}
+    bare = DocumentConfig(**plain | {"carry": ()})
+    for file in files:
+        own = shape.of(file.shape)
+        required = [own.columns[name] for name in own.required]
+        left = [name for name, one in columns.items() if not (one.of or name in found)]
+        if not left:
+            break
+        with suppress(PackerError), peeking():  # the unit that reads it meets the same
+            for values in _first_columns(file, [*required, *left], bare):
+                messages = [message for column in required for message in _messages(values, column)]
+                for name in left:
+                    if any(name in message for message in messages):
+                        found[name] = MESSAGE
+                    elif values.get(name) is not None:
+                        found.setdefault(name, _bearer(columns[name], values[name]))
+    for name, one in columns.items():
+        of = one.of or found.get(name)
+        if of is None and name not in dict(config.carry_default):
+            where = files[0].path if len(files) == 1 else f"any of {len(files)} files"
+            raise UsageError(
+                f"--carry: no record at the beginning of {where} has {name!r}",
+                f"name a field of records, or say what it is: --carry-default {name}=0",
+            )
+        if of == TOKEN and any(its.kind != "tokens" for its in shape.each):
+            raise UsageError(
+                f"--carry: {name} is a list, and the records are {kinds_of(shape)}: only of token "
+                "ids is it known which token each value is of",
+                f"give a value for the record, or --carry {name}:{one.type}[K] for K values of it",
+            )
+    return tuple(str(replace(one, of=one.of or found.get(name, RECORD)))
+                 for name, one in columns.items())  # fmt: skip
+
+
+def _messages(values: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
+    given = values.get(column)
+    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+
+
+def _bearer(column: Carried, value: Any) -> str:
+    """What has such a value: a token, or the record."""
+    if column.count is not None and isinstance(value, list) and len(value) == column.count:
+        return TOKEN if any(isinstance(one, list) for one in value) else RECORD
+    return TOKEN if isinstance(value, list) else RECORD
 
 
 def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:

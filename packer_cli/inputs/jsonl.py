@@ -43,6 +43,7 @@ from packer_cli.inputs.byte_streams import (
     taken,
     too_long,
 )
+from packer_cli.inputs.carrying import real_tokens, with_carried
 from packer_cli.inputs.formats import LineReader, Sample
 from packer_cli.inputs.token_columns import NAMES, token_records
 from packer_cli.options.documents import DocumentConfig
@@ -162,11 +163,13 @@ class JsonlReader(LineReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        decode, sample = _decoder(shape), Sample(shape, config)
+        decode, sample = _decoder(shape, config), Sample(shape, config)
+        carried, tip = [*config.carried], _MEND.format(self.what)
 
         def records_of(found: Block) -> Records:
             consumed = source.consumed()
-            texts = _plain_texts(found, shape, config) if shape.kind == "text" else None
+            is_plain = shape.kind == "text" and not carried
+            texts = _plain_texts(found, shape, config) if is_plain else None
             if texts is not None:
                 looked_at = sample.of(len(texts), partial(_all_of, found))
                 return Records(
@@ -177,16 +180,27 @@ class JsonlReader(LineReader):
             if shape.kind == "tokens":
                 rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
                         for r in decoded]  # fmt: skip
-                records = token_records(rows, positions, _MEND.format(self.what), consumed)
+                records = token_records(rows, positions, tip, consumed)
                 bad = sorted([*bad, *records.bad], key=lambda record: record.position)
-                return replace(records, bad=bad)
+                records = replace(records, bad=bad)
+                if not carried:
+                    return records
+                sizes = np.array([*map(len, (row[0] for row in rows))], np.int64)
+                is_padded = any(mask is not None for *_, mask in rows)
+                real = real_tokens([row[2] for row in rows], sizes) if is_padded else None
+                return with_carried(
+                    records, positions, _given(decoded, carried), config, sizes, real, tip
+                )
             strings = [record.text for record in decoded] if shape.kind == "text" else None
             fields = [*map(msgspec.structs.asdict, decoded)] if strings is None else None
             looked_at = sample.of(len(found.pieces), partial(_all_of, found))
-            return Records(
+            records = Records(
                 positions, texts=strings, fields=fields, bad=bad, consumed=consumed,
                 looked_at=looked_at,
             )  # fmt: skip
+            if not carried:
+                return records
+            return with_carried(records, positions, _given(decoded, carried), config, tip=tip)
 
         with open_source(file, max(part.start - self.before, 0)) as source:
             # holds no bytes and no records while they are worked on, which a loop would
@@ -409,12 +423,24 @@ _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value_decoder = msgspec.json.Decoder().decode
 
 
-def _decoder(shape: Shape) -> _Decode:
+def _given(decoded: list[Any], carried: list[str]) -> dict[str, list[Any]]:
+    """The values of carried columns in records."""
+    fields = [(name, _CARRIED.format(number)) for number, name in enumerate(carried)]
+    return {name: [getattr(record, field) for record in decoded] for name, field in fields}
+
+
+_CARRIED = "carried_{}"  # the own name of a carried column
+
+
+def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
     """A decoder of records to structs with the shape's own names."""
+    carried = [(_CARRIED.format(number), name) for number, name in enumerate(config.carried)]
+    optional = *shape.optional, *(own for own, _ in carried)
     # values of other fields contain each other, as in messages, so the garbage collector
     # may track them
     gc = shape.kind != "text"
-    return _decoder_of((*shape.required,), (*shape.optional,), (*shape.columns.items(),), gc)
+    columns = *shape.columns.items(), *carried
+    return _decoder_of((*shape.required,), optional, columns, gc)
 
 
 @lru_cache  # a class takes longer to make than a small file to read

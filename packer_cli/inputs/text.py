@@ -5,9 +5,10 @@ TSV with a header line, read by Python's csv module.
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from packer_cli.inputs.byte_streams import (
     read_lines,
     too_long,
 )
+from packer_cli.inputs.carrying import with_carried
 from packer_cli.inputs.formats import LineReader, Sample
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
@@ -193,14 +195,27 @@ class CsvReader(LineReader):
                     len(batch.rows), lambda i: dict(zip(header, batch.rows[i][1], strict=True))
                 )
                 positions = np.array([position for position, _ in batch.rows], np.int64)
+                given = {name: [_value(row[header.index(name)]) for _, row in batch.rows]
+                         for name in config.carried if name in header}  # fmt: skip
                 batch.rows.clear()  # not held while records are worked on
-                return Records(
+                records = Records(
                     positions, texts=texts, fields=fields, bad=batch.bad, looked_at=looked_at,
                     consumed=source.consumed(),
                 )  # fmt: skip
+                if not config.carried:
+                    return records
+                return with_carried(records, positions, given, config, tip=_MEND)
 
             yield from map(records_of, rows.batches())
             yield source.end()
+
+
+def _value(cell: str) -> Any:
+    """The number or list that a cell holds; None where it is empty, or holds something else."""
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        return None
 
 
 class TsvReader(CsvReader):

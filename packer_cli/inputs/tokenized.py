@@ -11,8 +11,8 @@ slices count documents in this order, and every unit has the same share of every
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import parts_of
+from packer_cli.options.carried import TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -134,17 +135,20 @@ class TokenizedInputs:
         seed: int | None,
         highest: int = HIGHEST_ID,
         pools: Sequence[Pool] | None = None,
+        carried: Iterable[Carried] = (),
+        defaults: Iterable[tuple[str, str]] = (),
     ) -> None:
         """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
         id that a token may have. `pools`: what to take of each file; a slice that goes beyond the
-        last document of one begins again at the first.
+        last document of one begins again at the first. `carried`, `defaults`: as in `Tokens`.
         """
         self._files = {file.index: file for file in files}
         self._directories = {file.index: opened(file) for file in files}
         self._seed, self._is_mixed = seed, seed is not None or pools is not None
         self._pools = dict(zip(self._files, pools or (), strict=False))
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
-        self.tokens = _Tokens(self._directories, highest)
+        self.tokens = _Tokens(self._directories, carried, defaults)
+        self.tokens.highest = highest
 
     @property
     def facts(self) -> list[TokenizedManifest]:
@@ -213,21 +217,19 @@ class TokenizedInputs:
 class _Tokens(Tokens):
     """Tokens of a run's inputs. Ids are looked at, as Arrow does not."""
 
-    def __init__(self, directories: dict[int, TokenizedDirectory], highest: int) -> None:
-        super().__init__(directories)
-        self._highest = highest
+    highest = HIGHEST_ID
 
     def gather(
         self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
     ) -> UInt32:
         ids = super().gather(directory, document, start, length)
-        if ids.max(initial=0) > self._highest:
-            at = int(np.argmax(ids > self._highest))
+        if ids.max(initial=0) > self.highest:
+            at = int(np.argmax(ids > self.highest))
             piece = int(np.searchsorted(np.cumsum(length, dtype=np.int64), at, side="right"))
             path = self._directories[int(directory[piece])].path
             raise DataError(
                 f"{path}: its document {document[piece]} holds the id {ids[at].view(np.int32)}, "
-                f"expected 0 to {self._highest}",
+                f"expected 0 to {self.highest}",
                 f"damaged: {AGAIN}; packer verify {path} says where",
             )
         return ids
@@ -265,6 +267,34 @@ def _named(tokenizer: Any) -> str:
     if tokenizer is None:
         return "no tokenizer"
     return f"{tokenizer.source} (sha256 {tokenizer.sha256[:12] or 'none'})"
+
+
+def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str, ...]:
+    """The carried columns of tokenized directories, as --carry of a run that packs them. UsageError
+    where directories have unlike ones, or one has none and there is no default.
+    """
+    found = dict[str, tuple[str, Carried]]()
+    for file in files:
+        for name, one in opened(file).carried.items():
+            own = one if one.is_of_segments else replace(one, of=TOKEN)
+            place, first = found.setdefault(name, (file.path, own))
+            if own != first:
+                raise UsageError(
+                    f"{as_named(place)} carries {first}, {as_named(file.path)} carries {own}",
+                    "tokenize both with the same --carry",
+                )
+    defaults = dict(config.carry_default)
+    for name, (place, _) in found.items():
+        lacking = [file.path for file in files if name not in opened(file).carried]
+        if lacking and name not in defaults:
+            raise UsageError(
+                f"{as_named(place)} carries {name}, {as_named(lacking[0])} does not",
+                f"tokenize it with --carry {found[name][1]}, or say what it has: "
+                f"--carry-default {name}=0",
+            )
+    for name in defaults.keys() - found.keys():
+        raise UsageError(f"--carry-default: nothing carries {name!r}", "leave it out")
+    return tuple(str(one) for _, one in found.values())
 
 
 def shape_of(files: Sequence[InputFile]) -> Shape:

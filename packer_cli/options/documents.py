@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from packer_cli.errors import UsageError
+from packer_cli.options.carried import Carried, carried_columns
 from packer_cli.options.formats import FILE_FORMATS
 from packer_cli.options.option import (
     Arguments,
@@ -63,6 +64,8 @@ class DocumentConfig(Options):
     add_bos, add_eos  None: as the tokenizer does, with EOS; not around what a chat template
                       rendered
     shard_bytes       a unit's shard is continued in a new part beyond this size
+    carry             as `carried` says; for runs with /record or the like, as records have told
+    carry_default     (name, JSON text)
     """
 
     shape: str | None = option(
@@ -214,6 +217,17 @@ class DocumentConfig(Options):
         needs=_PLAIN,
         goes_with=("fim_rate", None),
     )
+    carry: tuple[str, ...] = option(
+        (),
+        "A field whose values follow a record, or each of its tokens, into rows: reward:float32, "
+        "or topk:int32[8] for 8 values each. May be repeated.",
+        metavar="NAME:TYPE",
+    )
+    carry_default: Arguments = option(
+        (),
+        "The value of --carry where a record or source has none. May be repeated.",
+        metavar="NAME=VALUE",
+    )
     on_error: str = option(
         "fail",
         "What a bad record does:",
@@ -236,7 +250,7 @@ class DocumentConfig(Options):
 
     def _rules(self) -> Iterator[Rule]:
         check_fields(self.fields)
-        self.arguments  # noqa: B018 raises for those that cannot be read
+        self.arguments, self.carried  # noqa: B018 raise for those that cannot be read
         yield (
             self.fim_tokens and len({*self.fim_tokens}) != 3,
             f"--fim-tokens: {','.join(self.fim_tokens)} are not three different tokens",
@@ -248,6 +262,11 @@ class DocumentConfig(Options):
             f"--max-errors: {most} is neither a number nor a share of records",
             "for example 100, or 0.01 for 1% of all records",
         )
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        """The carried columns, by name."""
+        return carried_columns(tuple(self.carry))
 
     @property
     def renamed(self) -> dict[str, str]:

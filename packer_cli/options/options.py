@@ -336,7 +336,7 @@ class PackConfig(DocumentConfig):
     def __post_init__(self) -> None:
         # which nobody asks for by name
         padded = (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
-        unasked = padded + (PAIR_COLUMNS if self.has_pairs else ())
+        unasked = padded + (PAIR_COLUMNS if self.has_pairs else ()) + tuple(self.carried)
         given = tuple(name for name in self.columns if name not in unasked)
         object.__setattr__(self, "columns", given)
         super().__post_init__()

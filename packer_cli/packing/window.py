@@ -20,7 +20,7 @@ from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
 from packer_cli.packing.planning import Planner, shuffled
-from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32
+from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32, Values
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents do not fit together, waiting does not help.
@@ -67,6 +67,7 @@ class Window:
         stock = Stock(
             None if batch.tokens_elsewhere else batch.ids, batch.trained, pieces.begin,
             pieces.length, pieces.start, batch.file[document], batch.position[document], side,
+            batch.carried,
         )  # fmt: skip
         if 2 * tokens < batch.offsets[-1]:  # or what was cut off would stay as long as the window
             stock = gathered(stock, np.arange(len(pieces)))
@@ -225,10 +226,12 @@ def _members(offsets: Int64, lists: Int64) -> tuple[Int64, Int64]:
     return np.arange(ends[-1]) + np.repeat(offsets[lists] - ends[:-1], size), ends
 
 
-def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
+def gathered(
+    stock: Stock, pieces: Int64, ids: UInt32 | None = None, carried: Values | None = None
+) -> Stock:
     """Some pieces of a stock with a copy of their tokens, and no others.
 
-    `ids`: their tokens, end to end, for a stock that has none itself.
+    `ids` and `carried`: of their tokens, end to end, for a stock that has none itself.
     """
     begin, length = stock.begin[pieces], stock.length[pieces]
     ends = np.cumsum(length, dtype=np.int64)
@@ -237,7 +240,9 @@ def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
         if values is None:
             return None
         copied = np.empty(ends[-1] if len(ends) else 0, values.dtype)
-        filling.gather_pieces(values, begin, length, copied)
+        filling.gather_pieces(
+            values.view(np.uint8), values.itemsize, begin, length, copied.view(np.uint8)
+        )
         return copied
 
     return Stock(
@@ -249,6 +254,7 @@ def gathered(stock: Stock, pieces: Int64, ids: UInt32 | None = None) -> Stock:
         stock.file[pieces],
         stock.position[pieces],
         None if stock.side is None else stock.side[pieces],
+        of_tokens(stock.carried) if carried is None else carried,
     )
 
 
@@ -286,5 +292,5 @@ def _joined(parts: list[Stock]) -> Stock:
             for part, count in zip(parts, held, strict=True)
         ])  # fmt: skip
     begin = column("begin") + np.repeat(firsts, [len(part.begin) for part in parts])
-    others = map(column, ("length", "start", "file", "position", "side"))
+    others = map(column, ("length", "start", "file", "position", "side", "carried"))
     return Stock(column("ids"), trained, begin, *others)

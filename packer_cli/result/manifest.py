@@ -89,6 +89,8 @@ class DocumentsConfig(Struct, frozen=True, kw_only=True):
     template_args: list[tuple[str, str]] = []
     turn_end: list[str] = []
     turns: str = "all"
+    carry: list[str] = []
+    carry_default: list[tuple[str, str]] = []
 
 
 class Config(DocumentsConfig, frozen=True, kw_only=True):

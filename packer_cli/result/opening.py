@@ -23,6 +23,7 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError
+from packer_cli.options.carried import carried_columns
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.layout import MANIFEST, Shard, digest
@@ -38,7 +39,7 @@ from packer_cli.result.reader import (
     squared_lengths,
 )
 from packer_cli.result.rules import segments_in
-from packer_cli.result.shard_writer import PADDED, rows_per_batch
+from packer_cli.result.shard_writer import PADDED, carried_in_rows, rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
 WITH_THE_SAME = "pack them with the same options"
@@ -106,7 +107,8 @@ class View(PackedDirectory):
         """
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
-        self._tokens = Tokens(self.directories)
+        self._carried = carried_columns(tuple(facts.config.carry))
+        self._tokens = Tokens(self.directories, self._carried.values(), facts.config.carry_default)
 
     def _complete(self, shard: Shard) -> Iterator[Any]:
         return (batch for batch, _ in self.counted(shard))
@@ -119,7 +121,7 @@ class View(PackedDirectory):
         first = 0
         with self._readable(shard):
             for stored in self.stored(shard):
-                mapped = Mapped.of(self.stored_columns, self.max_length, first, [stored])
+                mapped = Mapped.of(stored.schema, first, [stored])
                 for begin in range(first, first + stored.num_rows, step):
                     rows = np.arange(begin, min(begin + step, first + stored.num_rows))
                     columns, trained = self._filled(mapped, rows, in_parts(kinds.names))
@@ -133,7 +135,7 @@ class View(PackedDirectory):
         found, first = [], 0
         with self._readable(shard):
             for stored in self.stored(shard):
-                mapped = Mapped.of(self.stored_columns, self.max_length, first, [stored])
+                mapped = Mapped.of(stored.schema, first, [stored])
                 rows = np.arange(first, first := first + stored.num_rows)
                 self._filled(mapped, rows, ())  # which checks them
                 found.append(segments_in(stored))
@@ -186,6 +188,15 @@ class View(PackedDirectory):
             out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
             config.label_shift == "pre", config.segment_multiple, padded, True,
         )  # fmt: skip
+        values = None
+        if any(name in self._carried for name in columns):
+            values = self._tokens.carried_of(number, start, length)
+        if values is not None:
+            begins = np.cumsum(length, dtype=np.int64) - length
+            carried = carried_in_rows(config, values, begins, length, np.arange(count), row_offsets)
+            for name, column in carried.items():
+                of_segments = self._carried[name].is_of_segments
+                out[name] = Lists(column, row_offsets) if of_segments else column
         out["cu_seqlens"] = lists
         if padded is not None:
             out[PADDED_BOUNDARIES] = Lists(padded, lists.ends)

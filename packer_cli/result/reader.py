@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,12 +30,11 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.options.options import PADDED_BOUNDARIES, SIDE, view_columns
+from packer_cli.options.options import PADDED_BOUNDARIES, view_columns
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (
-    PADDED,
     fixed,
     ragged,
     schema,
@@ -47,16 +46,25 @@ PACK_AGAIN = (
     "copy the directory again, or move what is damaged and pack the data again with --overwrite"
 )
 PARTS = {"file": np.int32, "position": np.int64, "start": np.int32}  # of the column `segments`
-_TYPES = PADDED | PARTS | {SIDE: np.int8}  # of values; all others are int32
 HEADER_BYTES = 128  # of `squared_lengths.npy`
 _MAGIC = b"\x93NUMPY\x01\x00"
+
+
+def values_type(kind: Any) -> np.dtype[Any]:
+    """The numpy type of a value in the lists of an Arrow column; of several, where each value is a
+    list of so many.
+    """
+    item, shape = kind.value_type, tuple[int, ...]()
+    if pa.types.is_fixed_size_list(item):
+        item, shape = item.value_type, (item.list_size,)
+    return np.dtype((item.to_pandas_dtype(), shape))
 
 
 @dataclass(frozen=True)
 class Lists:
     """b lists of different lengths, end to end.
 
-    values  int32[k], or int64 or int8
+    values  int32[k], or int64, int8 or what a carried column has
     ends    int64[b + 1]: list i is values[ends[i]:ends[i + 1]]
     """
 
@@ -90,33 +98,32 @@ class Lists:
 class Mapped:
     """Spans of rows, in ascending order. It never changes, so threads may share it.
 
+    schema        of the batches
     batches       of which each is a span; they own the memory
     firsts, ends  int64[spans], the first row of each, and the first row after it
     addresses     of each column, int64[lines, spans]: those of its offsets, if it has any, and of
                   its values; `segments` has `PARTS` in place of values, and how many there are
     """
 
-    max_length: int
+    schema: Any
     batches: list[Any]
     firsts: Int64
     ends: Int64
     addresses: dict[str, Int64]
 
     @classmethod
-    def of(
-        cls, columns: Iterable[str], max_length: int, first: int = 0, batches: Sequence[Any] = ()
-    ) -> Mapped:
+    def of(cls, schema: Any, first: int = 0, batches: Sequence[Any] = ()) -> Mapped:
         """The rows of record batches, of which the first is `first`."""
         sizes = np.array([batch.num_rows for batch in batches], np.int64)
         ends = first + np.cumsum(sizes)
-        addresses = {name: _addresses(name, batches) for name in columns}
-        return cls(max_length, list(batches), ends - sizes, ends, addresses)
+        addresses = {field.name: _addresses(field, batches) for field in schema}
+        return cls(schema, list(batches), ends - sizes, ends, addresses)
 
     def added(self, first: int, batches: Sequence[Any]) -> Mapped:
         """These spans and new ones, as in `of`."""
-        new = Mapped.of(self.addresses, self.max_length, first, batches)
+        new = Mapped.of(self.schema, first, batches)
         both = Mapped(
-            self.max_length,
+            self.schema,
             self.batches + new.batches,
             np.concatenate([self.firsts, new.firsts]),
             np.concatenate([self.ends, new.ends]),
@@ -132,7 +139,7 @@ class Mapped:
     def _take(self, spans: Int64) -> Mapped:
         addresses = {name: own.take(spans, axis=1) for name, own in self.addresses.items()}
         batches = [self.batches[span] for span in spans]
-        return Mapped(self.max_length, batches, self.firsts[spans], self.ends[spans], addresses)
+        return Mapped(self.schema, batches, self.firsts[spans], self.ends[spans], addresses)
 
     def first_absent(self, rows: Int64) -> int:
         """The place in `rows` of the first that is in no span; -1 when all are here."""
@@ -143,40 +150,42 @@ class Mapped:
         """A column of rows that are all here, copied: an array [b, max_length], or `Lists`. Of
         `segments` a part, by its name.
         """
-        kind = np.dtype(_TYPES.get(name, np.int32))
-        if name in PADDED:
-            out, (values,) = np.empty((len(rows), self.max_length), kind), self.addresses[name]
-            to, row_bytes = out.view(np.uint8).reshape(-1), self.max_length * kind.itemsize
-            gathering.gather_rows(rows, self.firsts, values, row_bytes, to)
-            return out
         if name in PARTS:
+            kind = np.dtype(PARTS[name])
             offsets, *parts, _ = self.addresses["segments"]
             values = parts[list(PARTS).index(name)]
         else:
-            offsets, values = self.addresses[name]
+            stored = self.schema.field(name).type
+            kind, (*edges, values) = values_type(stored), self.addresses[name]
+            if not edges:
+                out = np.empty((len(rows), stored.list_size), kind)
+                to, row_bytes = out.reshape(-1).view(np.uint8), stored.list_size * kind.itemsize
+                gathering.gather_rows(rows, self.firsts, values, row_bytes, to)
+                return out
+            (offsets,) = edges
         ends = np.empty(len(rows) + 1, np.int64)
         gathering.count_values(rows, self.firsts, offsets, ends)
         found = np.empty(ends[-1], kind)
-        gathering.gather_values(rows, self.firsts, offsets, values, ends, found)
+        to = found.reshape(-1).view(np.uint8)
+        gathering.gather_values(rows, self.firsts, offsets, values, ends, kind.itemsize, to)
         return Lists(found, ends)
 
 
-def _addresses(name: str, batches: Sequence[Any]) -> Int64:
+def _addresses(field: Any, batches: Sequence[Any]) -> Int64:
     """Where the values of a column are, as in `Mapped`."""
-    found = []
+    name, found, is_fixed = field.name, [], pa.types.is_fixed_size_list(field.type)
     for column in (batch.column(name) for batch in batches):
         values = column.values
-        if name in PADDED:
-            first = column.offset * column.type.list_size
-            found.append([values.to_numpy()[first:].ctypes.data])
+        if is_fixed:
+            found.append([rows_of(column).ctypes.data])
             continue
         edges = column.offsets.to_numpy().ctypes.data
         if name == "segments":
             parts = [values.field(part).to_numpy().ctypes.data for part in PARTS]
             found.append([edges, *parts, len(values)])
         else:
-            found.append([edges, values.to_numpy().ctypes.data])
-    count = 2 + len(PARTS) if name == "segments" else 2 - (name in PADDED)
+            found.append([edges, plain_values(values).ctypes.data])
+    count = 2 + len(PARTS) if name == "segments" else 2 - is_fixed
     lines: Int64 = np.array(found, np.int64).reshape(-1, count)
     return np.ascontiguousarray(lines.T)
 
@@ -337,7 +346,7 @@ class PackedDirectory(Stored):
     @cached_property
     def _mapped(self) -> Mapped:
         """What this process has mapped for `gather`."""
-        return Mapped.of(self.stored_columns, self.max_length)
+        return Mapped.of(self._rows_as_stored)
 
     @property
     def stored_columns(self) -> list[str]:
@@ -353,9 +362,13 @@ class PackedDirectory(Stored):
     def _schema(self) -> Any:
         return schema(self.facts.config, self.facts.pad_token_id, self.facts.tokenizer_sha256)
 
-    def _stored_schema(self, shard: Shard) -> Any:
+    @cached_property
+    def _rows_as_stored(self) -> Any:
         facts = self.facts
         return stored_schema(facts.config, facts.pad_token_id, facts.tokenizer_sha256)
+
+    def _stored_schema(self, shard: Shard) -> Any:
+        return self._rows_as_stored
 
     def local_squares(self) -> Path:
         """A local file with the content of `squared_lengths.npy`."""
@@ -415,11 +428,21 @@ def _has_nulls(array: Any) -> bool:
 
 
 def rows_of(column: Any) -> npt.NDArray[Any]:
-    """A fixed-size column of a batch as an array [rows, max_length], without a copy."""
-    width = column.type.list_size
-    flat = column.values.to_numpy()[column.offset * width : (column.offset + len(column)) * width]
-    rows: npt.NDArray[Any] = flat.reshape(len(column), width)
+    """A fixed-size column of a batch as an array [rows, max_length], without a copy; [rows,
+    max_length, K] where each token has K values.
+    """
+    width, values = column.type.list_size, plain_values(column.values)
+    flat = values[column.offset * width : (column.offset + len(column)) * width]
+    rows: npt.NDArray[Any] = flat.reshape(len(column), width, *values.shape[1:])
     return rows
+
+
+def plain_values(values: Any) -> npt.NDArray[Any]:
+    """Values of an Arrow array without nulls, [n], or [n, K] of lists of K, without a copy."""
+    if pa.types.is_fixed_size_list(values.type):
+        return rows_of(values)
+    plain: npt.NDArray[Any] = values.to_numpy()
+    return plain
 
 
 def as_batch(columns: Mapping[str, Any], kinds: Any) -> Any:
@@ -439,7 +462,7 @@ def lists_of(batch: Any, name: str) -> tuple[Any, Int64]:
     """(values, offsets int64[rows + 1] into them) of a list column, the values without a copy."""
     column = batch.column(name)
     offsets = column.offsets.to_numpy().astype(np.int64)
-    return column.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+    return plain_values(column.values)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
 def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:

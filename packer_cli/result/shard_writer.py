@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -26,10 +26,11 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
+from packer_cli.options.carried import Carried, carried_columns
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import pair_numbers
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64
+from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values
 from packer_cli.result.layout import (
     DOCUMENTS,
     FORMAT_VERSION,
@@ -201,11 +202,14 @@ class ShardParts(Parts):
                 super().close()
 
 
-def column_type(name: str, max_length: int) -> Any:
+def column_type(name: str, config: PackConfig | Config) -> Any:
     """The Arrow type of a column; its values are never null."""
-    if name in PADDED:
-        item = pa.field("item", pa.from_numpy_dtype(PADDED[name]), nullable=False)
-        return pa.list_(item, max_length)
+    carried = carried_columns(tuple(config.carry)).get(name)
+    if name in PADDED or (carried and not carried.is_of_segments):
+        kind = carried.arrow_type if carried else pa.from_numpy_dtype(PADDED[name])
+        return pa.list_(pa.field("item", kind, nullable=False), config.max_length)
+    if carried:
+        return pa.list_(pa.field("item", carried.arrow_type, nullable=False))
     if name in ("cu_seqlens", PADDED_BOUNDARIES, PAIR):
         kind = pa.int32()
     elif name == SIDE:
@@ -241,7 +245,7 @@ def schema(
         metadata["segment_multiple"] = config.segment_multiple
     return pa.schema(
         [
-            pa.field(name, column_type(name, config.max_length), nullable=False)
+            pa.field(name, column_type(name, config), nullable=False)
             for name in columns or config.columns
         ],
         metadata={"packer": json.dumps(metadata)},
@@ -305,6 +309,14 @@ class ShardWriter:
         for name in {"segments", PAIR, SIDE} & {*self._schema.names}:
             parts = _of_segments(name, stock, pieces, edges)
             made[name] = ragged(self._schema.field(name).type, offsets, parts)
+        if stock.carried is not None:
+            carried = carried_in_rows(
+                self._config, stock.carried, stock.begin, stock.length, order, edges
+            )
+            for name, values in carried.items():
+                kind = self._schema.field(name).type
+                is_fixed = pa.types.is_fixed_size_list(kind)
+                made[name] = fixed(kind, values) if is_fixed else ragged(kind, offsets, [values])
         columns = [made[name] for name in self._schema.names]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         tokens = int(stock.length[pieces].sum(dtype=np.int64))
@@ -350,6 +362,31 @@ class ShardWriter:
         self._parts.abandon()
 
 
+def carried_in_rows(
+    config: PackConfig | Config,
+    values: Values,
+    begin: Int64,
+    length: Int32,
+    order: Int64,
+    row_offsets: Int64,
+) -> dict[str, Any]:
+    """The carried columns of rows: [rows, max_length] or, of a record's, a value for each segment.
+
+    values, begin, length  as in `Stock`; order, row_offsets as in `PlannedRows`
+    """
+    columns = carried_columns(tuple(config.carry)).values()
+    first = values[begin[order[row_offsets[0] : row_offsets[-1]]]]
+    made = {one.name: first[one.name] for one in columns if one.is_of_segments}
+    if len(made) < len(columns):
+        rows = np.empty((len(row_offsets) - 1, config.max_length), values.dtype)
+        filling.place_pieces(
+            values.view(np.uint8), values.itemsize, begin, length, order, row_offsets,
+            config.segment_multiple, rows.view(np.uint8),
+        )  # fmt: skip
+        made |= {one.name: rows[one.name] for one in columns if not one.is_of_segments}
+    return {name: np.ascontiguousarray(column) for name, column in made.items()}
+
+
 def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[Any]:
     """A column with a value for each segment: where it is from, or its side of a pair."""
     if name == PAIR:
@@ -360,25 +397,30 @@ def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[A
 
 
 def fixed(kind: Any, rows: Any) -> Any:
-    """A column of lists of one length, of an array [rows, length], without a copy."""
-    values = pa.Array.from_buffers(kind.value_type, rows.size, [None, pa.py_buffer(rows)])
+    """A column of lists of one length, of an array [rows, length], without a copy; or [rows,
+    length, K].
+    """
+    values = _flat(kind.value_type, rows.reshape(-1, *rows.shape[2:]))
     return pa.Array.from_buffers(kind, len(rows), [None], children=[values])
+
+
+def _flat(kind: Any, values: Any) -> Any:
+    """Values of an array [n], or [n, K] as lists of K."""
+    if pa.types.is_fixed_size_list(kind):
+        return fixed(kind, values)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def ragged(kind: Any, offsets: Int32, parts: Sequence[Any]) -> Any:
     """A list column: row r has the values offsets[r] .. offsets[r + 1] of `parts`, which are the
     fields of its structs, or one array of plain values.
     """
-
-    def flat(value_type: Any, array: Any) -> Any:
-        return pa.Array.from_buffers(value_type, len(array), [None, pa.py_buffer(array)])
-
     if pa.types.is_struct(kind.value_type):
-        children = [flat(kind.value_type.field(i).type, part) for i, part in enumerate(parts)]
+        children = [_flat(kind.value_type.field(i).type, part) for i, part in enumerate(parts)]
         size = len(parts[0])
         values = pa.Array.from_buffers(kind.value_type, size, [None], children=children)
     else:
-        values = flat(kind.value_type, parts[0])
+        values = _flat(kind.value_type, parts[0])
     buffers = [None, pa.py_buffer(offsets)]
     return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=[values])
 
@@ -388,11 +430,18 @@ def index_schema(*, has_chosen: bool) -> Any:
     return INDEX_SCHEMA.append(_CHOSEN) if has_chosen else INDEX_SCHEMA
 
 
-def documents_schema(tokenizer_sha256: str, *, has_trained: bool, has_chosen: bool = False) -> Any:
+def documents_schema(
+    tokenizer_sha256: str,
+    *,
+    has_trained: bool,
+    has_chosen: bool = False,
+    carried: Iterable[Carried] = (),
+) -> Any:
     """The Arrow schema of document shards, with what a reader must know as metadata.
 
     `trained` lists [start, stop, ...] of the tokens trained on; null: all of them. Without that
-    column all tokens of all documents are trained on. `chosen` is there for pairs of answers.
+    column all tokens of all documents are trained on. `chosen` is there for pairs of answers. A
+    carried column has a list for each document, with a value for each token, or the record's value.
     """
     ids = pa.list_(pa.field("item", pa.int32(), nullable=False))
     fields = [
@@ -401,6 +450,16 @@ def documents_schema(tokenizer_sha256: str, *, has_trained: bool, has_chosen: bo
         pa.field("file", pa.int32(), nullable=False),
         pa.field("position", pa.int64(), nullable=False),
         *([_CHOSEN] if has_chosen else []),
+        *(
+            pa.field(
+                one.name,
+                one.arrow_type
+                if one.is_of_segments
+                else pa.list_(pa.field("item", one.arrow_type, nullable=False)),
+                nullable=False,
+            )
+            for one in carried
+        ),
     ]
     metadata = {
         "format_version": FORMAT_VERSION,
@@ -503,6 +562,14 @@ class DocumentWriter:
                 pa.binary(HASH_BYTES), len(lengths), [None, hashes]
             ),
         }
+        if batch.carried is not None:
+            edges = batch.offsets.astype(np.int32)
+            for name in batch.carried.dtype.names or ():
+                kind, values = self._documents.schema.field(name).type, batch.carried[name]
+                if pa.types.is_list(kind):
+                    columns[name] = ragged(kind, edges, [np.ascontiguousarray(values)])
+                else:
+                    columns[name] = _flat(kind, np.ascontiguousarray(values[edges[:-1]]))
         documents, index = (
             pa.RecordBatch.from_arrays(
                 [pa.array(values) if isinstance(values, np.ndarray) else values
@@ -573,6 +640,7 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
         trained = [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained
                    for one in batches]  # fmt: skip
     chosen = [batch.chosen for batch in batches if batch.chosen is not None]
+    carried = [batch.carried for batch in batches if batch.carried is not None]
     return TokenBatch(
         ids,
         offsets,
@@ -580,4 +648,5 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
         np.concatenate([batch.file for batch in batches])[kept],
         np.concatenate([batch.position for batch in batches])[kept],
         np.concatenate(chosen)[kept] if chosen else None,
+        carried=np.concatenate(carried) if carried else None,
     )

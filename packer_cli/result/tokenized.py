@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +24,12 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
+from packer_cli.options.carried import Carried, carried_columns, default_of, row_type
 from packer_cli.options.shapes import PREFERENCE
-from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64
+from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
-from packer_cli.result.reader import Stored
+from packer_cli.result.reader import Stored, plain_values
 from packer_cli.result.shard_writer import (
     GOLDEN,
     documents_schema,
@@ -149,7 +150,13 @@ class TokenizedDirectory(Stored):
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",
             has_chosen=self.has_pairs,
+            carried=self.carried.values(),
         )
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        """The carried columns, by name."""
+        return carried_columns(tuple(self.facts.config.carry))
 
     def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
         """The shard's bytes; unlike Arrow's own mapping, no pages are asked for before they are
@@ -251,8 +258,17 @@ class Tokens:
     documents  int64[inputs, 2], the first document of each directory over all, and how many it has
     """
 
-    def __init__(self, directories: Mapping[int, TokenizedDirectory]) -> None:
-        self._directories = directories
+    def __init__(
+        self,
+        directories: Mapping[int, TokenizedDirectory],
+        carried: Iterable[Carried] = (),
+        defaults: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """`carried`: columns that `carried_of` gives; `defaults`: as `--carry-default` has them, of
+        those that a directory lacks.
+        """
+        self._directories, self._carried = directories, list(carried)
+        self._defaults = dict(defaults)
         self.documents = np.zeros((max(directories, default=-1) + 1, 2), np.int64)
         first = 0
         for number, directory in directories.items():
@@ -279,6 +295,7 @@ class Tokens:
         for first in range(0, len(length), step):
             some = slice(first, min(first + step, len(length)))
             tokens = out[ends[first] - length[first] : ends[some.stop - 1]]
+            tokens = tokens.reshape(-1).view(np.uint8)
             wrong = kernel(number[some], start[some], length[some], spans.firsts, *columns, tokens)
             if wrong >= 0:
                 return out, first + wrong
@@ -298,10 +315,8 @@ class Tokens:
         Piece i is the `length[i]` tokens from `start[i]` on of a document. Raises DataError when
         there are none such.
         """
-        number, columns = (
-            self.numbered(directory, document),
-            (self.spans.offsets, self.spans.values),
-        )
+        number = self.numbered(directory, document)
+        columns = self.spans.offsets, self.spans.values, 4
         ids: UInt32
         ids, at = self._gathered(
             np.uint32, kernels.gather_documents, columns, number, start, length
@@ -327,6 +342,38 @@ class Tokens:
             raise InternalError(f"no tokenized directory has the document {number[at]}")
         return flags
 
+    def carried_of(self, number: Int64, start: Int32, length: Int32) -> Values | None:
+        """What follows the tokens of pieces, by `numbered` documents; None: nothing. Raises
+        DataError where a document has another number of values than of tokens.
+        """
+        if not self._carried:
+            return None
+        out = np.empty(int(length.sum(dtype=np.int64)), row_type(self._carried))
+        span = np.searchsorted(self.spans.firsts, number, side="right") - 1
+        for one in self._carried:
+            offsets, values, _ = self.spans.column(one.name)
+            there = values[span] != 0
+            some = number[there], start[there], length[there]
+            if one.is_of_segments:
+                of_documents = self.spans.of_documents(one, some[0], span[there])
+                found, at = np.repeat(of_documents, some[2], axis=0), -1
+            else:
+                columns = offsets, values, one.dtype.itemsize
+                found, at = self._gathered(one.dtype, kernels.gather_documents, columns, *some)
+            if at >= 0:
+                raise DataError(
+                    f"a document has not as many values of {one.name} as tokens: number "
+                    f"{some[0][at]} of the tokenized directories",
+                    AGAIN,
+                )
+            if there.all():
+                out[one.name] = found
+                continue
+            tokens = np.repeat(there, length)
+            out[one.name][tokens] = found
+            out[one.name][~tokens] = default_of(one, self._defaults[one.name])
+        return out
+
 
 class Spans:
     """Addresses of the columns of record batches, which stay mapped as long as this lives.
@@ -339,6 +386,7 @@ class Spans:
 
     def __init__(self, batches: list[Any], maps: list[mmap.mmap]) -> None:
         self._batches, self._maps = batches, maps
+        self._columns = dict[str, tuple[Int64, Int64, Int64]]()
         self.mapped_bytes = sum(map(len, maps))
         self.firsts = np.concatenate([[0], np.cumsum([len(one) for one in batches])])
         self.firsts = self.firsts.astype(np.int64)
@@ -347,6 +395,22 @@ class Spans:
         self.tokens = np.stack([self.firsts[:-1], self.offsets, self.values, totals])
         self.trained_offsets, self.trained, self.valid = _addresses(batches, "trained")
         self.give_back()
+
+    def column(self, name: str) -> tuple[Int64, Int64, Int64]:
+        """`_addresses` of a column; threads that ask at once find the same."""
+        if name not in self._columns:
+            self._columns[name] = _addresses(self._batches, name)
+        return self._columns[name]
+
+    def of_documents(self, column: Carried, number: Int64, span: Int64) -> Any:
+        """The values [n], or [n, K], of a column of records: of documents by number, and the spans
+        that they are in.
+        """
+        out = np.empty(len(number), column.dtype)
+        for one in np.unique(span).tolist():
+            values = plain_values(self._batches[one].column(column.name))
+            out[span == one] = values[number[span == one] - self.firsts[one]]
+        return out
 
     def give_back(self) -> None:
         """Unmap all pages when too many are mapped, as far as the system tells."""
@@ -359,14 +423,19 @@ class Spans:
 
 
 def _addresses(batches: list[Any], name: str) -> tuple[Int64, Int64, Int64]:
-    """(offsets, values, validity bitmap) int64[batches] of a list column; 0 where there is none."""
+    """(offsets, values, validity bitmap) int64[batches] of a list column; 0 where there is none. Of
+    a column of records its values alone matter, and whether it is there.
+    """
     rows = np.zeros((3, len(batches)), np.int64)
     for i, batch in enumerate(batches):
         if name not in batch.schema.names:
             continue
         column = batch.column(name)
         validity, offsets = column.buffers()[:2]
-        values = column.values.buffers()[1]
+        if not pa.types.is_list(column.type):
+            rows[1, i] = 1
+            continue
+        values = column.values.buffers()[-1]  # the last of nested lists
         rows[0, i] = offsets.address + 4 * column.offset
         # a column of nothing but nulls has no values; any address does, but none is no column
         rows[1, i] = values.address if values is not None and values.size else offsets.address

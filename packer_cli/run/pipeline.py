@@ -34,9 +34,9 @@ from packer_cli.errors import (
     nearest,
 )
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
-from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, detect_shape
+from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, carried_by, detect_shape
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.tokenized import is_tokenized
+from packer_cli.inputs.tokenized import carried_of, is_tokenized
 from packer_cli.interrupts import Task, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
@@ -123,6 +123,7 @@ def settle(
     """
     if is_tokenized(files):
         shape, chosen = choose_tokenized(files, config, tokenizer_name, options.notify)
+        config = replace(config, carry=carried_of(files, config))
         return Run(for_shape(config, shape), shape, tuple(files), (), chosen)
     if isinstance(config, PackConfig) and config.view:
         raise UsageError(
@@ -136,7 +137,7 @@ def settle(
         if some:
             options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
-    config = for_shape(config, shape)
+    config = replace(for_shape(config, shape), carry=carried_by(files, shape, config))
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)
 

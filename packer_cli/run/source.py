@@ -19,10 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec import UNSET, structs
 
 from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import peeking
+from packer_cli.inputs.carrying import with_carried
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
@@ -77,7 +79,11 @@ if TYPE_CHECKING:
     from packer_cli.chat.templates import TemplateChoice
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
-_STILL = {"unit_bytes", "shard_bytes"}  # options that make sense for documents that are tokens
+_STILL = {
+    "unit_bytes",
+    "shard_bytes",
+    "carry_default",
+}  # options that make sense for documents that are tokens
 _Render = Callable[["Conversation"], "Document"]
 _Own = dict[str | None, tuple[Shape, DocumentConfig]]  # by `InputFile.shape`
 
@@ -294,8 +300,18 @@ def _plain_reads(own: _Own) -> dict[str | None, Read]:
 def _read_plainly(
     shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
 ) -> Iterator[Records]:
-    """The records of a slice, as they are stored."""
-    return reader_for(file.format).read(file, part, shape, config)
+    """The records of a slice, as they are stored; what is carried has its default where the format
+    has no room for it.
+    """
+    found = reader_for(file.format).read(file, part, shape, config)
+    return map(partial(_carrying, config), found) if config.carried else found
+
+
+def _carrying(config: DocumentConfig, records: Records) -> Records:
+    if records.carried is not None:
+        return records
+    sizes = None if records.tokens is None else np.diff(records.tokens[1])
+    return with_carried(records, records.positions, {}, config, sizes)
 
 
 def _by_file(reads: dict[str | None, Read]) -> Read:
@@ -443,7 +459,10 @@ def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     highest = facts.tokenizer.vocab_size - 1 if facts.tokenizer else HIGHEST_ID
     if TOKENIZER in facts.side_files:
         highest = highest_id(_kept(folder, facts, TOKENIZER))
-    inputs = TokenizedInputs(files, seed, highest, choice.pools if choice else None)
+    inputs = TokenizedInputs(
+        files, seed, highest, choice.pools if choice else None, config.carried.values(),
+        config.carry_default,
+    )  # fmt: skip
     tokenizers, info = [one.tokenizer for one in inputs.facts], None
     if tokenizers[0] is not None:  # what is around documents, only if all agree
         around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}

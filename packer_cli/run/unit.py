@@ -369,6 +369,7 @@ class UnitDocuments(UnitMaker):
             job.tokenizer_sha256,
             has_trained=job.run.shape.kind != "text",
             has_chosen=job.run.shape.has_pairs,
+            carried=job.run.config.carried.values(),
         )
         limit = job.run.config.shard_bytes
         self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts)
@@ -513,4 +514,7 @@ class UnitRows(UnitMaker):
                 stock.file[pieces], stock.position[pieces], stock.start[pieces],
                 stock.length[pieces],
             )  # fmt: skip
-            yield gathered(stock, pieces, ids), np.arange(len(pieces)), edges - edges[0]
+            number = tokenized.tokens.numbered(stock.file[pieces], stock.position[pieces])
+            values = tokenized.tokens.carried_of(number, stock.start[pieces], stock.length[pieces])
+            rows = gathered(stock, pieces, ids, values)
+            yield rows, np.arange(len(pieces)), edges - edges[0]

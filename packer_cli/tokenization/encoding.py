@@ -105,7 +105,7 @@ def token_batch(
 
     Texts are taken out of `records`: a very long one is gone before its tokens are copied.
     """
-    special, crossing = records.specials or 0, 0
+    special, crossing, carried = records.specials or 0, 0, records.carried
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
@@ -124,4 +124,7 @@ def token_batch(
     if len(offsets) != len(records.positions) + 1:
         raise InternalError(f"{len(records.positions)} records became {len(offsets) - 1} documents")
     files = np.full(len(records.positions), file.index, np.int32)
-    return TokenBatch(ids, offsets, trained, files, records.positions), special, crossing
+    if carried is not None and records.tokens is None:
+        carried = np.repeat(carried, np.diff(offsets))
+    batch = TokenBatch(ids, offsets, trained, files, records.positions, carried=carried)
+    return batch, special, crossing

@@ -390,14 +390,14 @@ def frame_documents(some: list[list[int]], prefix: list[int], suffix: list[int])
     return (out[:used].tolist(), ends.tolist()), expected
 
 
-@twin_of(problems(), st.sampled_from([np.uint32, np.uint8]))
-def gather_pieces(problem: Any, kind: Any) -> tuple[Any, Any]:
+@twin_of(problems(), st.sampled_from([1, 3, 4]))
+def gather_pieces(problem: Any, width: int) -> tuple[Any, Any]:
     lengths = fixed(np.minimum(problem[0], 50), np.int32)
-    ids, begin = fixed(range(100), kind), fixed(np.arange(len(lengths)) * 7 % 50)
-    out = output(int(lengths.sum()), kind)
-    filling.gather_pieces(ids, begin, lengths, out)
-    lists = ids.tolist(), begin.tolist(), lengths.tolist()
-    return out.tolist(), reference.gather_pieces(*lists)
+    ids, begin = fixed(range(100 * width), np.uint8), fixed(np.arange(len(lengths)) * 7 % 50)
+    out = output(int(lengths.sum()) * width, np.uint8)
+    filling.gather_pieces(ids, width, begin, lengths, out)
+    values = ids.reshape(-1, width).tolist(), begin.tolist(), lengths.tolist()
+    return out.reshape(-1, width).tolist(), reference.gather_pieces(*values)
 
 
 @twin_of(seeds)
@@ -478,7 +478,7 @@ def gathered(problem: Any, gap: int, out: np.ndarray) -> tuple[Any, Any]:
     some, sizes, taken = problem
     spans = Spans(some, sizes, gap)
     found = documents.gather_documents(
-        *columns_of(taken), spans.firsts, spans.offsets, spans.values, out
+        *columns_of(taken), spans.firsts, spans.offsets, spans.values, 4, out.view(np.uint8)
     )
     return (out.tolist(), found), reference.gather_documents(some, *columns_of(taken))
 
@@ -570,7 +570,8 @@ def count_values__gather_values(problem: Any, seed: int, kind: Any) -> tuple[Any
     addresses, ends = fixed([own.ctypes.data for own in values]), output(len(rows) + 1)
     gathering.count_values(fixed(rows), fixed(firsts), where, ends)
     out = output(ends[-1], kind)
-    gathering.gather_values(fixed(rows), fixed(firsts), where, addresses, ends, out)
+    size, to = out.itemsize, out.view(np.uint8)
+    gathering.gather_values(fixed(rows), fixed(firsts), where, addresses, ends, size, to)
     with pytest.raises(ValueError, match=r"rows, \d+ ends"):
         gathering.count_values(fixed(rows), fixed(firsts), where, output(len(rows)))
     lists = [by_row[row] for row in rows]
@@ -1145,10 +1146,11 @@ def test_lists_that_change_while_they_are_mapped() -> None:
     ends, out = output(3), output(3, np.int32)
     gathering.count_values(rows, firsts, where, ends)
     edges[:] = [2, 4, 7]
-    gathering.gather_values(rows, firsts, where, fixed([values.ctypes.data]), ends, out)
+    to = out.view(np.uint8)
+    gathering.gather_values(rows, firsts, where, fixed([values.ctypes.data]), ends, 4, to)
     assert out.tolist() == [2, 3, 4]
     with pytest.raises(ValueError, match="values into"):
-        gathering.gather_values(rows, firsts, where, where, ends, output(4, np.int32))
+        gathering.gather_values(rows, firsts, where, where, ends, 4, output(16, np.uint8))
     edges[:] = [4, 2, 7]
     with pytest.raises(ValueError, match="the list of row 0 ends before it begins"):
         gathering.count_values(rows, firsts, where, ends)
