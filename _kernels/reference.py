@@ -300,6 +300,16 @@ def fill_rows(
     return (*columns, count)
 
 
+def place_pieces(values, begin, length, order, row_offsets, capacity, segment_multiple, zero):
+    """Rows of values, each where `fill_rows` puts its token; `zero` elsewhere."""
+    nowhere = len(values)
+    places, *_ = fill_rows(
+        range(nowhere), None, begin, length, order, row_offsets, capacity, nowhere,
+        segment_multiple=segment_multiple,
+    )  # fmt: skip
+    return [[[*values, zero][place] for place in row] for row in places]
+
+
 def frame_documents(documents, prefix, suffix):
     """Each non-empty list of ids with prefix and suffix, unless it has them there already."""
     framed = []

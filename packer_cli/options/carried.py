@@ -159,7 +159,8 @@ def _bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     with np.errstate(over="ignore"):
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
     upper = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-    return upper.astype(np.uint16)
+    halves: npt.NDArray[np.uint16] = upper.astype(np.uint16)
+    return halves
 
 
 def as_numbers(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

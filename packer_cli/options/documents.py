@@ -305,4 +305,7 @@ class DocumentConfig(Options):
         return self.sample_by == "document"
 
     def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
+        """For manifests, which are what they were before columns could be carried."""
+        options = dataclasses.asdict(self)
+        unused = ("carry", "carry_default") if not self.carry else ()
+        return {name: value for name, value in options.items() if name not in unused}

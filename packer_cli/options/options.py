@@ -7,7 +7,6 @@ engine) are in `run_options`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
@@ -375,7 +374,7 @@ class PackConfig(DocumentConfig):
         return {*PAIR_COLUMNS} <= {*self.columns}
 
     def as_json(self) -> dict[str, object]:
-        return dataclasses.asdict(self) | {"columns": list(self.columns)}
+        return super().as_json() | {"columns": list(self.columns)}
 
 
 # Strategies that reach what they promise only without these options.

@@ -375,6 +375,23 @@ def fill_rows(
     return (found, again), (expected, expected)
 
 
+@twin_of(problems(most=40), seeds, st.sampled_from([1, 3]), st.sampled_from([1, 2, 3]))
+def place_pieces(problem: Any, seed: int, width: int, multiple: int) -> tuple[Any, Any]:
+    capacity = min(problem[1], 400 // multiple) * multiple
+    lengths = fixed(np.minimum(problem[0], capacity), np.int32)
+    rng = np.random.default_rng(seed)
+    values = fixed(rng.integers(0, 256, (int(lengths.sum()) + 3, width)), np.uint8)
+    begin = fixed(np.cumsum(lengths) - lengths + 3)
+    in_units = fixed(-(-lengths // multiple), np.int32)
+    planned = plan("best_fit_decreasing", in_units, capacity // multiple)
+    order, offsets = map(fixed, planned[:2])
+    out = output((len(offsets) - 1, capacity * width), np.uint8)
+    filling.place_pieces(values.reshape(-1), width, begin, lengths, order, offsets, multiple, out)
+    given = (one.tolist() for one in (values, begin, lengths, order, offsets))
+    rows = out.reshape(len(out), capacity, width).tolist()
+    return rows, reference.place_pieces(*given, capacity, multiple, [0] * width)
+
+
 affixes = st.lists(st.integers(0, 3), max_size=2)
 
 
@@ -393,7 +410,10 @@ def frame_documents(some: list[list[int]], prefix: list[int], suffix: list[int])
 @twin_of(problems(), st.sampled_from([1, 3, 4]))
 def gather_pieces(problem: Any, width: int) -> tuple[Any, Any]:
     lengths = fixed(np.minimum(problem[0], 50), np.int32)
-    ids, begin = fixed(range(100 * width), np.uint8), fixed(np.arange(len(lengths)) * 7 % 50)
+    ids, begin = (
+        fixed(np.arange(100 * width) % 251, np.uint8),
+        fixed(np.arange(len(lengths)) * 7 % 50),
+    )
     out = output(int(lengths.sum()) * width, np.uint8)
     filling.gather_pieces(ids, width, begin, lengths, out)
     values = ids.reshape(-1, width).tolist(), begin.tolist(), lengths.tolist()
