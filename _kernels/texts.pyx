@@ -122,7 +122,7 @@ def mark_trained(
     bint spaces, int spacing,
     const uint8_t[::1] text, const int64_t[::1] text_offsets,
     const int64_t[::1] span_offsets, const int64_t[::1] span_begin, const int64_t[::1] span_end,
-    uint8_t[::1] trained, uint8_t[::1] certain,
+    uint8_t[::1] trained, uint8_t[::1] certain, int64_t[::1] span_of=None,
 ):
     """Mark the tokens that hold at least one byte of a span.
 
@@ -142,13 +142,14 @@ def mark_trained(
                       goes with the byte that follows
     OUT certain       uint8[n], 1 where the tokens are the text, from its first byte to its last;
                       else the flags of that document mean nothing
+    OUT span_of       int64[T], where trained is not 0 the number of the span; may be None
     """
     cdef int64_t n = offsets.shape[0] - 1, known = kinds.shape[0]
     cdef int64_t i, t, span, last, begin, end, stop, size, used
     cdef const uint8_t* piece
     cdef const uint8_t* here
     cdef uint8_t kind
-    cdef bint fresh
+    cdef bint fresh, numbered = span_of is not None
     with nogil:
         for i in range(n):
             span = span_offsets[i]
@@ -185,6 +186,8 @@ def mark_trained(
                 # the space alone stands before the byte that follows
                 if span < last and (end if used else begin + 1) > span_begin[span]:
                     trained[t] = 1 + (begin < span_begin[span])
+                    if numbered:
+                        span_of[t] = span
                 begin = end
             else:
                 certain[i] = begin == stop

@@ -12,6 +12,7 @@ from packer_cli.chat.chat_template import ChatTemplate
 from packer_cli.chat.exchanges import Side, conversation_of, sides_of, texts_of
 from packer_cli.chat.messages import (
     ASSISTANT,
+    CARRIED,
     OF_TRAINING,
     RANGES,
     REASONING,
@@ -22,13 +23,16 @@ from packer_cli.chat.messages import (
     UndecidableError,
     joined_content,
     with_context,
+    with_noted,
 )
 from packer_cli.chat.probe import kind_of_piece, summed, words_of
 from packer_cli.chat.renderer import Document, Renderer
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
 from packer_cli.errors import UsageError
+from packer_cli.inputs.carrying import value_of
 from packer_cli.inputs.formats import reader_for
+from packer_cli.options.carried import MESSAGE, Carried, default_of, row_type
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import known_texts
@@ -43,6 +47,7 @@ from packer_cli.records import (
     Slice,
     Spans,
     Texts,
+    Values,
     turn_position,
 )
 from packer_cli.tokenization.specials import (
@@ -104,10 +109,16 @@ class Composer:
         documents, positions, good = list[Document](), list[int](), list[bool]()
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
         naming = Naming(self.config.message_keys, dict(self.config.roles))
-        texts = known_texts(self.shape, self.config)
-        for position, given in zip(records.positions.tolist(), records.fields or [], strict=True):
+        texts, numbers = known_texts(self.shape, self.config), list[int]()
+        of_messages = _of_messages(self.config)
+        carried = [np.empty(0, row_type(of_messages))]
+        for number, given in enumerate(records.fields or []):
+            position = int(records.positions[number])
             try:
                 fields = _named(given, naming, texts)
+                if of_messages:
+                    names = [one.name for one in of_messages]
+                    fields = {own: with_noted(value, names) for own, value in fields.items()}
                 sides = sides_of(fields, self.shape) if self.shape.has_pairs else [None]
                 begin(position)
                 own = list[Document]()
@@ -121,11 +132,14 @@ class Composer:
                     if own[-1].left_out and self.config.on_unshown == "error":
                         raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
                     self._count_unread(fields, own[-1], unread)
+                values = [_carried_by(document, of_messages, self.config) for document in own]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or MEND
                 bad.append(BadRecord(position, str(error), tip))
                 continue
             documents += own
+            carried += values
+            numbers += [number] * len(own)
             positions += [position] * len(own)
             good += [side.is_good for side in sides if side is not None]
         if self.config.turns == "each":
@@ -137,7 +151,8 @@ class Composer:
             positions=np.array(positions, np.int64),
             fields=None,
             texts=Texts.of([document.text for document in documents]),
-            spans=byte_spans(documents),
+            spans=byte_spans(documents, np.concatenate(carried) if of_messages else None),
+            carried=None if records.carried is None else records.carried[numbers],
             turns=_turn_counts(documents, self.end_tokens),
             specials=specials,
             controls=controls_of(documents),
@@ -407,8 +422,41 @@ def controls_of(documents: list[Document]) -> dict[int, list[Span]]:
     return {i: d.controls for i, d in enumerate(documents) if d.controls is not None}
 
 
-def byte_spans(documents: list[Document]) -> Spans | None:
-    """The spans of all documents in UTF-8 bytes of their texts; None when all is trained."""
+def _of_messages(config: DocumentConfig) -> list[Carried]:
+    """The carried columns that messages have values of."""
+    return [one for one in config.carried.values() if one.of == MESSAGE]
+
+
+def carried_by(documents: list[Document], config: DocumentConfig) -> Values | None:
+    """[spans], what messages carry, of the spans of all documents; None: nothing. Raises
+    MalformedError.
+    """
+    columns = _of_messages(config)
+    own = [_carried_by(document, columns, config) for document in documents]
+    return np.concatenate(own) if columns else None
+
+
+def _carried_by(document: Document, columns: list[Carried], config: DocumentConfig) -> Values:
+    spans = [None] if document.spans is None else document.spans
+    values, defaults = np.zeros(len(spans), row_type(columns)), dict(config.carry_default)
+    messages = document.conversation.messages if document.conversation else []
+    for at, number in enumerate(document.speakers):
+        noted = messages[number].get(CARRIED, {})
+        for one in columns:
+            if one.name not in noted and one.name in defaults:
+                values[one.name][at] = default_of(one, defaults[one.name])
+                continue
+            try:
+                values[one.name][at] = value_of(one, noted.get(one.name), one.dtype.shape)
+            except ValueError as error:
+                raise MalformedError(f"message {number}: {error}") from error
+    return values
+
+
+def byte_spans(documents: list[Document], carried: Values | None = None) -> Spans | None:
+    """The spans of all documents in UTF-8 bytes of their texts; None when all is trained.
+    `carried`: of the spans.
+    """
     if all(document.spans is None for document in documents):
         return None
     counts, edges = [], list[int]()
@@ -420,7 +468,7 @@ def byte_spans(documents: list[Document]) -> Spans | None:
     offsets = np.zeros(len(documents) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     flat: Int64 = np.array(edges, np.int64)
-    return Spans(offsets, flat[::2].copy(), flat[1::2].copy())
+    return Spans(offsets, flat[::2].copy(), flat[1::2].copy(), carried)
 
 
 def _in_bytes(text: str, edges: list[int]) -> list[int]:

@@ -28,6 +28,7 @@ from packer_cli.records import (
     TokenBatch,
     UInt8,
     UInt32,
+    Values,
     record_position,
 )
 from packer_cli.result.counts import Counts
@@ -37,7 +38,7 @@ from packer_cli.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from packer_cli.chat.renderer import Document
 
-_Tokens = tuple[UInt32, UInt8 | None]
+_Tokens = tuple[UInt32, UInt8 | None, Values | None]
 _Render = Callable[[Conversation], "Document"]  # raises RefusedError
 
 
@@ -174,7 +175,8 @@ def _fitting(
         while tokens is None and number < high:
             kept = messages[:begin] + messages[users[number] :]
             try:
-                tokens = _tokens_of(render(replace(conversation, messages=kept)), tokenizer)
+                shorter = render(replace(conversation, messages=kept))
+                tokens = _tokens_of(shorter, tokenizer, config)
             except RefusedError:  # the template may insist on leaving out more
                 number += 1
             except UndecidableError:
@@ -188,23 +190,35 @@ def _fitting(
     return best
 
 
-def _tokens_of(document: Document, tokenizer: Tokenizer) -> _Tokens:
-    from packer_cli.chat.documents import byte_spans, controls_of  # noqa: PLC0415 jinja2 is slow
+def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> _Tokens:
+    from packer_cli.chat.documents import (  # noqa: PLC0415 jinja2 is slow
+        byte_spans,
+        carried_by,
+        controls_of,
+    )
 
     own = [document]
-    ids, _, trained = tokenizer.encode([document.text], byte_spans(own), controls_of(own))
-    return ids, trained
+    spans = byte_spans(own, carried_by(own, config))
+    ids, _, trained, carried = tokenizer.encode([document.text], spans, controls_of(own))
+    return ids, trained, carried
 
 
 def _replaced(batch: TokenBatch, fitted: dict[int, _Tokens]) -> tuple[TokenBatch, Loss]:
     """The batch with other tokens of some documents, and what it lost by that."""
-    ids, trained = list[UInt32](), list[UInt8]()
+    ids, trained, carried = list[UInt32](), list[UInt8](), list[Values]()
     for i, (begin, end) in enumerate(pairwise(batch.offsets.tolist())):
         own = batch.ids[begin:end]
         flags = None if batch.trained is None else batch.trained[begin:end]
-        own, flags = fitted.get(i, (own, flags))
+        own, flags, of_spans = fitted.get(i, (own, flags, None))
         ids.append(own)
         trained.append(np.ones(len(own), np.uint8) if flags is None else flags)
+        if batch.carried is not None:
+            carried.append(batch.carried[begin:end])
+            if i in fitted:  # what follows the record is at each token
+                carried[-1] = np.repeat(batch.carried[begin : begin + 1], len(own))
+                if of_spans is not None:
+                    for name in of_spans.dtype.names or ():
+                        carried[-1][name] = of_spans[name]
     lengths = [len(own) for own in ids]
     flat = np.concatenate(trained)
     left = replace(
@@ -212,6 +226,7 @@ def _replaced(batch: TokenBatch, fitted: dict[int, _Tokens]) -> tuple[TokenBatch
         ids=np.concatenate(ids),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         trained=None if batch.trained is None else flat,
+        carried=np.concatenate(carried) if carried else None,
     )
     before = len(batch.ids) if batch.trained is None else int(batch.trained.sum())
     return left, Loss(len(fitted), len(batch.ids) - len(left.ids), before - int(flat.sum()))

@@ -44,9 +44,9 @@ _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), T
 _DETAIL = "train_detail"
 # Notes of packer, and no fields of the record: a message that the user's choice leaves untrained,
 # which no flag can say; and [from, to] of the characters of its content that are not trained on.
-CONTEXT, RANGES = "\0context", "\0ranges"
+CONTEXT, RANGES, CARRIED = "\0context", "\0ranges", "\0carried"
 _NOTES = frozenset((CONTEXT, RANGES))
-OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_NOTES))
+OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_NOTES, CARRIED))
 _UNTRAINED = re.compile(rb"\0+")
 _Range = list[int]  # [from, to]; no tuple, which a copy with marks would make a list
 _Message = dict[str, Any]
@@ -159,6 +159,26 @@ class Naming:
             if isinstance(speaker, str) and speaker in self.roles:
                 message[key] = self.roles[speaker]
         return message
+
+
+def with_noted(messages: Any, names: Collection[str]) -> Any:
+    """Messages with what these names say of each as a note, CARRIED, which no template sees. A flag
+    among them says whether a message is trained on, too: where its value is not 0.
+    """
+    if not isinstance(messages, list):
+        return messages
+    noted = list[Any]()
+    for one in messages:
+        if isinstance(one, dict) and not one.keys().isdisjoint(names):
+            kept = {
+                key: bool(value) if key in _FLAGS and type(value) in (int, float) else value
+                for key, value in one.items()
+                if key not in names or key in _FLAGS
+            }
+            noted.append(kept | {CARRIED: {name: one[name] for name in names if name in one}})
+        else:
+            noted.append(one)
+    return noted
 
 
 def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
@@ -332,9 +352,9 @@ def kind_of(value: object) -> str:
 
 def without_notes(message: _Message) -> _Message:
     """The message as its chat template gets it: with what the record has, and no more."""
-    if _NOTES.isdisjoint(message):
+    if _NOTES.isdisjoint(message) and CARRIED not in message:
         return message
-    return {key: value for key, value in message.items() if key not in _NOTES}
+    return {k: value for k, value in message.items() if k not in _NOTES and k != CARRIED}
 
 
 def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ from packer_cli.chat.probe import Piece
 from packer_cli.chat.syntax import reads_of
 from packer_cli.chat.turns import (
     PROBE,
+    Said,
     Span,
     Structures,
     Told,
@@ -34,6 +36,7 @@ from packer_cli.chat.turns import (
     speakers,
 )
 from packer_cli.errors import UsageError
+from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ARGUMENTS
 
@@ -51,7 +54,8 @@ class Document:
     conversation the text does not show; `empty_turns`: turns of the assistant of which it shows
     nothing, and which are not trained on. `turns`: the characters of the assistant's turns that
     are trained on at least in part, None for `spans`; `masked`: what of the assistant is not
-    trained on because of flags and options.
+    trained on because of flags and options. `speakers`: the number of the message that each span is
+    of, where messages carry values.
     """
 
     text: str
@@ -62,6 +66,7 @@ class Document:
     empty_turns: int = 0
     turns: list[Span] | None = None
     masked: Sequence[str] = ()
+    speakers: Sequence[int] = ()
 
 
 class Renderer:
@@ -80,6 +85,7 @@ class Renderer:
         self._finds_turns = config.train_on != "all"
         self._structures = Structures(template, find_turns=self._finds_turns)
         self._trains_all = config.trains_all_parts
+        self._carries = any(one.of == MESSAGE for one in config.carried.values())
         self._parts = UntrainedParts(self._structures, config)
         self.keep_parts = _shows_parts(template)
         if self._finds_turns and ends_matter and not config.allow_open_turns:
@@ -139,8 +145,9 @@ class Renderer:
                 "messages"
             )
         said = self._structures.find(
-            rendering, messages, tools, told, whose=bool(empty) or len(trained) < len(all_own)
-        )
+            rendering, messages, tools, told,
+            whose=bool(empty) or len(trained) < len(all_own) or self._carries,
+        )  # fmt: skip
         spans_asked, spans = (
             [span for one in said if one.number < 0 or one.number in some for span in one.spans]
             for some in (asked.difference(empty), trained.difference(empty))
@@ -155,8 +162,16 @@ class Renderer:
         begin = next((start for start, stop in spans if start < stop), 0)
         document = self._trimmed(document, spans_asked, rendering, messages, trained)
         if conversation.turn is None:
-            return document
-        return self._prompted(document, begin, messages, tools)
+            return self._with_speakers(document, said) if self._carries else document
+        document = self._prompted(document, begin, messages, tools)
+        return replace(document, speakers=[len(messages) - 1] * len(document.spans or []))
+
+    def _with_speakers(self, document: Document, said: list[Said]) -> Document:
+        """The document with the message of each of its spans, which are within what was said."""
+        whole = sorted((span[0], one.number) for one in said for span in one.spans)
+        begins = [begin for begin, _ in whole]
+        places = [bisect_right(begins, start) - 1 for start, _ in document.spans or []]
+        return replace(document, speakers=[whole[place][1] for place in places])
 
     def _trimmed(
         self, document: Document, asked: list[Span], rendering: Rendering,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from packer_cli.errors import UsageError
+from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import MESSAGES, DocumentConfig
 from packer_cli.options.option import Need, Option, Rule, apart, options_of, refuse
 from packer_cli.options.options import PAIR_COLUMNS, PackConfig
@@ -218,6 +219,7 @@ def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]
 def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
     yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
     given = {  # they say what of the assistant's is trained on
+        "--carry of messages": any(one.of == MESSAGE for one in config.carried.values()),
         "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,
         "--train-reasoning": config.train_reasoning is not None,

@@ -137,7 +137,7 @@ def settle(
         if some:
             options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
-    config = replace(for_shape(config, shape), carry=carried_by(files, shape, config))
+    config = for_shape(replace(config, carry=carried_by(files, shape, config)), shape)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)
 

@@ -105,7 +105,7 @@ def token_batch(
 
     Texts are taken out of `records`: a very long one is gone before its tokens are copied.
     """
-    special, crossing, carried = records.specials or 0, 0, records.carried
+    special, crossing, carried, of_spans = records.specials or 0, 0, records.carried, None
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
@@ -116,7 +116,7 @@ def token_batch(
         if (flags := bare[2]) is not None:
             crossing = int(np.count_nonzero(flags > 1))
             np.minimum(flags, 1, out=flags)
-        ids, offsets, trained = tokenizer.surrounded(*bare)
+        ids, offsets, trained, of_spans = tokenizer.surrounded(*bare)
     elif not len(records.positions):
         ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None
     else:
@@ -126,5 +126,8 @@ def token_batch(
     files = np.full(len(records.positions), file.index, np.int32)
     if carried is not None and records.tokens is None:
         carried = np.repeat(carried, np.diff(offsets))
+    if carried is not None and of_spans is not None:
+        for name in of_spans.dtype.names or ():
+            carried[name] = of_spans[name]
     batch = TokenBatch(ids, offsets, trained, files, records.positions, carried=carried)
     return batch, special, crossing

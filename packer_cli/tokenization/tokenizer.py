@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.records import Int64, Notify, Spans, Texts, UInt8, UInt32, offsets_of
+from packer_cli.records import Int64, Notify, Spans, Texts, UInt8, UInt32, Values, offsets_of
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import (
     BytesEngine,
@@ -40,6 +41,7 @@ from packer_cli.tokenization.specials import Span, Specials
 from packer_cli.tokenization.trust import TrustedEngine
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
+Carrying = tuple[UInt32, Int64, UInt8 | None, Values | None]
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,14 @@ class Tokenizer:
     def encode(
         self, texts: Sequence[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
-    ) -> Tokens:  # fmt: skip
+    ) -> Carrying:  # fmt: skip
         """Encode documents with the special tokens around the documents; all that is trained is 1,
         wherever it begins.
         """
-        ids, offsets, trained = self.encode_bare(texts, spans, controls)
-        if trained is not None:
+        bare = self.encode_bare(texts, spans, controls)
+        if (trained := bare[2]) is not None:
             np.minimum(trained, 1, out=trained)
-        return self.surrounded(ids, offsets, trained)
+        return self.surrounded(*bare)
 
     def count_special(self, ids: UInt32, texts: Iterable[str]) -> int:
         """The number of special tokens that `texts` spell out, whose tokens are `ids`."""
@@ -137,49 +139,69 @@ class Tokenizer:
     def encode_bare(
         self, texts: Sequence[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
-    ) -> Tokens:  # fmt: skip
-        """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all).
+    ) -> Carrying:  # fmt: skip
+        """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all, [T] what spans
+        carry at their tokens and 0 elsewhere, or None).
 
         A text without any token stays empty. A token is trained, 1, when it holds at least one
         byte of its text's `spans`, and 2 when it begins before that span. `controls`: of some
         texts, the characters where special tokens are; others in those texts are just text. Raises
         InternalError when an earlier sample of the engine differed from the reference.
         """
-        texts, trained = Texts.of(texts), None
+        texts, trained, span_of = Texts.of(texts), None, np.empty(0, np.int64)
         if spans is not None and isinstance(self.engine, ReferenceEngine):
             ids, offsets, places = self.engine.places(texts)
             parts = [_by_places(places[offsets[i] : offsets[i + 1]], text, spans, i)
                      for i, text in enumerate(texts)]  # fmt: skip
-            trained = np.concatenate([np.empty(0, np.uint8), *parts])
+            trained = np.concatenate([np.empty(0, np.uint8), *(flags for flags, _ in parts)])
+            span_of = np.concatenate([span_of, *(own for _, own in parts)])
         else:
             ids, offsets = self.engine.encode(texts)
             if spans is not None:
                 with self._making:
                     pieces = self._pieces
-                trained = mark_trained(pieces, texts, ids, offsets, spans, self._reference)
+                trained, span_of = mark_trained(pieces, texts, ids, offsets, spans, self._reference)
         for i, own in sorted((controls or {}).items()):
             if self._ordinary is None:
                 break
             new, places = self._ordinary.places(texts[i], own)
             begin, end = offsets[i], offsets[i + 1]
             if trained is not None and spans is not None:
-                flags = _by_places(places, texts[i], spans, i)
+                flags, its = _by_places(places, texts[i], spans, i)
                 trained = np.concatenate([trained[:begin], flags, trained[end:]])
+                span_of = np.concatenate([span_of[:begin], its, span_of[end:]])
             ids = np.concatenate([ids[:begin], new, ids[end:]])
             offsets = offsets.copy()
             offsets[i + 1 :] += len(new) - (end - begin)
-        return ids, offsets, trained
+        carried = None
+        if spans is not None and spans.carried is not None and trained is not None:
+            carried = np.zeros(len(ids), spans.carried.dtype)
+            carried[trained > 0] = spans.carried[span_of[trained > 0]]
+        return ids, offsets, trained, carried
 
-    def surrounded(self, ids: UInt32, offsets: Int64, trained: UInt8 | None) -> Tokens:
-        """The tokens with prefix, suffix and separator around every document."""
-        tokens = _framed((ids, offsets, trained), self._prefix, self._suffix)
-        if not len(self._separator):
-            return tokens
-        ids, offsets, trained = tokens
-        if trained is None:
-            trained = np.ones(len(ids), np.uint8)
-        nothing = self._separator[:0]
-        return _framed((ids, offsets, trained), nothing, self._separator, train_suffix=False)
+    def surrounded(
+        self, ids: UInt32, offsets: Int64, trained: UInt8 | None, carried: Values | None = None
+    ) -> Carrying:
+        """The tokens with prefix, suffix and separator around every document. A suffix that is
+        trained on carries what the token before it does.
+        """
+        framed = _framed((ids, offsets, trained), self._prefix, self._suffix)
+        if len(self._separator):
+            flags = np.ones(len(framed[0]), np.uint8) if framed[2] is None else framed[2]
+            framed = _framed(
+                (*framed[:2], flags), self._separator[:0], self._separator, train_suffix=False
+            )
+        if carried is None or len(framed[0]) == len(ids):
+            return *framed, carried
+        around, first = np.zeros(len(framed[0]), carried.dtype), framed[1]
+        for i, (begin, end) in enumerate(pairwise(offsets.tolist())):
+            has_prefix = np.array_equal(ids[begin : begin + len(self._prefix)], self._prefix)
+            at = first[i] + (0 if has_prefix else len(self._prefix))
+            around[at : at + end - begin] = carried[begin:end]
+            after = slice(at + end - begin, first[i + 1])
+            if end > begin and framed[2] is not None:
+                around[after] = np.where(framed[2][after], carried[end - 1], around[after])
+        return *framed, around
 
     def finish(self) -> None:
         """Raises InternalError when any sample differed from the reference."""
@@ -443,13 +465,17 @@ def mark_trained(
     offsets: Int64,
     spans: Spans,
     exact: ReferenceEngine | None,
-) -> UInt8:
-    """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that."""
+) -> tuple[UInt8, Int64]:
+    """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that; and
+    int64[T], which span, there.
+    """
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
+    span_of = np.zeros(len(ids) if spans.carried is not None else 0, np.int64)
     if len(known.kinds):
         kernels.mark_trained(
             ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
             texts.data, texts.offsets, spans.offsets, spans.begin, spans.end, trained, certain,
+            span_of if len(span_of) else None,
         )  # fmt: skip
     for i in np.flatnonzero(certain == 0).tolist():
         if exact is None:
@@ -458,12 +484,14 @@ def mark_trained(
         exact_ids, _, places = exact.places([texts[i]])
         if not np.array_equal(exact_ids, ids[tokens]):
             raise engines_differ_on(texts[i])
-        trained[tokens] = _by_places(places, texts[i], spans, i)
-    return trained
+        trained[tokens], its = _by_places(places, texts[i], spans, i)
+        if len(span_of):
+            span_of[tokens] = its
+    return trained, span_of
 
 
-def _by_places(places: Int64, text: str, spans: Spans, number: int) -> UInt8:
-    """Mark trained tokens of the text of this number, whose tokens have the characters
+def _by_places(places: Int64, text: str, spans: Spans, number: int) -> tuple[UInt8, Int64]:
+    """`mark_trained` for the text of this number, whose tokens have the characters
     places[:, 0]..places[:, 1], int64[T, 2].
     """
     own = slice(spans.offsets[number], spans.offsets[number + 1])
@@ -477,4 +505,4 @@ def _by_places(places: Int64, text: str, spans: Spans, number: int) -> UInt8:
     begins = np.append(begin, np.iinfo(np.int64).max)[first]
     flags: UInt8 = ((begins < stops) & (stops > starts)).astype(np.uint8)
     flags += flags * (starts < begins)
-    return flags
+    return flags, spans.offsets[number] + first
