@@ -352,8 +352,8 @@ def find_pieces(boundaries, segments, directories, lengths, capacity, segment_mu
 
 
 def mark_trained(texts, kinds, spaces, spacing, spans):
-    """For each text: 1 for each of its tokens that holds a byte of a span, 2 where it begins before
-    that span, else 0; or None where that is not certain.
+    """For each text, of each of its tokens: (1 if it holds a byte of a span, 2 if it begins before
+    that span, else 0; which span that is); or None where that is not certain.
 
     texts: (the text's bytes, its tokens' (id, bytes)); kinds: id -> 0, 1 or 2.
     """
@@ -365,7 +365,10 @@ def mark_trained(texts, kinds, spaces, spacing, spans):
         marked.append(
             places
             and [
-                bool(own) + bool(own and own[0] > a)
+                (
+                    bool(own) + bool(own and own[0] > a),
+                    next((i for i, (b, e) in enumerate(wanted) if own and b <= own[0] < e), None),
+                )
                 for own, (a, _) in zip(held, places, strict=True)
             ]
         )

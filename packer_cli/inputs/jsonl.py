@@ -200,7 +200,11 @@ class JsonlReader(LineReader):
             )  # fmt: skip
             if not carried:
                 return records
-            return with_carried(records, positions, _given(decoded, carried), config, tip=tip)
+            given = _given(decoded, carried)
+            for record in fields or []:
+                for number in range(len(carried)):
+                    del record[_CARRIED.format(number)]
+            return with_carried(records, positions, given, config, tip=tip)
 
         with open_source(file, max(part.start - self.before, 0)) as source:
             # holds no bytes and no records while they are worked on, which a loop would

@@ -866,18 +866,23 @@ def texts_of_pieces(draw: st.DrawFn) -> tuple[list[list[int]], list[bytes], list
 
 def marked(
     tokens: list[list[int]], some: list[bytes], spans: list[list[Any]], spaces: bool, spacing: int
-) -> tuple[list[list[int]], list[int]]:
+) -> tuple[list[list[tuple[int, int | None]]], list[int]]:
     ids = flat(tokens, np.uint32)
     offsets, edges = ends_of(map(len, tokens)), [edge for own in spans for edge in own]
     trained, certain = output(len(ids), np.uint8), output(len(some), np.uint8)
+    span_of, firsts = output(len(ids)), ends_of(map(len, spans))
     texts.mark_trained(
         ids, offsets, flat(PIECES, np.uint8), ends_of(map(len, PIECES)),
         fixed(PIECE_KINDS, np.uint8), spaces, spacing,
         fixed([*b"\xff".join([*some, b""]), 0], np.uint8), ends_of(len(one) + 1 for one in some),
-        ends_of(map(len, spans)), fixed([a for a, _ in edges]),
-        fixed([b for _, b in edges]), trained, certain,
+        firsts, fixed([a for a, _ in edges]), fixed([b for _, b in edges]), trained, certain,
+        span_of,
     )  # fmt: skip
-    flags = [trained[a:b].tolist() for a, b in pairwise(offsets)]
+    flags = [
+        [(int(trained[t]), int(span_of[t] - firsts[i]) if trained[t] else None)
+         for t in range(a, b)]
+        for i, (a, b) in enumerate(pairwise(offsets))
+    ]  # fmt: skip
     return flags, certain.tolist()
 
 
@@ -1072,7 +1077,7 @@ def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:
     """SentencePiece's space alone, before "ab", where "a" is in the span and then "b" is."""
     for begin, expected in ((0, [1, 1, 0]), (1, [0, 0, 1])):
         found = marked([[5, 1, 3]], [b"ab"], [[(begin, begin + 1)]], True, 1)
-        assert found == ([expected], [1])
+        assert ([[flag for flag, _ in found[0][0]]], found[1]) == ([expected], [1])
 
 
 # Arguments that cannot be, and files that change while they are mapped
