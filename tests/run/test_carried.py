@@ -1,0 +1,253 @@
+"""`--carry`: value i stays with token i, by recomputing what each token of a row carries from the
+token, its place in its record, and the record.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from chats import assistant, chat, chat_tokenizer, user
+from support import assert_error, check_directory, packer
+
+from packer_cli import open_packed
+from packer_cli.options.carried import carried_columns, stored
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+OF_TOKENS: dict[str, Callable[[int, int, int], Any]] = {  # of a token, its place and its record
+    "at:int32": lambda token, place, record: 1000 * record + place,
+    "half:float16": lambda token, place, record: token % 7 / 8,
+    "brain:bfloat16": lambda token, place, record: place,
+    "long:int64": lambda token, place, record: token << 40,
+    "small:uint8": lambda token, place, record: token % 251,
+    "flag:bool": lambda token, place, record: token % 3 == 0,
+    "top:int32[3]": lambda token, place, record: [token, place, record],
+}
+OF_RECORDS: dict[str, Callable[[int], Any]] = {
+    "number:float32": lambda record: record,
+    "both:float32[2]": lambda record: [record / 2, -record],
+}
+CARRY = [option for name in (*OF_TOKENS, *OF_RECORDS) for option in ("--carry", name)]
+
+
+def records(count: int = 60, longest: int = 70) -> list[dict[str, Any]]:
+    """Every third is padded in front, every fifth not trained on throughout."""
+    chance, made = random.Random(count), list[dict[str, Any]]()
+    for record in range(count):
+        ids = [chance.randrange(1, 1000) for _ in range(chance.randrange(1, longest))]
+        one: dict[str, Any] = {"input_ids": ids}
+        for text, value in OF_TOKENS.items():
+            values = [value(token, place, record) for place, token in enumerate(ids)]
+            one[text.partition(":")[0]] = values
+        one |= {text.partition(":")[0]: value(record) for text, value in OF_RECORDS.items()}
+        one["attention_mask"] = [1] * len(ids)
+        if record % 3 == 0:
+            one["attention_mask"] = [0] * 2 + one["attention_mask"]
+            for text in ("input_ids:", *OF_TOKENS):
+                name = text.partition(":")[0]
+                one[name] = [one[name][0]] * 2 + one[name]
+        made.append(one)
+    return made
+
+
+def write(form: str, made: list[dict[str, Any]]) -> str:
+    path = Path(f"data.{form}")
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(one) + "\n" for one in made))
+        return str(path)
+    table = pa.Table.from_pylist(made)
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=17)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=13)
+    return str(path)
+
+
+def assert_carried(directory: str, made: list[dict[str, Any]]) -> int:
+    """Hold every row to the records; how many tokens it has."""
+    packed, seen = open_packed(directory), 0
+    check_directory(directory) if not packed.facts.config.view else None
+    columns = carried_columns(tuple(packed.facts.config.carry))
+    own = [int(sum(one["attention_mask"])) for one in made]
+    tokens = [
+        one["input_ids"][len(one["input_ids"]) - n :] for one, n in zip(made, own, strict=True)
+    ]
+    found = packed.gather(np.arange(len(packed)), packed.facts.config.columns)
+    places = found.get("cu_seqlens_padded", found["cu_seqlens"])
+    for row in range(len(packed)):
+        real = np.zeros(packed.max_length, bool)
+        segments = pairwise(found["cu_seqlens"][row].tolist())
+        for number, (first, end) in enumerate(segments):
+            begin, start = places[row][number], found["start"][row][number]
+            record = int(found["number"][row][number])
+            span, its = slice(begin, begin + end - first), slice(start, start + end - first)
+            real[span] = True
+            assert found["input_ids"][row][span].tolist() == tokens[record][its]
+            for text, value in OF_TOKENS.items():
+                column = columns[text.partition(":")[0]]
+                wanted = [value(token, place, record) for place, token in enumerate(tokens[record])]
+                wanted = stored(column, np.array(wanted))[its]
+                assert found[column.name][row][span].tolist() == wanted.tolist()
+            for text, of_record in OF_RECORDS.items():
+                name = text.partition(":")[0]
+                value = np.atleast_1d(of_record(record)).tolist()
+                assert np.atleast_1d(found[name][row][number]).tolist() == value
+            seen += end - first
+        for text in OF_TOKENS:
+            assert not found[text.partition(":")[0]][row][~real].any()
+    return seen
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-l 64",
+        "-l 16 --segment-multiple 4 --workers 3 --unit-bytes 5k",
+        "-l 32 --strategy wrap --seed 3",
+        "-l 48 --strategy next-fit --label-shift pre",
+        "-l 32 --overlong truncate --truncate-side left --balance attention",
+        "-l 40 --overlong drop --strategy mffd --columns input_ids,cu_seqlens,segments",
+    ],
+)
+def test_values_stay_with_their_tokens(form: str, options: str) -> None:
+    """Packed at once, through a tokenized directory, and as a view of it."""
+    made = records()
+    path, given = write(form, made), options.split()
+    whole = sum(sum(one["attention_mask"]) for one in made)
+    first = packer("pack", path, *given, *CARRY, "-q", "-o", "out")
+    assert first.exit_code == 0, first.stderr
+    seen = assert_carried("out", made)
+    assert seen == whole or "truncate" in options or "drop" in options
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    assert packer("tokenize", path, *CARRY, "-q", "-o", "tokenized").exit_code == 0
+    assert packer("verify", "tokenized", "--against-inputs").exit_code == 0
+    for view in ([], ["--view"]):
+        again = packer(
+            "pack", "tokenized", *given, *view, "--keep-untrained", "-q", "-o", f"o{view}"
+        )
+        assert again.exit_code == 0, again.stderr
+        assert assert_carried(f"o{view}", made) == seen
+        assert packer("verify", f"o{view}").exit_code == 0
+
+
+def test_updates_carry_the_same_columns() -> None:
+    made, command = records(), ["-l", 64, *CARRY, "--unit-bytes", "5k", "-q", "-o", "out"]
+    path = write("jsonl", made[:40])
+    assert packer("pack", path, *command).exit_code == 0
+    write("jsonl", made)
+    assert packer("pack", path, *command, "--update").exit_code == 0
+    assert_carried("out", made)
+    other = packer("pack", path, *command, "--carry", "more:int32", "--carry-default", "more=0")
+    assert_error(other, 2, "--carry was", "more:int32")
+
+
+def test_results_that_carry_nothing_keep_their_bytes() -> None:
+    path = write("jsonl", records())
+    for command in ("out", "plain"):
+        more = CARRY if command == "out" else []
+        assert packer("pack", path, "-l", 64, *more, "-q", "-o", command).exit_code == 0
+    plain = json.loads(Path("plain/manifest.json").read_text())
+    assert not {"carry", "carry_default"} & plain["config"].keys()
+    columns = [
+        open_packed(one).take(np.arange(9), ["input_ids", "labels"]) for one in ("out", "plain")
+    ]
+    assert columns[0].to_pydict() == columns[1].to_pydict()
+
+
+TALK = chat(user("hi"), assistant("hello", weight=0.5), user("more"), assistant("yes", weight=0.25))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", [0.5, 0.25]),
+        ("--turns each", [0.5, 0.25]),
+        ("--train-on last-assistant", [0.25]),
+        ("--eos --bos", [0.5, 0.25]),
+        ("--overlong truncate-turns -l 30", [0.25]),
+        ("--tokenizer-backend tokenizers", [0.5, 0.25]),
+    ],
+)
+def test_messages_carry_values_to_their_trained_tokens(options: str, expected: list[float]) -> None:
+    """A weight of 0.3 is no 0, and a weight of 0 trains on nothing."""
+    silent = chat(user("x"), assistant("y", weight=0), user("x"), assistant("z", weight=0.3))
+    lines = [one | {"reward": number} for number, one in enumerate((TALK, silent))]
+    Path("chat.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    carry = ["--carry", "weight:float32", "--carry", "reward:float16"]
+    tokenizer = chat_tokenizer(Path("tokenizer"))
+    given = ["-l", 256, "-t", tokenizer, *carry, *options.split(), "-q", "-o", "out"]
+    result = packer("pack", "chat.jsonl", *given)
+    assert result.exit_code == 0, result.stderr
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    names = ["labels", "weight", "reward", "cu_seqlens"]
+    found, of_record = open_packed("out").gather(np.arange(len(open_packed("out"))), names), {}
+    for row in range(len(found["labels"])):
+        trained = found["labels"][row] != -100
+        for number, (first, end) in enumerate(pairwise(found["cu_seqlens"][row].tolist())):
+            own = of_record.setdefault(int(found["reward"][row][number]), set())
+            own |= {*found["weight"][row][first:end][trained[first:end]].tolist()}
+    assert of_record[0] == {*expected}
+    assert {round(one, 5) for one in of_record.get(1, {0.3})} == {0.3}
+
+
+BAD = {
+    "too few": (
+        {"input_ids": [1, 2], "at": [1]},
+        "at has 1 values, expected 2, one for each token",
+    ),
+    "none": ({"input_ids": [1, 2]}, "no value of 'at', expected 2, one for each token, of int32"),
+    "no list": ({"input_ids": [1, 2], "at": 5}, "at has no list, expected 2"),
+    "not whole": ({"input_ids": [1, 2], "at": [1, 2.5]}, "at does not hold whole numbers"),
+    "too large": (
+        {"input_ids": [1, 2], "at": [1, 1 << 40]},
+        "at holds 1099511627776, which no int",
+    ),
+    "a text": ({"input_ids": [1, 2], "at": [1, "2"]}, "at does not hold whole numbers"),
+    "unlike": ({"input_ids": [1], "at": [[1]]}, "expected 1, one for each token"),
+}
+
+
+# a column of Parquet has one type
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        *(("jsonl", name) for name in BAD),
+        *(("parquet", n) for n in ("too few", "none", "too large")),
+    ],
+)
+def test_values_that_cannot_be_carried(form: str, name: str) -> None:
+    record, reason = BAD[name]
+    good = {"input_ids": [3, 4, 5], "at": [6, 7, 8]}
+    path = write(form, [good, record, good])
+    command = ["pack", path, "-l", 8, "--carry", "at:int32", "-q", "-o", "out"]
+    assert_error(packer(*command), 1, reason, kind="error")
+    skipped = packer(*command, "--on-error", "skip")
+    assert skipped.exit_code == 0, skipped.stderr
+    assert reason in json.loads(Path("out/rejected.jsonl").read_text())["reason"]
+    at = open_packed("out").gather(np.arange(1), ["at"])["at"]
+    assert at.tolist() == [[6, 7, 8, 6, 7, 8, 0, 0]]
+
+
+def test_a_source_without_a_column_has_the_default() -> None:
+    Path("with.jsonl").write_text('{"text": "a", "weight": 0.5}\n')
+    Path("without.jsonl").write_text('{"text": "b"}\n')
+    tokenize = ["-t", "bytes", "-q", "-o"]
+    carry = ["--carry", "weight:float32"]
+    assert packer("tokenize", "with.jsonl", *carry, *tokenize, "with").exit_code == 0
+    assert packer("tokenize", "without.jsonl", *tokenize, "without").exit_code == 0
+    command = ["pack", "with", "without", "-l", 8, "-q", "-o", "out"]
+    assert_error(packer(*command), 2, "with carries weight, without does not")
+    assert packer(*command, "--carry-default", "weight=2").exit_code == 0
+    weights = open_packed("out").gather(np.arange(1), ["weight"])["weight"]
+    assert sorted(weights.values.tolist()) == [0.5, 2.0]
