@@ -21,7 +21,7 @@ Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
-Values = npt.NDArray[np.void]  # of carried columns, each of which is a field
+Values = npt.NDArray[np.void]  # of carried columns together: `options.carried.fields_of` parts them
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 MOST_TURNS = 1 << 16  # of a record, with --turns each

@@ -32,7 +32,7 @@ from packer_cli.chat.turns import speakers
 from packer_cli.errors import UsageError
 from packer_cli.inputs.carrying import value_of
 from packer_cli.inputs.formats import reader_for
-from packer_cli.options.carried import MESSAGE, Carried, default_of, row_type
+from packer_cli.options.carried import MESSAGE, Carried, default_of, row_type, together
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import known_texts
@@ -111,7 +111,7 @@ class Composer:
         naming = Naming(self.config.message_keys, dict(self.config.roles))
         texts, numbers = known_texts(self.shape, self.config), list[int]()
         of_messages = _of_messages(self.config)
-        carried = [np.empty(0, row_type(of_messages))]
+        carried = [_carried_by(Document("", []), self.config)]
         for number, given in enumerate(records.fields or []):
             position = int(records.positions[number])
             try:
@@ -132,7 +132,7 @@ class Composer:
                     if own[-1].left_out and self.config.on_unshown == "error":
                         raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
                     self._count_unread(fields, own[-1], unread)
-                values = [_carried_by(document, of_messages, self.config) for document in own]
+                values = [_carried_by(document, self.config) for document in own]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or MEND
                 bad.append(BadRecord(position, str(error), tip))
@@ -431,14 +431,15 @@ def carried_by(documents: list[Document], config: DocumentConfig) -> Values | No
     """[spans], what messages carry, of the spans of all documents; None: nothing. Raises
     MalformedError.
     """
-    columns = _of_messages(config)
-    own = [_carried_by(document, columns, config) for document in documents]
-    return np.concatenate(own) if columns else None
+    own = [_carried_by(document, config) for document in documents]
+    return np.concatenate(own) if _of_messages(config) else None
 
 
-def _carried_by(document: Document, columns: list[Carried], config: DocumentConfig) -> Values:
+def _carried_by(document: Document, config: DocumentConfig) -> Values:
+    """[spans], what messages carry, and 0 in the place of what records do."""
     spans = [None] if document.spans is None else document.spans
-    values, defaults = np.zeros(len(spans), row_type(columns)), dict(config.carry_default)
+    columns, defaults = _of_messages(config), dict(config.carry_default)
+    values = np.zeros(len(spans), row_type([*config.carried.values()]))
     messages = document.conversation.messages if document.conversation else []
     for at, number in enumerate(document.speakers):
         noted = messages[number].get(CARRIED, {})
@@ -450,7 +451,7 @@ def _carried_by(document: Document, columns: list[Carried], config: DocumentConf
                 values[one.name][at] = value_of(one, noted.get(one.name), one.dtype.shape)
             except ValueError as error:
                 raise MalformedError(f"message {number}: {error}") from error
-    return values
+    return together(values)
 
 
 def byte_spans(documents: list[Document], carried: Values | None = None) -> Spans | None:

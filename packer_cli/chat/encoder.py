@@ -17,6 +17,7 @@ import numpy as np
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import reader_for
+from packer_cli.options.carried import MESSAGE, fields_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.packing.fitting import Loss, trained_between
@@ -32,7 +33,7 @@ from packer_cli.records import (
     record_position,
 )
 from packer_cli.result.counts import Counts
-from packer_cli.tokenization.encoding import Encoded, token_batch
+from packer_cli.tokenization.encoding import Encoded, add_of_spans, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def shorten(
             continue  # it stays too long, and is counted as such
         if tokens is not None:
             fitted[i] = tokens
-    return _replaced(batch, fitted) if fitted else (batch, Loss())
+    return _replaced(batch, fitted, config) if fitted else (batch, Loss())
 
 
 def _fitting(
@@ -203,7 +204,9 @@ def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig)
     return ids, trained, carried
 
 
-def _replaced(batch: TokenBatch, fitted: dict[int, _Tokens]) -> tuple[TokenBatch, Loss]:
+def _replaced(
+    batch: TokenBatch, fitted: dict[int, _Tokens], config: DocumentConfig
+) -> tuple[TokenBatch, Loss]:
     """The batch with other tokens of some documents, and what it lost by that."""
     ids, trained, carried = list[UInt32](), list[UInt8](), list[Values]()
     for i, (begin, end) in enumerate(pairwise(batch.offsets.tolist())):
@@ -216,9 +219,12 @@ def _replaced(batch: TokenBatch, fitted: dict[int, _Tokens]) -> tuple[TokenBatch
             carried.append(batch.carried[begin:end])
             if i in fitted:  # what follows the record is at each token
                 carried[-1] = np.repeat(batch.carried[begin : begin + 1], len(own))
+                columns = config.carried.values()
+                for one in columns:
+                    if one.of == MESSAGE:
+                        fields_of(carried[-1], columns)[one.name] = 0
                 if of_spans is not None:
-                    for name in of_spans.dtype.names or ():
-                        carried[-1][name] = of_spans[name]
+                    add_of_spans(carried[-1], of_spans)
     lengths = [len(own) for own in ids]
     flat = np.concatenate(trained)
     left = replace(

@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.options.carried import MESSAGE, TOKEN, Carried, default_of, row_type, stored
+from packer_cli.options.carried import (
+    MESSAGE,
+    TOKEN,
+    Carried,
+    default_of,
+    row_type,
+    stored,
+    together,
+)
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import BadRecord, Int64, Records
 from packer_cli.result.reader import plain_values
@@ -51,10 +59,11 @@ def with_carried(
             bad = wrong | bad
         of_records = one.of != TOKEN and sizes is not None
         values[one.name] = np.repeat(found, lengths, axis=0) if of_records else found
+    carried = together(values)
     if real is not None and sizes is not None:
         of_kept = np.repeat(np.isin(np.arange(len(read)), kept), sizes)
-        values = values[real[of_kept]]
-    records = replace(records, carried=values)
+        carried = carried[real[of_kept]]
+    records = replace(records, carried=carried)
     if not bad:
         return records
     good = records.take(np.delete(np.arange(len(kept)), list(bad)))
@@ -79,7 +88,8 @@ def _together(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Arra
     """The values of all kept records; None where one of them may be bad."""
     try:
         if isinstance(given, pa.Array):
-            return stored(column, _of_arrow(column, given.take(pa.array(kept)), lengths))
+            given = given if len(kept) == len(given) else given.take(pa.array(kept))
+            return stored(column, _of_arrow(column, given, lengths))
         lists = [given[i] for i in kept.tolist()]
         if column.of == TOKEN:
             if not np.array_equal([*map(len, lists)], lengths):

@@ -122,10 +122,18 @@ def _is_text(kind: Any) -> bool:
 
 
 def _is_integer_list(kind: Any) -> bool:
+    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
+
+
+def _is_list(kind: Any) -> bool:
     is_list = (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
-    return bool(is_list and pa.types.is_integer(kind.value_type))
+    return bool(is_list)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _holds_text(kind: Any) -> bool:
@@ -235,8 +243,10 @@ def _sizes(column: Any) -> Int64:
     kind = column.type
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
-    elif _is_integer_list(kind):
+    elif _is_list(kind) and _is_number(kind.value_type):
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+    elif _is_number(kind):
+        sizes = pa.repeat(kind.bit_width // 8, len(column))
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         sizes = pc.binary_length(column)
     elif _is_text(kind):  # Arrow has no function for the lengths of views

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from packer_cli import storage
@@ -30,6 +31,7 @@ from packer_cli.options.shapes import (
 from packer_cli.records import InputFile
 
 _BEGINNING = 1 << 16
+_FIRST = 64  # records
 _REQUESTS = 16  # at a time, to a store that answers each after a while
 
 
@@ -108,7 +110,7 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
         if not left:
             break
         with suppress(PackerError), peeking():  # the unit that reads it meets the same
-            for values in _first_columns(file, [*required, *left], bare):
+            for values in islice(_first_columns(file, [*required, *left], bare), _FIRST):
                 messages = [message for column in required for message in _messages(values, column)]
                 for name in left:
                     if any(name in message for message in messages):

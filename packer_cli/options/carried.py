@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import UsageError, named
+from packer_cli.records import Values
 
 # How values are stored. A bool has a byte, which is 0 or 1; bfloat16 the upper half of a float32.
 TYPES: dict[str, npt.DTypeLike] = {
@@ -112,6 +113,18 @@ def carried_columns(texts: Sequence[str]) -> dict[str, Carried]:
 def row_type(columns: Sequence[Carried]) -> np.dtype[Any]:
     """Of the values of a token: a field for each column."""
     return np.dtype([(one.name, one.dtype) for one in columns])
+
+
+def together(fields: npt.NDArray[Any]) -> Values:
+    """An array of `row_type` as what is moved about: numpy copies fields one by one, and takes 20
+    times as long for it.
+    """
+    return fields.view(f"V{fields.itemsize}")
+
+
+def fields_of(values: Values, columns: Iterable[Carried]) -> npt.NDArray[Any]:
+    """The array of `row_type` that was put together."""
+    return values.view(row_type([*columns]))
 
 
 def default_of(column: Carried, text: str) -> Any:

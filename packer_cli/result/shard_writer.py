@@ -26,7 +26,7 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
-from packer_cli.options.carried import Carried, carried_columns
+from packer_cli.options.carried import Carried, carried_columns, fields_of
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import pair_numbers
 from packer_cli.packing.window import trained_in
@@ -375,7 +375,7 @@ def carried_in_rows(
     values, begin, length  as in `Stock`; order, row_offsets as in `PlannedRows`
     """
     columns = carried_columns(tuple(config.carry)).values()
-    first = values[begin[order[row_offsets[0] : row_offsets[-1]]]]
+    first = fields_of(values[begin[order[row_offsets[0] : row_offsets[-1]]]], columns)
     made = {one.name: first[one.name] for one in columns if one.is_of_segments}
     if len(made) < len(columns):
         rows = np.empty((len(row_offsets) - 1, config.max_length), values.dtype)
@@ -383,7 +383,8 @@ def carried_in_rows(
             values.view(np.uint8), values.itemsize, begin, length, order, row_offsets,
             config.segment_multiple, rows.view(np.uint8),
         )  # fmt: skip
-        made |= {one.name: rows[one.name] for one in columns if not one.is_of_segments}
+        fields = fields_of(rows, columns)
+        made |= {one.name: fields[one.name] for one in columns if not one.is_of_segments}
     return {name: np.ascontiguousarray(column) for name, column in made.items()}
 
 
@@ -519,7 +520,9 @@ class DocumentWriter:
         shard_bytes: int,
         schema: Any,
         parts: Callable[..., ShardParts] = ShardParts,
+        carried: Iterable[Carried] = (),
     ) -> None:
+        self._carried = [*carried]
         self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes)
         of_index = index_schema(has_chosen="chosen" in schema.names)
         self._indexes = parts(folder, unit, INDEX, of_index, 0)  # of a batch each
@@ -564,12 +567,14 @@ class DocumentWriter:
         }
         if batch.carried is not None:
             edges = batch.offsets.astype(np.int32)
-            for name in batch.carried.dtype.names or ():
-                kind, values = self._documents.schema.field(name).type, batch.carried[name]
-                if pa.types.is_list(kind):
-                    columns[name] = ragged(kind, edges, [np.ascontiguousarray(values)])
-                else:
-                    columns[name] = _flat(kind, np.ascontiguousarray(values[edges[:-1]]))
+            fields = fields_of(batch.carried, self._carried)
+            for one in self._carried:
+                kind, values = self._documents.schema.field(one.name).type, fields[one.name]
+                values = np.ascontiguousarray(values[edges[:-1]] if one.is_of_segments else values)
+                is_list = pa.types.is_list(kind)
+                columns[one.name] = (
+                    ragged(kind, edges, [values]) if is_list else _flat(kind, values)
+                )
         documents, index = (
             pa.RecordBatch.from_arrays(
                 [pa.array(values) if isinstance(values, np.ndarray) else values

@@ -24,7 +24,7 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
-from packer_cli.options.carried import Carried, carried_columns, default_of, row_type
+from packer_cli.options.carried import Carried, carried_columns, default_of, row_type, together
 from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
@@ -372,7 +372,7 @@ class Tokens:
             tokens = np.repeat(there, length)
             out[one.name][tokens] = found
             out[one.name][~tokens] = default_of(one, self._defaults[one.name])
-        return out
+        return together(out)
 
 
 class Spans:

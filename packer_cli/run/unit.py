@@ -371,8 +371,8 @@ class UnitDocuments(UnitMaker):
             has_chosen=job.run.shape.has_pairs,
             carried=job.run.config.carried.values(),
         )
-        limit = job.run.config.shard_bytes
-        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts)
+        limit, carried = job.run.config.shard_bytes, job.run.config.carried.values()
+        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts, carried)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
