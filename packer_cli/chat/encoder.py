@@ -200,7 +200,7 @@ def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig)
 
     own = [document]
     spans = byte_spans(own, carried_by(own, config))
-    ids, _, trained, carried = tokenizer.encode([document.text], spans, controls_of(own))
+    ids, _, trained, carried = tokenizer.encode_carrying([document.text], spans, controls_of(own))
     return ids, trained, carried
 
 

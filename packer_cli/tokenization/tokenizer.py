@@ -112,10 +112,17 @@ class Tokenizer:
     def encode(
         self, texts: Sequence[str], spans: Spans | None = None,
         controls: dict[int, list[Span]] | None = None,
-    ) -> Carrying:  # fmt: skip
+    ) -> Tokens:  # fmt: skip
         """Encode documents with the special tokens around the documents; all that is trained is 1,
         wherever it begins.
         """
+        return self.encode_carrying(texts, spans, controls)[:3]
+
+    def encode_carrying(
+        self, texts: Sequence[str], spans: Spans | None = None,
+        controls: dict[int, list[Span]] | None = None,
+    ) -> Carrying:  # fmt: skip
+        """As `encode`, with what spans carry at their tokens."""
         bare = self.encode_bare(texts, spans, controls)
         if (trained := bare[2]) is not None:
             np.minimum(trained, 1, out=trained)
@@ -160,7 +167,8 @@ class Tokenizer:
             if spans is not None:
                 with self._making:
                     pieces = self._pieces
-                trained, span_of = mark_trained(pieces, texts, ids, offsets, spans, self._reference)
+                span_of = np.zeros(len(ids) if spans.carried is not None else 0, np.int64)
+                trained = mark_trained(pieces, texts, ids, offsets, spans, self._reference, span_of)
         for i, own in sorted((controls or {}).items()):
             if self._ordinary is None:
                 break
@@ -465,17 +473,19 @@ def mark_trained(
     offsets: Int64,
     spans: Spans,
     exact: ReferenceEngine | None,
-) -> tuple[UInt8, Int64]:
-    """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that; and
-    int64[T], which span, there.
+    span_of: Int64 | None = None,
+) -> UInt8:
+    """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that. OUT
+    span_of: int64[T], which span, there; or empty.
     """
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
-    span_of = np.zeros(len(ids) if spans.carried is not None else 0, np.int64)
+    if span_of is not None and not len(span_of):
+        span_of = None
     if len(known.kinds):
         kernels.mark_trained(
             ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
             texts.data, texts.offsets, spans.offsets, spans.begin, spans.end, trained, certain,
-            span_of if len(span_of) else None,
+            span_of,
         )  # fmt: skip
     for i in np.flatnonzero(certain == 0).tolist():
         if exact is None:
@@ -485,9 +495,9 @@ def mark_trained(
         if not np.array_equal(exact_ids, ids[tokens]):
             raise engines_differ_on(texts[i])
         trained[tokens], its = _by_places(places, texts[i], spans, i)
-        if len(span_of):
+        if span_of is not None:
             span_of[tokens] = its
-    return trained, span_of
+    return trained
 
 
 def _by_places(places: Int64, text: str, spans: Spans, number: int) -> tuple[UInt8, Int64]:
