@@ -28,28 +28,34 @@ cdef bint _holds(
 ) noexcept nogil:
     cdef int64_t at = 0, length
     cdef uint64_t word
-    cdef uint32_t code
+    cdef uint32_t code, lead
     while at < size:
-        while at + 8 <= size:
-            memcpy(&word, text + at, 8)
-            if word & TOPS:
-                at += trailing_zeros(word & TOPS) >> 3
-                break
-            at += 8
-        if at >= size:
-            break
-        if text[at] < LATIN:
-            at += 1 + (text[at] > 0x7F)
+        lead = text[at]
+        if lead < 0x80:
+            at += 1
+            while at + 8 <= size:
+                memcpy(&word, text + at, 8)
+                if word & TOPS:
+                    at += trailing_zeros(word & TOPS) >> 3
+                    break
+                at += 8
             continue
-        length = 2 + (text[at] >= 0xE0) + (text[at] >= 0xF0)
+        if lead < LATIN:
+            at += 2
+            continue
+        length = 2 + (lead >= 0xE0) + (lead >= 0xF0)
         if at + length > size:  # no UTF-8
             break
-        code = text[at] & 0xFF >> length + 1
-        for length in range(at + 1, at + length):
-            code = code << 6 | text[length] & 0x3F
+        code = lead << 6 | text[at + 1] & 0x3F  # the lead's own marks go beyond the last bit kept
+        if length == 2:
+            code &= 0x7FF
+        elif length == 3:
+            code = (code << 6 | text[at + 2] & 0x3F) & 0xFFFF
+        else:
+            code = ((code << 6 | text[at + 2] & 0x3F) << 6 | text[at + 3] & 0x3F) & 0x1FFFFF
         if marked[code]:
             return True
-        at = length + 1
+        at += length
     return False
 
 

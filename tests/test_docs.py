@@ -233,6 +233,8 @@ def test_the_figures_are_those_of_the_result_file(monkeypatch: pytest.MonkeyPatc
         text = (ROOT / page).read_text()
         assert text.count(figures.BEGIN) == 1
         assert figures.updated(page, text, results) == text
+    rows = [row for answer in results["answers"] for row in answer["rows"]]
+    assert set(figures.FLOORS) <= {row["what"] for row in rows}
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

@@ -110,7 +110,7 @@ GRAPH = {
 LAYERS = (
     {"base"}, {"options"}, {"packing"}, {"result"}, {"inputs"}, {"tokenization"}, {"chat"},
     {"mixing"}, {"run"}, {"steps"}, {"plan", "trace", "audit"},
-    {"reports", "verify", "export", "torch", "hf", "energon", "tokenizer_check"},
+    {"reports", "verify", "export", "torch", "hf", "energon"},
     {"cli"}, {"__main__"},
 )  # fmt: skip
 FOLDERS = set.union(*LAYERS)

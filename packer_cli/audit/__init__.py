@@ -2,48 +2,40 @@
 
     audit(open_set(name))  ->  Audit: findings with counts and examples, and what was not applied
 
-A look at evenly spread rows tells what the set does (`habits.py`); then all rows are read once, a
-few hundred thousand tokens at a time, as documents (`batches.py`), and every rule of `rules.py`
-looks at them. So memory does not depend on the size of the set, but for 16 bytes for each of the
-first eight million rows, which find duplicates.
+A look at evenly spread rows tells what the set does (`documents.py`); then all rows are read once,
+a few hundred thousand tokens at a time, and every rule looks at them. `RULES` is the table of what
+can be wrong. A rule is a function that gives places, int64, in ascending order: of the tokens that
+are wrong, or of the first token of what is; the audit counts rows that have one. Rules of all rows
+together also settle what was found in the end, by what `Memory` holds: 16 bytes for each of the
+first eight million rows, which find duplicates, and otherwise nothing that grows with the set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from packer_cli.audit.batches import TELLING, Batch, Habits, batch_of
-from packer_cli.audit.formats import FORMATS, Set, open_set
-from packer_cli.audit.habits import look as _look
-from packer_cli.audit.rules import (
-    FEW,
-    MOST_ROWS,
-    MUCH,
-    RULES,
-    Memory,
-    Rule,
-    Severity,
-    View,
-    repeated,
-)
-from packer_cli.audit.tables import even_spans
-from packer_cli.errors import DataError
+from packer_cli.audit.documents import LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
+from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
 from packer_cli.packing.planning import Planner
-from packer_cli.records import Int64
+from packer_cli.records import IGNORED, Int64, offsets_of
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.result.wording import plural
 
-__all__ = [
-    "FORMATS", "RULES", "Audit", "Finding", "Habits", "Set", "audit", "documents_of", "look",
-    "open_set",
-]  # fmt: skip
+__all__ = ["FORMATS", "RULES", "Audit", "Batch", "Finding", "Set", "audit", "look", "open_set"]
 
+Severity = Literal["error", "warning", "note"]
 _EXAMPLES, _EMPTIEST = 10, 5
+_NONE = np.empty(0, np.int64)
+_FEW = 0.1  # share of documents with EOS below which none is expected
+_MUCH = 0.25  # of all tokens, for one
 _MUCH_PADDING = 0.01  # of rows, beyond what best-fit leaves
+_SHARED = 64  # tokens that windows do not share by chance
+_MOST_ROWS = 1 << 23  # whose digests are held, 16 bytes each
+_MOST_LENGTHS = 1 << 20
 
 
 @dataclass
@@ -58,16 +50,44 @@ class Finding:
     examples: list[tuple[int, int]] = field(default_factory=list)
     more: str = ""
 
+    def add(self, batch: Batch, places: Int64) -> None:
+        """Count the rows of places."""
+        rows, first = np.unique(batch.rows_at(places), return_index=True)
+        self.rows += len(rows)
+        few = slice(0, _EXAMPLES - len(self.examples))
+        inside = places[first[few]] - batch.offsets[rows[few]]
+        self.examples += zip((rows[few] + batch.first).tolist(), inside.tolist(), strict=True)
+
+
+@dataclass
+class Memory:
+    """What rules know of earlier batches.
+
+    digests     (digest, number) int64[2, rows] of rows that were read
+    last        the number of the last row, and its tokens
+    common      how often each of `Habits.common` was there
+    lengths     of the first documents, of which `underfilled` packs rows anew
+    cuts, rests  how many documents are cut, and how many are the rest of one
+    """
+
+    digests: list[Int64] = field(default_factory=list)
+    last: tuple[int, bytes] = (-2, b"")
+    common: dict[int, int] = field(default_factory=dict)
+    lengths: list[Int64] = field(default_factory=list)
+    cuts: int = 0
+    rests: int = 0
+
 
 @dataclass
 class Audit:
     """What was read, and what is wrong with it.
 
-    set_         that was read, and what it `habits` are
-    rows, documents, tokens   that were read; `of`: rows of the whole set
+    set_         that was read, and what its `habits` are
+    of           rows of the whole set; `rows`, `documents`, `tokens`: that were read
     findings     errors first
     not_applied  rule -> why
     emptiest     (tokens, row) of the rows with the fewest
+    packed       whether a row has several documents
     """
 
     set_: Set
@@ -79,6 +99,8 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     not_applied: dict[str, str] = field(default_factory=dict)
     emptiest: list[tuple[int, int]] = field(default_factory=list)
+    packed: bool = False
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def is_sound(self) -> bool:
@@ -99,27 +121,15 @@ class Audit:
         return {"format": self.set_.format, **figures, "findings": findings,
                 "not_applied": self.not_applied}  # fmt: skip
 
-
-def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> Habits:
-    """As `habits.look`. Raises DataError also for boundaries that are not in their row."""
-    try:
-        return _look(set_, tokenizer, max_length)
-    except ValueError as error:
-        raise DataError(f"{set_.name}: {error}", "write these columns again") from error
-
-
-def documents_of(set_: Set, habits: Habits, spans: Int64) -> Any:
-    """Batches of rows spans[k, 0] <= row < spans[k, 1] as documents. Raises DataError for what
-    cannot be read, and boundaries that are not in their row.
-    """
-    for raw in set_.table.read(spans):
-        try:
-            yield batch_of(raw, set_, habits)
-        except ValueError as error:
-            raise DataError(
-                f"{set_.name}: rows {raw.first} to {raw.first + raw.rows - 1}: {error}",
-                "write these columns again; packer show says what is in a row",
-            ) from error
+    def add(self, batch: Batch) -> None:
+        """Count what was read."""
+        self.rows += batch.rows
+        self.documents += int((batch.ended if self.habits.flows else batch.begun).sum())
+        self.tokens += int(batch.sizes.sum())
+        self.packed |= len(batch.begins) > batch.rows
+        least = np.argsort(batch.filled, kind="stable")[:_EMPTIEST]
+        rows = zip(batch.filled[least].tolist(), (least + batch.first).tolist(), strict=True)
+        self.emptiest = sorted([*self.emptiest, *rows])[:_EMPTIEST]
 
 
 def audit(
@@ -128,73 +138,404 @@ def audit(
     *,
     max_length: int | None = None,
     sample: int | None = None,
-    progress: Callable[[int], None] = lambda rows: None,
 ) -> Audit:
     """Read a set, or `sample` rows of it, evenly spread, and apply every rule.
 
     `tokenizer`: tells EOS, BOS, padding and the vocabulary, in place of what the set says.
     `max_length`: tokens of a full row. Raises DataError for what cannot be read.
     """
-    habits = look(set_, tokenizer or set_.tokenizer, max_length)
-    spans = even_spans(set_.table.rows, sample or set_.table.rows)
-    result, memory = Audit(set_, habits, set_.table.rows), Memory()
-    whole = sample is None or sample >= set_.table.rows
-    rules: list[Rule] = []
-    for name, rule in RULES.items():
-        if why := why_not(rule, set_, habits, whole=whole):
-            result.not_applied[name] = why
-        else:
-            rules.append(rule)
-    found = {rule.name: Finding(rule.name, _severity(rule, set_)) for rule in rules}
-    packed = False
-    for batch in documents_of(set_, habits, spans):
-        result.rows += batch.rows
-        whole_ones = batch.end_with(habits)[0] if habits.flows else batch.begun
-        result.documents += int(whole_ones.sum())
-        result.tokens += batch.tokens
-        least = np.argsort(batch.filled, kind="stable")[:_EMPTIEST]
-        rows = zip(batch.filled[least].tolist(), (least + batch.first).tolist(), strict=True)
-        result.emptiest = sorted([*result.emptiest, *rows])[:_EMPTIEST]
-        packed |= len(batch.begins) > batch.rows
-        view, shifted = View(batch, habits, set_, memory, whole), np.empty(0, np.int64)
-        for rule in rules:
-            places = rule.find(view)
-            if rule.name == "labels-shifted":
+    habits = look(set_, tokenizer, max_length)
+    result = Audit(set_, habits, set_.rows)
+    result.not_applied = {
+        name: why for name, rule in RULES.items() if (why := _lacks(rule, result))
+    }
+    found = {
+        name: Finding(name, "warning" if name in set_.meaning.weaker else rule.severity,
+                      more=set_.meaning.weaker.get(name, ""))
+        for name, rule in RULES.items() if name not in result.not_applied
+    }  # fmt: skip
+    for raw in set_.read(even_spans(set_.rows, sample or set_.rows)):
+        batch, shifted = Batch(raw, set_, habits), _NONE
+        result.add(batch)
+        for name, finding in found.items():
+            places = RULES[name].find(batch, result.memory)
+            if name == "labels-shifted":
                 shifted = batch.rows_at(places)
-            elif len(shifted) and "labels" in rule.needs:  # of a row one place off, all are wrong
+            elif len(shifted) and "labels" in RULES[name].needs:  # of such a row, all are wrong
                 places = places[~np.isin(batch.rows_at(places), shifted)]
-            _count(found[rule.name], places, batch)
-        progress(batch.rows)
-    _settle(found, result, memory, packed=packed, whole=whole)
+            finding.add(batch, places)
+    for name in found:
+        RULES[name].settle(found, result)
     order = ("error", "warning", "note")
     result.findings = sorted((one for one in found.values() if one.rows),
                              key=lambda one: order.index(one.severity))  # fmt: skip
     return result
 
 
-def _severity(rule: Rule, set_: Set) -> Severity:
-    return "warning" if rule.name in set_.meaning.weaker else rule.severity
+# --- ends and beginnings of documents
 
 
-def _count(finding: Finding, places: Int64, batch: Batch) -> None:
-    if not len(places):
+def no_eos(b: Batch, memory: Memory) -> Int64:
+    places: Int64 = b.last[~b.ended & ~b.full]
+    return places
+
+
+def eos_untrained(b: Batch, memory: Memory) -> Int64:
+    last = b.last[b.ended & (b.last > b.begins)]
+    return last[b.trained[last - 1] & ~b.trained[last]]
+
+
+def eos_inside(b: Batch, memory: Memory) -> Int64:
+    places = np.flatnonzero(b.ids == b.habits.eos)
+    document = b.document_at(places)
+    is_inside = (document >= 0) & (places < np.minimum(b.last, b.stops - 1)[document])
+    return places[is_inside]
+
+
+def bos_missing(b: Batch, memory: Memory) -> Int64:
+    places: Int64 = b.begins[b.begun & (b.ids[b.begins] != b.habits.bos)]
+    memory.rests += 0 if "segments" in b.set_.names else len(places)
+    return places
+
+
+def bos_doubled(b: Batch, memory: Memory) -> Int64:
+    begins = b.begins[b.sizes > 1]
+    both = (b.ids[begins] == b.habits.bos) & (b.ids[begins + 1] == b.habits.bos)
+    places: Int64 = begins[both] + 1
+    return places
+
+
+def cut(b: Batch, memory: Memory) -> Int64:
+    places = b.last[~b.ended & b.full]
+    memory.cuts += len(places)
+    memory.rests += int((~b.begun).sum())
+    return places
+
+
+def goes_on(found: dict[str, Finding], result: Audit) -> None:
+    """Documents that are cut go on where as many begin inside, which `segments` or BOS tells."""
+    own, bos, cuts = found["cut"], found.get("bos-missing"), result.memory.cuts
+    own.more, of_packer = plural(cuts, "document"), "segments" in result.set_.names
+    if result.rows < result.of or (bos is None and not of_packer):
+        why = "a sample does not tell" if result.rows < result.of else "without BOS nothing tells"
+        own.severity, own.more = "note", f"{own.more}; {why} whether they go on"
+        if bos is not None and cuts and not of_packer:
+            bos.severity, bos.more = "note", "some may be the rest of a document that is cut"
+    elif cuts == result.memory.rests:
+        own.rows = 0
+        if bos is not None and not of_packer:
+            bos.rows = 0
+
+
+# --- what is trained on
+
+
+def untrained_row(b: Batch, memory: Memory) -> Int64:
+    return b.rows_where((b.by_row(b.counted) == 0) & (b.filled > 1))
+
+
+def untrained_document(b: Batch, memory: Memory) -> Int64:
+    least = 2 + b.set_.meaning.spare  # tokens, of which one can have a label
+    wrong = (b.counted[b.stops] == b.counted[b.begins]) & (b.sizes >= least)
+    wrong &= b.by_row(b.counted)[b.row_of] > 0
+    if "segments" in b.set_.names:  # the other pieces may have labels
+        wrong &= b.begun & ~b.full
+    places: Int64 = b.begins[wrong]
+    return places
+
+
+def all_trained(b: Batch, memory: Memory) -> Int64:
+    wrong = (b.masked <= 0) & (b.counted[b.stops] - b.counted[b.begins] > 1) & b.begun
+    if b.habits.header is not None:
+        turns = offsets_of(b.ids == b.habits.header[0])
+        wrong &= turns[b.stops] - turns[b.begins] > 1
+    places: Int64 = b.begins[wrong]
+    return places
+
+
+def labels_shifted(b: Batch, memory: Memory) -> Int64:
+    is_own = b.set_.meaning.shift == "own"
+    if is_own and not len(b.others):
+        return _NONE
+    labelled, own = b.labels != IGNORED, b.labels == b.ids
+    labelled[b.offsets[1:][np.diff(b.offsets) > 0] - 1] = False  # what comes next is not there
+    following = np.append(b.labels[:-1] == b.ids[1:], False)
+    flags = (labelled, labelled & own, labelled & following)
+    number, of_own, of_next = (b.by_row(offsets_of(one)) for one in flags)
+    right, wrong = (of_own, of_next) if is_own else (of_next, of_own)
+    return b.rows_where((number > 0) & (wrong >= NEARLY * number) & (right < NEARLY * number))
+
+
+def labels_differ(b: Batch, memory: Memory) -> Int64:
+    places = b.others
+    is_last = np.isin(places + 1, b.offsets)
+    following = b.ids[np.minimum(places + 1, len(b.ids) - 1)]
+    allowed = np.where(is_last, b.set_.meaning.shift == "next", b.labels[places] == following)
+    return places[~allowed]
+
+
+def cross_document_target(b: Batch, memory: Memory) -> Int64:
+    behind = np.flatnonzero((b.begins[1:] == b.stops[:-1]) & ~b.lasts[:-1]) + 1
+    places: Int64 = b.begins[behind]
+    return places[b.trained[places]]
+
+
+def padding_trained(b: Batch, memory: Memory) -> Int64:
+    return np.flatnonzero(b.trained & ~b.inside)
+
+
+def _spans(b: Batch) -> tuple[Int64, Int64, Int64]:
+    """(begins of trained spans of documents that are not all trained; the place of the last header
+    before each, in its document, or -1; where that header ends).
+    """
+    assert b.habits.header is not None  # noqa: S101 `needs`
+    before = np.append(False, b.trained[:-1])
+    before[b.begins] = False
+    spans = np.flatnonzero(b.trained & ~before)
+    document = b.document_at(spans)
+    partly = (document >= 0) & (b.masked[document] > 0)
+    spans, document = spans[partly], document[partly]
+    marks = np.append(-1, np.flatnonzero(b.ids == b.habits.header[0]))
+    ends = np.append(np.flatnonzero(b.ids == b.habits.header[1]), len(b.ids))
+    mark = marks[np.searchsorted(marks, spans, side="right") - 1]
+    end = ends[np.searchsorted(ends, mark)] + 1
+    mark[(mark < b.begins[document]) | (end > b.stops[document])] = -1
+    return spans, mark, end
+
+
+def header_trained(b: Batch, memory: Memory) -> Int64:
+    spans, mark, _ = _spans(b)
+    places: Int64 = spans[spans == mark]
+    return places
+
+
+def header_partly_trained(b: Batch, memory: Memory) -> Int64:
+    spans, mark, end = _spans(b)
+    partly = (spans > mark) & (spans < end) & (end - mark <= LONGEST_HEADER)
+    places: Int64 = spans[(mark >= 0) & (partly | (spans == end + 1))]
+    return places
+
+
+# --- boundaries
+
+
+def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
+    told = b.told.values() if len(b.told) > 1 else ()
+    inner = [np.setdiff1d(one, b.offsets) for one in told]
+    inner = [one[one < b.used[b.rows_at(one)]] for one in inner]
+    found = [_NONE, *(np.setxor1d(inner[0], other) for other in inner[1:])]
+    if b.told and b.habits.eos is not None and b.habits.ends >= _FEW and not b.set_.documents:
+        # documents without EOS, where EOS is inside another one of the row
+        bare = np.flatnonzero(~b.ended & ~b.lasts)
+        rows = b.rows_at(eos_inside(b, memory)) if len(bare) else _NONE
+        found.append(b.begins[bare[np.isin(b.row_of[bare], rows)] + 1])
+    if b.real is not None:
+        found.append(np.flatnonzero(b.inside != b.real))
+    return np.unique(np.concatenate(found))
+
+
+# --- tokens and rows
+
+
+def ids_out_of_range(b: Batch, memory: Memory) -> Int64:
+    most = b.habits.vocabulary or np.iinfo(np.int64).max
+    if not len(b.ids) or (int(b.ids.min()) >= 0 and int(b.ids.max()) < most):
+        return _NONE
+    return np.flatnonzero((b.ids < 0) | (b.ids >= most))
+
+
+def dominant_token(b: Batch, memory: Memory) -> Int64:
+    found = [_NONE]
+    for token in b.habits.common:
+        counts = offsets_of((b.ids == token) & b.inside)
+        memory.common[token] = memory.common.get(token, 0) + int(counts[-1])
+        used = np.bincount(b.row_of, b.sizes, b.rows)
+        found.append(b.rows_where(b.by_row(counts) > _MUCH * np.maximum(used, 1)))
+    return np.unique(np.concatenate(found))
+
+
+def is_much(found: dict[str, Finding], result: Audit) -> None:
+    own, tokens = found["dominant-token"], max(result.tokens, 1)
+    shares = {token: number / tokens for token, number in result.memory.common.items()}
+    much = [f"{share:.1%} are {token}" for token, share in shares.items() if share > _MUCH]
+    own.more, own.rows = ", ".join(much), own.rows if much else 0
+
+
+def duplicate_rows(b: Batch, memory: Memory) -> Int64:
+    """No place: all rows together tell."""
+    if sum(one.shape[1] for one in memory.digests) < _MOST_ROWS:
+        digests = [*map(hash, b.contents)]  # of 64 bits
+        both = np.array([digests, range(b.first, b.first + b.rows)], np.int64)
+        memory.digests.append(both[:, b.filled > 0])
+    return _NONE
+
+
+def repeated(found: dict[str, Finding], result: Audit) -> None:
+    own, (digests, numbers) = found["duplicate-rows"], np.concatenate(result.memory.digests, axis=1)
+    order = np.argsort(digests, kind="stable")
+    again = np.sort(numbers[order[1:][digests[order[1:]] == digests[order[:-1]]]])
+    own.rows, own.examples = len(again), [(row, 0) for row in again[:_EXAMPLES].tolist()]
+    own.more = f"among the first {_MOST_ROWS:,} rows" if result.rows > _MOST_ROWS else ""
+
+
+def overlap(b: Batch, memory: Memory) -> Int64:
+    """Rows that begin with at least _SHARED tokens with which the row before them ends, whatever
+    BOS is before and EOS behind that.
+    """
+    width, found = b.ids.itemsize, list[int]()
+    bos, eos = (
+        b"" if one is None else np.array([one], b.ids.dtype).tobytes()
+        for one in (b.habits.bos, b.habits.eos)
+    )
+    number, before = memory.last
+    if number != b.first - 1:
+        before = b""
+    for row, content in enumerate(b.contents):
+        own = content.removeprefix(bos)
+        if _goes_on(before, own, width):
+            found.append(row)
+        before = own
+        if b.habits.tail and before[:-width].endswith(eos):
+            before = before[:-width]
+        while eos and before.endswith(eos):
+            before = before[:-width]
+    memory.last = b.first + b.rows - 1, before
+    return b.offsets[found]
+
+
+def _goes_on(before: bytes, row: bytes, width: int) -> bool:
+    """Whether a row, without its first token, ends with at least _SHARED tokens that the next one
+    begins with.
+    """
+    head, at = row[: _SHARED * width], 0
+    if len(head) < _SHARED * width:
+        return False
+    for _ in range(_SHARED):  # so many places at most: a token may be everywhere
+        at = before.find(head, at + 1)
+        if at < 0:
+            return False
+        if not at % width and row.startswith(before[at:]):
+            return True
+    return False
+
+
+def underfilled(b: Batch, memory: Memory) -> Int64:
+    if sum(map(len, memory.lengths)) < _MOST_LENGTHS:
+        memory.lengths.append(b.sizes)
+    return b.rows_where(b.filled < (b.habits.length or 0))
+
+
+def best_fit(found: dict[str, Finding], result: Audit) -> None:
+    """How many rows best-fit needs for the documents, or for the first million of them."""
+    own, length = found["underfilled"], int(result.habits.length or 0)
+    lengths = np.concatenate(result.memory.lengths)
+    kept = lengths[lengths <= length].astype(np.int32)
+    if not result.packed or not len(kept):
+        own.rows = 0
         return
-    rows, first = np.unique(batch.rows_at(places), return_index=True)
-    finding.rows += len(rows)
-    for row, place in zip(rows.tolist(), places[first].tolist(), strict=True):
-        if len(finding.examples) == _EXAMPLES:
-            break
-        finding.examples.append((batch.first + row, place - int(batch.offsets[row])))
+    planned = len(Planner(length, "best-fit").rows(kept, 0).row_offsets) - 1
+    needed = planned * result.tokens / max(int(kept.sum(dtype=np.int64)), 1)
+    saved = result.rows - needed
+    own.more = f"best-fit needs {needed:,.0f} rows, {saved / result.rows:.1%} fewer"
+    if saved <= max(1.0, _MUCH_PADDING * result.rows):
+        own.rows = 0
 
 
-def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
+# --- the table
+
+
+class Rule(NamedTuple):
+    """A rule. `needs`: what must be told, see `_lacks`; `settle`: what all rows together tell."""
+
+    find: Callable[[Batch, Memory], Int64]
+    severity: Severity
+    needs: tuple[str, ...]
+    means: str
+    todo: str
+    settle: Callable[[dict[str, Finding], Audit], None] = lambda found, result: None
+
+    @property
+    def name(self) -> str:
+        return self.find.__name__.replace("_", "-")
+
+
+RULES = {rule.name: rule for rule in (
+    Rule(labels_shifted, "error", ("label values",),
+         "labels are one place off for the trainers of this format: a model learns to repeat the "
+         "token that it is given, or the one after the next",
+         "write labels as the format has them, or name the right one with --format"),
+    Rule(no_eos, "error", ("EOS", "EOS at ends"),
+         "documents do not end with EOS, where others do: a model learns not to stop",
+         "add EOS where records are tokenized, and cut records before that"),
+    Rule(eos_untrained, "error", ("EOS", "labels"),
+         "EOS after a trained answer is not trained: a model never learns to stop",
+         "train on the EOS of answers, and do not mask padding by its id if that is EOS"),
+    Rule(bos_missing, "error", ("BOS", "BOS at beginnings"),
+         "documents begin without BOS, which the tokenizer adds, or most others have",
+         "tokenize with special tokens, once"),
+    Rule(bos_doubled, "error", ("BOS",),
+         "documents begin with BOS twice, as no text does when the model is used",
+         "tokenize texts of a chat template with add_special_tokens=False"),
+    Rule(untrained_row, "error", ("labels",),
+         "no token of the row has a label: its loss is 0 or not a number",
+         "drop these rows, or cut prompts so that the answer stays"),
+    Rule(untrained_document, "error", ("labels",),
+         "no token of the document has a label: it takes room and teaches nothing",
+         "drop these documents before they are packed"),
+    Rule(cross_document_target, "error", ("labels", "boundaries"),
+         "the last token of a document predicts the first one of another",
+         "give the first token of each document the label -100"),
+    Rule(boundaries_disagree, "error", ("boundaries",),
+         "columns, or a column and the ends of documents, tell other boundaries: attention and "
+         "positions do not fit the documents",
+         "make all columns of one list of lengths"),
+    Rule(padding_trained, "error", ("labels", "padding"),
+         "padding has labels: a model learns to write it",
+         "give padding the label -100, by its place and not by its id"),
+    Rule(labels_differ, "error", ("label values",),
+         "labels are neither -100 nor the token of this or the next place",
+         "make labels of input_ids, after all that changes these"),
+    Rule(ids_out_of_range, "error", (),
+         "ids are negative or beyond the vocabulary: training stops, or reads other memory",
+         "tokenize again, with the tokenizer of the model"),
+    Rule(dominant_token, "error", (),
+         "one token makes up more than a quarter of all",
+         "look whether it is <unk> or padding: the tokenizer does not fit the text, or padding "
+         "counts as text", is_much),
+    Rule(header_trained, "error", ("labels", "headers"),
+         "the header of a turn is trained, which is given when the model is used",
+         "begin the labels behind the header"),
+    Rule(header_partly_trained, "error", ("labels", "headers"),
+         "a part of a turn's header is trained, or the first token of an answer is not",
+         "find where answers begin by tokens, not by lengths of texts tokenized apart"),
+    Rule(all_trained, "warning", ("labels", "conversations"),
+         "conversations have nothing masked: a model learns to write prompts, too",
+         "mask all but the answers, or leave it if this is meant"),
+    Rule(cut, "warning", ("EOS", "EOS at ends", "length", "ends of rows"),
+         "documents end without EOS exactly where the row ends, and go on nowhere",
+         "drop or split what is longer than a row, or use longer rows", goes_on),
+    Rule(duplicate_rows, "warning", (),
+         "rows are equal to an earlier one", "remove duplicates before packing", repeated),
+    Rule(overlap, "warning", (),
+         "windows begin with the end of the one before: these tokens are trained twice",
+         "cut long documents without a stride"),
+    Rule(eos_inside, "warning", ("EOS", "EOS tells"),
+         "EOS is inside documents, and the trainer takes it for their end",
+         "use another token between turns, or leave it out there"),
+    Rule(underfilled, "note", ("length", "packed"),
+         "rows have more padding than best-fit packing leaves",
+         "pack with best-fit, over more documents at a time", best_fit),
+)}  # fmt: skip
+
+
+def _lacks(rule: Rule, result: Audit) -> str:
     """Why a rule is not applied, by the first of its needs that is not there; or ""."""
-    names = set(set_.table.names)
-    name_it = "give --tokenizer"
-    absent = {
+    set_, habits = result.set_, result.habits
+    names, name_it = {*set_.names}, "give --tokenizer"
+    absent: dict[str, str | Literal[False]] = {
         "EOS": habits.eos is None and f"EOS is not told by the set: {name_it}",
         "BOS": habits.bos is None and f"BOS is not told by the set: {name_it}, if it has one",
-        "EOS at ends": habits.ends < FEW
+        "EOS at ends": habits.ends < _FEW
         and f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}",
         "BOS at beginnings": not habits.adds_bos and habits.begins < 0.5
         and f"{habits.begins:.0%} of the documents begin with BOS, {habits.bos}",
@@ -209,66 +550,8 @@ def why_not(rule: Rule, set_: Set, habits: Habits, *, whole: bool) -> str:
         and "no conversations are told: no token begins every turn, and few documents have a part "
         "that is not trained on",
         "length": habits.length is None and "rows have no length of their own: give --max-length",
-        "ends of rows": "documents flow on into the next row" if habits.flows
-        else not whole and set_.format == "packer" and "only a sample is read",
+        "ends of rows": habits.flows and "documents flow on into the next row",
         "EOS tells": not set_.meaning.by_eos and "EOS does not tell boundaries in this format",
-        "packed": set_.rows_are == "documents" and "rows are documents, not packed yet",
+        "packed": set_.documents and "rows are documents, not packed yet",
     }  # fmt: skip
-    return next((str(absent[need]) for need in rule.needs if absent[need]), "")
-
-
-def _settle(
-    found: dict[str, Finding], result: Audit, memory: Memory, *, packed: bool, whole: bool
-) -> None:
-    """What only all rows together tell."""
-    if (one := found.get("dominant-token")) is not None:
-        shares = {token: number / max(memory.tokens, 1) for token, number in memory.common.items()}
-        shares = {token: share for token, share in shares.items() if share > MUCH}
-        if not shares:
-            one.rows = 0
-        one.more = ", ".join(f"{share:.1%} are {token}" for token, share in shares.items())
-    one = found["duplicate-rows"]
-    again = repeated(memory)
-    _fill(one, again, np.zeros_like(again))
-    if result.rows > MOST_ROWS:
-        one.more = f"among the first {MOST_ROWS:,} rows"
-    if (one := found.get("cut")) is not None and one.rows:
-        places = np.concatenate(memory.cuts, axis=1)
-        if memory.cut:
-            lost = ~np.isin(np.concatenate(memory.cut), np.concatenate(memory.more))
-            places = places[:, lost]
-        elif whole and "bos-missing" in found and places.shape[1] == memory.without_bos:
-            places = places[:, :0]  # they go on where BOS is not expected
-            found["bos-missing"].rows = 0
-        _fill(one, *places)
-        one.more = plural(places.shape[1], "document")
-    for name, why in result.set_.meaning.weaker.items():
-        if name in found:
-            found[name].more = why
-    if (one := found.get("underfilled")) is not None and one.rows:
-        _best_fit(one, result, memory, packed=packed)
-
-
-def _fill(finding: Finding, rows: Int64, places: Int64) -> None:
-    """All rows, in ascending order, some more than once, and the place in each."""
-    numbers, first = np.unique(rows, return_index=True)
-    finding.rows, few = len(numbers), first[:_EXAMPLES]
-    finding.examples = list(zip(rows[few].tolist(), places[few].tolist(), strict=True))
-
-
-def _best_fit(one: Finding, result: Audit, memory: Memory, *, packed: bool) -> None:
-    """How many rows best-fit needs for the documents, or for the first million of them."""
-    length = int(result.habits.length or 0)
-    lengths = np.concatenate(memory.lengths)
-    kept = lengths[lengths <= length].astype(np.int32)
-    if not packed or not len(kept):
-        one.rows = 0
-        return
-    planned = Planner(length, "best-fit").rows(kept, 0)
-    tokens = int(kept.astype(np.int64).sum())
-    needed = (len(planned.row_offsets) - 1) * result.tokens / max(tokens, 1)
-    saved = result.rows - needed
-    if saved <= max(1.0, _MUCH_PADDING * result.rows):
-        one.rows = 0
-    else:
-        one.more = f"best-fit needs {needed:,.0f} rows, {saved / result.rows:.1%} fewer"
+    return next((why for need in rule.needs if (why := absent[need])), "")

@@ -1,24 +1,30 @@
-"""`packer audit`: find what is wrong with a set that anyone made."""
+"""`packer audit`: find what is wrong with a set that anyone made, and examples to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from packer_cli.cli.reports import Page, check_page, refuse_name, show_reports
+from packer_cli.cli.reports import Page, TokensOf, check_page, refuse_name, show_reports
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.option import KINDS, Count, option
 from packer_cli.options.run_options import Progress
 
 if TYPE_CHECKING:
-    from packer_cli.audit import Set
+    from packer_cli.audit import Audit, Finding, Set
+    from packer_cli.audit.documents import Habits
+    from packer_cli.reports.report import Report, Rows, Section
+    from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import TokenizerInfo
     from packer_cli.tokenization.decoding import Decoder
 
+_SHOWN = 3  # examples of a finding, in the terminal
+_SAMPLED = 20  # rows on a page, beside the emptiest and the examples
 SetName = Annotated[
     str,
     typer.Argument(
@@ -30,7 +36,7 @@ SetName = Annotated[
 
 
 @dataclass(frozen=True)
-class AuditOptions(Page, Progress):
+class AuditOptions(Page, TokensOf, Progress):
     tokenizer: str | None = option(
         None,
         "The tokenizer of the model, which says what EOS, BOS and padding are. Default: the set's "
@@ -60,7 +66,6 @@ def audit(name: SetName, options: AuditOptions) -> None:
     """
     from packer_cli.audit import audit as run
     from packer_cli.audit import open_set
-    from packer_cli.reports.audit import audit_report, rows_for, shown_rows
     from packer_cli.reports.rows import rows_of_page
     from packer_cli.result.wording import plural
 
@@ -70,16 +75,16 @@ def audit(name: SetName, options: AuditOptions) -> None:
     if sample is not None and sample < 1:
         raise UsageError(f"--sample: {options.sample!r} is neither a positive number nor all")
     with unreadable():
-        set_ = open_set(name, options.format, options.max_length)
+        set_ = open_set(name, options.format, options.max_length, options.tokens)
         info = tokenizer_of(options.tokenizer)
         found = run(set_, info, max_length=options.max_length, sample=sample)
         rows = None
         if options.html is not None:
-            chosen = rows_for(found)
+            chosen = _rows_for(found)
             shown = shown_rows(set_, found.habits, list(chosen))
             about = [(one, chosen[one.index]) for one in shown]
             rows = rows_of_page(about, decoder_of(set_, options.tokenizer))
-    show_reports({name: audit_report(found, rows)}, as_json=options.as_json, html=options.html)
+    show_reports({name: _report(found, rows)}, as_json=options.as_json, html=options.html)
     if not found.is_sound:
         kinds = [one.severity for one in found.findings]
         counts = [plural(kinds.count(one), one) for one in ("error", "warning") if one in kinds]
@@ -87,6 +92,112 @@ def audit(name: SetName, options: AuditOptions) -> None:
         raise DataError(
             f"{name}: {' and '.join(counts)}", f"look at the rows: packer show {name} {row}"
         )
+
+
+def shown_rows(set_: Set, habits: Habits, rows: Sequence[int]) -> Iterator[Shown]:
+    """Rows of any set, in ascending order, as `packer show` has those of packer's. Raises DataError
+    for what cannot be read.
+    """
+    import numpy as np
+
+    from packer_cli.audit import Batch
+    from packer_cli.reports.show import Segment, Shown
+    from packer_cli.storage import base_name
+
+    numbers = np.unique(np.array(rows, np.int64))
+    for raw in set_.read(np.stack([numbers, numbers + 1], axis=1)):
+        b = Batch(raw, set_, habits)
+        for row in range(b.rows):
+            spans = [slice(b.begins[one], b.stops[one]) for one in np.flatnonzero(b.row_of == row)]
+            trained = b.trained if set_.says_what_is_trained else None
+            segments = [
+                Segment(number, None, b.ids[span], None if trained is None else trained[span])
+                for number, span in enumerate(spans)
+            ]
+            padding = int(b.offsets[row + 1] - b.offsets[row] - b.sizes[b.row_of == row].sum())
+            place, inside = set_.where(b.first + row)
+            yield Shown("row", b.first + row, base_name(place), inside, segments, padding=padding)
+
+
+def _rows_for(audit: Audit) -> dict[int, list[str]]:
+    """Rows to look at, with why: the examples of each finding, the emptiest, and evenly spread
+    ones.
+    """
+    chosen: dict[int, list[str]] = {}
+    for one in audit.findings:
+        for row, place in one.examples:
+            chosen.setdefault(row, []).append(f"{one.rule} at {place}")
+    for _, row in audit.emptiest:
+        chosen.setdefault(row, []).append("one of the emptiest")
+    for number in range(_SAMPLED):
+        chosen.setdefault(number * (audit.of - 1) // (_SAMPLED - 1), [])
+    return dict(sorted(chosen.items()))
+
+
+def _report(audit: Audit, rows: Rows | None) -> Report:
+    """What was read and how, a table of findings, and what was not applied; on a page also `rows`,
+    to which the examples lead.
+    """
+    import packer_cli
+    from packer_cli.reports.report import Fact, Figure, Report
+    from packer_cli.result.wording import count
+
+    set_, severities = audit.set_, [one.severity for one in audit.findings]
+    at = "their own token" if set_.meaning.shift == "own" else "the token before"
+    labels = f"labels are at {at}" if set_.says_what_is_trained else "nothing says what is trained"
+    facts = [
+        Fact("format", f"{set_.format}: {set_.meaning.what}, told by {set_.told}"),
+        Fact("columns", f"{', '.join(set_.names)}; {labels}"),
+        *(Fact(what, how) for what, how in audit.habits.told.items()),
+        *(Fact("left out", what, True) for what in set_.left_out),
+    ]
+    if audit.habits.length is not None and not set_.documents:
+        facts.append(Fact("full rows", f"have {audit.habits.length:,} tokens"))
+    sampled = f"of {audit.of:,}, evenly spread" if audit.rows < audit.of else ""
+    figures = [
+        Figure("rows", count(audit.rows), sampled),
+        Figure("documents", count(audit.documents), ""),
+        Figure("tokens", count(audit.tokens), "without padding"),
+        *(Figure(f"{name}s", count(severities.count(name)), "", True)
+          for name in ("error", "warning", "note")),
+    ]  # fmt: skip
+    made_by, sections = f"packer {packer_cli.__version__}, packer audit", _sections(audit, rows)
+    return Report(set_.name, facts, audit.as_json(), made_by, figures, sections=sections, rows=rows)
+
+
+def _sections(audit: Audit, shown: Rows | None) -> list[Section]:
+    from packer_cli.audit import RULES
+    from packer_cli.reports.report import Section, Table, Text
+    from packer_cli.result.wording import count, percent, plural
+
+    sections = [Section("Findings", [Text("nothing was found", only_page=False)])]
+    if audit.findings:
+        head = ["rule", "severity", "rows", "share", "examples: row, place", "means"]
+        lines = [
+            [one.rule, one.severity, count(one.rows), percent(one.rows / max(audit.rows, 1)),
+             _examples(one), RULES[one.rule].means + f" ({one.more})" * bool(one.more)]
+            for one in audit.findings
+        ]  # fmt: skip
+        there = {one.number for one in shown.rows} if shown else set[int]()
+        links = [[row for row, _ in one.examples if row in there] for one in audit.findings]
+        found = Table("", head, lines, text=["rule", "severity", head[4], "means"],
+                      names_first=True, linked="look at row",
+                      links=links if there else ())  # fmt: skip
+        todo = [[one.rule, RULES[one.rule].todo] for one in audit.findings]
+        do = Table("what to do", ["rule", "do"], todo, ["rule", "do"], names_first=True)
+        sections = [Section("Findings", [found]), Section("What to do", [do])]
+    if audit.not_applied:
+        reasons = dict.fromkeys(audit.not_applied.values())
+        rows = [[why, ", ".join(rule for rule, own in audit.not_applied.items() if own == why)]
+                for why in reasons]  # fmt: skip
+        title, head = f"not applied: {plural(len(audit.not_applied), 'rule')}", ["because", "rules"]
+        sections.append(Section("Not applied", [Table(title, head, rows, head, names_first=True)]))
+    return sections
+
+
+def _examples(one: Finding) -> str:
+    places = [f"{row}, {place}" for row, place in one.examples[:_SHOWN]]
+    return "; ".join([*places, *["..."] * (one.rows > _SHOWN)])
 
 
 @contextmanager
@@ -103,6 +214,7 @@ def decoder_of(set_: Set, tokenizer: str | None) -> Decoder | str:
     """The decoder of the tokenizer that is named, or else of the set's own; or why there is none.
     Raises UsageError.
     """
+    from packer_cli.storage import is_url
     from packer_cli.tokenization.decoding import BytesDecoder, ReferenceDecoder, load_decoder
     from packer_cli.tokenization.engines import ReferenceEngine
     from packer_cli.tokenization.locate import locate
@@ -111,11 +223,11 @@ def decoder_of(set_: Set, tokenizer: str | None) -> Decoder | str:
         return BytesDecoder()
     if tokenizer is not None:
         return ReferenceDecoder(ReferenceEngine(locate(tokenizer).json), set())
-    if set_.tokenizer is None:
+    if set_.facts is None or set_.facts.tokenizer is None:
         return "no tokenizer is given: --tokenizer"
-    if set_.folder is None:
+    if is_url(set_.name):
         return "the set's tokenizer is at a URL: give --tokenizer"
-    return load_decoder(set_.folder, set_.tokenizer)
+    return load_decoder(Path(set_.name), set_.facts.tokenizer)
 
 
 def tokenizer_of(name: str | None) -> TokenizerInfo | None:

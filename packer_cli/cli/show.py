@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from packer_cli.cli.audit import SetName, decoder_of, tokenizer_of, unreadable
+from packer_cli.cli.audit import SetName, decoder_of, shown_rows, tokenizer_of, unreadable
 from packer_cli.cli.reports import LOCAL_ONLY, Page, TokensOf, check_page, print_note, show_reports
 from packer_cli.errors import UsageError
 from packer_cli.options.option import Count, Whole, apart, option, refuse
@@ -139,7 +139,6 @@ def _has_set(directory: Path) -> bool:
 def _of_others(directory: Path, options: ShowOptions) -> _Rows:
     """The rows of a set that another tool has made."""
     from packer_cli.audit import look, open_set
-    from packer_cli.reports.audit import shown_rows
 
     refuse([(options.tokens, "--tokens: is for views of packer", "leave it out")])
     with unreadable():
@@ -154,7 +153,7 @@ def _of_others(directory: Path, options: ShowOptions) -> _Rows:
             yield from map(found.__getitem__, some)
 
     load = partial(decoder_of, set_, options.tokenizer)
-    return _Rows("row", set_.table.rows, set_.says_what_is_trained, read, load)
+    return _Rows("row", set_.rows, set_.says_what_is_trained, read, load)
 
 
 def _reader(

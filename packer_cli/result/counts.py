@@ -344,6 +344,8 @@ class Counts(Totals):
         """Add those of another unit, or of a part of this one."""
         for name in other.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(theirs, int) and theirs == 0:  # most are
+                continue
             if name == "files":
                 for index, totals in theirs.items():
                     _add(self.file(index), asdict(totals))

@@ -7,7 +7,8 @@
 
 Tokenizing, planning, filling, writing and hashing free Python's lock, but what is between them
 takes about an eighth of the time of text: more than a few threads of one process wait for each
-other. Four of them lose about a twentieth, and share what a process takes of memory.
+other. Four of them lose about a twentieth, and share what a process takes of memory: 107 MB for
+each further worker, where processes of two threads take 195 MB for it and those of one 300.
 """
 
 from __future__ import annotations

@@ -48,12 +48,13 @@ def pack_on_ray(
     queue, running = iter(units), dict[Any, WorkUnit]()
     with _connected(options.ray_address) as ray, as_flag() as interrupted:
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
-        told = [ray.put(_Told(run, work.resolve(), Path.cwd(), its))]
+        place = ray.put(_Told(run, work.resolve(), Path.cwd(), its))
+        told = packer_cli.__version__, place  # looking a version up takes a millisecond
         most = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         options.notify(f"packing {len(units)} units on Ray, {most // _AHEAD} cores")
         while True:
             while len(running) < most and (unit := next(queue, None)):
-                running[task.remote(packer_cli.__version__, told, unit)] = unit
+                running[task.remote(told, unit)] = unit
             if not running:
                 return
             done_now = ray.wait(list(running), timeout=_SECONDS)[0]
@@ -129,21 +130,22 @@ class _Told(NamedTuple):
 _jobs: dict[Any, Job] = {}
 
 
-def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> Packed:
-    """In a Ray worker: pack a unit. `told`: a reference to what to know, in a list, for Ray would
-    fetch it for every unit.
+def _pack_unit(told: tuple[str, Any], unit: WorkUnit) -> Packed:
+    """In a Ray worker: pack a unit. `told`: packer's version, and a reference to what to know, not
+    as an argument of its own, for Ray would fetch it for every unit.
 
     The worker's process keeps the loaded tokenizer for the units to come.
     """
-    if version != packer_cli.__version__:
-        raise DataError(
-            f"this worker has packer {packer_cli.__version__}, the run {version}",
-            "install the same packer on all machines",
-        )
-    if told[0] not in _jobs:
+    version, place = told
+    if place not in _jobs:
         import ray  # noqa: PLC0415 an extra
 
-        its: _Told = ray.get(told[0])
+        if version != packer_cli.__version__:
+            raise DataError(
+                f"this worker has packer {packer_cli.__version__}, the run {version}",
+                "install the same packer on all machines",
+            )
+        its: _Told = ray.get(place)
         if not (its.folder / RUN).is_file():
             raise DataError(
                 f"{its.folder}/{RUN}: cannot be read by this worker",
@@ -154,7 +156,7 @@ def _pack_unit(version: str, told: list[Any], unit: WorkUnit) -> Packed:
         os.chdir(its.directory)
         silent, options = Progress(0, show=False), EncodingOptions(**its.options)
         source = prepare(its.run, [unit], options)
-        _jobs[told[0]] = Job(its.run, source, its.folder, options, silent)
-    result = _jobs[told[0]].pack(unit)
-    _jobs[told[0]].commit(result)
-    return Packed.of(result, _jobs[told[0]].run)
+        _jobs[place] = Job(its.run, source, its.folder, options, silent)
+    result = _jobs[place].pack(unit)
+    _jobs[place].commit(result)
+    return Packed.of(result, _jobs[place].run)

@@ -269,7 +269,10 @@ class UnitMaker:
                 continue
             for records in self._decoded(file, part):
                 job.stop_if_asked()
-                self.stretches[part.file] += records.stretches
+                if records.stretches:  # the end of a slice, which has no records
+                    self.stretches[part.file] += records.stretches
+                    job.progress.read(records.consumed, 0)
+                    continue
                 batch, bad, more = job.source.encode(records, file)
                 self.counts.add(more)
                 self.counts.add_looked_at(records.looked_at)

@@ -10,13 +10,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
 from audited import DEFECTS, conversations, trl
 from pages import Page
-from support import assert_error, packer
+from support import assert_error, heavy, packer
 
 from packer_cli.reports.rows import rows_of_page
 from packer_cli.reports.show import Segment, Shown
@@ -124,6 +125,23 @@ def test_the_script_is_the_one_that_is_allowed(tmp_path: Path) -> None:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src &#39;sha256-{digest}&#39;" in content or f"'sha256-{digest}'" in content
     assert content.count('id="row-') == 20
+
+
+@pytest.mark.parametrize("rows", [8, heavy(200)])
+def test_a_page_of_long_rows_stays_small(tmp_path: Path, rows: int) -> None:
+    """200 rows of 32k tokens are at most 15 MB; of a few, as much of it as their share, and each
+    token that is there once.
+    """
+    random_ = np.random.default_rng(0)
+    ids = random_.zipf(1.2, (rows, 1 << 15)).clip(0, 50_000).astype(np.int32)
+    labels = np.where(np.arange(1 << 15) % 4000 < 1000, -100, ids)
+    table = pa.table({"input_ids": list(ids), "labels": list(labels)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    command = ["show", tmp_path / "a.parquet", f"0-{rows - 1}", "--html", tmp_path / "page.html"]
+    assert packer(*command).exit_code == 0
+    content = (tmp_path / "page.html").read_text()
+    assert content.count('id="row-') == rows
+    assert len(content) < 15e6 * rows / 200 + 1e6 * (rows < 200)
 
 
 def test_terminals_get_no_controls_of_a_set(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ cannot read.
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import random
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from audited import (
     EOS,
     FIRST,
     LENGTH,
+    Sets,
     audited,
     bridge,
     conversations,
@@ -28,6 +31,7 @@ from audited import (
     parquet,
     trl,
 )
+from forging import Result
 from support import assert_error, heavy, packer, random_texts
 from support import jsonl as text_lines
 from tokenizers import Tokenizer
@@ -35,6 +39,7 @@ from tokenizers.models import WordLevel
 
 from packer_cli.audit import RULES, audit, open_set
 from packer_cli.errors import DataError
+from packer_cli.result.manifest import to_bytes
 
 
 @pytest.fixture
@@ -154,14 +159,11 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         report = audited(name)
         assert (report["format"], found(report)) == (kind, {})
         assert report["tokens"] == expected["tokens"]
-    for to, cuts in (("trl", True), ("llamafactory", True), ("megatron-bridge", True),
-                     ("numpy", True), ("parquet", False), ("unpacked", False), ("axolotl", True),
-                     ("nanotron", False), ("megatron", False)):  # fmt: skip
+    for to in ("trl", "llamafactory", "megatron-bridge", "numpy", "parquet", "unpacked", "axolotl",
+               "nanotron", "megatron"):  # fmt: skip
         assert packer("export", "rows", "--to", to, "-o", f"to-{to}", "-q").exit_code == 0
         report = audited(f"to-{to}", *["-l", "64"] * (to == "axolotl"))
         own = found(report)
-        if cuts:  # their pieces go on in rows that these formats do not name
-            own.pop("cut", None)
         if to == "unpacked":  # nothing predicts the first token of a piece, be it EOS
             own.pop("eos-untrained", None)
         own.pop("duplicate-rows", None)  # empty texts and other short ones
@@ -176,6 +178,28 @@ def test_documents_that_packer_truncates_are_cut() -> None:
     result = packer(*command, "--overlong", "truncate")
     cut = json.loads(result.stdout)["truncated_documents"]
     assert found(audited("out")) == {"cut": cut}
+
+
+@pytest.mark.parametrize("options", [[], ["--sample", 20]])
+def test_a_cut_is_a_note_where_nothing_tells_whether_it_goes_on(
+    tmp_path: Path, options: list[object]
+) -> None:
+    """Without BOS, or of a sample with it, a piece of a split document looks like a cut one."""
+    sets = conversations(1)
+    rows = DEFECTS["cut"](sets, 1)
+    if not options:
+        for _, one in sets.documents():
+            del one.ids[0], one.trained[0]
+            one.ids.append(EOS) if one.ids[-1] == EOS else one.ids.append(FIRST)
+            one.trained.append(True)
+    else:
+        DEFECTS["bos-missing"](sets, 1)
+    trl(sets, tmp_path / "set")
+    report = audited(tmp_path / "set", *options)
+    notes = {one["rule"] for one in report["findings"]}
+    assert rows
+    assert "cut" in notes or options
+    assert found(report) == {}
 
 
 # --- what cannot be read
@@ -228,22 +252,26 @@ def _npy(path: Path, shape: tuple[int, ...]) -> Path:
 
 
 UNREADABLE = {
-    "cut short": (_damaged_arrow, "no end marker of Arrow"),
+    "cut short": (_damaged_arrow, "no end marker of Arrow: it is cut short, or not Arrow"),
     "no ids": (lambda path: _parquet(pa.table({"text": ["a"]}), path), "no input_ids, expected"),
     "texts as ids": (lambda path: _parquet(pa.table({"input_ids": ["a"]}), path), "string in"),
     "nulls": (_nulls, "input_ids holds a null"),
-    "negative lengths": (lambda path: _parquet(_lengths([[4], [-9, 13], [4]]), path), "holds -9"),
-    "lengths beyond": (lambda path: _parquet(_lengths([[4], [5], [4]]), path), "add up to 5"),
-    "huge lengths": (lambda path: _parquet(_lengths([[1 << 62], [4], [4]]), path), "holds 4 to"),
+    "negative lengths": (lambda path: _parquet(_lengths([[4], [-9, 13], [4]]), path),
+                         "a.parquet: row 1: seq_lengths is [-9, 13], expected lengths that add up "
+                         "to at most 4, the row's tokens"),
+    "lengths beyond": (lambda path: _parquet(_lengths([[4], [5], [4]]), path),
+                       "row 1: seq_lengths is [5], expected lengths that add up to at most 4"),
+    "huge lengths": (lambda path: _parquet(_lengths([[1 << 62], [4], [4]]), path),
+                     f"row 0: seq_lengths is [{1 << 62}], expected lengths that add up to"),
     "labels of other lengths": (
         lambda path: _parquet(pa.table({"input_ids": [[1, 2], [3]], "labels": [[1, 2], [3, 4]]}),
                               path),
-        "row 1: labels has 2 values, input_ids 1",
+        "row 1: labels has 2 values, expected 1, as many as input_ids",
     ),
     "starts beyond": (
         lambda path: _parquet(pa.table({"input_ids": [[1, 2]], "seq_start_id": [[0, 7]],
                                         "loss_mask": [[1, 1]]}), path),
-        "does not ascend",
+        "row 0: seq_start_id is [0, 7], expected to ascend from 0 to at most 2, the row's tokens",
     ),
     "tokens cut short": (_olmo, "bytes, expected"),
     "huge ids": (lambda path: _lines(path, {"input_ids": [1, 1 << 64]}), "too large"),
@@ -262,6 +290,85 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, what: str) -> None:
     assert_error(packer("audit", path), 2, message)
 
 
+@pytest.mark.parametrize(("first", "other", "message"), [
+    ({}, {"labels": [1, 2]}, "row 700: has labels, expected the columns of row 0"),
+    ({"labels": [1, 2]}, {}, "row 700: has no labels, expected the columns of row 0"),
+    ({"labels": [1, 2]}, {"labels": None}, "row 700: has no labels"),
+])  # fmt: skip
+def test_lines_with_other_columns_are_told(
+    tmp_path: Path, first: dict[str, object], other: dict[str, object], message: str
+) -> None:
+    rows = [{"input_ids": [1, 2], **(other if row == 700 else first)} for row in range(900)]
+    assert_error(packer("audit", _lines(tmp_path, *rows)), 2, message)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.jsonl.xz", "a.json"])
+def test_compressed_lines_and_arrays_are_read(tmp_path: Path, name: str) -> None:
+    sets = conversations(1)
+    rows = DEFECTS["eos-untrained"](sets, 1)
+    sets = Sets([[one] for _, one in sets.documents()], [[] for _ in sets.documents()])
+    assert rows
+    jsonl(sets, tmp_path / "plain")
+    expected, content = audited(tmp_path / "plain.jsonl"), (tmp_path / "plain.jsonl").read_bytes()
+    if name.endswith(".json"):
+        content = b"[%b]" % b",".join(content.splitlines())
+    elif name.endswith(".xz"):
+        content = lzma.compress(content)
+    else:
+        kind = {"gz": "gzip", "zst": "zstd"}[name.rpartition(".")[2]]
+        content = (
+            pa.compress(content, kind, asbytes=True) if kind == "zstd" else gzip.compress(content)
+        )
+    (tmp_path / name).write_bytes(content)
+    assert audited(tmp_path / name) == expected
+    assert "eos-untrained" in found(expected)
+
+
+def test_errors_count_rows_of_the_set(tmp_path: Path) -> None:
+    lengths = [[4]] * 40
+    path = tmp_path / "set"
+    path.mkdir()
+    for name, own in (("a", lengths), ("b", [*lengths[:30], [5], *lengths[:9]])):
+        table = pa.table({"input_ids": [[1, 2, 3, 4]] * 40, "seq_lengths": own})
+        pq.write_table(table, path / f"{name}.parquet", row_group_size=7)
+    assert_error(packer("audit", path), 2, "set: row 70: seq_lengths is [5], expected lengths")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_view_whose_tokens_have_moved() -> None:
+    Path("a.jsonl").write_bytes(text_lines(*random_texts(50)))
+    assert packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens").exit_code == 0
+    assert packer("pack", "tokens", "-l", 64, "-q", "--view", "-o", "view").exit_code == 0
+    Path("tokens").rename("moved")
+    result = packer("audit", "view")
+    assert_error(result, 2, "its tokenized directory")
+    assert "--tokens" in result.stderr
+    assert found(audited("view", "--tokens", "moved")) == {}
+    assert_error(packer("audit", "a.jsonl", "--tokens", "moved"), 2, "no view of packer")
+
+
+def test_files_that_are_not_listed_are_told(sound: Path) -> None:
+    state = sound / "state.json"
+    listed = json.loads(state.read_text())
+    listed["_data_files"] = listed["_data_files"][:1]
+    state.write_text(json.dumps(listed))
+    told = [line for line in packer("audit", sound).stdout.splitlines() if "left out" in line]
+    assert told == ["left out     data-1.arrow, which is not listed as a part of the set"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_rows_beyond_those_of_a_manifest_are_told() -> None:
+    Path("a.jsonl").write_bytes(text_lines(*random_texts(50)))
+    assert packer("pack", "a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out").exit_code == 0
+    result = Result("out")
+    shard = result.manifest["shards"][0]
+    shard["rows"] -= 1
+    result.manifest["rows"] -= 1
+    Path("out/manifest.json").write_bytes(to_bytes(result.manifest))
+    message = f"holds {shard['rows'] + 1} rows, expected {shard['rows']}"
+    assert_error(packer("audit", "out"), 2, message)
+
+
 def test_odd_columns_are_read(tmp_path: Path) -> None:
     assert found(audited(_lines(tmp_path, *[{"input_ids": []}] * 9))) == {}
     for struct in ({"a": 1}, {"file": "x", "position": 1, "start": 0},
@@ -272,7 +379,7 @@ def test_odd_columns_are_read(tmp_path: Path) -> None:
 
 def test_show_of_boundaries_beyond_the_row_is_one_line(tmp_path: Path) -> None:
     path = _parquet(_lengths([[4], [5], [4]]), tmp_path)
-    assert_error(packer("show", path), 2, "add up to 5")
+    assert_error(packer("show", path), 2, "row 1: seq_lengths is [5], expected lengths that add")
 
 
 @pytest.mark.parametrize("pad", [0, 256])
@@ -393,6 +500,18 @@ def test_show_of_ids_that_no_tokenizer_has(tmp_path: Path) -> None:
 def test_show_refuses_what_is_for_packer_alone(sound: Path) -> None:
     assert_error(packer("show", sound, "--tokens", "x"), 2, "--tokens")
     assert_error(packer("show", sound, 99), 2, "there is no row 99")
+
+
+def test_files_of_tokens_are_read_together(tmp_path: Path) -> None:
+    sets = conversations(1)
+    rows = DEFECTS["no-eos"](sets, 1)
+    sets = Sets([[one] for _, one in sets.documents()], [[] for _ in sets.documents()])
+    for name in ("a", "b"):
+        megatron(sets, tmp_path / name)
+    report = audited(tmp_path)
+    assert rows
+    assert (report["format"], report["rows"]) == ("megatron", 2 * len(sets.rows))
+    assert found(report)["duplicate-rows"] == len(sets.rows)
 
 
 def test_npy_windows(tmp_path: Path) -> None:

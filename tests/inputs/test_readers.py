@@ -35,8 +35,8 @@ from support import (
 )
 
 from packer_cli.inputs import byte_streams
+from packer_cli.inputs.columnar import _dictionary
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.parquet import _dictionary
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import InputFile, Slice

@@ -1,0 +1,798 @@
+"""Sets that others made: what a name stands for, what its columns mean, and the one reader of rows.
+
+`FORMATS` is the table of what columns mean; the first whose columns are there is taken, or the one
+that `--format` names. Whatever rows are stored in, a `File` gives them as Arrow's record batches,
+and `Set.read` as flat columns, a few hundred thousand tokens at a time. So memory does not depend
+on the size of the set, and nothing is allocated by what a file says of itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from packer_cli import storage
+from packer_cli.errors import DataError, UsageError, from_os_error, named, one_of
+from packer_cli.inputs.byte_streams import open_source
+from packer_cli.inputs.discovery import find_inputs, input_file
+from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.indexed_tokens import IndexedReader
+from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.records import IGNORED, InputFile, Int64, Slice, offsets_of
+from packer_cli.result.layout import DATASET_DICT, SQUARED_LENGTHS, Shard
+from packer_cli.result.manifest import Manifest, TokenizedManifest, is_result, load_any
+from packer_cli.result.opening import View, opened
+from packer_cli.result.rules import sound_batches, trained_flags
+from packer_cli.result.tokenized import open_tokenized
+
+# Columns that are read where they are there: lists with one value for each token of the row, or
+# for each of its documents. `segments` is packer's, see docs/format.md.
+MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+_OF_TOKENS = ("input_ids", "labels", *MASKS, "attention_mask", "position_ids")
+_OF_DOCUMENTS = (
+    "seq_lengths", "seq_lens", "seq_lens_padded", "seq_start_id", "cu_seqlens", "cu_seqlens_padded",
+)  # fmt: skip
+_READ = (*_OF_TOKENS, *_OF_DOCUMENTS, "segments")
+_OF_SEGMENTS = ("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())
+_SEGMENTS = pa.struct([pa.field(*part, nullable=False) for part in _OF_SEGMENTS])
+_AT_ONCE = 1 << 17  # tokens, which fit into the cache of a core with what is made of them
+_LONGEST = 1 << 24  # tokens of a row
+_MOST_ROWS = 4096  # that are decoded together
+_DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
+_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_SPANS = 8  # of rows, for a look
+_DECODED_BYTES = 2 << 20  # of Parquet
+_AGAIN = "copy it again, or write it again"
+_WHOLE = "copy it again: it was cut short, or its parts are not of one set"
+_EXPECTED = (
+    "a folder of datasets, files of Parquet, Arrow or JSON lines with input_ids, .bin with .idx, "
+    ".npy, .ds, or a directory of packer"
+)
+
+
+class Format(NamedTuple):
+    """What the columns of a format mean.
+
+    columns   that tell the format; with all of them it is this one
+    what      says so in a line
+    told      by what it is told, where that is no column
+    shift     where a token's label is: at the token itself (`own`), for trainers that shift, or
+              before it (`next`), for those that do not
+    by_eos    its trainer tells documents apart by EOS, whatever else says where they are
+    spare     tokens of a document that are targets only, and do not count for a full row
+    weaker    rules -> why what they find is no more than a warning here
+    """
+
+    columns: tuple[str, ...]
+    what: str
+    told: str = "its columns"
+    shift: Literal["own", "next"] = "own"
+    by_eos: bool = False
+    spare: int = 0
+    weaker: Mapping[str, str] = {}
+
+
+FORMATS = {
+    "packer": Format((), "rows of packer pack", "its manifest"),
+    "packer-tokenized": Format((), "documents of packer tokenize", "its manifest"),
+    "megatron": Format(
+        (), "documents of Megatron-LM, which tells them apart by EOS", "its index", by_eos=True
+    ),
+    "datatrove": Format((), "documents of datatrove for nanotron", "its index", by_eos=True),
+    "olmo": Format(
+        (),
+        "tokens of OLMo, which tells documents apart by EOS",
+        "the name .npy, without a header of numpy",
+        by_eos=True,
+    ),
+    "megatron-bridge": Format(
+        ("loss_mask", "seq_start_id"),
+        "packed rows of Megatron-Bridge; loss_mask is that of the next token",
+        shift="next",
+        spare=1,
+    ),
+    "seq-lens": Format(
+        ("seq_lens",), "rows of NeMo Automodel or prime-rl, with shifted labels", shift="next"
+    ),
+    "trl": Format(
+        ("seq_lengths",),
+        "packed rows of TRL",
+        weaker={
+            "cross-document-target": "TRL leaves the first token of a document out of the loss "
+            "only with padding_free=True, and older versions not even then"
+        },
+    ),
+    "llamafactory": Format(
+        ("labels", "attention_mask", "position_ids"), "rows as LLaMA-Factory and axolotl write them"
+    ),
+    "columns": Format((), "rows by their columns, for trainers that shift labels themselves"),
+    "shifted": Format((), "rows by their columns, whose labels are shifted already", shift="next"),
+}
+
+
+class Column(NamedTuple):
+    """A list for each row: values[offsets[i]:offsets[i + 1]]; int64[rows + 1]."""
+
+    values: npt.NDArray[Any]
+    offsets: Int64
+
+
+class Raw(NamedTuple):
+    """Rows that follow one another, the first of which has the number `first`; `input_ids` is
+    always among the columns.
+    """
+
+    first: int
+    columns: Mapping[str, Column]
+
+    @property
+    def rows(self) -> int:
+        return len(self.columns["input_ids"].offsets) - 1
+
+
+class File(NamedTuple):
+    """A file, or several that belong together.
+
+    names      of the columns that are read
+    ignored    those that are no lists of integers, and their types
+    batches    gives (number of the first row, record batch), in ascending order, for all rows of
+               the spans that it is asked for, and perhaps more
+    documents  whether rows are documents, which are not packed yet
+    starts     rows before which nothing need be read to read them
+    """
+
+    place: str
+    rows: int
+    names: Sequence[str]
+    batches: Callable[[Int64], Iterator[tuple[int, Any]]]
+    ignored: Mapping[str, str] = {}
+    documents: bool = False
+    starts: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True)
+class Set:
+    """A set that is open.
+
+    format    one of FORMATS, by its name, and `meaning`: itself; `told`: how it was told
+    facts     the manifest of a result of packer
+    left_out  what is not read, in words
+    """
+
+    name: str
+    format: str
+    meaning: Format
+    told: str
+    files: Sequence[File]
+    facts: Manifest | TokenizedManifest | None = None
+    left_out: Sequence[str] = ()
+
+    @cached_property
+    def _firsts(self) -> Int64:
+        return offsets_of([one.rows for one in self.files])
+
+    @property
+    def rows(self) -> int:
+        return int(self._firsts[-1])
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.files[0].names
+
+    @property
+    def documents(self) -> bool:
+        return self.files[0].documents
+
+    @property
+    def says_what_is_trained(self) -> bool:
+        return bool({"labels", *MASKS} & {*self.names})
+
+    def where(self, row: int) -> tuple[str, int]:
+        """(file, number of the row in it)."""
+        number = int(np.searchsorted(self._firsts, row, side="right")) - 1
+        return self.files[number].place, row - int(self._firsts[number])
+
+    def cheap_spans(self, wanted: int) -> Int64:
+        """About as many rows as are wanted, evenly spread over those that are soon read."""
+        pairs = zip(self.files, self._firsts.tolist(), strict=False)
+        starts = np.array([first + at for file, first in pairs for at in file.starts])
+        few = np.unique(np.linspace(0, len(starts) - 1, _SPANS).astype(np.int64))
+        if len(few) < _SPANS:
+            return even_spans(self.rows, wanted)
+        begins = starts[few]
+        ends = np.append(begins[1:], self.rows)
+        return np.stack([begins, np.minimum(begins + max(1, wanted // _SPANS), ends)], axis=1)
+
+    def read(self, spans: Int64) -> Iterator[Raw]:
+        """Rows spans[k, 0] <= row < spans[k, 1], int64[n, 2], in ascending order, a few at a time.
+        Raises DataError for what cannot be read.
+        """
+        for file, first in zip(self.files, self._firsts.tolist(), strict=False):
+            mine = spans[(spans[:, 1] > first) & (spans[:, 0] < first + file.rows)] - first
+            if len(mine):
+                yield from _rows_of(file, np.clip(mine, 0, file.rows), first)
+
+
+def _rows_of(file: File, spans: Int64, first: int) -> Iterator[Raw]:
+    last, read = int(spans[-1, 1]), 0
+    with _readable(file.place):
+        batches = file.batches(spans)
+        for at, batch in batches:
+            rows = batch.num_rows
+            chosen = spans[(spans[:, 1] > at) & (spans[:, 0] < at + rows)] - at
+            if len(chosen):
+                for array in batch.columns:
+                    array.validate(full=True)
+                offsets = _column(batch.column("input_ids"), f"{file.place}: input_ids")[1]
+                _refuse_long(file.place, offsets, at)
+                for begin, stop in np.clip(chosen, 0, rows).tolist():
+                    for a, b in _few_tokens(offsets, begin, stop):
+                        part = batch.slice(a, b - a)
+                        yield Raw(first + at + a, _columns_of(part, file.place, at + a))
+            read = at + rows
+            if read >= last:
+                break
+        if last == file.rows:
+            read += sum(len(batch) for _, batch in batches)
+    if read < last or read > file.rows:
+        raise DataError(f"{file.place}: holds {read} rows, expected {file.rows}", _AGAIN)
+
+
+def _refuse_long(place: str, offsets: Int64, first: int = 0) -> None:
+    lengths = np.diff(offsets)
+    if len(lengths) and (longest := int(lengths.max())) > _LONGEST:
+        row = first + int(lengths.argmax())
+        raise DataError(
+            f"{place}: row {row} has {longest} tokens, expected at most {_LONGEST}",
+            "split it into shorter ones",
+        )
+
+
+def _few_tokens(offsets: Int64, begin: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Stretches of rows, between those of these numbers, which together are few tokens."""
+    full = np.flatnonzero(np.diff(offsets[begin + 1 : stop + 1] // _AT_ONCE)) + begin + 1
+    yield from ((a, b) for a, b in pairwise([begin, *full.tolist(), stop]) if b > a)
+
+
+def even_spans(rows: int, wanted: int, longest: int = 32) -> Int64:
+    """int64[n, 2], spans of at most `longest` rows, evenly spread; all rows where as many are
+    wanted.
+    """
+    if wanted >= rows:
+        return np.array([[0, rows]], np.int64)
+    count = max(1, min(wanted, -(-wanted // longest)))
+    edges = np.linspace(0, rows, count + 1).astype(np.int64)
+    sizes = np.diff(np.linspace(0, wanted, count + 1).astype(np.int64))
+    return np.stack([edges[:-1], np.minimum(edges[:-1] + sizes, edges[1:])], axis=1)
+
+
+@contextmanager
+def _readable(place: str) -> Iterator[None]:
+    """A context in which what Arrow, msgspec and the system raise becomes a DataError."""
+    try:
+        yield
+    except (pa.ArrowException, msgspec.MsgspecError, ValueError, OverflowError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise from_os_error(error, place, "read") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{place}: cannot be read: {reason}", _AGAIN) from error
+
+
+# --- record batches as flat columns
+
+
+def _column(array: Any, what: str) -> tuple[Any, Int64]:
+    """(values, offsets int64[rows + 1]) of a column of lists. Raises DataError for nulls."""
+    values = array.flatten()
+    if array.null_count or values.null_count:
+        raise DataError(f"{what} holds a null, expected lists of integers", _AGAIN)
+    if pa.types.is_fixed_size_list(array.type):
+        return values, np.arange(len(array) + 1, dtype=np.int64) * int(array.type.list_size)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    return values, offsets - offsets[0]
+
+
+def _columns_of(batch: Any, place: str, first: int) -> dict[str, Column]:
+    """The columns of a record batch. Raises DataError for nulls, and for lists that do not have a
+    value for each token.
+    """
+    found, ids = {}, _column(batch.column("input_ids"), place)[1]
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        values, offsets = _column(array, f"{place}: {name}")
+        if name in _OF_TOKENS and not np.array_equal(offsets, ids):
+            own, expected = np.diff(offsets), np.diff(ids)
+            row = int(np.argmax(own != expected))
+            raise DataError(
+                f"{place}: row {first + row}: {name} has {own[row]} values, expected "
+                f"{expected[row]}, as many as input_ids",
+                "write the set again: each token needs one value",
+            )
+        if name == "segments":
+            found["segments.start"] = Column(values.field("start").to_numpy(), offsets)
+        else:
+            found[name] = Column(_signed(values.to_numpy(zero_copy_only=False)), offsets)
+    return found
+
+
+def _signed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values as signed integers; those beyond int64 turn negative, which is out of range."""
+    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        return values.astype(f"i{min(8, 2 * values.dtype.itemsize)}")
+    return values
+
+
+def _chosen(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
+    """(names of columns that are read, those that are ignored with their types) of a schema. Raises
+    DataError where there is no column of token ids.
+    """
+    kinds = {name: schema.field(name).type for name in _READ if schema.names.count(name) == 1}
+    names = [name for name, kind in kinds.items() if _is_read(name, kind)]
+    ignored = {name: str(kind) for name, kind in kinds.items() if name not in names}
+    if "input_ids" not in names:
+        what = f"{ignored['input_ids']} in input_ids" if "input_ids" in ignored else "no input_ids"
+        raise DataError(
+            f"{place}: {what}, expected a column input_ids with lists of integers; columns found: "
+            f"{named(schema.names)}",
+            "name a set of token ids; texts are tokenized by packer tokenize",
+        )
+    return names, ignored
+
+
+def _is_read(name: str, kind: Any) -> bool:
+    is_list = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(one(kind) for one in is_list):
+        return False
+    if name == "segments":
+        return bool(kind.value_type == _SEGMENTS)
+    return bool(pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type))
+
+
+# --- files of record batches, and of JSON
+
+
+def _numbered(batches: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any]]:
+    """Batches that come first to last, each with the number of its first row."""
+    for batch in batches:
+        yield first, batch
+        first += batch.num_rows
+
+
+def _arrow(file: InputFile, rows: int | None = None) -> File:
+    """A file of Arrow, in either form; `rows`, where they are known, are not counted."""
+
+    def opened(names: Sequence[str] | None = None) -> tuple[Any, Iterator[Any]]:
+        """(schema, record batches of these columns)."""
+        source, drop = _mapped(file.path)
+        is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
+        end = source.read_at(8, max(source.size() - 8, 0))
+        if not is_file and end != _STREAM_END:
+            raise ValueError("no end marker of Arrow: it is cut short, or not Arrow")
+        source.seek(0)
+        fields = None if names is None else [*map(schema.get_field_index, names)]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+        every = range(reader.num_record_batches) if is_file else ()
+        return reader.schema, map(drop, map(reader.get_batch, every) if is_file else reader)
+
+    with _readable(file.path):
+        schema, every = opened()
+        names, ignored = _chosen(schema, file.path)
+        rows = sum(batch.num_rows for batch in every) if rows is None else rows
+    return File(file.path, rows, names, lambda spans: _numbered(opened(names)[1]), ignored)
+
+
+def _mapped(path: str) -> tuple[Any, Callable[[Any], Any]]:
+    """The bytes of a file, mapped if it is local, and what gives back the memory of those before a
+    batch, and the batch.
+    """
+    if storage.is_url(path):
+        return storage.open_arrow(path), lambda batch: batch
+    with storage.open_bytes(path) as file:
+        if not (size := storage.stat(path).size):
+            raise pa.ArrowInvalid("it is empty")
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    source, dropped = pa.BufferReader(pa.py_buffer(mapped)), [0]
+
+    def drop(batch: Any) -> Any:
+        if batch.num_rows < 0:
+            raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")
+        if not 0 <= source.tell() - dropped[0] <= _DROP_BYTES:
+            mapped.madvise(mmap.MADV_DONTNEED)
+            dropped[0] = source.tell()
+        return batch
+
+    return source, drop
+
+
+def _parquet(file: InputFile) -> File:
+    """A Parquet file, decoded a few megabytes at a time."""
+
+    def table() -> Any:
+        source = storage.open_arrow(file.path, file.status())
+        return pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
+
+    with _readable(file.path), table() as found:
+        names, ignored = _chosen(found.schema_arrow, file.path)
+        groups = [found.metadata.row_group(i) for i in range(found.metadata.num_row_groups)]
+    size = max((one.total_byte_size // max(one.num_rows, 1) for one in groups), default=1)
+    at_once = max(1, min(_MOST_ROWS, _DECODED_BYTES // max(size, 1)))
+    firsts = offsets_of([one.num_rows for one in groups])
+
+    def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
+        with table() as found:
+            for number, (first, end) in enumerate(pairwise(firsts.tolist())):
+                wanted = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
+                own = found.iter_batches(at_once, [number], names) if len(wanted) else ()
+                for at, batch in _numbered(own, first):
+                    yield at, batch
+                    if at + batch.num_rows >= wanted[-1]:
+                        break
+
+    starts = firsts[:-1].tolist()
+    return File(file.path, int(firsts[-1]), names, batches, ignored, starts=starts)
+
+
+_Values = list[int | bool] | None
+_Line: Any = msgspec.defstruct(
+    "_Line", [("input_ids", list[int]), *((name, _Values, None) for name in _READ[1:-1])]
+)
+
+
+def _json(file: InputFile) -> File:
+    """A file of JSON lines or an array, whose columns are the fields of its first record."""
+    reader, config = reader_for(file.format), DocumentConfig()
+    decode = msgspec.json.Decoder(_Line).decode
+    assert isinstance(reader, JsonlReader)  # noqa: S101 by its format
+
+    def records() -> Iterator[tuple[int, bytes | memoryview]]:
+        count = 0
+        with open_source(file) as source:
+            for block in reader.found(file, source, Slice(file.index, 0, None, 0), config):
+                yield from enumerate(block.pieces, count)
+                count += len(block.pieces)
+                if block.bad:
+                    raise ValueError(f"row {count}: {block.bad[0].reason}")
+
+    def decoded(number: int, piece: bytes | memoryview) -> dict[str, list[int]]:
+        try:
+            fields = msgspec.structs.asdict(decode(piece))
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise ValueError(f"row {number}: {error}") from error
+        return {name: own for name, own in fields.items() if own is not None}
+
+    with _readable(file.path):
+        names = next((list(decoded(*one)) for one in records()), ["input_ids"])
+        rows = sum(1 for _ in records())
+
+    def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
+        held, tokens = list[dict[str, list[int]]](), 0
+        for number, piece in records():
+            held.append(decoded(number, piece))
+            for name in sorted(held[-1].keys() ^ {*names})[:1]:
+                has = "has no" if name in names else "has"
+                raise ValueError(f"row {number}: {has} {name}, expected the columns of row 0")
+            tokens += 1 + len(held[-1]["input_ids"])  # so that empty rows end, too
+            if tokens > _AT_ONCE or number == rows - 1:
+                lists = [[[*map(int, one[name])] for one in held] for name in names]
+                arrays = [pa.array(own, pa.large_list(pa.int64())) for own in lists]
+                yield number + 1 - len(held), pa.RecordBatch.from_arrays(arrays, names)
+                held, tokens = [], 0
+
+    return File(file.path, rows, names, batches)
+
+
+# --- files of tokens end to end
+
+_Source = tuple[str, np.dtype[Any], int]  # a file, the type of its values, where they begin
+
+
+def _flat(offsets: Mapping[str, Int64], sources: Mapping[str, _Source], *, documents: bool) -> File:
+    """Values of rows end to end, in a file for each column. `offsets`: int64[rows + 1] of each."""
+    ids, place = offsets["input_ids"], sources["input_ids"][0]
+    _refuse_long(place, ids)
+
+    def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
+        for begin, stop in spans.tolist():
+            for a, b in _few_tokens(ids, begin, stop):
+                columns = [
+                    pa.LargeListArray.from_arrays(
+                        pa.array(offsets[name][a : b + 1] - offsets[name][a]),
+                        pa.array(_values(source, *offsets[name][[a, b]].tolist())),
+                    )
+                    for name, source in sources.items()
+                ]
+                yield a, pa.RecordBatch.from_arrays(columns, list(sources))
+
+    return File(place, len(ids) - 1, list(sources), batches, documents=documents)
+
+
+def _values(source: _Source, begin: int, stop: int) -> npt.NDArray[Any]:
+    path, kind, header = source
+    size, data = (stop - begin) * kind.itemsize, bytearray()
+    with _readable(path), storage.open_bytes(path) as file:
+        file.seek(header + begin * kind.itemsize)
+        while len(data) < size:
+            if not (more := file.read(size - len(data))):
+                raise DataError(f"{path}: ends before its index says: it was cut short", _AGAIN)
+            data += more
+    return np.frombuffer(data, kind)
+
+
+def _indexed(file: InputFile) -> File:
+    """Tokens with an index, of Megatron-LM or datatrove."""
+    reader = reader_for(file.format)
+    assert isinstance(reader, IndexedReader)  # noqa: S101 by its format
+    index = reader.index(file)
+    sources: dict[str, _Source] = {"input_ids": (file.path, index.kind, 0)}
+    if index.loss is not None:
+        sources["loss_mask"] = index.loss, np.dtype("u1"), 0
+    return _flat(dict.fromkeys(sources, index.offsets - index.offsets[0]), sources, documents=True)
+
+
+def _olmo(path: str, max_length: int | None) -> File:
+    """Tokens without a header, uint16 or uint32, as `NumpyDatasetBase` of olmo_core/data reads
+    them; `X.csv.gz` beside them has begin and end of each document, and `*labels_mask*` or
+    `*label_mask*` a bool for each token.
+    """
+    size, side = storage.stat(path).size, path.removesuffix(".npy") + ".csv.gz"
+    has_ends = storage.is_file(side)
+    if has_ends:
+        offsets = _ends_in(side)
+        tokens = int(offsets[-1])
+        width = 2 if size == 2 * tokens else 4
+        expected = f"{2 * tokens} or {4 * tokens} for the {tokens} tokens of {side}"
+    elif max_length is None:
+        raise UsageError(
+            f"{path}: neither an array of numpy with a header nor a file with its documents beside "
+            "it",
+            "give --max-length, the tokens of a window; ids are then taken for uint32",
+        )
+    else:
+        width, tokens, expected = 4, size // 4, "a multiple of 4"
+        offsets = np.append(np.arange(0, tokens, max_length), tokens)
+    if size != width * tokens:
+        raise DataError(f"{path}: {size} bytes, expected {expected}", _WHOLE)
+    sources: dict[str, _Source] = {"input_ids": (path, np.dtype(f"<u{width}"), 0)}
+    folder, stem = os.path.split(path)
+    for kind in ("label_mask", "labels_mask"):
+        mask = os.path.join(folder, stem.replace("token_ids", kind))
+        if mask == path or not storage.is_file(mask):
+            continue
+        if (has := storage.stat(mask).size) != tokens:
+            raise DataError(f"{mask}: {has} bytes, expected {tokens}, one for each token", _WHOLE)
+        sources["loss_mask"] = mask, np.dtype("u1"), 0
+    return _flat(dict.fromkeys(sources, offsets), sources, documents=has_ends)
+
+
+def _ends_in(path: str) -> Int64:
+    """int64[documents + 1], between documents, by a file of begin, end, ... in each line."""
+    with _readable(path), storage.open_bytes(path) as file:
+        unpacked = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "gzip")
+        how = pa.csv.ReadOptions(autogenerate_column_names=True)
+        begins, ends = pa.csv.read_csv(unpacked, read_options=how).columns[:2]
+        offsets = np.append(0, ends.to_numpy()).astype(np.int64)
+        if not np.array_equal(begins.to_numpy(), offsets[:-1]) or (np.diff(offsets) < 0).any():
+            raise ValueError("documents do not begin where the one before ends")
+    return offsets
+
+
+def _exported(folder: str, files: Sequence[str]) -> File:
+    """What `packer export --to numpy` writes: an array a column, of rows or with NAME_offsets."""
+    sources, offsets = dict[str, _Source](), dict[str, Int64]()
+    for name in [one for one in _READ[:-1] if f"{one}.npy" in files]:
+        shape, source = _array_in(storage.join(folder, f"{name}.npy"))
+        if len(shape) == 2:
+            own = np.arange(shape[0] + 1, dtype=np.int64) * shape[1]
+        elif f"{name}_offsets.npy" in files:
+            (count,), edges = _array_in(storage.join(folder, f"{name}_offsets.npy"))
+            own = _values(edges, 0, count).astype(np.int64)
+            if not count or own[0] or own[-1] != shape[0] or (np.diff(own) < 0).any():
+                raise DataError(f"{edges[0]}: does not ascend from 0 to {shape[0]}", _WHOLE)
+        else:
+            continue
+        offsets[name], sources[name] = own, source
+    rows = {len(one) - 1 for one in offsets.values()}
+    if len(rows) != 1:
+        raise DataError(f"{folder}: its arrays have {sorted(rows)} rows, expected as many", _WHOLE)
+    return _flat(offsets, sources, documents=False)
+
+
+def _array_in(path: str) -> tuple[tuple[int, ...], _Source]:
+    """The shape and the values of an array of integers with a header of numpy. Raises DataError."""
+    with _readable(path), storage.open_lines(path) as file:
+        np.lib.format.read_magic(file)
+        shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
+        is_odd = not 0 < len(shape) < 3 or (by_columns and len(shape) > 1) or 0 in shape[1:]
+        if is_odd or not all(0 <= one < 1 << 48 for one in shape) or kind.kind not in "iub":
+            raise ValueError(f"an array of {shape}, {kind}, expected rows of integers in C order")
+        kind = np.dtype("u1") if kind.kind == "b" else kind
+        begin, count = file.tell(), int(np.prod(shape, dtype=np.int64))
+    if (size := storage.stat(path).size) != (whole := begin + count * kind.itemsize):
+        raise DataError(f"{path}: {size} bytes, expected {whole} by its header", _WHOLE)
+    return shape, (path, kind, begin)
+
+
+# --- names to sets
+
+
+def open_set(
+    name: str,
+    format_: str | None = None,
+    max_length: int | None = None,
+    tokens: Sequence[str] = (),
+) -> Set:
+    """Open a set. `tokens`: where the tokenized directories of a view are now.
+
+    Raises UsageError for an unknown format or a name that stands for nothing; DataError for what
+    cannot be read.
+    """
+    if format_ is not None and format_ not in FORMATS:
+        raise one_of("--format", format_, FORMATS)
+    if tokens and not is_result(name):
+        raise UsageError(f"--tokens: {name} is no view of packer", "leave it out")
+    found = _result(name, tokens) if is_result(name) else _other(name, max_length)
+    if format_ not in (None, found.format):
+        meaning, told = FORMATS[str(format_)], f"--format {format_}"
+        if lacking := [one for one in meaning.columns if one not in found.names]:
+            raise DataError(
+                f"{name}: has no {', '.join(lacking)}, which {format_} sets have; columns found: "
+                f"{', '.join(found.names)}",
+                "leave --format out, or name another",
+            )
+        found = replace(found, format=str(format_), meaning=meaning, told=told)
+    if not found.rows:
+        raise DataError(f"{name}: has no rows, expected {_EXPECTED}", "name another set")
+    return found
+
+
+def _result(name: str, tokens: Sequence[str]) -> Set:
+    """A packed or tokenized directory of packer, or a view, local or at a URL."""
+    facts = load_any(name)
+    if not isinstance(facts, Manifest):
+        kind = "packer-tokenized"
+        return Set(name, kind, FORMATS[kind], "its manifest", _documents_in(Path(name)), facts)
+    packed = opened(Path(name), facts, tokens) if facts.config.view or tokens else None
+    names = [one for one in facts.config.columns if one in _READ]
+
+    def complete(view: View, shard: Shard, spans: Int64) -> Iterator[tuple[int, Any]]:
+        return _numbered(batch.select(names) for batch in view.batches(shard))
+
+    files = [
+        File(packed.place_of(one.file), one.rows, names, partial(complete, packed, one))
+        if isinstance(packed, View)
+        else _arrow(input_file(0, storage.join(name, one.file), DocumentConfig()), one.rows)
+        for one in facts.shards
+    ]
+    meaning = FORMATS["packer"]
+    if facts.config.label_shift == "pre":
+        meaning = meaning._replace(shift="next")
+    return Set(name, "packer", meaning, "its manifest", files, facts, _beside(name, files))
+
+
+def _documents_in(folder: Path) -> list[File]:
+    """The documents of a tokenized directory."""
+    tokenized = open_tokenized(folder)
+    schema = next(iter(tokenized.stored(tokenized.shards[0]))).schema
+    names = ["input_ids", *["labels"] * ("trained" in schema.names)]
+
+    def with_labels(batch: Any) -> Any:
+        ids = batch.column("input_ids")
+        if len(names) == 1:
+            return batch.select(names)
+        labels = np.where(trained_flags(batch), ids.flatten().to_numpy(), np.int32(IGNORED))
+        edges = ids.offsets.to_numpy() - ids.offsets[0].as_py()
+        labels[edges[:-1]] = IGNORED  # nothing predicts it
+        own = pa.ListArray.from_arrays(pa.array(edges), pa.array(labels))
+        return pa.RecordBatch.from_arrays([ids, own], names)
+
+    def batches(number: int, spans: Int64) -> Iterator[tuple[int, Any]]:
+        return _numbered(with_labels(batch) for batch, _ in sound_batches(tokenized, number))
+
+    return [
+        File(tokenized.place_of(one.file), one.rows, names, partial(batches, at), documents=True)
+        for at, one in enumerate(tokenized.shards)
+    ]
+
+
+_OPENS: dict[str, Callable[[InputFile], File]] = {
+    "arrow": _arrow, "parquet": _parquet, "jsonl": _json, "json": _json,
+    "megatron": _indexed, "datatrove": _indexed,
+}  # fmt: skip
+
+
+def _other(name: str, max_length: int | None) -> Set:
+    """A set that packer has not made, or has exported."""
+    folder = _split_of(name)
+    if arrays := _arrays_in(folder):
+        is_exported = storage.join(folder, "input_ids.npy") in arrays
+        kind, files = "olmo", [_olmo(one, max_length) for one in arrays] if not is_exported else []
+        if is_exported:
+            kind, files = "columns", [_exported(folder, [*map(storage.base_name, arrays)])]
+    else:
+        found = find_inputs([folder], DocumentConfig())
+        kind = found[0].format
+        for one in found:
+            if one.format not in _OPENS or one.format != kind:
+                raise DataError(
+                    f"{one.path}: is {one.format}, expected {_EXPECTED}",
+                    "name the files of one format; texts are tokenized by packer tokenize",
+                )
+        files = [_OPENS[kind](one) for one in found]
+    names = {*files[0].names}
+    for file in files[1:]:
+        if {*file.names} != names:
+            raise DataError(
+                f"{file.place}: has the columns {', '.join(sorted(file.names))}, expected those of "
+                f"{files[0].place}: {', '.join(sorted(names))}",
+                "name files with the same columns",
+            )
+    if kind not in FORMATS:
+        kinds = (one for one, own in FORMATS.items() if own.columns and {*own.columns} <= names)
+        kind = next(kinds, "columns")
+    meaning = FORMATS[kind]
+    ignored = files[0].ignored.items()
+    left_out = [f"column {one}, since {what} is no list of integers" for one, what in ignored]
+    return Set(name, kind, meaning, " ".join([meaning.told, ", ".join(meaning.columns)]).strip(),
+               files, None, [*left_out, *_beside(folder, files)])  # fmt: skip
+
+
+def _arrays_in(name: str) -> list[str]:
+    """Files of arrays: OLMo's, which have no header, or those of packer export."""
+    if storage.kind(name) != "folder":
+        return [name] if name.endswith(".npy") else []
+    with _readable(name):
+        listed = sorted(one for one, is_folder in storage.listing(name) if not is_folder)
+    arrays = [one for one in listed if one.endswith(".npy") and one != SQUARED_LENGTHS]
+    if "input_ids.npy" not in arrays:
+        arrays = [one for one in arrays if "mask" not in one]
+    return [storage.join(name, one) for one in arrays]
+
+
+class _Splits(msgspec.Struct):
+    splits: Annotated[
+        list[Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[^/]+\Z")]],
+        msgspec.Meta(min_length=1),
+    ]
+
+
+def _split_of(name: str) -> str:
+    """The folder of the only split of a dataset that has splits."""
+    place = storage.join(name, DATASET_DICT)
+    if not storage.is_file(place):
+        return name
+    try:
+        splits = msgspec.json.decode(storage.read_bytes(place), type=_Splits).splits
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{place}: does not list splits: {error}", _AGAIN) from error
+    if len(splits) > 1:
+        raise UsageError(f"{name}: has the splits {', '.join(splits)}, and one is read at a time",
+                         f"name one: {storage.join(name, splits[0])}")  # fmt: skip
+    return storage.join(name, splits[0])
+
+
+def _beside(folder: str, files: Sequence[File]) -> list[str]:
+    """Shards in a folder that its manifest, or the list of `datasets`, does not name."""
+    if storage.kind(folder) != "folder":
+        return []
+    read = {storage.base_name(one.place) for one in files}
+    endings = {os.path.splitext(one)[1] for one in read}
+    return [
+        f"{one}, which is not listed as a part of the set"
+        for one, is_folder in sorted(storage.listing(folder))
+        if not is_folder and one not in read and os.path.splitext(one)[1] in endings
+    ]
