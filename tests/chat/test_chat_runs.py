@@ -102,7 +102,7 @@ def children(process: int) -> set[int]:
 @pytest.mark.parametrize("kills", [1, 1000])
 def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
     """As the kernel does when the machine runs out of memory, once or again and again."""
-    write(many(5_000))
+    write(many(2_500))
     Path("t.jinja").write_text(TAGS)
     options = ("-l", 512, "-t", "bytes", "--workers", 2, "--chat-template", "t.jinja", "-o")
     command = [packer_script(), "pack", "data.jsonl", *map(str, options)]

@@ -40,11 +40,11 @@ DIRECTORIES = {
 
 @pytest.fixture(scope="module", params=DIRECTORIES)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of 300 documents of 1 to 200 tokens; "supervised" has labels of its own."""
+    """A directory of 150 documents of 1 to 200 tokens; "supervised" has labels of its own."""
     folder = tmp_path_factory.mktemp("packed")
     random = np.random.default_rng(7)
     lines = []
-    for length in random.integers(1, 200, 300):
+    for length in random.integers(1, 200, 150):
         ids = random.integers(0, 1 << 31, length)
         record = {"input_ids": ids.tolist()}
         if request.param == "supervised":

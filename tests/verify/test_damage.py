@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -321,8 +322,7 @@ READERS: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize("what", ["pipe", "device"])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("name", "what"), [*zip(READERS, cycle(["pipe", "device"]))])
 def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -> None:
     """A pipe may wait for ever, and a device never end."""
     Path("a.jsonl").write_bytes(jsonl("one") + b"bad\n" + jsonl("two"))
