@@ -73,11 +73,7 @@ def data(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "more"),
-    [
-        (IN_A_DESTRUCTOR, []),
-        (AMID_LOCKS, [*SMALL_UNITS, "1"]),
-        (AMID_LOCKS, [*SMALL_UNITS, "2"]),
-    ],
+    [(IN_A_DESTRUCTOR, []), (AMID_LOCKS, [*SMALL_UNITS, "1"]), (AMID_LOCKS, [*SMALL_UNITS, "2"])],
     ids=["in a destructor", "amid locks, 1 worker", "amid locks, 2 workers"],
 )
 def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:

@@ -14,15 +14,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from chats import (
-    CALLS,
-    Json,
-    assistant,
-    chat,
-    pack_marked,
-    system,
-    user,
-)
+from chats import CALLS, Json, assistant, chat, pack_marked, system, user
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # What begins an answer follows the mode, in turns and in prompts: `{mode}`, of message `i`.

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 from altered import altered, unaltered
 from chats import TAGS, assistant, chat, positions, user, write
-from support import (
-    assert_error,
-    check_directory,
-    contents,
-    heavy,
-    packer,
-)
+from support import assert_error, check_directory, contents, heavy, packer
 
 SLOW = "has to be rendered"
 # What a template does with a message that says `SLOW`.

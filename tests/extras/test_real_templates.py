@@ -21,14 +21,7 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 from chats import chat_tokenizer, marked, pack_chat, positions
-from conversations import (
-    STRUCTURES,
-    Json,
-    foreign_words,
-    own_words,
-    with_text_arguments,
-    words,
-)
+from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments, words
 from support import heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils

@@ -24,15 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import (
-    COMPRESSORS,
-    assert_error,
-    jsonl,
-    pack,
-    packer,
-    recover_documents,
-    recover_texts,
-)
+from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_documents, recover_texts
 
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.formats import reader_for
