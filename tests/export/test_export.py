@@ -5,7 +5,6 @@ Formats are read here by their documented layout alone; tests/extras reads them 
 
 from __future__ import annotations
 
-import functools
 import json
 import struct
 from collections.abc import Callable
@@ -17,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exporting import OF_PACKED, files_of, nothing_at, table_of
+from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
 from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.reports.show import read_row
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -58,17 +56,6 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert result.exit_code == 0, result.stderr
     check_directory(folder / "out")
     return folder / "out"
-
-
-@functools.cache
-def rows_of_segments(directory: Path) -> list[list[Piece]]:
-    """What every row holds, as `packer show` finds it."""
-    packed = open_packed(directory)
-    rows = [read_row(packed, row).segments for row in range(len(packed))]
-    return [
-        [(one.ids.tolist(), np.where(one.trained, one.ids, -100).tolist()) for one in row]
-        for row in rows
-    ]
 
 
 def export(directory: Path, to: str, output: Path, *options: object) -> Path:
