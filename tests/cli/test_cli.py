@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import tiny_tokenizers
 from altered import altered, unaltered
+from spoiling import edit
 from support import (
     assert_error,
     check_directory,
@@ -161,9 +162,7 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
     ]
     assert_error(packer("pack", "no\nsuch.jsonl", "-l", 8), 2, "no\\nsuch.jsonl: no such file")
     assert packer("pack", "good", *options, "-o", "edited").exit_code == 0
-    manifest = json.loads(Path("edited/manifest.json").read_text())
-    manifest["config"]["strategy"] = ESCAPE
-    Path("edited/manifest.json").write_text(json.dumps(manifest))
+    edit(lambda manifest: manifest["config"].update(strategy=ESCAPE), "edited")
     for command in commands:
         done = packer(*command)
         output = done.stdout + done.stderr

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
+from spoiling import edit
 from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
@@ -257,10 +258,8 @@ def test_documents(packed: Path, tmp_path: Path, to: str) -> None:
 
 @pytest.mark.parametrize("to", OF_DOCUMENTS)
 def test_a_document_more_or_less_shows(small: Path, to: str) -> None:
-    manifest = json.loads((small / "manifest.json").read_text())
-    manifest["documents"] += 1
-    manifest["inputs"][0]["documents"] += 1
-    (small / "manifest.json").write_text(json.dumps(manifest))
+    edit(lambda manifest: manifest.update(documents=51), small)
+    edit(lambda manifest: manifest["inputs"][0].update(documents=51), small)
     result = packer("export", small, "--to", to, "-o", "out")
     assert_error(result, 1, "packed: holds 50 documents, the manifest says 51")
     assert nothing_at("out")
