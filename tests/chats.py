@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_tokenizers
-from support import (
-    BYTES_EOS,
-    assert_error,
-    check_directory,
-    packer,
-    recover_documents,
-)
+from support import BYTES_EOS, assert_error, check_directory, packer, recover_documents
 from tokenizers import Tokenizer
 
 from packer_cli import open_packed
@@ -75,6 +69,14 @@ def system(content: str) -> Json:
 
 def chat(*messages: Json, **more: Any) -> Json:
     return {"messages": list(messages), **more}
+
+
+def many(count: int) -> list[Json]:
+    """Thousands are more than a megabyte, and rendered in other processes."""
+    return [
+        chat(user(f"naïve {i} " + "?" * (i % 300)), assistant(f"{i}! " * (i % 50 + 1)))
+        for i in range(count)
+    ]
 
 
 TWO = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,13 @@ settings.load_profile("packer")
 # The children of runs in this process need not import everything again.
 children_are_copies()
 disks_are_not_waited_for()
+# Of what tests are made nothing becomes free: it is looked through neither now nor later.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from packer_cli import open_packed
 from packer_cli.export import FORMATS
 from packer_cli.export.destination import MARKER
+from packer_cli.reports.show import read_row
 
 # Only of a view is there a packed directory to make: tests/result/test_views.py.
 OF_PACKED = [name for name in FORMATS if name != "packed"]
@@ -28,6 +32,17 @@ def table_of(saved: Path) -> dict[str, Any]:
     assert {*names, "state.json", "dataset_info.json"} == files_of(saved)
     tables = [pa.ipc.open_stream(pa.memory_map(str(saved / name))).read_all() for name in names]
     return {name: pa.concat_tables(tables)[name].to_pylist() for name in tables[0].column_names}
+
+
+@functools.cache
+def rows_of_segments(directory: Path) -> list[list[tuple[list[int], list[int]]]]:
+    """(ids, labels) of the segments of every row, as `packer show` finds them."""
+    packed = open_packed(directory)
+    rows = [read_row(packed, row).segments for row in range(len(packed))]
+    return [
+        [(one.ids.tolist(), np.where(one.trained, one.ids, -100).tolist()) for one in row]
+        for row in rows
+    ]
 
 
 def nothing_at(output: str) -> bool:

@@ -9,7 +9,6 @@ import pty
 import struct
 import subprocess
 import termios
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ def write_ids(path: Path, *documents: tuple[list[int], list[int]]) -> None:
         labels = [token if flag else -100 for token, flag in zip(ids, trained, strict=True)]
         lines.append(json.dumps({"input_ids": ids, "labels": labels}))
     path.write_text("\n".join(lines))
-
-
-def rewrite(change: Callable[[dict[str, Any]], None]) -> None:
-    path = Path("out/manifest.json")
-    manifest = json.loads(path.read_bytes())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
 
 
 def on_terminal(*arguments: object, **environment: str) -> str:

@@ -31,12 +31,18 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def edit(change: Callable[[dict[str, Any]], object], directory: Path | str = "out") -> None:
-    """Change the manifest, and its checksum with it."""
+def edit(
+    change: Callable[[dict[str, Any]], object],
+    directory: Path | str = "out",
+    *,
+    signed: bool = True,
+) -> None:
+    """Change the manifest; `signed`: and its checksum with it, as a forger would."""
     path = Path(directory) / "manifest.json"
     manifest = json.loads(path.read_bytes())
     change(manifest)
-    path.write_text(json.dumps(manifest | {"sha256": checksum(manifest)}))
+    checked = {"sha256": checksum(manifest)} if signed else {}
+    path.write_text(json.dumps(manifest | checked))
 
 
 def rewrite(

@@ -277,6 +277,15 @@ def wait_for(what: Callable[[], object], seconds: float = 300) -> bool:
     return bool(value)
 
 
+def children_of(process: int) -> set[int]:
+    """The processes that any of its threads has begun, and that are not waited for yet."""
+    numbers = set[int]()
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            numbers |= set(map(int, path.read_text().split()))
+    return numbers
+
+
 def processor_seconds(process: int) -> float:
     with suppress(OSError):
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

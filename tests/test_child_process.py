@@ -14,8 +14,17 @@ from pathlib import Path
 
 import copies
 import pytest
-from chats import TAGS, assistant, chat, user, write
-from support import contents, heavy, packer, packer_script, processor_seconds, started, wait_for
+from chats import TAGS, assistant, chat, many, user, write
+from support import (
+    children_of,
+    contents,
+    heavy,
+    packer,
+    packer_script,
+    processor_seconds,
+    started,
+    wait_for,
+)
 
 from packer_cli import child_process
 from packer_cli.child_process import Child
@@ -33,11 +42,8 @@ def _children_are_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def descendants(process: int) -> set[int]:
-    """Children of all its threads, and theirs."""
-    numbers = set[int]()
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            numbers |= set(map(int, path.read_text().split()))
+    """Its children, and theirs."""
+    numbers = children_of(process)
     return numbers.union(*map(descendants, numbers))
 
 
@@ -57,13 +63,6 @@ def command(template: str, *more: object) -> list[str]:
     Path("t.jinja").write_text(template)
     options = ("-l", 512, "-t", "bytes", "-q", "--chat-template", "t.jinja", *more)
     return [packer_script(), "pack", "data.jsonl", *map(str, options)]
-
-
-def many(count: int) -> list[object]:
-    return [
-        chat(user(f"naïve {i} " + "?" * (i % 300)), assistant(f"{i}! " * (i % 50 + 1)))
-        for i in range(count)
-    ]
 
 
 def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
@@ -86,11 +85,8 @@ def test_a_run_that_is_paused_and_continued(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "workers"),
-    [(signal.SIGINT, 1), (signal.SIGKILL, 2),
-     *(heavy(number, workers) for number, workers in
-       ((signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1)))],
-)  # fmt: skip
+    ("number", "workers"), [(signal.SIGINT, 1), (signal.SIGKILL, 2), heavy(signal.SIGTERM, 1)]
+)
 def test_a_slow_template_ends_with_the_run(
     folder: Path, number: signal.Signals, workers: int
 ) -> None:

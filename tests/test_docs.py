@@ -13,7 +13,7 @@ import docs_runner
 import pytest
 from chats import marked_pieces, run
 from support import packer
-from test_imports import LAYERS, MODULES, PACKAGE, TREES
+from test_imports import LAYERS, MODULES, PACKAGE, trees
 
 from packer_cli.export import FORMATS
 from packer_cli.options import recipe
@@ -104,7 +104,7 @@ def test_the_options_that_a_page_names_exist(
 def _messages() -> str:
     """Every text in the package, with … for what is put into it."""
     texts = []
-    for node in (node for tree in TREES.values() for node in ast.walk(tree)):
+    for node in (node for tree in trees().values() for node in ast.walk(tree)):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
             texts.append("".join(map(str, parts)))

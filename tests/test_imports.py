@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,16 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def _imported_names(module: str) -> Iterator[str]:
     """Every a.b.c of `import a.b.c` and `from a.b import c`, those under TYPE_CHECKING too."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -95,16 +100,20 @@ def _imported_names(module: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-NAMES = {module: set(_imported_names(module)) for module in MODULES}
-# modules of this package that one imports: `a.b` or, when c is a name in it, `a.b.c`
-GRAPH = {
-    module: {
-        one
-        for name in names
-        for one in {name, name.rpartition(".")[0]} & MODULES.keys() - {"packer_cli", module}
+@cache
+def names() -> dict[str, set[str]]:
+    return {module: set(_imported_names(module)) for module in MODULES}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Modules of this package that one imports: `a.b` or, when c is a name in it, `a.b.c`."""
+    others = MODULES.keys() - {"packer_cli"}
+    return {
+        module: {one for name in its for one in {name, name.rpartition(".")[0]} & others - {module}}
+        for module, its in names().items()
     }
-    for module, names in NAMES.items()
-}
+
 
 # A layer imports itself and those before it. What is not named here is the base, the first.
 LAYERS = (
@@ -128,25 +137,25 @@ def _floor(module: str) -> int:
 def test_imports_point_one_way() -> None:
     wrong = [
         f"{module} imports {imported}"
-        for module in GRAPH.keys() - {"packer_cli"}
-        for imported in GRAPH[module]
+        for module in graph().keys() - {"packer_cli"}
+        for imported in graph()[module]
         if _folder(imported) != _folder(module) and _floor(imported) >= _floor(module)
     ]
     assert wrong == []
-    order = list(TopologicalSorter(GRAPH).static_order())  # raises CycleError, naming the cycle
+    order = list(TopologicalSorter(graph()).static_order())  # raises CycleError, naming the cycle
     assert set(order) == set(MODULES)
-    assert GRAPH["packer_cli.errors"] == set()
+    assert graph()["packer_cli.errors"] == set()
 
 
 def test_nothing_but_itself_imports_what_needs_torch() -> None:
-    for module, imports in GRAPH.items():
+    for module, imports in graph().items():
         if not module.startswith("packer_cli.torch"):
             assert not [one for one in imports if one.startswith("packer_cli.torch")], module
 
 
 def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
-    for module, names in NAMES.items():
-        used = [name for name in names if name.startswith("packer_cli._kernels")]
+    for module, its in names().items():
+        used = [name for name in its if name.startswith("packer_cli._kernels")]
         assert not used or _folder(module) not in ("base", "options", "cli"), module
         assert not [name for name in used if "reference" in name], module
 
@@ -180,7 +189,7 @@ def test_public_names_exist_and_are_documented() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    told = {name: ast.get_docstring(tree) or "" for name, tree in TREES.items()}
+    told = {name: ast.get_docstring(tree) or "" for name, tree in trees().items()}
     assert len(told) > 80
     short = [name for name, text in told.items() if len(text) <= 20]
     assert [name for name in short if not name.endswith("__main__")] == []

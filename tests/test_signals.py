@@ -14,7 +14,6 @@ import tiny_tokenizers
 from altered import altered
 from support import (
     check_directory,
-    heavy,
     jsonl,
     packer,
     packer_script,
@@ -74,11 +73,7 @@ def data(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "more"),
-    [
-        (IN_A_DESTRUCTOR, []),
-        (AMID_LOCKS, [*SMALL_UNITS, "1"]),
-        (AMID_LOCKS, [*SMALL_UNITS, "2"]),
-    ],
+    [(IN_A_DESTRUCTOR, []), (AMID_LOCKS, [*SMALL_UNITS, "1"]), (AMID_LOCKS, [*SMALL_UNITS, "2"])],
     ids=["in a destructor", "amid locks, 1 worker", "amid locks, 2 workers"],
 )
 def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:
@@ -94,8 +89,6 @@ def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:
     [
         ("packer_cli.cli.app", signal.SIGINT), ("typer", signal.SIGTERM),
         ("packer_cli.errors", signal.SIGINT), ("numpy", signal.SIGINT),
-        heavy("packer_cli.cli.app", signal.SIGTERM), heavy("typer", signal.SIGINT),
-        heavy("packer_cli.errors", signal.SIGTERM), heavy("numpy", signal.SIGTERM),
     ],
 )  # fmt: skip
 def test_interrupted_before_it_has_begun(folder: Path, module: str, number: signal.Signals) -> None:
@@ -122,12 +115,11 @@ def processor_seconds_of_ended() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("workers", [heavy("1"), "2"])
-def test_interrupted_amid_a_text_that_takes_minutes(workers: str) -> None:
+def test_interrupted_amid_a_text_that_takes_minutes() -> None:
     """No thread looks at a flag while a library encodes."""
     Path("a.jsonl").write_bytes(jsonl("".join(map(str, range(6_000_000)))))
     tokenizer = str(tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level()))
-    options = ["--tokenizer-backend", "tokenizers", "-t", tokenizer, "--workers", workers]
+    options = ["--tokenizer-backend", "tokenizers", "-t", tokenizer, "--workers", "2"]
     before = processor_seconds_of_ended()
     with started(packer_script(), *OPTIONS, *options, stderr=subprocess.PIPE) as run:
         assert wait_for(lambda: processor_seconds(run.pid) > 2)
@@ -136,8 +128,7 @@ def test_interrupted_amid_a_text_that_takes_minutes(workers: str) -> None:
         _, message = run.communicate(timeout=300)
     assert run.returncode == 130
     # 1.5 seconds of each thread are waited for, however long they take on a busy machine
-    most = 1.5 * (int(workers) + 1) + 2
-    assert processor_seconds_of_ended() - before - used < most
+    assert processor_seconds_of_ended() - before - used < 1.5 * 3 + 2
     assert message == b"stopped: interrupted\ntip: run the same command again\n"
 
 

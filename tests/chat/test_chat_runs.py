@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from chats import (
     assistant,
     chat,
     chat_tokenizer,
+    many,
     pack_chat,
     positions,
     refused,
@@ -26,7 +26,7 @@ from chats import (
     user,
     write,
 )
-from support import contents, packer_script, recover_documents
+from support import children_of, contents, packer_script, recover_documents
 
 # What is counted
 
@@ -47,14 +47,6 @@ def test_a_run_with_nothing_to_train_on_fails(folder: Path) -> None:
 
 
 # Elsewhere in the pipeline
-
-
-def many(count: int) -> list[dict[str, Any]]:
-    """More than a megabyte, so that conversations are rendered in other processes."""
-    return [
-        chat(user(f"naïve {i} " + "?" * (i % 300)), assistant(f"{i}! " * (i % 50 + 1)))
-        for i in range(count)
-    ]
 
 
 def test_processes_beside_the_run_change_nothing(folder: Path) -> None:
@@ -90,26 +82,17 @@ def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None
         refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
 
 
-def children(process: int) -> set[int]:
-    """Of all threads of the process."""
-    numbers = set[int]()
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            numbers |= set(map(int, path.read_text().split()))
-    return numbers
-
-
 @pytest.mark.parametrize("kills", [1, 1000])
 def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
     """As the kernel does when the machine runs out of memory, once or again and again."""
-    write(many(5_000))
+    write(many(2_500))
     Path("t.jinja").write_text(TAGS)
     options = ("-l", 512, "-t", "bytes", "--workers", 2, "--chat-template", "t.jinja", "-o")
     command = [packer_script(), "pack", "data.jsonl", *map(str, options)]
     killed = set[int]()
     with subprocess.Popen([*command, "out"], stderr=subprocess.PIPE) as run:
         while run.poll() is None and len(killed) < kills:
-            for child in children(run.pid) - killed:
+            for child in children_of(run.pid) - killed:
                 if len(killed) < kills:
                     killed.add(child)
                     os.kill(child, signal.SIGKILL)

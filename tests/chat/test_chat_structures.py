@@ -132,10 +132,7 @@ CONSTRUCTIONS = {
 NO_PREFIXES = ("namespaces", "always a prompt", "separators between turns")
 # Structures of which packer says that it cannot tell, by construction: all others are decided.
 UNDECIDED: dict[str, set[str]] = {
-    "merged turns": {
-        "the assistant twice",
-        "the assistant twice, then more",
-    },
+    "merged turns": {"the assistant twice", "the assistant twice, then more"}
 }
 
 

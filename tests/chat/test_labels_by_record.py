@@ -14,15 +14,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from chats import (
-    CALLS,
-    Json,
-    assistant,
-    chat,
-    pack_marked,
-    system,
-    user,
-)
+from chats import CALLS, Json, assistant, chat, pack_marked, system, user
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # What begins an answer follows the mode, in turns and in prompts: `{mode}`, of message `i`.
@@ -197,7 +189,7 @@ def by_record(records: list[Json], template: str, *options: Any) -> dict[str, st
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_labels_depend_on_the_record_alone(folder: Any, name: str) -> None:
-    template, records = TEMPLATES[name], talks(60, seed=len(name))
+    template, records = TEMPLATES[name], talks(40, seed=len(name))
     told = {json.dumps(one, sort_keys=True): oracle(template, one) for one in records}
     for seed, options in enumerate((["--workers", 1], ["--workers", 2, "--unit-bytes", "2K"])):
         random.Random(seed).shuffle(records)

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 from altered import altered, unaltered
 from chats import TAGS, assistant, chat, positions, user, write
-from support import (
-    assert_error,
-    check_directory,
-    contents,
-    heavy,
-    packer,
-)
+from support import assert_error, check_directory, contents, heavy, packer
 
 SLOW = "has to be rendered"
 # What a template does with a message that says `SLOW`.
@@ -177,7 +171,7 @@ def test_a_conversation_of_many_messages_keeps_to_the_limit(folder: Path, templa
 
 def test_slow_records_keep_no_file_open(folder: Path) -> None:
     """Each has cost a process, whose pipes count against the limit of the shell."""
-    made = records(28, *range(25))
+    made = records(18, *range(15))
     write(made)
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"

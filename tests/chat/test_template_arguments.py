@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chats import (
-    TAGS,
-    assistant,
-    chat,
-    pack_marked,
-    refused,
-    run,
-    user,
-    write,
-)
+from chats import TAGS, assistant, chat, pack_marked, refused, run, user, write
 from support import assert_error, check_directory, contents, packer
 
 from packer_cli.chat.syntax import reads_of

@@ -5,7 +5,6 @@ Formats are read here by their documented layout alone; tests/extras reads them 
 
 from __future__ import annotations
 
-import functools
 import json
 import struct
 from collections.abc import Callable
@@ -17,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from exporting import OF_PACKED, files_of, nothing_at, table_of
+from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
+from spoiling import edit
 from support import assert_error, check_directory, packer, recover_documents
 
 from packer_cli import open_packed
-from packer_cli.reports.show import read_row
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -40,11 +39,11 @@ DIRECTORIES = {
 
 @pytest.fixture(scope="module", params=DIRECTORIES)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of 300 documents of 1 to 200 tokens; "supervised" has labels of its own."""
+    """A directory of 150 documents of 1 to 200 tokens; "supervised" has labels of its own."""
     folder = tmp_path_factory.mktemp("packed")
     random = np.random.default_rng(7)
     lines = []
-    for length in random.integers(1, 200, 300):
+    for length in random.integers(1, 200, 150):
         ids = random.integers(0, 1 << 31, length)
         record = {"input_ids": ids.tolist()}
         if request.param == "supervised":
@@ -58,17 +57,6 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     assert result.exit_code == 0, result.stderr
     check_directory(folder / "out")
     return folder / "out"
-
-
-@functools.cache
-def rows_of_segments(directory: Path) -> list[list[Piece]]:
-    """What every row holds, as `packer show` finds it."""
-    packed = open_packed(directory)
-    rows = [read_row(packed, row).segments for row in range(len(packed))]
-    return [
-        [(one.ids.tolist(), np.where(one.trained, one.ids, -100).tolist()) for one in row]
-        for row in rows
-    ]
 
 
 def export(directory: Path, to: str, output: Path, *options: object) -> Path:
@@ -270,10 +258,8 @@ def test_documents(packed: Path, tmp_path: Path, to: str) -> None:
 
 @pytest.mark.parametrize("to", OF_DOCUMENTS)
 def test_a_document_more_or_less_shows(small: Path, to: str) -> None:
-    manifest = json.loads((small / "manifest.json").read_text())
-    manifest["documents"] += 1
-    manifest["inputs"][0]["documents"] += 1
-    (small / "manifest.json").write_text(json.dumps(manifest))
+    edit(lambda manifest: manifest.update(documents=51), small)
+    edit(lambda manifest: manifest["inputs"][0].update(documents=51), small)
     result = packer("export", small, "--to", to, "-o", "out")
     assert_error(result, 1, "packed: holds 50 documents, the manifest says 51")
     assert nothing_at("out")

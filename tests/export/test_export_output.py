@@ -24,6 +24,7 @@ import pytest
 from altered import altered, unaltered
 from exporting import OF_PACKED, damage, nothing_at, table_of
 from owning import killed
+from spoiling import edit
 from support import assert_error, contents, heavy, packer, packer_process, packer_script
 
 from packer_cli import open_packed
@@ -292,9 +293,7 @@ def test_a_lost_segment_shows(small: Path, to: str) -> None:
     columns["segments"] = pa.array(sources, rows.schema.field("segments").type)
     with pa.ipc.new_stream(str(shard), rows.schema) as stream:
         stream.write_table(pa.table(columns, rows.schema))
-    manifest = json.loads((small / "manifest.json").read_text())
-    manifest["shards"][0]["bytes"] = shard.stat().st_size
-    (small / "manifest.json").write_text(json.dumps(manifest))
+    edit(lambda manifest: manifest["shards"][0].update(bytes=shard.stat().st_size), small)
     result = packer("export", small, "--to", to, "-o", "out")
     assert_error(result, 1, f"{shard.name}: holds {entry['rows']} segments, the manifest says")
     assert nothing_at("out")

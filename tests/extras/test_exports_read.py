@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import load_from_disk
+from exporting import rows_of_segments
 from recipes import pack_records, run
 from support import recover_documents
 from tiny_models import number_tokenizer, tiny_llama
@@ -20,7 +21,6 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from packer_cli import open_packed
-from packer_cli.reports.show import read_row
 
 # those of the trainers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -55,16 +55,6 @@ def export(directory: Path, to: str, output: Path) -> str:
     return str(output)
 
 
-def rows_of(directory: Path) -> list[list[tuple[list[int], list[int]]]]:
-    """(ids, labels) of the segments of every row."""
-    packed = open_packed(directory)
-    rows = [read_row(packed, row).segments for row in range(len(packed))]
-    return [
-        [(one.ids.tolist(), np.where(one.trained, one.ids, -100).tolist()) for one in row]
-        for row in rows
-    ]
-
-
 def loss_alone(model: Any, row: list[tuple[list[int], list[int]]]) -> float:
     """The mean loss of a row's trained tokens, every segment computed by itself."""
     total, count = 0.0, 0
@@ -79,7 +69,7 @@ def loss_alone(model: Any, row: list[tuple[list[int], list[int]]]) -> float:
 def test_trl_collates_the_boundaries(supervised: Path, tmp_path: Path) -> None:
     dataset = load_from_disk(export(supervised, "trl", tmp_path / "out"))
     collator = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
-    rows = rows_of(supervised)
+    rows = rows_of_segments(supervised)
     assert len(dataset) == len(rows)
     for first in range(0, len(rows), 3):
         batch = collator([dataset[i] for i in range(first, min(first + 3, len(rows)))])
@@ -162,7 +152,7 @@ def test_megatron_bridge_collates_the_packed_rows(
         max_seq_length=L, return_cu_seqlen=True, pad_cu_seqlens=False, _pad_seq_to_mult=1,
         get_attention_mask_from_fusion=True,
     )  # fmt: skip
-    for item, row in zip(table, rows_of(supervised), strict=True):
+    for item, row in zip(table, rows_of_segments(supervised), strict=True):
         item["seq_boundaries"] = [*item["seq_start_id"], len(item["input_ids"])]
         batch = dataset.collate_fn([item])
         ids, lengths = [token for one, _ in row for token in one], [len(one) for one, _ in row]

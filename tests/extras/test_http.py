@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,7 @@ def test_results(result: Server, packed: Path, fault: str) -> None:
         assert json.loads(found.stdout) == expected | {"directory": result.url}
 
 
-@pytest.mark.parametrize("limit", [None, 120_000])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "limit"), [*zip(FAULTS, cycle([None, 120_000]))])
 def test_the_cache(
     result: Server, packed: Path, fault: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

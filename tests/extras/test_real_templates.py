@@ -21,14 +21,7 @@ from typing import Any
 import pytest
 import tiny_tokenizers
 from chats import chat_tokenizer, marked, pack_chat, positions
-from conversations import (
-    STRUCTURES,
-    Json,
-    foreign_words,
-    own_words,
-    with_text_arguments,
-    words,
-)
+from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments, words
 from support import heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -250,7 +243,7 @@ def longer(records: list[Json], seed: int) -> list[Json]:
     """Random conversations made of several, some with words that templates look for."""
     rng, made = random.Random(seed), list[Json]()
     words = ("/no_think", "/think", "/nothink", "detailed thinking off", "Be brief.")
-    for _ in range(30):
+    for _ in range(15):
         parts = rng.choices(records, k=rng.choice((1, 2, 3)))
         messages = [m for one in parts for m in one["messages"] if m["role"] != "system"]
         if rng.random() < 0.5:

@@ -31,12 +31,7 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.torch import (
-    PackedDataset,
-    PackedSampler,
-    PackedTrainerMixin,
-    varlen_collate,
-)
+from packer_cli.torch import PackedDataset, PackedSampler, PackedTrainerMixin, varlen_collate
 
 # those of the trainers, about themselves and each other
 pytestmark = pytest.mark.filterwarnings("ignore", "error:::packer_cli")

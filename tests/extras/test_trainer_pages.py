@@ -28,12 +28,7 @@ import torch
 import yaml
 from support import packer
 from tiny_models import save_my_model
-from trainer_imports import (
-    allow_llamafactory,
-    axolotl_batches,
-    axolotl_prepared,
-    bridge_datasets,
-)
+from trainer_imports import allow_llamafactory, axolotl_batches, axolotl_prepared, bridge_datasets
 from transformers import LlamaForCausalLM
 
 from packer_cli import open_packed

@@ -24,15 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import (
-    COMPRESSORS,
-    assert_error,
-    jsonl,
-    pack,
-    packer,
-    recover_documents,
-    recover_texts,
-)
+from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_documents, recover_texts
 
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.columnar import _dictionary
@@ -200,7 +192,7 @@ def written(form: Form) -> list[int]:
 def test_units_of_any_size_give_each_record_once(folder: Path, name: str) -> None:
     form, units = FORMS[name], []
     positions = written(form)
-    for size in (20, 300, "1G"):
+    for size in (20, "1G"):
         manifest = pack(form.name, "-l", 32, "--unit-bytes", size, "--overwrite", "--workers", 2)
         assert recover_texts("out") == [text for text in form.texts if text]
         assert [place for _, place in recover_documents("out")] == positions
@@ -208,7 +200,7 @@ def test_units_of_any_size_give_each_record_once(folder: Path, name: str) -> Non
         units.append(len(manifest["units"]))
     done = packer("verify", "out", "--against-inputs", "--sample", "9")
     assert done.exit_code == 0, done.stderr
-    assert units[0] >= units[1] > units[2] == 1 if form.slices else units == [1, 1, 1]
+    assert units[0] > units[1] == 1 if form.slices else units == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -413,7 +405,7 @@ def test_blank_lines_cost_what_bytes_cost(
     folder: Path, name: str, begin: bytes, end: bytes, sample_by: str, blank: bytes
 ) -> None:
     """Not a microsecond each: a small compressed file holds hundreds of millions of them."""
-    count = 12 << 20
+    count = 6 << 20
     (folder / name).write_bytes(gzip.compress(begin + blank * count + end))
     begun = time.process_time()
     assert gzip.decompress((folder / name).read_bytes()).endswith(end)

@@ -40,10 +40,7 @@ PLACES = (
     "out", "out/train", "staging", "remote", "exported", "exported.packer-partial", "out/.packer",
     "mixed", "",
 )  # fmt: skip
-TO = {
-    "BYTES": "-t bytes --unit-bytes 500 -q",
-    "URL": "disk://HERE/remote --staging staging BYTES",
-}
+TO = {"BYTES": "-t bytes --unit-bytes 500 -q", "URL": "disk://HERE/remote --staging staging BYTES"}
 COMMANDS = """
 pack in/a.jsonl -l 32 -o out BYTES
 pack in/a.jsonl -l 32 -o out --overwrite BYTES

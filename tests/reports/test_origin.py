@@ -64,10 +64,7 @@ def test_text_with_a_tokenizer() -> None:
 def test_special_tokens_as_they_are_added() -> None:
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
     lines = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--bos", "--no-eos")
-    assert (lines["BOS"], lines["EOS"]) == (
-        "<s> (0), before every document",
-        "</s> (1), not added",
-    )
+    assert (lines["BOS"], lines["EOS"]) == ("<s> (0), before every document", "</s> (1), not added")
     lines = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--eos-token", "<s>")
     assert lines["EOS"] == "<s> (0), after every document"
     assert lines["options"].endswith(" --eos-token '<s>'")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from pages import Page, assert_stands_alone
+from spoiling import edit
 from support import assert_error, jsonl, pack, packer, packer_process
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -129,11 +130,7 @@ def test_names_stay_text() -> None:
 
 
 def forge(inputs: list[dict[str, Any]]) -> None:
-    path = Path("out/manifest.json")
-    manifest = json.loads(path.read_bytes())
-    template = manifest["inputs"][0]
-    manifest["inputs"] = [template | one for one in inputs]
-    path.write_text(json.dumps(manifest))
+    edit(lambda manifest: manifest.update(inputs=[manifest["inputs"][0] | one for one in inputs]))
 
 
 def test_of_many_inputs_the_largest_are_listed() -> None:

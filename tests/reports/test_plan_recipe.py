@@ -132,9 +132,7 @@ def test_a_sample_of_what_was_never_tokenized_is_an_estimate() -> None:
         assert one["share_asked"] == pytest.approx(its["share_asked"], abs=0.03)
 
 
-def test_sources_of_which_one_is_tokenized_and_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sources_of_which_one_is_tokenized_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     done = packer("tokenize", "web", "-t", "bytes", "-q", "-o", "tokens")
     assert done.exit_code == 0
     Path("mix.toml").write_text(RECIPE.replace('["web"]', '["tokens"]'))

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
-from showing import IN_ORDER, on_terminal, rewrite, show, show_json, texts_of, write_ids
-from spoiling import arrow_file, tokenize
-from spoiling import rewrite as rewrite_columns
+from showing import IN_ORDER, on_terminal, show, show_json, texts_of, write_ids
+from spoiling import arrow_file, edit, rewrite, tokenize
 from support import assert_error, jsonl, pack, packer, packer_process, packer_script, shard_of
 from tokenizers import Tokenizer
 
@@ -151,8 +150,8 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -
     table = pa.Table.from_pydict(columns, schema)
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
-    rewrite(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
-    rewrite(lambda manifest: manifest["config"].update(metadata, columns=list(columns)))
+    edit(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
+    edit(lambda manifest: manifest["config"].update(metadata, columns=list(columns)))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +342,7 @@ def test_a_tokenizer_that_cannot_be_loaded(folder: Path) -> None:
     pack_with(tiny_tokenizers.byte_level(), "a.jsonl")
     (folder / "out" / "tokenizer.json").write_bytes(b"{}")
     digest = hashlib.sha256(b"{}").hexdigest()
-    rewrite(lambda manifest: manifest["tokenizer"].update(sha256=digest))
+    edit(lambda manifest: manifest["tokenizer"].update(sha256=digest))
     message = "out/tokenizer.json: cannot be loaded: "
     assert_error(packer("show", "out"), 1, message)
 
@@ -496,12 +495,12 @@ def test_rows_say_where_their_documents_were_first() -> None:
 
 @pytest.mark.usefixtures("tokenized")
 def test_damaged_documents() -> None:
-    rewrite_columns("documents", lambda columns: columns["file"].__setitem__(0, 5))
+    rewrite("documents", lambda columns: columns["file"].__setitem__(0, 5))
     name = arrow_file("documents").name
     assert_error(
         packer("show", "out"), 1, f"out/{name}: document 0 is of input 5, the manifest has"
     )
-    rewrite_columns("documents", lambda columns: columns["input_ids"].__setitem__(0, [1]))
+    rewrite("documents", lambda columns: columns["input_ids"].__setitem__(0, [1]))
     assert_error(packer("show", "out"), 1, "out/")
 
 

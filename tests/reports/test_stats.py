@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spoiling import edit
 from support import assert_error, jsonl, pack, packer, shard_of
 
 from packer_cli.result.layout import short_name
@@ -162,13 +163,6 @@ def test_deep_agrees(folder: Path, columns: str) -> None:
     assert result.stdout.endswith("recounted from the shards: all figures agree\n")
 
 
-def rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    change(manifest)
-    path.write_text(json.dumps(manifest))
-
-
 def more(name: str) -> Callable[[Path], None]:
     """One more in a total of the manifest, or in the first bucket of a histogram."""
 
@@ -178,7 +172,7 @@ def more(name: str) -> Callable[[Path], None]:
         else:
             manifest["histograms"][name][0] += 1
 
-    return lambda directory: rewrite(directory, change)
+    return lambda directory: edit(change, directory)
 
 
 DIFFER = "out: the shards and the manifest differ: "
@@ -204,7 +198,7 @@ def unfinished(directory: Path) -> None:
 
 
 def edited(change: Callable[[Any], None]) -> Callable[[Path], None]:
-    return lambda directory: rewrite(directory, change)
+    return lambda directory: edit(change, directory)
 
 
 def written(content: bytes) -> Callable[[Path], Any]:

@@ -54,9 +54,9 @@ def many_rows(folder: Path) -> Path:
     return folder / "out"
 
 
-def in_rows(directory: str = "out") -> list[list[tuple[Any, ...]]]:
+def in_rows(directory: str = "out", rows: Iterable[object] = ("0--1",)) -> list[Any]:
     """For each row its segments as `packer show` gives them."""
-    shown = packer("show", directory, "0--1", "--json")
+    shown = packer("show", directory, *rows, "--json")
     assert shown.exit_code == 0
     rows = [json.loads(line)["segments"] for line in shown.stdout.splitlines()]
     return [[_as_place(one) for one in row] for row in rows]
@@ -130,16 +130,15 @@ def test_one_rank(many_rows: Path) -> None:
 def test_views_and_recipes_name_first_inputs_and_sources(folder: Path) -> None:
     write_sources()
     pack_mixed(recipe_of(IN_SHARES, max_length=512))
-    rows = in_rows()
     found = traced_json("--step", 3, "--ranks", 2, "--batch-size", 3)
     assert len(found) == 6
-    for one in found:
-        assert [_as_place(segment) for segment in one["segments"]] == rows[one["row"]]
+    rows = in_rows(rows=[one["row"] for one in found])
+    assert [[_as_place(segment) for segment in one["segments"]] for one in found] == rows
     assert {segment["source"] for one in found for segment in one["segments"]} == {*IN_SHARES}
     view = packer("pack", "mix-tokenized/web", "-l", 512, "--view", "-o", "view", "-q")
     assert view.exit_code == 0
     (row,) = traced_json("--step", 3, "--ranks", 1, directory="view")
-    assert [_as_place(one) for one in row["segments"]] == in_rows("view")[row["row"]]
+    assert [_as_place(one) for one in row["segments"]] == in_rows("view", [row["row"]])[0]
     table = traced("--step", 3, "--ranks", 1, directory="view")
     assert f" (document {row['segments'][0]['document']} of mix-tokenized/web)\n" in table
     Path("mix-tokenized/web").rename("moved")

@@ -63,7 +63,7 @@ LOOPS = (
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(rows=st.integers(1, 40), loop=LOOPS, begin=st.integers(0, 130))
 def test_steps_are_those_of_a_loop(rows: int, loop: Loop, begin: int) -> None:
     try:

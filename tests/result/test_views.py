@@ -13,14 +13,7 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from exporting import table_of
-from support import (
-    assert_error,
-    check_directory,
-    contents,
-    jsonl,
-    packer,
-    shard_of,
-)
+from support import assert_error, check_directory, contents, jsonl, packer, shard_of
 from varied_results import conversation, texts
 
 from packer_cli import open_packed

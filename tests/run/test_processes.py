@@ -11,7 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import assert_error, contents, jsonl, packer, packer_script, random_texts, wait_for
+from support import (
+    assert_error,
+    children_of,
+    contents,
+    jsonl,
+    packer,
+    packer_script,
+    random_texts,
+    wait_for,
+)
 
 from packer_cli.records import Slice, WorkUnit
 from packer_cli.run.processes import Queue, in_processes
@@ -56,18 +65,13 @@ def data(folder: Path) -> Path:
     return path
 
 
-def helpers(process: int) -> list[int]:
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in children]
-
-
 def test_what_a_lost_process_was_packing_is_packed_again(data: Path) -> None:
     command = [packer_script(), "pack", data.name, "-t", "bytes", "--workers", "9"]
     with subprocess.Popen(
         [*command, *map(str, OPTIONS), "out"], stderr=subprocess.PIPE, text=True
     ) as run:
-        assert wait_for(lambda: len(helpers(run.pid)) == 2)
-        os.kill(helpers(run.pid)[0], signal.SIGKILL)
+        assert wait_for(lambda: len(children_of(run.pid)) == 2)
+        os.kill(children_of(run.pid).pop(), signal.SIGKILL)
         _, stderr = run.communicate(timeout=300)
     assert run.returncode == 0, stderr
     assert LOST.search(stderr)
@@ -79,8 +83,8 @@ def test_what_a_lost_process_was_packing_is_packed_again(data: Path) -> None:
 def test_they_end_with_the_run(data: Path, number: signal.Signals) -> None:
     command = [packer_script(), "pack", data.name, "-t", "bytes", "--workers", "9", "-q"]
     with subprocess.Popen([*command, *map(str, OPTIONS), "out"], stderr=subprocess.PIPE) as run:
-        assert wait_for(lambda: len(helpers(run.pid)) == 2)
-        children = helpers(run.pid)
+        assert wait_for(lambda: len(children_of(run.pid)) == 2)
+        children = children_of(run.pid)
         run.send_signal(number)
         run.communicate(timeout=300)
     assert run.returncode in ({-9} if number == signal.SIGKILL else {0, 130, 143})

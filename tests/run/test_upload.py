@@ -209,10 +209,7 @@ def test_what_somebody_has_changed_is_as_local_files_are(name: str, has_versions
     mine = edit(name)
     before = there()
     for source in ("a.jsonl", "b.jsonl"):
-        if (name, source) == (
-            "shard-00001",
-            "b.jsonl",
-        ):  # not in the way
+        if (name, source) == ("shard-00001", "b.jsonl"):  # not in the way
             succeeds("--overwrite", source=source)
             assert mine in there().values()
             assert len(there()) == len(local(source)) + 1

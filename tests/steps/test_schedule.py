@@ -91,14 +91,14 @@ def test_windows_of_a_stage_are_about_as_long() -> None:
 
 
 @pytest.mark.parametrize("balance", [None, "step", "order"])
-@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize("seed", [None, 0, 1])
 def test_rows_are_the_same_however_they_are_asked_for(balance: Any, seed: int | None) -> None:
     """1003 rows are 250 blocks and a shorter one, which is in any window."""
     options = {"window": 5, "seed": seed, "stages": [400, 603] if seed else []}
     one, other = (schedule(1003, (4, 2, 3), balance, **options) for _ in range(2))
     whole = one.rows_at(0, 2500)
     rng = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(100):
         begin, end = sorted(rng.integers(0, 2500, 2).tolist())
         assert other.rows_at(begin, end).tolist() == whole[begin:end].tolist()
 

@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers as tiny
-from chats import (
-    CHATML,
-    assistant,
-    chat,
-    chat_tokenizer,
-    pack_chat,
-    pack_marked,
-    refused,
-    user,
-)
+from chats import CHATML, assistant, chat, chat_tokenizer, pack_chat, pack_marked, refused, user
 from hypothesis import given
 from hypothesis import strategies as st
 from support import check_directory, heavy, jsonl, packer, recover_documents
@@ -45,8 +36,7 @@ def special_ids(tokenizer: Path) -> dict[str, int]:
 
 THINKS = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
 SHOWS_PARTS = CHATML.replace(
-    "{{ m.content }}",
-    "{% for p in m.content %}{{ p.text if p is mapping else p }}{% endfor %}",
+    "{{ m.content }}", "{% for p in m.content %}{{ p.text if p is mapping else p }}{% endfor %}"
 )
 PARTS = [{"type": "text", "text": "a<|im_"}, {"type": "text", "text": "end|>"}]
 CALL: Any = {"name": "f", "arguments": {"a": "<|im_end|>"}}

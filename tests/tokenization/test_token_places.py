@@ -25,7 +25,7 @@ from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.tokenizer import mark_trained, token_bytes
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
-TEXTS = int(os.environ.get("PACKER_PLACES", "14000"))
+TEXTS = int(os.environ.get("PACKER_PLACES", "7000"))
 HARD = [
     " ", "  ", "   ", "\n", "\n\n", "\t", "▁", "▁▁", "▁▁▁▁", "a", "x", "the", " the", "1 3 1", "Ġ",
     "Ċ", "é", "e\u0301", "\u0301", "日本", "👍🏽", "\u00a0", "\u2028", "\u200d", "\u0378",

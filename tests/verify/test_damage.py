@@ -4,9 +4,9 @@ every figure of a side file, whether digests were made anew or not.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import pytest
 import tiny_tokenizers
 from altered import unaltered
 from forging import Result
+from spoiling import edit
 from support import assert_error, jsonl, pack, packer, shard_of
 from varied_results import texts
 from verifying import TEXTS, assert_sound, changed, first, forge, position_in, problems
 
 from packer_cli.result.layout import SQUARED_LENGTHS
-from packer_cli.result.manifest import to_bytes
 from packer_cli.result.reader import squares_header
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -165,14 +165,6 @@ def test_things_that_are_no_shard(packed: Path, name: str) -> None:
 # The manifest
 
 
-def rewrite(change: Callable[[dict[str, Any]], Any], *, signed: bool = True) -> None:
-    """Change the manifest; `signed`: with a new checksum, as a forger would."""
-    path = Path("out/manifest.json")
-    manifest = json.loads(path.read_bytes())
-    change(manifest)
-    path.write_bytes(to_bytes(manifest) if signed else json.dumps(manifest).encode())
-
-
 def more(name: str) -> Callable[[dict[str, Any]], Any]:
     return lambda manifest: manifest.update({name: manifest[name] + 1})
 
@@ -212,12 +204,12 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_an_edited_manifest(packed: Path, name: str) -> None:
     change, message = EDITS[name]
     before = Path("out/manifest.json").read_bytes()
-    rewrite(change, signed=False)
+    edit(change, signed=False)
     if name not in ("no side files",):
         assert_found("manifest.json", "was edited: its contents have the sha256 ")
     if message:  # the others show in the checksum, or by the inputs
         Path("out/manifest.json").write_bytes(before)
-        rewrite(change)
+        edit(change)
         lines = problems()
         assert any(message in line for line in lines), lines
 
@@ -235,12 +227,12 @@ def test_an_edited_manifest(packed: Path, name: str) -> None:
     ],
 )
 def test_a_manifest_of_no_use(packed: Path, change: Callable[[Any], Any], message: str) -> None:
-    rewrite(change)
+    edit(change)
     assert_error(packer("verify", "out"), 1, f"out/manifest.json: {message}")
 
 
 def test_a_fim_rate_that_no_run_with_its_tokenizer_has(packed: Path) -> None:
-    rewrite(lambda manifest: manifest["config"].update(fim_rate=0.5))
+    edit(lambda manifest: manifest["config"].update(fim_rate=0.5))
     message = "damaged: config: --fim-rate: needs three tokens"
     assert_found("manifest.json", message, "--against-inputs")
 
@@ -321,8 +313,7 @@ READERS: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize("what", ["pipe", "device"])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("name", "what"), [*zip(READERS, cycle(["pipe", "device"]))])
 def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -> None:
     """A pipe may wait for ever, and a device never end."""
     Path("a.jsonl").write_bytes(jsonl("one") + b"bad\n" + jsonl("two"))

@@ -314,6 +314,3 @@ def test_documents_that_are_others_with_all_that_follows_from_them(column: str) 
         assert "input_ids has 102 at place 1 of document 3 of documents-" in line
     else:
         assert "document 4 of documents-" in line
-
-
-# What packs from a damaged directory
