@@ -26,6 +26,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
+from packer_cli.options.carried import carried_columns
 from packer_cli.options.options import OF_SEGMENTS
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -50,6 +51,7 @@ from packer_cli.result.reader import (
     PackedDirectory,
     compare_digest,
     lists_of,
+    measured_in,
     rows_of,
     segments_of,
     squared_lengths,
@@ -528,6 +530,7 @@ class Packed(Writer):
     def write(self, part: list[Shard]) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
         view, parts = self._view, None
+        carried = carried_columns(tuple(view.facts.config.carry)).values()
         try:
             for shard in part:
                 counts = np.zeros(3, np.int64)
@@ -536,7 +539,7 @@ class Packed(Writer):
                         parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, self._most)
                     _, lengths, offsets = segments_of(batch)
                     counted = len(lengths), int(lengths.sum()), trained
-                    parts.write_rows(batch, *counted)
+                    parts.write_rows(batch, *counted, measured_in(batch, carried))
                     counts += counted
                     self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
                 compare(view.path / shard.file, shard, *counts.tolist())
@@ -580,7 +583,7 @@ class Packed(Writer):
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {
             "config": view.manifest["config"] | {"view": False},
-            "shards": [msgspec.structs.asdict(shard) for shard in self._shards],
+            "shards": msgspec.to_builtins(self._shards),
             "side_files": facts.side_files | hashes,
         }
         (self.folder / MANIFEST).write_bytes(to_bytes(document))

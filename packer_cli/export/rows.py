@@ -16,7 +16,14 @@ from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import View
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, lists_of, rows_of, segments_of
+from packer_cli.result.reader import (
+    PACK_AGAIN,
+    PackedDirectory,
+    lists_of,
+    places_in,
+    rows_of,
+    segments_of,
+)
 from packer_cli.result.rules import (
     damage,
     documents_of,
@@ -134,7 +141,7 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
     time.
     """
     for batch in batches(packed, read, order):
-        begin, length, first = _places(batch, packed)
+        begin, length, first = places_in(batch, packed.max_length)
 
         def column(name: str, begin: Int64 = begin, length: Int64 = length, of: Any = batch) -> Any:
             out = np.empty(int(length.sum()), np.uint32)
@@ -145,16 +152,6 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
 
         labels = column("labels") if _has_labels(packed) else None
         yield Rows(column("input_ids"), _unshifted(labels, length, packed), length, first)
-
-
-def _places(batch: Any, packed: PackedDirectory) -> tuple[Int64, Int64, Int64]:
-    """As `segments_of`, but `begin` counts over all rows of the batch."""
-    begin, length, first = segments_of(batch)
-    return (
-        begin + np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length,
-        length,
-        first,
-    )
 
 
 def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
@@ -196,7 +193,7 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
     unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
     places = []
     for number, batch in enumerate(unit):
-        begin, length = _places(batch, packed)[:2]
+        begin, length = places_in(batch, packed.max_length)[:2]
         places.append(np.stack([np.full(len(begin), number), begin, length]))
     where = np.concatenate(places, axis=1)
 

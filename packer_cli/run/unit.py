@@ -365,14 +365,15 @@ class UnitDocuments(UnitMaker):
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         super().__init__(unit, job)
+        carried = job.run.config.carried
         schema = documents_schema(
             job.tokenizer_sha256,
             has_trained=job.run.shape.kind != "text",
             has_chosen=job.run.shape.has_pairs,
-            carried=job.run.config.carried.values(),
+            carried=carried.values(),
         )
         limit = job.run.config.shard_bytes
-        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts)
+        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts, carried)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
