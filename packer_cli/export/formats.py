@@ -26,7 +26,6 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
-from packer_cli.options.carried import carried_columns
 from packer_cli.options.options import OF_SEGMENTS
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -530,7 +529,7 @@ class Packed(Writer):
     def write(self, part: list[Shard]) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
         view, parts = self._view, None
-        carried = carried_columns(tuple(view.facts.config.carry)).values()
+        carried = view.facts.config.carried.values()
         try:
             for shard in part:
                 counts = np.zeros(3, np.int64)

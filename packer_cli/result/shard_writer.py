@@ -27,7 +27,7 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
-from packer_cli.options.carried import Carried, carried_columns, measured
+from packer_cli.options.carried import Carried, measured
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import padded, pair_numbers
 from packer_cli.packing.window import trained_in
@@ -217,7 +217,7 @@ class ShardParts(Parts):
 
 def column_type(name: str, config: PackConfig | Config) -> Any:
     """The Arrow type of a column; its values are never null."""
-    carried = carried_columns(tuple(config.carry)).get(name)
+    carried = config.carried.get(name)
     if name in PADDED or (carried and not carried.is_of_segments):
         kind = carried.arrow_type if carried else pa.from_numpy_dtype(PADDED[name])
         return pa.list_(pa.field("item", kind, nullable=False), config.max_length)
@@ -392,7 +392,7 @@ def carried_in_rows(
 
     values, begin, length  as in `Stock`; order, row_offsets as in `PlannedRows`
     """
-    columns = carried_columns(tuple(config.carry)).values()
+    columns = config.carried.values()
     first = values[begin[order[row_offsets[0] : row_offsets[-1]]]]
     made = {one.name: first[one.name] for one in columns if one.is_of_segments}
     if len(made) < len(columns):
