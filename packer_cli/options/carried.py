@@ -42,7 +42,7 @@ _MOST_VALUES = 1 << 12
 _TAKEN = frozenset((
     "input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "seq_idx",
     "cu_seqlens", "cu_seqlens_padded", "segments", "pair", "side", "source", "file", "position",
-    "start", "trained", "chosen", "text", "messages",
+    "start", "trained", "chosen", "text", "messages", "seq_lengths",
 ))  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from packer_cli.records import IGNORED, Int32
 from packer_cli.reports.terminal import is_plain
 from packer_cli.result.layout import short_name
 from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
-from packer_cli.result.reader import PackedDirectory, lists_of, rows_of, segments_of
+from packer_cli.result.reader import PackedDirectory, carried_values, rows_of, segments_of
 from packer_cli.result.rules import Side, side_name, sides_in, sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
 from packer_cli.result.wording import plural, value
@@ -129,23 +129,19 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
         places = (origins or Origins(packed.facts)).of(sources_of(batch))
     sides: list[Side | None] = [*sides_in(batch)] or [None] * len(begins)
     columns = packed.facts.config.carried.items()
-    values = {
-        name: as_numbers(one, (lists_of if one.is_of_segments else _row_of)(batch, name)[0])
-        for name, one in columns
-    }
+    values = {name: as_numbers(one, carried_values(batch, one)) for name, one in columns}
     segments = []
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
         its, side = slice(begin, begin + length), sides[number]
         pair, name = (None, "") if side is None else (side.pair, str(side))
         flags = None if trained is None else trained[its]
-        carried = {own: values[own][number if one.is_of_segments else its] for own, one in columns}
+        carried = {
+            own: values[own][number] if one.is_of_segments else values[own][0, its]
+            for own, one in columns
+        }
         segments.append(Segment(number, places[number], ids[its], flags, pair, name, carried))
     padding = packed.max_length - int(lengths.sum())
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
-
-
-def _row_of(batch: Any, name: str) -> npt.NDArray[Any]:
-    return rows_of(batch.column(name))
 
 
 def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> Shown:

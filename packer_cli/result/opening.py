@@ -140,6 +140,11 @@ class View(PackedDirectory):
                 found.append(segments_in(stored))
         return np.concatenate(found, axis=1)
 
+    def carried_of(self, segments: Int64) -> Any:
+        """What follows the tokens of such segments, end to end: a field for each column."""
+        start, length = segments[2:].astype(np.int32, order="C")
+        return self._tokens.carried_of(self._tokens.numbered(*segments[:2]), start, length)
+
     def taken(self, segments: Int64) -> tuple[Int32, Int32]:
         """(ids, labels) int32 of such segments, end to end; labels are unshifted."""
         file, position = segments[:2]

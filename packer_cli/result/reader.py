@@ -493,15 +493,21 @@ def measured_in(batch: Any, carried: Iterable[Carried]) -> dict[str, Measured]:
     """What a shard says of the carried columns of a sound batch, of rows or of documents."""
     found = dict[str, Measured]()
     for one in carried:
-        column, where = batch.column(one.name), tuple[Int64, ...]()
+        values, where = carried_values(batch, one), tuple[Int64, ...]()
         if "cu_seqlens" in batch.schema.names and not one.is_of_segments:
-            values, where = rows_of(column), places_in(batch, column.type.list_size)[:2]
-        elif pa.types.is_list(column.type):
-            values = lists_of(batch, one.name)[0]
-        else:
-            values = plain_values(column)
+            where = places_in(batch, values.shape[1])[:2]
+            values = values.reshape(-1, *values.shape[2:])
         found[one.name] = measured(one, values, *where)
     return found
+
+
+def carried_values(batch: Any, column: Carried) -> npt.NDArray[Any]:
+    """A carried column as it is stored: of rows [rows, max_length], or [s] of records; of documents
+    [T], or [n] of records. With K values each has another dimension.
+    """
+    stored = batch.column(column.name)
+    is_list = pa.types.is_list(stored.type)
+    return lists_of(batch, column.name)[0] if is_list else plain_values(stored)
 
 
 def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64:

@@ -41,8 +41,8 @@ from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import (
     PackedDirectory,
+    carried_values,
     lists_of,
-    plain_values,
     rows_of,
     segments_of,
 )
@@ -465,10 +465,9 @@ def _broken_documents(
 
 def _broken_values(batch: Any, column: Carried, offsets: Int64) -> Iterator[tuple[int, str]]:
     """(document, what is wrong with its carried values), at most one of each kind."""
-    if column.is_of_segments:
-        values, edges = plain_values(batch.column(column.name)), np.arange(len(offsets))
-    else:
-        values, edges = lists_of(batch, column.name)
+    values, edges = carried_values(batch, column), np.arange(len(offsets))
+    if not column.is_of_segments:
+        edges = lists_of(batch, column.name)[1]
         counts, lengths = np.diff(edges), np.diff(offsets)
         for at in np.flatnonzero(counts != lengths)[:1].tolist():
             yield at, f"has {counts[at]} values of {column.name}, and {lengths[at]} tokens"
