@@ -347,7 +347,7 @@ def _carried(manifest: Result) -> Iterator[Section]:
     if rows:
         head = ["column", "type", "of", "values", "minimum", "mean", "maximum"][: len(rows[0])]
         table = Table(title, head, rows, text=["column", "type", "of"], names_first=True)
-        yield Section("Carried columns", [table])
+        yield Section("Carried values", [table])
 
 
 def _listed(manifest: Result, by: str | None) -> Iterator[Section]:

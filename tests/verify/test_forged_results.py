@@ -74,7 +74,17 @@ OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
     "segment_multiple": ("chat", 8),
     "label_shift": ("chat", "none"),
     "balance": ("chat", "none"),
-    "carry": ("carried", ["rank:int32/token"]),
+    "carry": (
+        "carried",
+        [
+            "logprobs:float32/token",
+            "rank:int32/token",
+            "top:int32[2]/token",
+            "good:uint8/token",
+            "weight:bfloat16/token",
+            "reward:float16/record",
+        ],
+    ),
     "carry_default": ("carried", [["reward", "3"]]),
 }
 CHANGES: dict[str, tuple[str, Change]] = {
