@@ -74,7 +74,7 @@ CARRY = ("--carry", "logprobs:float32", "--carry", "rank:int32", "--carry", "top
 
 def carrying(i: int) -> dict[str, Any]:
     """A record of token ids with values of them and of itself; some have no reward."""
-    size = 1 + i * 7 % 40
+    size = 2 + i * 7 % 40
     record = {
         "input_ids": [*range(i, i + size)],
         "logprobs": [-(i + place) / 8 for place in range(size)],
