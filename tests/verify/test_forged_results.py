@@ -221,7 +221,7 @@ EXPOSED_BY = {
     "an answer without a label": "labels has -100 at place ",
     "a token": "input_ids has 9 at place 0 of row 0 of shard-00000-000-",
     "the option carry_default": "reward has 2.0 at place ",
-    "carried values exchanged": "rank has 1 at place 0 of row 0 of shard-00000-000-",
+    "carried values exchanged": "rank has 33 at place 0 of row 0 of shard-00000-000-",
     "rewards exchanged": "reward has ",
     "a carried value": " from -",
     "a figure of a carried column": "from 0 to 99 with the sum ",
