@@ -429,6 +429,18 @@ def test_carried_columns(folder: Path, to: str) -> None:
             assert one["reward"] == (record / 4 if record % 5 else 2)
 
 
+def test_a_view_with_carried_columns_as_a_packed_directory(folder: Path) -> None:
+    write_carried(folder)
+    assert packer("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens").exit_code == 0
+    for output, how in (("out", ()), ("view", ("--view",))):
+        assert packer("pack", "tokens", "-l", 32, "-q", "-o", output, *how).exit_code == 0
+    result = packer("export", "view", "--to", "packed", "-o", "again")
+    assert (result.exit_code, result.stderr) == (0, "")
+    made = [check_directory(name) for name in ("out", "again")]
+    assert "carried" in made[0]["shards"][0]
+    assert made[0]["shards"] == made[1]["shards"]
+
+
 def open_tokens(directory: str) -> int:
     tokens: int = open_packed(directory).manifest["tokens"]
     return tokens
