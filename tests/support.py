@@ -161,6 +161,7 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
         "max_segments": manifest["config"]["max_segments_per_row"],
         "segment_multiple": manifest["config"]["segment_multiple"],
         "label_shift": manifest["config"]["label_shift"],
+        "carried": (*packed.facts.config.carried.values(),),
     }
     for shard in manifest["shards"]:
         assert digest(packed.path / shard["file"]) == (shard["bytes"], shard["sha256"])

@@ -67,4 +67,34 @@ def write_lossy(folder: Path) -> list[object]:
     return ["a.jsonl", "-t", "bytes", "-l", 16, "--overlong", "drop", "--max-loss", 0.01]
 
 
-RESULTS = {"mixed": write_mixed, "chat": write_chat, "lossy": write_lossy}
+CARRY = ("--carry", "logprobs:float32", "--carry", "rank:int32", "--carry", "top:int32[2]",
+         "--carry", "good:bool", "--carry", "weight:bfloat16", "--carry", "reward:float16",
+         "--carry-default", "reward=2")  # fmt: skip
+
+
+def carrying(i: int) -> dict[str, Any]:
+    """A record of token ids with values of them and of itself; some have no reward."""
+    size = 2 + i * 7 % 40
+    record = {
+        "input_ids": [*range(i, i + size)],
+        "logprobs": [-(i + place) / 8 for place in range(size)],
+        "rank": [*range(size)],
+        "top": [[place, i] for place in range(size)],
+        "good": [(i + place) % 3 == 0 for place in range(size)],
+        "weight": [1 + place / 4 for place in range(size)],
+    }
+    return record | ({"reward": i / 4} if i % 5 else {})
+
+
+def write_carried(folder: Path) -> list[object]:
+    lines = [json.dumps(carrying(i)) + "\n" for i in range(60)]
+    (folder / "a.jsonl").write_text("".join(lines))
+    return ["a.jsonl", "-l", 32, "--unit-bytes", 5000, "--segment-multiple", 4, *CARRY]
+
+
+RESULTS = {
+    "mixed": write_mixed,
+    "chat": write_chat,
+    "lossy": write_lossy,
+    "carried": write_carried,
+}

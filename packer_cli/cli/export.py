@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, refuse_name
+from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
 from packer_cli.options.option import Options, Values, option, refuse
 from packer_cli.options.run_options import Progress, RunOptions, Sizes
@@ -68,6 +68,7 @@ def export(
         overwrite=options.overwrite,
         no_lock="no_lock" in given,
         show_progress=not how.quiet,
+        notify=print_note,
     ).facts
     names = ("rows", "segments", "documents", "tokens")
     counts = {name: getattr(facts, name) for name in names if name in facts.document}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from packer_cli.errors import UsageError, one_of
+from packer_cli.errors import UsageError, named, one_of
 from packer_cli.export.destination import new_directory
 from packer_cli.export.formats import FORMATS, Exported, Packed, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
@@ -23,7 +23,7 @@ from packer_cli.options.option import refuse
 from packer_cli.options.options import PAIR
 from packer_cli.options.run_options import Sizes
 from packer_cli.progress import Progress
-from packer_cli.records import Int64
+from packer_cli.records import Int64, Notify
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
@@ -41,11 +41,13 @@ def export(
     overwrite: bool = False,
     no_lock: bool = False,
     show_progress: bool = False,
+    notify: Notify = lambda message: None,
 ) -> Exported:
     """Write `directory` in the format `to` into the new or empty directory `output`, or, with
     `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
     as in `open_packed`. `even`: rows in an order that makes even steps of a training of such
-    sizes, which gives batches in turn to its processes, instead of that of the shards.
+    sizes, which gives batches in turn to its processes, instead of that of the shards. `notify`:
+    told of carried columns for which the format has no place.
 
     Returns the opened directory. Raises UsageError for an unknown format, an output that must not
     be replaced, a directory that lacks what the format needs, and even steps of a format whose
@@ -57,6 +59,9 @@ def export(
     kind, is_tokenized = FORMATS[to], isinstance(load_any(directory), TokenizedManifest)
     exported = open_tokenized(directory) if is_tokenized else open_packed(directory, tokens)
     _refuse(exported, to, kind, even=even is not None)
+    carried = exported.facts.config.carried
+    if carried and not kind.keeps_carried:
+        notify(f"--to {to} has no place for carried columns, left out: {named(carried)}")
     if isinstance(exported, PackedDirectory):
         shards = exported.facts.shards
         parts: Callable[..., Iterable[Any]] = partial(kind.takes, exported)

@@ -15,10 +15,12 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, ClassVar
+from urllib.parse import quote
 
 import msgspec.structs
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
@@ -26,6 +28,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
+from packer_cli.options.carried import Carried, as_numbers
 from packer_cli.options.options import OF_SEGMENTS
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
@@ -48,8 +51,10 @@ from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PACK_AGAIN,
     PackedDirectory,
+    carried_values,
     compare_digest,
     lists_of,
+    measured_in,
     rows_of,
     segments_of,
     squared_lengths,
@@ -80,6 +85,7 @@ class Writer(ABC):
     keeps_mask  whether the format can say which tokens are not trained on
     keeps_pairs  whether it can say which of two answers is the chosen one
     in_order    whether its readers can be told to take rows as they lie
+    keeps_carried  whether it has a place for carried columns
 
     `even`: rows come in an order for such readers.
     """
@@ -89,6 +95,7 @@ class Writer(ABC):
     keeps_mask: ClassVar[bool] = True
     keeps_pairs: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
+    keeps_carried: ClassVar[bool] = False
 
     def __init__(self, folder: Path, exported: Any, *, even: bool = False) -> None:
         self.folder, self.exported, self.even = folder, exported, even
@@ -140,6 +147,25 @@ class Tables(Writer):
             self.parts.close()
 
 
+def with_numbers(column: Carried, array: Any) -> Any:
+    """A carried column of a shard with its values as Arrow has them: bfloat16 as float32, bool."""
+    kind = array.type
+    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return pa.array(as_numbers(column, array.to_numpy()))
+    values = with_numbers(column, array.flatten())
+    item = pa.field("item", values.type, nullable=False)
+    if pa.types.is_list(kind):
+        offsets = pc.subtract(array.offsets, array.offsets[0])
+        return pa.ListArray.from_arrays(offsets, values, pa.list_(item))
+    return pa.FixedSizeListArray.from_arrays(values, type=pa.list_(item, kind.list_size))
+
+
+def arrow(values: Any) -> Any:
+    """An Arrow array of values [n], or of lists of K, of values [n, K]."""
+    flat = pa.array(values.reshape(-1))
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
 def lists(offsets: Int64, values: Any) -> Any:
     """An Arrow list array; `offsets` int64[rows + 1] into `values`.
 
@@ -150,7 +176,7 @@ def lists(offsets: Int64, values: Any) -> Any:
             f"documents of {len(values)} tokens are too long for this format",
             "cut them before they are packed, or choose --to megatron or nanotron",
         )
-    return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), pa.array(values))
+    return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), arrow(values))
 
 
 class SavedDataset(Tables):
@@ -168,7 +194,8 @@ class SavedDataset(Tables):
 
 
 class Trl(SavedDataset):
-    """input_ids, labels, seq_lengths: list<int32> each, one row per packed row.
+    """input_ids, labels, seq_lengths: list<int32> each, one row per packed row; carried columns are
+    lists, too.
 
     The columns are those that `DataCollatorForLanguageModeling` in trl/trainer/sft_trainer.py
     reads; with `padding_free=True` it makes restarting positions from `seq_lengths` (TRL 1.16).
@@ -176,13 +203,18 @@ class Trl(SavedDataset):
 
     needs = ("labels",)
     in_order = True
+    keeps_carried = True
 
     def columns(self, rows: Rows) -> dict[str, Any]:
-        return {
+        columns = {
             "input_ids": lists(rows.offsets, rows.ids),
             "labels": lists(rows.offsets, rows.labels),
             "seq_lengths": lists(rows.first, rows.lengths.astype("int32")),
         }
+        for name, one in self.exported.facts.config.carried.items():
+            offsets = rows.first if one.is_of_segments else rows.offsets
+            columns[name] = lists(offsets, as_numbers(one, rows.carried(one)))
+        return columns
 
 
 class LlamaFactory(SavedDataset):
@@ -292,18 +324,23 @@ def _places(rows: Rows, added: Int64) -> Int64:
 
 
 class Unpacked(SavedDataset):
-    """input_ids and, where the directory has them, labels: list<int32>, one row per document.
+    """input_ids and, where the directory has them, labels: list<int32>, one row per document; and
+    carried columns, as records have them.
 
     `datasets` maps it, and `packer pack` takes it as an input.
     """
 
     takes = staticmethod(documents)
     needs = ("segments",)
+    keeps_carried = True
 
     def columns(self, rows: Rows) -> dict[str, Any]:
         columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
             columns["labels"] = lists(rows.offsets, rows.labels)
+        for name, one in self.exported.facts.config.carried.items():
+            values = as_numbers(one, rows.carried(one))
+            columns[name] = arrow(values) if one.is_of_segments else lists(rows.offsets, values)
         return columns
 
 
@@ -348,11 +385,17 @@ class Parquet(Tables):
     takes = staticmethod(batches)
     keeps_pairs = True
     in_order = True
+    keeps_carried = True
     file_name = "packed-{:05d}.parquet"
     start = pq.ParquetWriter
 
     def batch(self, part: Any) -> Any:
-        return part
+        columns, schema = dict(zip(part.schema.names, part.columns, strict=True)), part.schema
+        for name, one in self.exported.facts.config.carried.items():
+            columns[name] = with_numbers(one, columns[name])
+            at = schema.get_field_index(name)
+            schema = schema.set(at, schema.field(at).with_type(columns[name].type))
+        return pa.RecordBatch.from_arrays([*columns.values()], schema=schema)
 
 
 class Files(Writer):
@@ -445,29 +488,40 @@ class Numpy(Files):
 
     Columns of fixed length are [rows, max_length]. Those of lists are their values end to end,
     with NAME_offsets.npy int64[rows + 1] beside them; segments are records of file, position and
-    start. packer.json has the metadata of a shard: max_length, label_shift, pad_token_id, ...
+    start. Carried columns are carried_NAME.npy, with escapes where no file could be called so.
+    packer.json has the metadata of a shard: max_length, label_shift, pad_token_id, ...
     """
 
     takes = staticmethod(batches)
     keeps_pairs = True
     in_order = True
+    keeps_carried = True
 
     def begin(self) -> None:
         packed = self.exported
+        self._carried = packed.facts.config.carried
         rows, segments = packed.facts.rows, packed.facts.segments
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists
-        for name in packed.facts.config.columns:
-            kind = column_type(name, packed.facts.config)
-            dtype = _dtype_of(kind.value_type)
+        for own in packed.facts.config.columns:
+            kind, one = column_type(own, packed.facts.config), self._carried.get(own)
+            dtype = _dtype_of(kind.value_type) if one is None else _dtype_of_carried(one)
+            dtype, each, name = dtype.base, dtype.shape, self._file(own)
             if pa.types.is_fixed_size_list(kind):
-                self._begin(name, dtype, rows, packed.max_length)
+                self._begin(name, dtype, rows, packed.max_length, *each)
                 continue
-            self._begin(name, dtype, segments if name in OF_SEGMENTS else segments + rows)
+            of_segments = own in OF_SEGMENTS or one is not None
+            self._begin(name, dtype, segments if of_segments else segments + rows, *each)
             self._begin(name + "_offsets", np.dtype(np.int64), rows + 1).write(bytes(8))
             self._filled[name] = 0
 
+    def _file(self, name: str) -> str:
+        """What the file of a column is called, without its ending."""
+        return f"carried_{quote(name, safe='')}" if name in self._carried else name
+
     def _begin(self, name: str, dtype: Any, *shape: int) -> IO[bytes]:
+        if name in self._files:
+            raise UsageError(f"--to numpy: two columns would be in {name}.npy", "see --to parquet")
         file = self._files[name] = self.open(f"{name}.npy")
         description = {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         write_array_header_1_0(file, description)
@@ -476,18 +530,29 @@ class Numpy(Files):
     def write(self, part: Any) -> None:
         if not (description := self.folder / "packer.json").exists():
             description.write_bytes(part.schema.metadata[b"packer"])
-        for name in part.schema.names:
-            column = part.column(name)
+        for own in part.schema.names:
+            column, name = part.column(own), self._file(own)
+            if one := self._carried.get(own):
+                values = as_numbers(one, carried_values(part, one))
+            elif name not in self._filled:
+                values = rows_of(column)
+            elif pa.types.is_struct(column.type.value_type):
+                values = _records(column.flatten())
+            else:
+                values = lists_of(part, own)[0]
+            self._files[name].write(np.ascontiguousarray(values).data)
             if name not in self._filled:
-                self._files[name].write(np.ascontiguousarray(rows_of(column)).data)
                 continue
-            is_struct = pa.types.is_struct(column.type.value_type)
-            values = _records(column.flatten()) if is_struct else lists_of(part, name)[0]
             edges = column.offsets.to_numpy().astype(np.int64)
             offsets = edges[1:] - edges[0] + self._filled[name]
-            self._files[name].write(np.ascontiguousarray(values).data)
             self._files[name + "_offsets"].write(offsets.data)
             self._filled[name] = int(offsets[-1])
+
+
+def _dtype_of_carried(column: Carried) -> Any:
+    """Of a value, or of its K values, as numbers."""
+    kind = as_numbers(column, np.empty(0, column.dtype.base)).dtype
+    return np.dtype((kind, column.dtype.shape))
 
 
 def _dtype_of(item: Any) -> Any:
@@ -511,6 +576,7 @@ class Packed(Writer):
 
     takes = staticmethod(units)
     keeps_pairs = True
+    keeps_carried = True
 
     def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:
         super().__init__(folder, packed, even=even)
@@ -528,6 +594,7 @@ class Packed(Writer):
     def write(self, part: list[Shard]) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
         view, parts = self._view, None
+        carried = view.facts.config.carried.values()
         try:
             for shard in part:
                 counts = np.zeros(3, np.int64)
@@ -536,7 +603,7 @@ class Packed(Writer):
                         parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, self._most)
                     _, lengths, offsets = segments_of(batch)
                     counted = len(lengths), int(lengths.sum()), trained
-                    parts.write_rows(batch, *counted)
+                    parts.write_rows(batch, *counted, measured_in(batch, carried))
                     counts += counted
                     self._sums.write(squared_sums(lengths, offsets).astype("<i8", copy=False).data)
                 compare(view.path / shard.file, shard, *counts.tolist())
@@ -580,7 +647,7 @@ class Packed(Writer):
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {
             "config": view.manifest["config"] | {"view": False},
-            "shards": [msgspec.structs.asdict(shard) for shard in self._shards],
+            "shards": msgspec.to_builtins(self._shards),
             "side_files": facts.side_files | hashes,
         }
         (self.folder / MANIFEST).write_bytes(to_bytes(document))

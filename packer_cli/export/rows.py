@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,20 @@ import numpy as np
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
+from packer_cli.options.carried import Carried
 from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import View
-from packer_cli.result.reader import PACK_AGAIN, PackedDirectory, lists_of, rows_of, segments_of
+from packer_cli.result.reader import (
+    PACK_AGAIN,
+    PackedDirectory,
+    carried_values,
+    lists_of,
+    places_in,
+    rows_of,
+    segments_of,
+)
 from packer_cli.result.rules import (
     damage,
     documents_of,
@@ -28,7 +37,7 @@ from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read
-_Pieces = Callable[[Int64], tuple[Int32, Int32 | None]]
+_Pieces = Callable[[Int64], tuple[Int32, Int32 | None, Callable[[Carried], Any]]]
 
 _CHUNK_TOKENS = 1 << 20
 
@@ -41,12 +50,15 @@ class Rows:
     labels   int32[T], unshifted whatever the directory has; None when it has none
     lengths  int64[s], tokens of each segment
     first    int64[rows + 1]: row r has the segments first[r] .. first[r + 1]
+    carried  gives a carried column as it is stored: [T], or of records [s]; each with K values or
+             with one
     """
 
     ids: Int32
     labels: Int32 | None
     lengths: Int64
     first: Int64
+    carried: Callable[[Carried], Any]
 
     @cached_property
     def segment_offsets(self) -> Int64:
@@ -134,27 +146,28 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
     time.
     """
     for batch in batches(packed, read, order):
-        begin, length, first = _places(batch, packed)
+        begin, length, first = places_in(batch, packed.max_length)
 
         def column(name: str, begin: Int64 = begin, length: Int64 = length, of: Any = batch) -> Any:
-            out = np.empty(int(length.sum()), np.uint32)
-            flat = rows_of(of.column(name)).reshape(-1).view(np.uint32)
+            flat = _flat(of, name)
+            out = np.empty((int(length.sum()), *flat.shape[1:]), flat.dtype)
+            there, here = (one.reshape(-1).view(np.uint8) for one in (flat, out))
             lengths = length.astype(np.int32)
-            filling.gather_pieces(flat.view(np.uint8), 4, begin, lengths, out.view(np.uint8))
-            return out.view(np.int32)
+            filling.gather_pieces(there, flat[:1].nbytes, begin, lengths, here)
+            return out
+
+        def carried(one: Carried, column: Any = column, of: Any = batch) -> Any:
+            return carried_values(of, one) if one.is_of_segments else column(one.name)
 
         labels = column("labels") if _has_labels(packed) else None
-        yield Rows(column("input_ids"), _unshifted(labels, length, packed), length, first)
+        unshifted = _unshifted(labels, length, packed)
+        yield Rows(column("input_ids"), unshifted, length, first, carried)
 
 
-def _places(batch: Any, packed: PackedDirectory) -> tuple[Int64, Int64, Int64]:
-    """As `segments_of`, but `begin` counts over all rows of the batch."""
-    begin, length, first = segments_of(batch)
-    return (
-        begin + np.repeat(np.arange(batch.num_rows), np.diff(first)) * packed.max_length,
-        length,
-        first,
-    )
+def _flat(batch: Any, name: str) -> Any:
+    """A column of values for each place, those of all rows end to end: [n], or [n, K]."""
+    values = rows_of(batch.column(name))
+    return values.reshape(-1, *values.shape[2:])
 
 
 def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
@@ -182,9 +195,15 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
         count += len(tokens)
         cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
         for some in np.split(np.arange(len(tokens)), cuts):
-            ids, labels = pieces(order[first[some[0]] : first[some[-1] + 1]])
+            ids, labels, of_pieces = pieces(order[first[some[0]] : first[some[-1] + 1]])
             labels = labels if has_labels else None
-            yield Rows(ids, labels, tokens[some], np.arange(len(some) + 1))
+            begins = first[some] - first[some[0]]
+
+            def carried(one: Carried, of: Any = of_pieces, begins: Int64 = begins) -> Any:
+                values = of(one)
+                return values[begins] if one.is_of_segments else values
+
+            yield Rows(ids, labels, tokens[some], np.arange(len(some) + 1), carried)
     if count != expected:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
@@ -192,24 +211,32 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
 
 
 def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
-    """The segments of a unit, and what gives (ids, labels) of some of them by their numbers."""
+    """The segments of a unit, and what gives (ids, labels, carried) of some of them by their
+    numbers.
+    """
     unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
     places = []
     for number, batch in enumerate(unit):
-        begin, length = _places(batch, packed)[:2]
+        begin, length = places_in(batch, packed.max_length)[:2]
         places.append(np.stack([np.full(len(begin), number), begin, length]))
     where = np.concatenate(places, axis=1)
 
-    def column(name: str, which: Int64) -> Int32:
+    def column(name: str, which: Int64) -> Any:
         """Its values in pieces that lie in several batches, end to end."""
         numbers, begins, lengths = where[:, which].tolist()
-        flat = {one: rows_of(unit[one].column(name)).reshape(-1) for one in {*numbers}}
+        flat = {one: _flat(unit[one], name) for one in {*numbers}}
         found = zip(numbers, begins, lengths, strict=True)
         return np.concatenate([flat[one][begin : begin + length] for one, begin, length in found])
 
-    def pieces(which: Int64) -> tuple[Int32, Int32 | None]:
+    def carried(which: Int64, one: Carried) -> Any:
+        if not one.is_of_segments:
+            return column(one.name, which)
+        return np.concatenate([carried_values(batch, one) for batch in unit])[which]
+
+    def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[Carried], Any]]:
         labels = column("labels", which) if _has_labels(packed) else None
-        return column("input_ids", which), _unshifted(labels, where[2, which], packed)
+        unshifted = _unshifted(labels, where[2, which], packed)
+        return column("input_ids", which), unshifted, partial(carried, which)
 
     return np.concatenate([segments_in(batch) for batch in unit], axis=1), pieces
 
@@ -222,7 +249,12 @@ def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Piece
         compare(view.path / shard.file, shard, parts[-1].shape[1], int(parts[-1][3].sum()))
         read(shard.bytes)
     segments = np.concatenate(parts, axis=1)
-    return segments, lambda which: view.taken(segments[:, which])
+
+    def carried(which: Int64, one: Carried) -> Any:
+        values = view.carried_of(segments[:, which])[one.name]
+        return values[offsets_of(segments[3, which])[:-1]] if one.is_of_segments else values
+
+    return segments, lambda which: (*view.taken(segments[:, which]), partial(carried, which))
 
 
 def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[Rows]:
@@ -237,7 +269,8 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
             if "trained" in batch.schema.names:
                 labels = np.where(trained_flags(batch), ids, np.int32(IGNORED))
                 labels[offsets[:-1]] = IGNORED  # nothing predicts it
-            yield Rows(ids, labels, np.diff(offsets), np.arange(len(batch) + 1))
+            carried = partial(carried_values, batch)
+            yield Rows(ids, labels, np.diff(offsets), np.arange(len(batch) + 1), carried)
             read(shard.bytes * len(batch) // shard.rows)
 
 

@@ -16,24 +16,24 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from packer_cli.errors import UsageError, named
 from packer_cli.records import Values
 
+if TYPE_CHECKING:  # --help and stats need no arrays
+    import numpy as np
+    import numpy.typing as npt
+
 # How values are stored. A bool has a byte, which is 0 or 1; bfloat16 the upper half of a float32.
-TYPES: dict[str, npt.DTypeLike] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": np.uint16,
-    "int32": np.int32,
-    "int64": np.int64,
-    "uint8": np.uint8,
-    "bool": np.uint8,
+TYPES = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "uint16",
+    "int32": "int32",
+    "int64": "int64",
+    "uint8": "uint8",
+    "bool": "uint8",
 }
 TOKEN, MESSAGE, RECORD = "token", "message", "record"
 _FORM = re.compile(r"(.+):([a-z0-9]+)(?:\[(\d+)\])?(?:/(token|message|record))?", re.DOTALL)
@@ -43,7 +43,7 @@ _MOST_VALUES = 1 << 12
 _TAKEN = frozenset((
     "input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "seq_idx",
     "cu_seqlens", "cu_seqlens_padded", "segments", "pair", "side", "source", "file", "position",
-    "start", "trained", "chosen", "text", "messages",
+    "start", "trained", "chosen", "text", "messages", "seq_lengths",
 ))  # fmt: skip
 
 
@@ -69,11 +69,15 @@ class Carried:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of a value, or of its `count` values."""
+        import numpy as np  # noqa: PLC0415
+
         return np.dtype((TYPES[self.type], () if self.count is None else (self.count,)))
 
     @property
     def arrow_type(self) -> Any:
         """As `dtype`, of Arrow."""
+        import pyarrow as pa  # noqa: PLC0415
+
         kind = pa.from_numpy_dtype(self.dtype.base)
         if self.count is None:
             return kind
@@ -112,6 +116,8 @@ def carried_columns(texts: Sequence[str]) -> dict[str, Carried]:
 
 def row_type(columns: Sequence[Carried]) -> np.dtype[Any]:
     """Of the values of a token: a field for each column."""
+    import numpy as np  # noqa: PLC0415
+
     return np.dtype([(one.name, one.dtype) for one in columns])
 
 
@@ -129,6 +135,8 @@ def fields_of(values: Values, columns: Iterable[Carried]) -> npt.NDArray[Any]:
 
 def default_of(column: Carried, text: str) -> Any:
     """The value that `--carry-default` gives a column. Raises UsageError."""
+    import numpy as np  # noqa: PLC0415
+
     try:
         value = json.loads(text)
         return stored(column, np.asarray(value))
@@ -143,6 +151,8 @@ def stored(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Values as they are stored. Raises ValueError, with a reason, for those that the type cannot
     hold: not finite, out of range, or not whole.
     """
+    import numpy as np  # noqa: PLC0415
+
     kind = values.dtype.kind
     if column.type == "bool":
         if kind != "b":
@@ -169,6 +179,8 @@ def _check(column: Carried, values: npt.NDArray[Any], holds: npt.NDArray[np.bool
 
 def _bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32, rounded to the nearest, ties to even."""
+    import numpy as np  # noqa: PLC0415
+
     with np.errstate(over="ignore"):
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
     upper = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
@@ -176,8 +188,32 @@ def _bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     return halves
 
 
+def measured(
+    column: Carried, values: npt.NDArray[Any], begin: Any = None, length: Any = None
+) -> tuple[int, Any, Any, float]:
+    """Count, minimum, maximum and sum of stored values [n], or [n, K]: the same on every machine.
+
+    begin, length  int64[s], ascending: where there are values, and 0 elsewhere; None: everywhere
+    """
+    import numpy as np  # noqa: PLC0415
+
+    numbers = (as_numbers(column, values) if column.is_float else values).reshape(-1)
+    if numbers.dtype == np.float16:  # slow
+        numbers = numbers.astype(np.float32)
+    low, high, number = numbers, numbers, len(numbers)
+    if begin is not None:
+        width = column.count or 1
+        edges = np.stack([begin, begin + length], axis=1).reshape(-1) * width
+        edges = edges[: len(edges) - (edges[-1] == len(numbers))]
+        low, high = (one.reduceat(numbers, edges)[::2] for one in (np.minimum, np.maximum))
+        number = int(length.sum()) * width
+    return number, low.min().item(), high.max().item(), float(numbers.sum(dtype=np.float64))
+
+
 def as_numbers(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Stored values as numbers that numpy knows: bfloat16 as float32, a bool as bool."""
+    import numpy as np  # noqa: PLC0415
+
     if column.type == "bfloat16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(bool) if column.type == "bool" else values

@@ -22,8 +22,9 @@
   };
   const fill = (place, row) => {
     let at = row.begin, token = 0;
-    row.segments.forEach(([length, first, runs, tokens], number) => {
-      place.append(piece("div", "edge", `document ${number}: ${tokens.toLocaleString("en")} tokens, from ${token}`));
+    row.segments.forEach(([length, first, runs, tokens, carried], number) => {
+      const about = `document ${number}: ${tokens.toLocaleString("en")} tokens, from ${token}`;
+      place.append(piece("div", "edge", carried ? `${about}; ${carried}` : about));
       const text = piece("div", "words", "");
       let trained = first, run = 0, left = runs.length ? runs[0] : Infinity, here = token;
       for (const end = at + length; at < end; at++, left--) {

@@ -20,7 +20,7 @@ import numpy as np
 
 import packer_cli
 from packer_cli.reports.report import PageRow, Report, Rows
-from packer_cli.reports.show import Shown
+from packer_cli.reports.show import Shown, carried_in
 from packer_cli.result.wording import plural
 from packer_cli.tokenization.decoding import Decoder
 
@@ -136,7 +136,8 @@ def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder 
             trained = [] if flags is None else flags[firsts[: len(own)]].tolist()
             runs = [len(list(run)) for _, run in groupby(trained)]
             begun = int(trained[0]) if trained else -1
-            segments.append([len(own), begun, runs, len(segment.ids)])
+            about_it = [carried_in(segment)] if segment.carried else []
+            segments.append([len(own), begun, runs, len(segment.ids), *about_it])
             numbers += [number for number, _ in own]
         contents.append({"segments": segments, "padding": one.padding})
         labelled = [part.trained for part in one.segments if part.trained is not None]

@@ -8,8 +8,8 @@ data is hostile: no control character of it reaches the terminal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,14 +21,15 @@ from rich.segment import Segments
 from rich.style import Style
 
 from packer_cli.errors import DataError, UsageError, visible
+from packer_cli.options.carried import as_numbers
 from packer_cli.records import IGNORED, Int32
 from packer_cli.reports.terminal import is_plain
 from packer_cli.result.layout import short_name
 from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
-from packer_cli.result.reader import PackedDirectory, rows_of, segments_of
+from packer_cli.result.reader import PackedDirectory, carried_values, rows_of, segments_of
 from packer_cli.result.rules import Side, side_name, sides_in, sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
-from packer_cli.result.wording import plural
+from packer_cli.result.wording import plural, value
 from packer_cli.tokenization.decoding import Decoder
 
 _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
@@ -43,6 +44,8 @@ class Segment:
     trained  bool[tokens], or None when the column labels was not written
     pair     the number of its pair in the row; None where records are not of preference
     side     of the pair: "chosen"; "" where records are not of preference
+    carried  by name: what follows the record, or [tokens], what follows each token; K of these are
+             lists
     """
 
     index: int
@@ -51,6 +54,7 @@ class Segment:
     trained: npt.NDArray[np.bool_] | None
     pair: int | None = None
     side: str = ""
+    carried: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,12 +128,18 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     if "segments" in batch.schema.names:
         places = (origins or Origins(packed.facts)).of(sources_of(batch))
     sides: list[Side | None] = [*sides_in(batch)] or [None] * len(begins)
+    columns = packed.facts.config.carried.items()
+    values = {name: as_numbers(one, carried_values(batch, one)) for name, one in columns}
     segments = []
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
         its, side = slice(begin, begin + length), sides[number]
         pair, name = (None, "") if side is None else (side.pair, str(side))
         flags = None if trained is None else trained[its]
-        segments.append(Segment(number, places[number], ids[its], flags, pair, name))
+        carried = {
+            own: values[own][number] if one.is_of_segments else values[own][0, its]
+            for own, one in columns
+        }
+        segments.append(Segment(number, places[number], ids[its], flags, pair, name, carried))
     padding = packed.max_length - int(lengths.sum())
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
 
@@ -151,13 +161,23 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
     flags[:1] = False  # nothing predicts it
     origin = input_origin(facts.inputs[file], facts.config, position)
     ids = tokens.gather(first, np.array([index]), first, length)
-    whole, sides = Segment(0, origin, ids.view(np.int32), flags), []
+    values: Any = tokens.carried_of(np.array([index]), first, length)
+    carried = dict[str, Any]()
+    for name, column in tokenized.carried.items():
+        found = as_numbers(column, values[name])
+        carried[name] = found[0] if column.is_of_segments else found
+    whole, sides = Segment(0, origin, ids.view(np.int32), flags, carried=carried), []
     if tokenized.has_pairs:
         edge = int(tokenized.chosen[index])
         parts = [one for one in (slice(0, edge), slice(edge, None)) if len(whole.ids[one])]
         for one in parts:
             side = side_name(int(one.start < edge), paired=len(parts) == 2)
-            sides.append(replace(whole, ids=whole.ids[one], trained=flags[one], side=side))
+            own = {
+                name: found if tokenized.carried[name].is_of_segments else found[one]
+                for name, found in carried.items()
+            }
+            made = replace(whole, ids=whole.ids[one], trained=flags[one], side=side, carried=own)
+            sides.append(made)
     in_shard = index - int(tokenized.firsts[number])
     return Shown("document", index, shard.file, in_shard, [whole], sides)
 
@@ -226,13 +246,35 @@ def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
         content = {"text": "".join(span.text for span in run)} if decoder else {"ids": ids}
         spans.append(content | {"trained": trained})
     text = "".join(span.text for span in _spans(segment, decoder, whole=True))
+    carried = {name: _plain(values) for name, values in segment.carried.items()}
     return {
         **origin_as_json(segment.origin),
         "tokens": len(segment.ids),
         "trained_tokens": _trained_in([segment]),
         "text": text if decoder else None,
         "spans": spans,
+        **({"carried": carried} if carried else {}),
     }
+
+
+def _plain(values: Any) -> Any:
+    """Values as Python has them: a float with as few digits as tell it from its neighbors."""
+    if values.dtype.kind == "f":
+        values = values.astype(str).astype(np.float64)
+    return values.tolist()
+
+
+def carried_in(segment: Segment) -> str:
+    """What follows a segment, for people: "reward 0.5; logprobs -2.1 to -0.1, mean -0.7"."""
+    parts = []
+    for name, values in segment.carried.items():
+        if values.ndim == 0:
+            parts.append(f"{visible(name)} {value(values.item())}")
+        else:
+            low, high = (value(one.item()) for one in (values.min(), values.max()))
+            mean = value(float(values.mean(dtype=np.float64)))
+            parts.append(f"{visible(name)} {low} to {high}, mean {mean}")
+    return "; ".join(parts)
 
 
 class Printer:
@@ -272,6 +314,8 @@ class Printer:
                 pair = "" if one.pair is None else f", pair {one.pair} {one.side}"
                 self._add(f"{rule} {name}", "bold cyan")
                 self._add(f"{pair}: {_about(one) if of_row else _counts([one])}\n", "cyan")
+            if one.carried:
+                self._add(f"   {carried_in(one)}\n", "cyan")
             self._print_tokens(_spans(one, self._decoder))
         if shown.padding and segments is every:
             self._add(f"... {plural(shown.padding, 'padding token')}\n", "dim")

@@ -13,6 +13,8 @@ from typing import Any
 from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
+from packer_cli.errors import named
+from packer_cli.options.carried import carried_columns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import (
@@ -42,7 +44,14 @@ from packer_cli.reports.report import (
     table_of_sources,
 )
 from packer_cli.result.counts import mixedness
-from packer_cli.result.layout import DOCUMENTS, TEMPLATE, kind_of, short_name
+from packer_cli.result.layout import (
+    DOCUMENTS,
+    TEMPLATE,
+    Measured,
+    add_measured,
+    kind_of,
+    short_name,
+)
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     TOKENIZED,
@@ -57,7 +66,15 @@ from packer_cli.result.manifest import (
     sources_as_json,
 )
 from packer_cli.result.warnings import warnings_of
-from packer_cli.result.wording import count, directories, percent, plural, size, unshown
+from packer_cli.result.wording import (
+    count,
+    directories,
+    percent,
+    plural,
+    size,
+    unshown,
+    value,
+)
 
 _MOST_INPUTS = 100  # that a page lists: it stays small
 _OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records", "size")
@@ -98,6 +115,7 @@ def stats_report(
     sections = [*_histograms(manifest)] if is_detailed else []
     if isinstance(manifest, Manifest) and manifest.sources:
         sections.insert(0, _of_recipe(manifest, by))
+    sections += _carried(manifest)
     sections += _listed(manifest, by)
     if steps is not None:
         sections.append(Section("Steps", [_steps(steps)]))
@@ -136,6 +154,8 @@ def _content(
             content["by_source"] = by_source(manifest)
     else:
         content |= {"kind": TOKENIZED} | _origin(manifest) | _figures_of_documents(manifest)
+    if carried := _carried_figures(manifest):
+        content["carried"] = carried
     content["warnings"] = [one._asdict() for one in warnings_of(manifest)]
     content["histograms"] = document["histograms"]
     if by == "shard":
@@ -294,6 +314,40 @@ def _histograms(manifest: Result) -> Iterator[Section]:
         if len(manifest.inputs_now) > 1:
             charts.append(alike("input", "from one input", histograms.one_input))
         yield Section("How mixed rows are", charts, only="page")
+
+
+def _carried_figures(manifest: Result) -> dict[str, Any]:
+    """What is known of each carried column, by name; of a view, where its values are."""
+    total = dict[str, Measured]()
+    for shard in manifest.shards:
+        add_measured(total, shard.carried)
+    found = dict[str, Any]()
+    for name, one in manifest.config.carried.items():
+        found[name] = {"type": one.type, "count": one.count, "of": one.of}
+        if name in total:
+            number, low, high, its_sum = total[name]
+            figures = {"minimum": low, "mean": its_sum / number, "maximum": high}
+            found[name] |= {"values": number} | figures
+        else:
+            paths = [one.path for one in manifest.inputs_now.values()]
+            found[name]["directories"] = [str(Path(path).parent) for path in paths]
+    return found
+
+
+def _carried(manifest: Result) -> Iterator[Section]:
+    found, rows, title = _carried_figures(manifest), list[list[str]](), "carried columns"
+    for name, one in found.items():
+        kind = one["type"] + ("" if one["count"] is None else f"[{one['count']}]")
+        kind += " (as uint16)" * (one["type"] == "bfloat16")
+        figures = [value(one[of]) for of in ("minimum", "mean", "maximum") if of in one]
+        figures = figures and [count(one["values"]), *figures]
+        rows.append([name, kind, one["of"], *figures])
+        if not figures:
+            title = f"carried columns, with their values in {named(one['directories'], 3)}"
+    if rows:
+        head = ["column", "type", "of", "values", "minimum", "mean", "maximum"][: len(rows[0])]
+        table = Table(title, head, rows, text=["column", "type", "of"], names_first=True)
+        yield Section("Carried values", [table])
 
 
 def _listed(manifest: Result, by: str | None) -> Iterator[Section]:
@@ -529,7 +583,7 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
 def _options_of_rows(config: dict[str, Any]) -> Iterator[str]:
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
-    unasked = (PADDED_BOUNDARIES, *PAIR_COLUMNS)
+    unasked = (PADDED_BOUNDARIES, *PAIR_COLUMNS, *carried_columns(tuple(config.get("carry", ()))))
     columns = [name for name in config["columns"] if name not in unasked]
     if columns == [*DEFAULT_COLUMNS, "position_ids"]:
         yield "--position-ids"

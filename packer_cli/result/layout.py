@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -55,6 +55,7 @@ MISSING = "is missing"
 _HASH_BYTES = 1 << 20
 _FETCHED_BYTES = 4 << 20
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Measured = tuple[Count, int | float, int | float, float]  # count, minimum, maximum and sum
 AtLeastOne = Annotated[int, Meta(ge=1, le=1 << 53)]
 _Kind = TypeVar("_Kind")
 
@@ -68,8 +69,11 @@ def built(kind: type[_Kind]) -> type[_Kind]:
 
 
 @built
-class Shard(Struct):
-    """One finished file, as the manifest and the records of units describe it."""
+class Shard(Struct, omit_defaults=True):
+    """One finished file, as the manifest and the records of units describe it.
+
+    carried  of the values in each carried column, without padding; of views, which have none, {}
+    """
 
     file: Annotated[str, Meta(pattern=_SHARD_PATTERN, max_length=100)]
     unit: Count
@@ -79,11 +83,19 @@ class Shard(Struct):
     trained_tokens: Count
     bytes: AtLeastOne
     sha256: str
+    carried: dict[str, Measured] = {}
 
     @classmethod
     def begun(cls, file: str, unit: int) -> Shard:
         """A shard that is being written: nothing is counted yet."""
         return cls(file, unit, 0, 0, 0, 0, 0, "")
+
+
+def add_measured(total: dict[str, Measured], more: Mapping[str, Measured]) -> None:
+    """Add what some values of columns are to what others are. OUT total."""
+    for name, its in more.items():
+        number, low, high, add = total.get(name, (0, its[1], its[2], 0.0))
+        total[name] = number + its[0], min(low, its[1]), max(high, its[2]), add + its[3]
 
 
 def unnamed_shard(kind: str, unit: int, part: int) -> str:

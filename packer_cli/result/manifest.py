@@ -34,6 +34,7 @@ from packer_cli.errors import (
     UsageError,
     from_os_error,
 )
+from packer_cli.options.carried import Carried, carried_columns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
 from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, TRAIN, VALIDATION, PackConfig
@@ -91,6 +92,11 @@ class DocumentsConfig(Struct, frozen=True, kw_only=True):
     turns: str = "all"
     carry: list[str] = []
     carry_default: list[tuple[str, str]] = []
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        """The carried columns, by name."""
+        return carried_columns(tuple(self.carry))
 
 
 class Config(DocumentsConfig, frozen=True, kw_only=True):

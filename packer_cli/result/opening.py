@@ -23,7 +23,6 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.carried import carried_columns
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.layout import MANIFEST, Shard, digest
@@ -107,7 +106,7 @@ class View(PackedDirectory):
         """
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
-        self._carried = carried_columns(tuple(facts.config.carry))
+        self._carried = facts.config.carried
         self._tokens = Tokens(self.directories, self._carried.values(), facts.config.carry_default)
 
     def _complete(self, shard: Shard) -> Iterator[Any]:
@@ -140,6 +139,11 @@ class View(PackedDirectory):
                 self._filled(mapped, rows, ())  # which checks them
                 found.append(segments_in(stored))
         return np.concatenate(found, axis=1)
+
+    def carried_of(self, segments: Int64) -> Any:
+        """What follows the tokens of such segments, end to end: a field for each column."""
+        start, length = segments[2:].astype(np.int32, order="C")
+        return self._tokens.carried_of(self._tokens.numbered(*segments[:2]), start, length)
 
     def taken(self, segments: Int64) -> tuple[Int32, Int32]:
         """(ids, labels) int32 of such segments, end to end; labels are unshifted."""

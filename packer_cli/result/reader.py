@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,9 +30,10 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
+from packer_cli.options.carried import Carried, measured
 from packer_cli.options.options import PADDED_BOUNDARIES, view_columns
 from packer_cli.records import Int32, Int64
-from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Shard, problem_of
+from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Measured, Shard, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (
     fixed,
@@ -479,6 +480,34 @@ def segments_of(batch: Any) -> tuple[Int64, Int64, Int64]:
     begin = np.delete(places, last)
     length = np.delete(np.diff(boundaries), last[:-1])
     return begin.astype(np.int64), length.astype(np.int64), edges - np.arange(len(edges))
+
+
+def places_in(batch: Any, max_length: int) -> tuple[Int64, Int64, Int64]:
+    """As `segments_of`, but `begin` counts over all rows of the batch."""
+    begin, length, first = segments_of(batch)
+    rows = np.repeat(np.arange(batch.num_rows), np.diff(first))
+    return begin + rows * max_length, length, first
+
+
+def measured_in(batch: Any, carried: Iterable[Carried]) -> dict[str, Measured]:
+    """What a shard says of the carried columns of a sound batch, of rows or of documents."""
+    found = dict[str, Measured]()
+    for one in carried:
+        values, where = carried_values(batch, one), tuple[Int64, ...]()
+        if "cu_seqlens" in batch.schema.names and not one.is_of_segments:
+            where = places_in(batch, values.shape[1])[:2]
+            values = values.reshape(-1, *values.shape[2:])
+        found[one.name] = measured(one, values, *where)
+    return found
+
+
+def carried_values(batch: Any, column: Carried) -> npt.NDArray[Any]:
+    """A carried column as it is stored: of rows [rows, max_length], or [s] of records; of documents
+    [T], or [n] of records. With K values each has another dimension.
+    """
+    stored = batch.column(column.name)
+    is_list = pa.types.is_list(stored.type)
+    return lists_of(batch, column.name)[0] if is_list else plain_values(stored)
 
 
 def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64:

@@ -15,6 +15,8 @@ side            1 or 0; of a pair's two segments 1 first, then 0. Where segments
                 pair's two are of one document, the second right after the first; all others begin
                 a document
 
+carried         0 outside segments; finite; a bool 0 or 1; of records a value for each segment
+
 Segments lead back to documents: a document's pieces lie in the rows of one unit. Segments of a unit
 are kept as int64[4, segments]: the input, the document's position in it, the segment's first token
 in the document, its tokens.
@@ -22,7 +24,7 @@ in the document, its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -32,11 +34,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import DataError
+from packer_cli.options.carried import Carried, as_numbers
 from packer_cli.options.options import OF_SEGMENTS, PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory, lists_of, rows_of, segments_of
+from packer_cli.result.reader import (
+    PackedDirectory,
+    carried_values,
+    lists_of,
+    rows_of,
+    segments_of,
+)
 from packer_cli.result.shard_writer import content_hashes
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
 
@@ -57,7 +66,7 @@ class Broken(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimits:
-    """The values that rules depend on. `highest_id`: the tokenizer's, None when not known."""
+    """What rules depend on. `highest_id`: the tokenizer's, None when not known."""
 
     max_length: int
     pad_token_id: int
@@ -65,13 +74,14 @@ class RowLimits:
     segment_multiple: int = 1
     label_shift: str = "none"
     highest_id: int | None = None
+    carried: Sequence[Carried] = ()
 
     @classmethod
     def of(cls, facts: Manifest, highest_id: int | None = None) -> RowLimits:
         config = facts.config
         return cls(
             config.max_length, facts.pad_token_id, config.max_segments_per_row,
-            config.segment_multiple, config.label_shift, highest_id,
+            config.segment_multiple, config.label_shift, highest_id, (*config.carried.values(),),
         )  # fmt: skip
 
 
@@ -107,13 +117,26 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
     if "position_ids" in names:
         found, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
         rules.append((f"position_ids {rule}", found == position, found, position))
+    for one in limits.carried:
+        if not one.is_of_segments:
+            values = rows_of(batch.column(one.name))
+            rule = f"{one.name} holds something other than 0 in padding"
+            rules.append((rule, real | _each(one, values == 0), values, None))
+            rules += [(*its, values, None) for its in _of_values(one, values)]
     broken = [one for rule in rules for one in _broken(*rule)]
-    return [*broken, *broken_segments(batch)]
+    of_segments = broken_segments(batch, limits.carried)
+    for one in limits.carried if not of_segments else ():
+        if one.is_of_segments:
+            values, edges = lists_of(batch, one.name)
+            for rule, holds in _of_values(one, values):
+                of_row = np.logical_and.reduceat(holds, edges[:-1])
+                broken += _broken(rule, of_row, example=values[np.argmin(holds)])
+    return [*broken, *of_segments]
 
 
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules that prevent taking segments out of rows; much faster than all rules."""
-    return _broken_places(batch, limits) or broken_segments(batch)
+    return _broken_places(batch, limits) or broken_segments(batch, limits.carried)
 
 
 def damage(batch: Any, packed: PackedDirectory) -> str:
@@ -240,10 +263,24 @@ def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
     return position, position < np.repeat(tokens, lengths).reshape(shape)
 
 
-def broken_segments(batch: Any) -> list[Broken]:
+def _of_values(column: Carried, values: Any) -> Iterator[tuple[str, _Flags]]:
+    """(rule, where it holds) of what a carried column has for tokens, or for records."""
+    if column.is_float:
+        finite = np.isfinite(as_numbers(column, values))
+        yield f"{column.name} holds a value that is not finite", _each(column, finite)
+    if column.type == "bool":
+        yield f"{column.name} holds neither 0 nor 1", _each(column, values <= 1)
+
+
+def _each(column: Carried, holds: _Flags) -> _Flags:
+    """Whether it holds for all values of a token, or of a record."""
+    return holds if column.count is None else np.asarray(holds.all(-1))
+
+
+def broken_segments(batch: Any, carried: Sequence[Carried] = ()) -> list[Broken]:
     """The broken rules of columns with a value for each segment. The boundaries must be sound."""
     _, length, offsets = segments_of(batch)
-    for name in OF_SEGMENTS:
+    for name in (*OF_SEGMENTS, *(one.name for one in carried if one.is_of_segments)):
         if name in batch.schema.names:
             counts = np.diff(batch.column(name).offsets.to_numpy())
             holds = counts == np.diff(offsets)
@@ -378,17 +415,23 @@ def sound_batches(
     index = pa.Table.from_batches(tokenized.index_batches(number)).combine_chunks()
     for batch in tokenized.stored(shard):
         own = index.slice(first, len(batch))
-        for at, text in chain(_broken_documents(batch, highest, inputs), _other_index(batch, own)):
+        for at, text in chain(
+            _broken_documents(batch, highest, inputs, tokenized.carried.values()),
+            _other_index(batch, own),
+        ):
             raise DataError(f"{path}: document {first + at}: {text}", AGAIN)
         first += len(batch)
         yield batch, own
 
 
-def _broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[tuple[int, str]]:
+def _broken_documents(
+    batch: Any, highest: int | None, inputs: int, carried: Iterable[Carried]
+) -> Iterator[tuple[int, str]]:
     """(document, what is wrong with it) of a batch, at most one of each kind.
 
     highest  the highest id there may be; None where that is not known
     inputs   how many inputs there are
+    carried  its carried columns
     """
     ids, offsets = lists_of(batch, "input_ids")
     highest = np.iinfo(np.int32).max if highest is None else highest
@@ -405,6 +448,8 @@ def _broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[
         chosen = batch.column("chosen").to_numpy()
         for at in np.flatnonzero((chosen < 0) | (chosen > lengths))[:1].tolist():
             yield at, f"its chosen side has {chosen[at]} of {lengths[at]} tokens"
+    for one in carried:
+        yield from _broken_values(batch, one, offsets)
     if "trained" not in batch.schema.names:
         return
     edges, offsets = lists_of(batch, "trained")
@@ -416,6 +461,19 @@ def _broken_documents(batch: Any, highest: int | None, inputs: int) -> Iterator[
     for at in of[outside][:1].tolist():
         shown = edges[offsets[at] : offsets[at + 1]][:6].tolist()
         yield at, f"its trained is {shown}, not ascending within its {lengths[at]} tokens"
+
+
+def _broken_values(batch: Any, column: Carried, offsets: Int64) -> Iterator[tuple[int, str]]:
+    """(document, what is wrong with its carried values), at most one of each kind."""
+    values, edges = carried_values(batch, column), np.arange(len(offsets))
+    if not column.is_of_segments:
+        edges = lists_of(batch, column.name)[1]
+        counts, lengths = np.diff(edges), np.diff(offsets)
+        for at in np.flatnonzero(counts != lengths)[:1].tolist():
+            yield at, f"has {counts[at]} values of {column.name}, and {lengths[at]} tokens"
+    for rule, holds in _of_values(column, values):
+        for at in np.flatnonzero(~holds)[:1].tolist():
+            yield int(np.searchsorted(edges, at, side="right")) - 1, f"{rule}: {values[at]}"
 
 
 def _other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
-from packer_cli.options.carried import Carried, carried_columns, fields_of
+from packer_cli.options.carried import Carried, fields_of, measured
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
-from packer_cli.packing.fitting import pair_numbers
+from packer_cli.packing.fitting import padded, pair_numbers
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values
 from packer_cli.result.layout import (
@@ -37,7 +38,9 @@ from packer_cli.result.layout import (
     INDEX,
     PART,
     ROWS,
+    Measured,
     Shard,
+    add_measured,
     unnamed_shard,
 )
 from packer_cli.result.manifest import TOKENIZED, Config
@@ -182,8 +185,17 @@ class ShardParts(Parts):
         self._unit = unit
         self.shards: list[Shard] = []
 
-    def write_rows(self, batch: Any, segments: int, tokens: int, trained_tokens: int) -> None:
-        """Append a record batch with so many segments, tokens and trained tokens in its rows."""
+    def write_rows(
+        self,
+        batch: Any,
+        segments: int,
+        tokens: int,
+        trained_tokens: int,
+        carried: Mapping[str, Measured] = MappingProxyType({}),
+    ) -> None:
+        """Append a record batch with so many segments, tokens and trained tokens in its rows, and
+        such values in carried columns.
+        """
         try:
             self.write(batch)
         except OSError as error:
@@ -195,6 +207,7 @@ class ShardParts(Parts):
         shard.segments += segments
         shard.tokens += tokens
         shard.trained_tokens += trained_tokens
+        add_measured(shard.carried, carried)
 
     def close(self) -> None:
         if self.names:
@@ -204,7 +217,7 @@ class ShardParts(Parts):
 
 def column_type(name: str, config: PackConfig | Config) -> Any:
     """The Arrow type of a column; its values are never null."""
-    carried = carried_columns(tuple(config.carry)).get(name)
+    carried = config.carried.get(name)
     if name in PADDED or (carried and not carried.is_of_segments):
         kind = carried.arrow_type if carried else pa.from_numpy_dtype(PADDED[name])
         return pa.list_(pa.field("item", kind, nullable=False), config.max_length)
@@ -309,7 +322,10 @@ class ShardWriter:
         for name in {"segments", PAIR, SIDE} & {*self._schema.names}:
             parts = _of_segments(name, stock, pieces, edges)
             made[name] = ragged(self._schema.field(name).type, offsets, parts)
+        figures = dict[str, Measured]()
         if stock.carried is not None:
+            columns, length = self._config.carried, stock.length[pieces].astype(np.int64)
+            begin = _places(length, edges, self._config)
             carried = carried_in_rows(
                 self._config, stock.carried, stock.begin, stock.length, order, edges
             )
@@ -317,10 +333,12 @@ class ShardWriter:
                 kind = self._schema.field(name).type
                 is_fixed = pa.types.is_fixed_size_list(kind)
                 made[name] = fixed(kind, values) if is_fixed else ragged(kind, offsets, [values])
-        columns = [made[name] for name in self._schema.names]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+                where = (begin, length) if is_fixed else ()
+                figures[name] = measured(columns[name], values, *where)
+        arrays = [made[name] for name in self._schema.names]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         tokens = int(stock.length[pieces].sum(dtype=np.int64))
-        self._parts.write_rows(batch, len(pieces), tokens, trained_tokens)
+        self._parts.write_rows(batch, len(pieces), tokens, trained_tokens, figures)
 
     def _filled(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
         """The columns of tokens and boundaries, and how many tokens are trained on."""
@@ -374,7 +392,7 @@ def carried_in_rows(
 
     values, begin, length  as in `Stock`; order, row_offsets as in `PlannedRows`
     """
-    columns = carried_columns(tuple(config.carry)).values()
+    columns = config.carried.values()
     first = fields_of(values[begin[order[row_offsets[0] : row_offsets[-1]]]], columns)
     made = {one.name: first[one.name] for one in columns if one.is_of_segments}
     if len(made) < len(columns):
@@ -386,6 +404,15 @@ def carried_in_rows(
         fields = fields_of(rows, columns)
         made |= {one.name: fields[one.name] for one in columns if not one.is_of_segments}
     return {name: np.ascontiguousarray(column) for name, column in made.items()}
+
+
+def _places(length: Int64, edges: Int64, config: PackConfig) -> Int64:
+    """int64[s]: where segments of such lengths begin, counted over all rows."""
+    steps, counts = padded(length, config.segment_multiple), np.diff(edges)
+    ends = np.cumsum(steps)
+    before = np.append(0, ends)[edges[:-1] - edges[0]]
+    places: Int64 = np.arange(len(counts)) * config.max_length - before
+    return ends - steps + np.repeat(places, counts)
 
 
 def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[Any]:
@@ -520,9 +547,9 @@ class DocumentWriter:
         shard_bytes: int,
         schema: Any,
         parts: Callable[..., ShardParts] = ShardParts,
-        carried: Iterable[Carried] = (),
+        carried: Mapping[str, Carried] = MappingProxyType({}),
     ) -> None:
-        self._carried = [*carried]
+        self._carried = carried
         self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes)
         of_index = index_schema(has_chosen="chosen" in schema.names)
         self._indexes = parts(folder, unit, INDEX, of_index, 0)  # of a batch each
@@ -565,16 +592,16 @@ class DocumentWriter:
                 pa.binary(HASH_BYTES), len(lengths), [None, hashes]
             ),
         }
+        figures = dict[str, Measured]()
         if batch.carried is not None:
             edges = batch.offsets.astype(np.int32)
-            fields = fields_of(batch.carried, self._carried)
-            for one in self._carried:
-                kind, values = self._documents.schema.field(one.name).type, fields[one.name]
+            fields = fields_of(batch.carried, self._carried.values())
+            for name, one in self._carried.items():
+                kind, values = self._documents.schema.field(name).type, fields[name]
                 values = np.ascontiguousarray(values[edges[:-1]] if one.is_of_segments else values)
                 is_list = pa.types.is_list(kind)
-                columns[one.name] = (
-                    ragged(kind, edges, [values]) if is_list else _flat(kind, values)
-                )
+                columns[name] = ragged(kind, edges, [values]) if is_list else _flat(kind, values)
+                figures[name] = measured(one, values)
         documents, index = (
             pa.RecordBatch.from_arrays(
                 [pa.array(values) if isinstance(values, np.ndarray) else values
@@ -586,7 +613,7 @@ class DocumentWriter:
         if self._documents.full:
             self._end_part()
         self._documents.write_rows(
-            documents, len(lengths), int(batch.offsets[-1]), int(trained_tokens.sum())
+            documents, len(lengths), int(batch.offsets[-1]), int(trained_tokens.sum()), figures
         )
         self._index.append(index)
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
-from packer_cli.options.carried import Carried, carried_columns, default_of, row_type, together
+from packer_cli.options.carried import Carried, default_of, row_type, together
 from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
@@ -156,7 +156,7 @@ class TokenizedDirectory(Stored):
     @property
     def carried(self) -> dict[str, Carried]:
         """The carried columns, by name."""
-        return carried_columns(tuple(self.facts.config.carry))
+        return self.facts.config.carried
 
     def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
         """The shard's bytes; unlike Arrow's own mapping, no pages are asked for before they are

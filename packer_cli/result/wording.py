@@ -15,6 +15,13 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def value(number: float) -> str:
+    """A value of data, 1,234 or -0.1235; of a bool true."""
+    if isinstance(number, bool):
+        return str(number).lower()
+    return f"{number:,}" if isinstance(number, int) else f"{number:.4g}"
+
+
 def percent(share: float) -> str:
     """81.25%, for 0.8125."""
     return f"{share:.2%}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 import packer_cli
@@ -310,7 +311,7 @@ def manifest_of(
         "units": [
             {"unit": unit.index, "slices": [part[:3] for part in unit.slices]} for unit in run.units
         ],
-        "shards": [asdict(shard) for shard in shards],
+        "shards": to_builtins(shards),
         "side_files": side_files,
     }
     if run.is_to_tokenize:

@@ -368,13 +368,14 @@ class UnitDocuments(UnitMaker):
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         super().__init__(unit, job)
+        carried = job.run.config.carried
         schema = documents_schema(
             job.tokenizer_sha256,
             has_trained=job.run.shape.kind != "text",
             has_chosen=job.run.shape.has_pairs,
-            carried=job.run.config.carried.values(),
+            carried=carried.values(),
         )
-        limit, carried = job.run.config.shard_bytes, job.run.config.carried.values()
+        limit = job.run.config.shard_bytes
         self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts, carried)
 
     def add(self, batch: TokenBatch) -> None:

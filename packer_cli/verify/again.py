@@ -278,11 +278,17 @@ class Compared(ShardParts):
             return _DifferentError(self._shard, f"{text} manifest")
         name = next(n for n in made.schema.names if not made.column(n).equals(there.column(n)))
         values = [one.column(name)[0].as_py() for one in (there, made)]
-        own, expected = ([value] if isinstance(value, int) else value or [] for value in values)
+        own, expected = (
+            value if isinstance(value, list) else [] if value is None else [value]
+            for value in values
+        )
         at = _first_other(own, expected)
         found, right = (str(some[at]) if at < len(some) else "nothing" for some in (own, expected))
         begin = segments_of(made)[0] if self._kind == ROWS else np.zeros(1)
         segment = max(0, int(np.searchsorted(begin, at, side="right")) - 1)
+        carried = self._job.run.config.carried.get(name)
+        if self._kind == ROWS and carried is not None and carried.is_of_segments:
+            segment = at
         text = f"{name} has {found} at place {at} of {where}, {right} expected when encoded again: "
         text += f"in segment {segment}, of {self._shown(ours, segment, there)}"
         return _DifferentError(self._shard, text)

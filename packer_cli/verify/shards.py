@@ -21,10 +21,19 @@ from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.progress import Progress
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, TOKENIZER, Shard, problem_of
+from packer_cli.result.layout import (
+    MANIFEST,
+    SQUARED_LENGTHS,
+    TOKENIZER,
+    Measured,
+    Shard,
+    add_measured,
+    problem_of,
+)
 from packer_cli.result.reader import (
     PackedDirectory,
     Stored,
+    measured_in,
     rows_of,
     segments_of,
     squared_lengths,
@@ -40,6 +49,7 @@ from packer_cli.result.rules import (
     sources_of,
 )
 from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.wording import plural
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
@@ -192,7 +202,7 @@ class RowChecks(Checks):
     def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
         (shard,) = shards
         rules, squares = dict[str, Broken](), list[Int64]()
-        first = 0
+        carried, first = dict[str, Measured](), 0
         for batch in self._packed.batches(shard):
             self._findings.stop_if_asked()
             broken = self._broken(batch, shard.unit)
@@ -202,13 +212,15 @@ class RowChecks(Checks):
             if not broken:
                 counts.add(_of_rows(batch, self._config.max_length))
                 squares.append(squared_sums(*segments_of(batch)[1:]))
+                if not self._config.view:  # which has no such values
+                    add_measured(carried, measured_in(batch, self._config.carried.values()))
                 if "segments" in self._config.columns:
                     places.append(segments_in(batch))
             first += batch.num_rows
             self._progress.wrote(counts.tokens, batch.num_rows * self._config.max_length)
         if squares:
             self._squares[shard.file] = np.concatenate(squares)
-        return [str(one) for one in rules.values()]
+        return [str(one) for one in rules.values()] or _others(shard, carried)
 
     def _broken(self, batch: Any, unit: int) -> list[Broken]:
         step = max(1, _CHUNK_TOKENS // self._config.max_length)
@@ -276,6 +288,23 @@ class RowChecks(Checks):
             findings.add(SQUARED_LENGTHS, f"{text} ({len(wrong)} rows)")
 
 
+def _others(shard: Shard, made: dict[str, Measured]) -> list[str]:
+    """Carried columns of which a shard says other figures than these."""
+    return [
+        f"holds {_figures(made.get(name))} of {name}, the manifest says "
+        f"{_figures(shard.carried.get(name))}"
+        for name in sorted(made.keys() | shard.carried.keys())
+        if made.get(name) != shard.carried.get(name)
+    ]
+
+
+def _figures(measured: Measured | None) -> str:
+    if measured is None:
+        return "no values"
+    number, low, high, its_sum = measured
+    return f"{plural(number, 'value')} from {low} to {high} with the sum {its_sum}"
+
+
 def _of_rows(batch: Any, max_length: int) -> Counts:
     """The counts of a sound batch of rows."""
     _, length, offsets = segments_of(batch)
@@ -300,7 +329,7 @@ class DocumentChecks(Checks):
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
     def _read(self, shards: list[Shard], counts: Counts, places: list[Int64]) -> list[str]:
-        number = self._number[shards[0].file]
+        number, carried = self._number[shards[0].file], dict[str, Measured]()
         for batch, index in sound_batches(self._tokenized, number, self._highest):
             self._findings.stop_if_asked()
             file, position = (batch.column(name).to_numpy() for name in ("file", "position"))
@@ -310,8 +339,9 @@ class DocumentChecks(Checks):
             trained = index.column("trained_tokens").to_numpy()
             counts.trained_tokens += int(trained.sum(dtype=np.int64))
             counts.add_documents(file, lengths, lengths)
+            add_measured(carried, measured_in(batch, self._config.carried.values()))
             self._progress.wrote(len(batch.column("input_ids").values), 0)
-        return []
+        return _others(shards[0], carried)
 
     def _misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
         """Documents are in the order of the unit's slices, and of their positions."""

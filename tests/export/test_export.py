@@ -19,6 +19,7 @@ import pytest
 from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
 from spoiling import edit
 from support import assert_error, check_directory, packer, recover_documents
+from varied_results import CARRY, write_carried
 
 from packer_cli import open_packed
 
@@ -313,3 +314,119 @@ def test_a_mask_that_no_column_keeps_is_not_lost(folder: Path) -> None:
     result = packer("export", "packed", "--to", "unpacked", "-o", "out")
     assert_error(result, 2, "1 of its tokens are not to be trained on, which --to unpacked cannot")
     assert packer("export", "packed", "--to", "parquet", "-o", "out").exit_code == 0
+
+
+# --- carried columns ---
+
+CARRIED = ("logprobs", "rank", "top", "good", "weight", "reward")
+
+
+def segments_of_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What rows with the columns of shards have in each segment."""
+    found = []
+    for row in rows:
+        begins, ends = row["cu_seqlens_padded"], row["cu_seqlens"]
+        for at, (begin, (left, right)) in enumerate(zip(begins[:-1], pairwise(ends), strict=True)):
+            its = slice(begin, begin + right - left)
+            names = ("input_ids", *CARRIED[:-1])
+            found.append({name: row[name][its] for name in names} | {"reward": row["reward"][at]})
+            assert not any(row["weight"][its.stop : begins[at + 1]])
+    return found
+
+
+def table_rows(folder: Path) -> list[dict[str, Any]]:
+    table = table_of(folder)
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def carried_in_trl(folder: Path) -> list[dict[str, Any]]:
+    found = []
+    for row in table_rows(folder):
+        names = ("input_ids", *CARRIED[:-1])
+        parts = [cut(row[name], row["seq_lengths"]) for name in names]
+        found += [
+            dict(zip((*names, "reward"), one, strict=True))
+            for one in zip(*parts, row["reward"], strict=True)
+        ]
+    return found
+
+
+def carried_in_parquet(folder: Path) -> list[dict[str, Any]]:
+    (file,) = files_of(folder)
+    schema = pq.read_schema(folder / file)
+    kinds = [str(schema.field(name).type.value_type) for name in ("good", "weight", "reward")]
+    assert kinds == ["bool", "float", "halffloat"]
+    return segments_of_rows(pq.read_table(folder / file).to_pylist())
+
+
+def carried_in_numpy(folder: Path) -> list[dict[str, Any]]:
+    names = {name: f"carried_{name}" if name in CARRIED else name
+             for name in ("input_ids", "cu_seqlens", "cu_seqlens_padded", *CARRIED)}  # fmt: skip
+    columns = {}
+    for name, file in names.items():
+        values = np.load(folder / f"{file}.npy")
+        columns[name] = values.tolist()
+        if name in ("cu_seqlens", "cu_seqlens_padded", "reward"):
+            edges = np.load(folder / f"{file}_offsets.npy")
+            columns[name] = cut(columns[name], np.diff(edges).tolist())
+    return segments_of_rows(
+        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    )
+
+
+def carried_in_unpacked(folder: Path) -> list[dict[str, Any]]:
+    rows = table_rows(folder)
+    assert sorted(row["input_ids"][0] for row in rows) == list(range(60))
+    return rows
+
+
+OF_CARRIED: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "trl": carried_in_trl, "parquet": carried_in_parquet, "numpy": carried_in_numpy,
+    "unpacked": carried_in_unpacked,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("to", OF_PACKED)
+def test_carried_columns(folder: Path, to: str) -> None:
+    """Every value is beside its token, or its segment: all follow from the id and its place."""
+    options = write_carried(folder)
+    assert packer("pack", *options, "-q", "-o", "packed").exit_code == 0
+    assert packer("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens").exit_code == 0
+    how = ("-l", 32, "--segment-multiple", 4, "--view", "-q", "-o", "view")
+    assert packer("pack", "tokens", *how).exit_code == 0
+    for source in ("packed", "view", *(["tokens"] if to == "unpacked" else [])):
+        result = packer("export", source, "--to", to, "-o", f"{source}-out")
+        assert result.exit_code == 0, result.stderr
+        if to not in OF_CARRIED:
+            note = f"packer: --to {to} has no place for carried columns, left out: logprobs, rank,"
+            assert result.stderr.startswith(note)
+            continue
+        assert result.stderr == ""
+        found = OF_CARRIED[to](Path(f"{source}-out"))
+        assert sum(len(one["input_ids"]) for one in found) == open_tokens("packed")
+        for one in found:
+            ids, places = one["input_ids"], one["rank"]
+            record = ids[0] - places[0]
+            assert ids == [record + place for place in places]
+            assert one["logprobs"] == [-token / 8 for token in ids]
+            assert one["top"] == [[place, record] for place in places]
+            assert one["good"] == [token % 3 == 0 for token in ids]
+            assert one["weight"] == [1 + place / 4 for place in places]
+            assert one["reward"] == (record / 4 if record % 5 else 2)
+
+
+def test_a_view_with_carried_columns_as_a_packed_directory(folder: Path) -> None:
+    write_carried(folder)
+    assert packer("tokenize", "a.jsonl", *CARRY, "-q", "-o", "tokens").exit_code == 0
+    for output, how in (("out", ()), ("view", ("--view",))):
+        assert packer("pack", "tokens", "-l", 32, "-q", "-o", output, *how).exit_code == 0
+    result = packer("export", "view", "--to", "packed", "-o", "again")
+    assert (result.exit_code, result.stderr) == (0, "")
+    made = [check_directory(name) for name in ("out", "again")]
+    assert "carried" in made[0]["shards"][0]
+    assert made[0]["shards"] == made[1]["shards"]
+
+
+def open_tokens(directory: str) -> int:
+    tokens: int = open_packed(directory).manifest["tokens"]
+    return tokens

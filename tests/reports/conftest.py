@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from showing import IN_ORDER, TEXTS
-from support import jsonl, pack
+from spoiling import tokenize
+from support import jsonl, pack, packer
 
 
 @pytest.fixture
@@ -21,4 +23,22 @@ def packed(folder: Path) -> Path:
 def many_shards(folder: Path) -> Path:
     (folder / "a.jsonl").write_bytes(jsonl(*(f"document {n:02}" for n in range(40))))
     pack("a.jsonl", "-l", 16, "--unit-bytes", 100, *IN_ORDER)
+    return folder / "out"
+
+
+@pytest.fixture
+def carried(folder: Path) -> Path:
+    """A row of two documents with values of tokens and records, their tokenized directory `tokens`,
+    and `view`, the same row of it.
+    """
+    records = [
+        {"input_ids": [1, 2, 3], "logprobs": [-0.5, -1.5, -1], "top": [[1, 9]] * 3, "reward": 1},
+        {"input_ids": [4, 5], "logprobs": [-2.0, 0.3], "top": [[2, 1200], [3, 5]], "reward": 0.5},
+    ]
+    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    names = ("logprobs:float32", "top:int32[2]", "reward:bfloat16")
+    tokenize("a.jsonl", "-o", "tokens", *(part for name in names for part in ("--carry", name)))
+    for output, how in (("out", []), ("view", ["--view"])):
+        result = packer("pack", "tokens", "-l", 8, "-q", "-o", output, *IN_ORDER, *how)
+        assert result.exit_code == 0, result.stderr
     return folder / "out"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -519,3 +521,22 @@ def test_segments_of_a_recipe_name_their_source() -> None:
     for title, one in zip(titles, segments, strict=False):
         assert title.startswith(f"── segment {one['segment']}: {one['source']}: {one['file']} ")
     assert not [one for row in show_json(0) for one in row["segments"] if "source" not in one]
+
+
+@pytest.mark.usefixtures("carried")
+def test_carried_columns() -> None:
+    summary = "   logprobs -1.5 to -0.5, mean -1; top 1 to 9, mean 5; reward 1\n"
+    for name in ("out", "view"):
+        text = packer("show", name).stdout
+        assert f"(document 0 of tokens), 3 tokens, 2 trained\n{summary}1 ⟦2 3⟧\n" in text
+        assert "logprobs -2 to 0.3, mean -0.85; top 2 to 1,200, mean 302.5; reward 0.5\n" in text
+        row = json.loads(packer("show", name, "--json").stdout)
+        first, second = (segment["carried"] for segment in row["segments"])
+        assert first == {"logprobs": [-0.5, -1.5, -1], "top": [[1, 9]] * 3, "reward": 1}
+        assert second == {"logprobs": [-2, 0.3], "top": [[2, 1200], [3, 5]], "reward": 0.5}
+        assert json.loads(packer("show", "tokens", 1, "--json").stdout)["carried"] == second
+        page = packer("show", name, "--html", "-").stdout
+        data = re.search(r'id="data"[^>]*>([^<]+)<', page)
+        assert data
+        assert summary.strip().encode() in zlib.decompress(base64.b64decode(data[1]), -15)
+    assert packer("show", "tokens").stdout.split("\n", 3)[3].startswith(summary)

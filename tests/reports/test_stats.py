@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from spoiling import edit
 from support import assert_error, jsonl, pack, packer, shard_of
+from varied_results import write_carried
 
 from packer_cli.result.layout import short_name
 
@@ -225,3 +226,51 @@ def test_directories_without_a_usable_result(packed: Path, case: str) -> None:
     for deep in ([], ["--deep"]):
         code = 2 if case == "missing" else 1
         assert_error(packer("stats", "out", *deep), code, message)
+
+
+CARRIED = {
+    "logprobs": ("float32", None, "token", 5, -2.0, -0.94, 0.3),
+    "top": ("int32", 2, "token", 10, 1, 124, 1200),
+    "reward": ("bfloat16", None, "record", 2, 0.5, 0.75, 1.0),
+}
+
+
+@pytest.mark.usefixtures("carried")
+def test_carried_columns() -> None:
+    for name in ("out", "tokens"):
+        text = packer("stats", name).stdout
+        assert [" ".join(line.split()) for line in text.splitlines()[-5:]] == [
+            "carried columns",
+            "column type of values minimum mean maximum",
+            "logprobs float32 token 5 -2 -0.94 0.3",
+            "top int32[2] token 10 1 124 1,200",
+            "reward bfloat16 (as uint16) record 2 0.5 0.75 1",
+        ]
+        told = "--carry logprobs:float32/token --carry 'top:int32[2]/token' --carry reward:bfloat16"
+        assert f" {told}/record\n" in text  # and no --columns
+        found = json.loads(packer("stats", name, "--json").stdout)["carried"]
+        assert found.keys() == CARRIED.keys()
+        for column, (*kind, values, low, mean, high) in CARRIED.items():
+            one = found[column]
+            assert [one["type"], one["count"], one["of"], one["values"]] == [*kind, values]
+            assert [one["minimum"], one["mean"], one["maximum"]] == pytest.approx([low, mean, high])
+        assert packer("stats", name, "--deep").stdout.endswith("all figures agree\n")
+    text = packer("stats", "view").stdout
+    assert "\ncarried columns, with their values in tokens\n" in text
+    assert text.splitlines()[-1].split() == ["reward", "bfloat16", "(as", "uint16)", "record"]
+    reward = json.loads(packer("stats", "view", "--json").stdout)["carried"]["reward"]
+    own = {"type": "bfloat16", "count": None, "of": "record", "directories": ["tokens"]}
+    assert reward == own
+    assert "Carried columns" in packer("stats", "out", "--html", "-").stdout
+    assert "with their values in tokens" in packer("stats", "view", "--html", "-").stdout
+
+
+def test_figures_of_carried_columns_are_the_same_for_any_number_of_workers(folder: Path) -> None:
+    made = []
+    options = write_carried(folder)
+    for workers in (1, 3):
+        output = f"out-{workers}"
+        assert packer("pack", *options, "-q", "-o", output, "--workers", workers).exit_code == 0
+        made.append(Path(output, "manifest.json").read_bytes())
+    assert made[0] == made[1]
+    assert "carried" in made[0].decode()

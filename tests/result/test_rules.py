@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 from support import broken_invariants
+
+from packer_cli.options.carried import carried_columns
 
 PAD = 9
 
@@ -22,6 +25,9 @@ class Rows(NamedTuple):
         """What is wrong with some of these rows, with other `columns`."""
         kinds = {name: pa.list_(pa.int32(), self.max_length) for name in self.columns}
         kinds |= {name: pa.list_(pa.int32()) for name in kinds if name.startswith("cu_")}
+        for one in self.options.get("carried", ()):
+            of_rows = () if one.is_of_segments else (self.max_length,)
+            kinds[one.name] = pa.list_(one.arrow_type, *of_rows)
         arrays = [
             pa.array(its, None if name == "segments" else kinds[name])
             for name, its in (self.columns | columns).items() if its
@@ -51,9 +57,23 @@ PADDED = Rows({
     "cu_seqlens_padded": [[0, 4, 6], [0, 8]],
     "segments": [[{"file": 0}, {"file": 0}], [{"file": 1}]],
 }, 8, {"segment_multiple": 2, "label_shift": "pre", "max_segments": 2})  # fmt: skip
+# The same with carried columns.
+CARRYING = PADDED._replace(
+    columns=PADDED.columns | {
+        "logprobs": [[-0.5, -1, -2, 0, -0.1, 0, 0, 0], [-1.0] * 8],
+        "rank": [[*[[1, 2]] * 3, [0, 0], [3, 4], *[[0, 0]] * 3], [[5, 6]] * 8],
+        "good": [[1, 0, 1, 0, 1, 0, 0, 0], [1] * 8],
+        "reward": [[16256, 0], [16256]],
+        "won": [[1, 0], [1]],
+    },
+    options=PADDED.options | {"carried": [*carried_columns((
+        "logprobs:float32/token", "rank:int32[2]/token", "good:bool/token",
+        "reward:bfloat16/record", "won:bool/record",
+    )).values()]},
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [PLAIN, PADDED])
+@pytest.mark.parametrize("rows", [PLAIN, PADDED, CARRYING])
 def test_sound_rows_pass(rows: Rows) -> None:
     for some in (slice(None), slice(1), slice(1, None)):
         assert rows.broken({}, some) == []
@@ -102,6 +122,14 @@ def test_a_slice_of_a_batch_is_checked_as_its_own_rows() -> None:
         (PADDED, "labels", [2, 3, *[-100] * 5, 1], "labels trains on what follows the row"),
         (PADDED, "position_ids", [0, 1, 2, 0, 0, 1, 0, 1], "position_ids does not restart"),
         (PADDED, "position_ids", [0, 1, 2, 3, 0, 1, 2, 3], "position_ids does not restart"),
+        (CARRYING, "logprobs", [-1.0] * 4 + [0] * 4, "logprobs holds something other than 0 in"),
+        (CARRYING, "logprobs", [0.0] * 7 + [2], "logprobs holds something other than 0 in padding"),
+        (CARRYING, "logprobs", [math.nan] + [0] * 7, "logprobs holds a value that is not finite"),
+        (CARRYING, "rank", [[0, 0]] * 7 + [[0, 1]], "rank holds something other than 0 in padding"),
+        (CARRYING, "good", [2, 0, 1, 0, 1, 0, 0, 0], "good holds neither 0 nor 1: place 0 has 2"),
+        (CARRYING, "reward", [16256], "reward does not match cu_seqlens"),
+        (CARRYING, "reward", [0, 32640], "reward holds a value that is not finite: 32640"),
+        (CARRYING, "won", [0, 3], "won holds neither 0 nor 1: 3"),
     ],
 )
 def test_every_kind_of_damage_is_seen(

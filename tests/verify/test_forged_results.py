@@ -31,6 +31,7 @@ from forged_changes import (
     set_tokenizer,
     stretch_over,
     swap_inputs,
+    swap_rewards,
     swap_rows,
     swap_shards,
     train_more,
@@ -73,6 +74,18 @@ OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
     "segment_multiple": ("chat", 8),
     "label_shift": ("chat", "none"),
     "balance": ("chat", "none"),
+    "carry": (
+        "carried",
+        [
+            "logprobs:float32/token",
+            "rank:int32/token",
+            "top:int32[2]/token",
+            "good:uint8/token",
+            "weight:bfloat16/token",
+            "reward:float16/record",
+        ],
+    ),
+    "carry_default": ("carried", [["reward", "3"]]),
 }
 CHANGES: dict[str, tuple[str, Change]] = {
     **{f"the option {name}": (result, set_config(name, value))
@@ -132,6 +145,15 @@ CHANGES: dict[str, tuple[str, Change]] = {
     "rows in another order": ("mixed", swap_rows),
     "documents exchanged": ("mixed", exchange_positions),
     "a token": ("mixed", change_column("input_ids", lambda ids: ids.__setitem__((0, 0), 9))),
+    "carried values exchanged": (
+        "carried", change_column("rank", lambda v: v[0].__setitem__([0, 1], v[0, [1, 0]]))),
+    "rewards exchanged": ("carried", swap_rewards),
+    "a carried value": (
+        "carried", change_column("logprobs", lambda values: values.__setitem__((0, 0), 9))),
+    "a figure of a carried column": (
+        "carried", lambda r: r.manifest["shards"][0]["carried"]["rank"].__setitem__(2, 99)),
+    "no figures of carried columns": (
+        "carried", lambda r: r.manifest["shards"][0].pop("carried")),
     "a token without its label": ("mixed", untrain),
     "an answer without a label": ("chat", untrain),
     "a question with a label": ("chat", train_more),
@@ -198,6 +220,12 @@ EXPOSED_BY = {
     "a question with a label": ", -100 expected when encoded again",
     "an answer without a label": "labels has -100 at place ",
     "a token": "input_ids has 9 at place 0 of row 0 of shard-00000-000-",
+    "the option carry_default": "reward has 2.0 at place ",
+    "carried values exchanged": "rank has 33 at place 0 of row 0 of shard-00000-000-",
+    "rewards exchanged": "reward has ",
+    "a carried value": " from -",
+    "a figure of a carried column": "from 0 to 99 with the sum ",
+    "no figures of carried columns": " of good, the manifest says no values",
     "rejected.jsonl has another reason": "are not those rejected when packed again",
     "rejected.jsonl has another file": "are not those rejected when packed again",
     "rejected.jsonl is cut": "are not those rejected when packed again",

@@ -215,6 +215,25 @@ def test_damaged_stretches(folder: Path, stretches: list[int], text: str) -> Non
     assert any(text in line for line in problems())
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("logprobs", [0.5], "document 1: has 1 values of logprobs, and 2 tokens"),
+        ("logprobs", [0.5, np.nan], "document 1: logprobs holds a value that is not finite: nan"),
+        ("logprobs", [0.5, 3.5], "of logprobs, the manifest says 3 values from -0.5 to -0.25 with"),
+        ("won", 3, "document 1: won holds neither 0 nor 1: 3"),
+    ],
+)
+def test_damaged_carried_values(folder: Path, column: str, value: Any, text: str) -> None:
+    records = [{"input_ids": [1], "logprobs": [-0.5], "won": True},
+               {"input_ids": [2, 3], "logprobs": [-0.5, -0.25], "won": False}]  # fmt: skip
+    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    tokenize("a.jsonl", "-o", "out", "--carry", "logprobs:float32", "--carry", "won:bool")
+    assert_sound("--against-inputs", "--sample", "all")
+    rewrite("documents", set_at(column, 1, value))
+    assert any(text in line for line in problems()), problems()
+
+
 @pytest.mark.usefixtures("tokenized")
 def test_figures_of_the_manifest() -> None:
     before = Path("out/manifest.json").read_bytes()
