@@ -331,6 +331,7 @@ def _properties(packed: PackedDirectory) -> dict[str, object]:
         **form,
         "the label shift": packed.label_shift,
         "the segment multiple": packed.segment_multiple,
+        "what is carried": ", ".join(sorted(facts.config.carry)) or "nothing",
         "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",
     }
 

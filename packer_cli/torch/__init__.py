@@ -3,6 +3,7 @@
 PackedDataset, PackedSampler     finished directories, and an order of their rows
 varlen_collate, ...              rows to a model's arguments
 preference_collate, ...          rows of pairs to those and what losses of pairs need; answer_logps
+weighted_loss, ...               losses of values that `--carry` took along
 check_isolation                  whether a model's documents see each other
 PackedTrainerMixin               all of it for transformers' Trainer and TRL's
 to_device                        batches on the GPU, ahead of the step that needs them
@@ -38,6 +39,7 @@ from packer_cli.torch.collate import (
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.device import to_device
 from packer_cli.torch.isolation import check_isolation
+from packer_cli.torch.losses import distillation_loss, weighted_loss
 from packer_cli.torch.preference import (
     answer_logps,
     preference_collate,
@@ -56,6 +58,7 @@ __all__ = [
     "answer_logps",
     "block_mask_collate",
     "check_isolation",
+    "distillation_loss",
     "flash_attn_collate",
     "flex_block_mask",
     "pack_result_to_tensors",
@@ -67,6 +70,7 @@ __all__ = [
     "token_logps",
     "unpaired_collate",
     "varlen_collate",
+    "weighted_loss",
 ]
 
 

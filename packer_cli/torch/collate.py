@@ -33,15 +33,20 @@ says the source of each, a number that counts `PackedDataset.sources`, or -1 for
     source_ids        int32, of every token, in the shape of input_ids
     document_sources  int32[documents], of every document that the batch has boundaries of
 
+Columns of `--carry` are in a batch by their names and in their types: those of tokens in the shape
+of input_ids, or [.., K] where each token has K values; those of records [documents] or
+[documents, K], of every document that position_ids count. They are 0 on padding, and in the padding
+documents. A model that does not take them gets the others by `names`.
+
 Each collator raises UsageError for rows without input_ids or cu_seqlens, for rows of pairs, which
-`preference_collate` takes, for another dtype, for unknown `names`, and where a config is needed and
-none is given.
+`preference_collate` takes, for another dtype, for unknown `names`, for a carried column with a name
+of the batch's own, and where a config is needed and none is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -66,6 +71,11 @@ from packer_cli.torch.isolation import (
 
 _TOKENS = ("input_ids", "labels", "shift_labels")
 _OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers take for logits
+# and what else only some batches have
+_OWN = (
+    _OF_DOCUMENTS, "source_ids", "document_ids", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q",
+    "max_seqlen_k", "desirable", "rejected", "mismatched",
+)  # fmt: skip
 NOT_GIVEN: Any = object()
 
 
@@ -195,15 +205,36 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     inside = torch.from_numpy(taken < ends[:, None])
     taken = torch.from_numpy(taken).clamp_(max=len(batch) * batch.max_length - 1)
     columns = {
-        name: torch.where(inside, values.reshape(-1)[taken], IGNORED if "labels" in name else 0)
+        name: _apart(values, taken, inside, IGNORED if "labels" in name else 0)
         for name, values in _tokens(batch, dtype).items()
     }
     positions = torch.arange(longest, dtype=dtype).expand(len(begins), longest).contiguous()
-    sources = batch.sources(np.bincount(row, minlength=len(batch)))
+    documents = np.bincount(row, minlength=len(batch))
+    sources = batch.sources(documents)
     if sources is not None:
         columns[_OF_DOCUMENTS] = torch.from_numpy(sources)
         columns["source_ids"] = torch.where(inside, columns[_OF_DOCUMENTS][:, None], -1)
-    return columns | {"position_ids": positions, "use_cache": False}
+    carried = {name: _apart(values, taken, inside, 0)
+               for name, values in batch.carried_by_tokens().items()}  # fmt: skip
+    carried |= batch.carried_by_documents(documents)
+    return with_carried(columns | {"position_ids": positions, "use_cache": False}, carried)
+
+
+def _apart(values: Any, taken: Any, inside: Any, padding: int) -> Any:
+    """[documents, longest], or [documents, longest, K], of the places `taken` that are `inside`."""
+    outside = ~inside.view(*inside.shape, *(1 for _ in values.shape[2:]))
+    return values.flatten(0, 1)[taken].masked_fill_(outside, padding)
+
+
+def with_carried(batch: dict[str, Any], carried: dict[str, Any]) -> dict[str, Any]:
+    """A batch with carried columns. Raises UsageError for those named like something in it."""
+    for name in carried:
+        if name in batch or name in _OWN:
+            raise UsageError(
+                f"the carried column {name} has the name of something else in a batch",
+                "leave it out by columns=[...], or pack again with another --carry",
+            )
+    return batch | carried
 
 
 def _laid_out(
@@ -223,14 +254,20 @@ def _laid_out(
     numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
     numbers = np.repeat(numbers.astype(np.int32), sizes)
     columns |= {"position_ids": positions, "seq_idx": torch.from_numpy(numbers)}
-    sources = batch.sources(np.bincount(begins // batch.max_length, minlength=len(batch)))
+    documents = np.bincount(begins // batch.max_length, minlength=len(batch))
+    sources = batch.sources(documents)
     if sources is not None:
         columns["source_ids"] = torch.from_numpy(np.repeat(sources, sizes))
         edges[_OF_DOCUMENTS] = torch.from_numpy(sources)
     shape = (1, -1) if end_to_end else (-1, batch.max_length)
     edges["cu_seq_lens_q"] = edges["cu_seq_lens_k"] = torch.from_numpy(boundaries)
     edges |= {"max_length_q": longest, "max_length_k": longest, "use_cache": False}
-    return {name: values.view(shape) for name, values in columns.items()}, edges
+    columns = {name: values.view(shape) for name, values in columns.items()}
+    carried = {name: values.reshape(*shape, *values.shape[2:])
+               for name, values in batch.carried_by_tokens().items()}  # fmt: skip
+    carried |= batch.carried_by_documents(documents)
+    with_carried(edges, carried)  # which raises
+    return with_carried(columns, carried), edges
 
 
 def _known(config: Any, what: str) -> Any:
@@ -272,6 +309,8 @@ class PackedBatch:
                     gets nothing else lets documents see each other. None where rows have none
     source_ids      int32[b, max_length], the source of every token, -1 of padding; None where rows
                     have no column `source`
+    carried         the columns of `--carry`, by name: of tokens [b, max_length], of records
+                    [documents], either with K more values each; 0 on padding
     """
 
     input_ids: Any
@@ -281,6 +320,7 @@ class PackedBatch:
     labels: Any
     attention_mask: Any
     source_ids: Any = None
+    carried: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -295,7 +335,10 @@ class PackedBatch:
 
     def _each(self, change: Any) -> PackedBatch:
         tensors = {k: v for k, v in vars(self).items() if isinstance(v, torch.Tensor)}
-        return replace(self, **{name: change(value) for name, value in tensors.items()})
+        carried = {name: change(value) for name, value in self.carried.items()}
+        return replace(
+            self, carried=carried, **{name: change(value) for name, value in tensors.items()}
+        )
 
 
 def packed_collate_fn(
@@ -375,9 +418,10 @@ def batch_of_rows(rows: PackedRows) -> RowBatch:
 
 def _of_rows(batch: RowBatch) -> PackedBatch:
     collated, mask = varlen_collate(batch, config=None), batch.columns.get("attention_mask")
+    shape = len(batch), batch.max_length
 
     def as_rows(name: str) -> Any:
-        return collated[name].view(len(batch), -1) if name in collated else None
+        return collated[name].view(shape) if name in collated else None
 
     return PackedBatch(
         as_rows("input_ids"),
@@ -387,4 +431,5 @@ def _of_rows(batch: RowBatch) -> PackedBatch:
         as_rows("labels"),
         None if mask is None else mask.long(),
         as_rows("source_ids"),
+        {name: collated[name] for name in batch.carried} | batch.carried_by_tokens(),
     )

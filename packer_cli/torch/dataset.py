@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
+from packer_cli.options.carried import carried_columns
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
@@ -40,6 +41,7 @@ from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory
 SOURCE = "source"
 SHIFTED = "shift_labels"
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE, PAIR, SIDE)
+_FIXED = ("input_ids", "labels", SHIFTED, "attention_mask", "position_ids")
 
 
 class PackedDataset:
@@ -61,7 +63,10 @@ class PackedDataset:
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`; of
-    pairs also pair int32[segments] and side int8[segments].
+    pairs also pair int32[segments] and side int8[segments]. Columns of `--carry` have their own
+    types, bfloat16 and bool among them: those of tokens [L], or [L, K] where each has K values,
+    with 0 on padding; those of records [segments] or [segments, K]. Value i is that of token i,
+    also beside shift_labels.
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
@@ -208,6 +213,11 @@ class PackedDataset:
             found = packed.gather(rows, names)
         except ValueError as error:  # changed while it was mapped
             raise DataError(f"{path}: {error}", PACK_AGAIN) from error
+        carried = {}
+        for name, one in carried_columns(tuple(packed.facts.config.carry)).items():
+            if name in found:
+                carried[name] = getattr(torch, one.type)
+                found[name] = _with_signs(found[name])
         ragged = {name: found[name] for name in names if isinstance(found[name], Lists)}
         fixed = {name: torch.from_numpy(found[name]) for name in names if name not in ragged}
         if packed.label_shift == "pre" and "labels" in fixed:
@@ -215,7 +225,7 @@ class PackedDataset:
         if "file" in ragged:
             inputs = ragged.pop("file")
             ragged[SOURCE] = Lists(self._source_of_input[result][inputs.values], inputs.ends)
-        return RowBatch(fixed, ragged)
+        return RowBatch(fixed, ragged, carried)
 
     @cached_property
     def _source_of_input(self) -> list[Int32]:
@@ -227,6 +237,13 @@ class PackedDataset:
                 numbers[slice(*one.inputs)] = self.sources.index(one.name)
             found.append(numbers)
         return found
+
+
+def _with_signs(stored: Any) -> Any:
+    """What is stored as uint16, as int16: with it torch can do more than hold it."""
+    if isinstance(stored, Lists):
+        return Lists(_with_signs(stored.values), stored.ends)
+    return stored.view(np.int16) if stored.dtype == np.uint16 else stored
 
 
 def _cache_of(
@@ -305,10 +322,13 @@ class RowBatch:
              attention_mask uint8
     ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and numbers of each
              segment: `source`; in rows of pairs `pair` and `side`
+    carried  name -> its type in torch, of carried columns: those of tokens are among `columns`, of
+             [b, L] or [b, L, K], those of records in `ragged`, all as stored (bfloat16 as int16)
     """
 
     columns: dict[str, Any]
     ragged: dict[str, Lists]
+    carried: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
@@ -326,14 +346,15 @@ class RowBatch:
             name: Lists.joined([batch.ragged[name] for batch in batches], order)
             for name in batches[0].ragged
         }
-        return cls(columns, ragged)
+        return cls(columns, ragged, batches[0].carried)
 
     def __len__(self) -> int:
         return len(next(iter((self.columns or self.ragged).values())))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = {name: values[index] for name, values in self.columns.items()}
-        return row | {name: torch.from_numpy(lists[index]) for name, lists in self.ragged.items()}
+        row |= {name: torch.from_numpy(lists[index]) for name, lists in self.ragged.items()}
+        return row | {name: row[name].view(kind) for name, kind in self.carried.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -377,13 +398,31 @@ class RowBatch:
         which is a row's last; None where rows do not say.
         """
         own = self.ragged.get(SOURCE)
-        if own is None:
-            return None
-        sizes = np.diff(own.ends)
-        sources = np.full(int(documents.sum()), -1, np.int32)
-        begins = np.cumsum(documents) - documents
-        sources[np.arange(len(own.values)) + np.repeat(begins - own.ends[:-1], sizes)] = own.values
-        return sources
+        return None if own is None else _of_documents(own, documents, -1)
+
+    def carried_by_tokens(self) -> dict[str, Any]:
+        """The carried columns of tokens, tensors [b, L] or [b, L, K], without a copy."""
+        kinds = self.carried.items()
+        return {name: self.columns[name].view(kind) for name, kind in kinds if name in self.columns}
+
+    def carried_by_documents(self, documents: Int64) -> dict[str, Any]:
+        """The carried columns of records, tensors [k] or [k, K], of documents as in `sources`, with
+        0 for padding.
+        """
+        kinds = [(name, kind) for name, kind in self.carried.items() if name in self.ragged]
+        return {
+            name: torch.from_numpy(_of_documents(self.ragged[name], documents, 0)).view(kind)
+            for name, kind in kinds
+        }
+
+
+def _of_documents(lists: Lists, documents: Int64, padding: int) -> Any:
+    """[k], or [k, K], the values of each row's segments, and `padding` for its documents beyond."""
+    values, sizes = lists.values, np.diff(lists.ends)
+    found = np.full((int(documents.sum()), *values.shape[1:]), padding, values.dtype)
+    begins = np.cumsum(documents) - documents
+    found[np.arange(len(values)) + np.repeat(begins - lists.ends[:-1], sizes)] = values
+    return found
 
 
 def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
@@ -400,7 +439,7 @@ def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
     if "cu_seqlens" not in ragged and "position_ids" in columns:
         starts = [np.flatnonzero(row == 0) for row in columns["position_ids"].numpy()]
         edges = Lists.of([np.append(row, batch.max_length) for row in starts])
-        batch = RowBatch(columns, ragged := {**ragged, "cu_seqlens": edges})
+        batch = RowBatch(columns, ragged := {**ragged, "cu_seqlens": edges}, batch.carried)
     for name, values in (("input_ids", columns), ("cu_seqlens", ragged)):
         if name not in values:
             raise UsageError(
@@ -424,11 +463,22 @@ def _stacked(rows: Any) -> RowBatch:
             f"some rows of a batch have {min(unlike)}, others do not",
             "pack datasets that are trained on together with the same options",
         )
-    fixed = [name for name in rows[0] if name not in (*RAGGED, "segments")]
-    return RowBatch(
-        {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in fixed},
-        {name: Lists.of([row[name] for row in rows]) for name in RAGGED if name in rows[0]},
-    )
+    batch = RowBatch({}, {name: Lists.of([row[name] for row in rows])
+                          for name in RAGGED if name in rows[0]})  # fmt: skip
+    segments = [len(row["cu_seqlens"]) - 1 for row in rows] if "cu_seqlens" in rows[0] else []
+    for name in (one for one in rows[0] if one not in (*RAGGED, "segments")):
+        values = [torch.as_tensor(row[name]) for row in rows]
+        sizes = [len(one) if one.ndim else -1 for one in values]
+        of_tokens = sizes == [len(row.get("input_ids", ())) for row in rows]
+        if name not in _FIXED and (of_tokens or sizes == segments):  # as a PackedDataset gives it
+            batch.carried[name] = values[0].dtype
+        if of_tokens or name not in batch.carried:
+            batch.columns[name] = torch.stack(values)
+            continue
+        stored = torch.cat(values)
+        stored = stored.view(torch.int16) if stored.dtype == torch.bfloat16 else stored
+        batch.ragged[name] = Lists(stored.numpy(), np.cumsum([0, *sizes]))
+    return batch
 
 
 def of_pairs_error(what: str) -> UsageError:

@@ -16,6 +16,10 @@ never trains on rejected answers. S answers of K tokens in P pairs, in the order
     rejected       int64[P], of the same pairs rejected; both of `preference_collate` only
     mismatched     a batch of other prompts, of `unpaired_collate(..., mismatched=True)` only
 
+Columns of `--carry` are beside them by their names: those of records [S], and those of tokens [K],
+the values of `targets`; either with another dimension where there are several each. `mismatched`
+has none.
+
 `answer_logps` gives the log-probabilities of the S answers.
 """
 
@@ -33,7 +37,7 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.options.options import PAIR, SIDE
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.reader import PACK_AGAIN, Lists
-from packer_cli.torch.collate import NOT_GIVEN, varlen_collate
+from packer_cli.torch.collate import NOT_GIVEN, varlen_collate, with_carried
 from packer_cli.torch.dataset import RowBatch, row_batch
 
 Collate = Callable[[RowBatch], dict[str, Any]]
@@ -182,7 +186,11 @@ class _Answers:
             "lengths": self.lengths,
             "last_tokens": self.ends - 1 + moved,
         }
-        return {"inputs": inputs} | {n: torch.from_numpy(v) for n, v in numbers.items()}
+        made = {"inputs": inputs} | {n: torch.from_numpy(v) for n, v in numbers.items()}
+        carried = batch.carried_by_documents(np.bincount(self.rows, minlength=len(batch)))
+        of_tokens = batch.carried_by_tokens().items()
+        carried |= {name: values.flatten(0, 1)[self.targets] for name, values in of_tokens}
+        return with_carried(made, carried)
 
     def mismatched(self) -> RowBatch:
         """One row of each prompt with the answer of the record before it. A prompt ends at the

@@ -15,6 +15,7 @@ import pytest
     [
         ("README.md", "### 1. Pack text", "## How data flows"),
         ("docs/training.md", "", ""),
+        ("docs/carried.md", "", ""),
         ("docs/python.md", "", ""),
         ("docs/export.md", "", ""),
     ],

@@ -1,0 +1,461 @@
+"""Carried columns in PyTorch: value i is with token i in every batch, in its own type; and
+losses of them are those of the records one by one, and so are their gradients.
+
+Every token of the records has an id of its own, so that a batch tells which values belong where.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pair_rows import random_pairs, rows_of
+from support import packer
+from tiny_models import tiny_llama
+from torch.nn.functional import cross_entropy, kl_div
+from torch.utils.data import DataLoader
+
+from packer_cli.errors import DataError, UsageError
+from packer_cli.torch import (
+    PackedBatch,
+    PackedDataset,
+    block_mask_collate,
+    distillation_loss,
+    flash_attn_collate,
+    packed_collate_fn,
+    padded_collate,
+    preference_collate,
+    separate_collate,
+    to_device,
+    varlen_collate,
+    weighted_loss,
+)
+
+L, K, RECORDS = 64, 4, 40
+TYPES = {
+    "logprobs": "float32", "loss_weights": "float32", "advantages": "float16", "half": "bfloat16",
+    "sampled": "bool", "age": "uint8", "step": "int64", "solved": "bool", "score": "bfloat16",
+    "record_weight": "float32", "teacher_ids": f"int32[{K}]", "teacher_logprobs": f"float16[{K}]",
+    "pair_of": "int32[2]",
+}  # fmt: skip
+OF_RECORDS = ("advantages", "step", "solved", "score", "record_weight", "pair_of")
+CARRY = [part for name, kind in TYPES.items() for part in ("--carry", f"{name}:{kind}")]
+COLLATORS: dict[str, Any] = {
+    "varlen": partial(varlen_collate, config=None),
+    "flash_attn": flash_attn_collate,
+    "padded": partial(padded_collate, config=None),
+    "mask": partial(block_mask_collate, config=None),
+    "documents": partial(block_mask_collate, config=None, form="documents"),
+    "separate": separate_collate,
+    "batch": packed_collate_fn,
+}
+FORMS: dict[str, tuple[Any, ...]] = {
+    "plain": (), "multiple": ("--segment-multiple", 8), "shifted": ("--label-shift", "pre"),
+    "view": ("--view",),
+}  # fmt: skip
+
+
+def _records() -> list[dict[str, Any]]:
+    random, ids = np.random.default_rng(0), count(1)
+    records = []
+    for number in range(RECORDS):
+        n = int(random.integers(2, 30))
+        own = [next(ids) for _ in range(n)]
+        trained = random.random(n) < 0.7
+        teacher = torch.tensor(random.normal(size=(n, 400)) * 4).float().log_softmax(-1).topk(K)
+        records.append(
+            {
+                "input_ids": own,
+                "labels": [i if on else -100 for i, on in zip(own, trained, strict=True)],
+                "logprobs": (-random.random(n) * 8).tolist(),
+                "loss_weights": random.choice([0.3, 0.0, 1.0, 2.5], n).tolist(),
+                "half": random.choice([0.3, -7.25, 1e20], n).tolist(),
+                "sampled": (random.random(n) < 0.5).tolist(),
+                "age": random.integers(0, 256, n).tolist(),
+                "teacher_ids": teacher.indices.tolist(),
+                "teacher_logprobs": teacher.values.tolist(),
+                "advantages": float(np.float32(random.normal())),
+                "step": (1 << 40) + number,
+                "solved": bool(random.random() < 0.5),
+                "score": float(random.normal()),
+                "record_weight": [0.3, 0.0, 2.0][number % 3],
+                "pair_of": [number, -number],
+            }
+        )
+    return records
+
+
+def _typed(name: str, values: Any) -> Any:
+    """Values as a tensor of the column's type."""
+    return torch.tensor(values).to(getattr(torch, TYPES[name].partition("[")[0]))
+
+
+EXACT = _records()
+VALUES = {name: [_typed(name, record[name]) for record in EXACT] for name in TYPES}
+PLACES = {i: (number, place) for number, record in enumerate(EXACT)
+          for place, i in enumerate(record["input_ids"])}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("carried")
+    path, tokenized = folder / "records.jsonl", folder / "tokenized"
+    path.write_text("".join(json.dumps(record) + "\n" for record in EXACT))
+    assert packer("tokenize", path, *CARRY, "-o", tokenized).exit_code == 0
+    for form, options in FORMS.items():
+        given = [tokenized] if form == "view" else [path, *CARRY]
+        result = packer("pack", *given, "-l", L, *options, "-o", folder / form)
+        assert result.exit_code == 0, result.stderr
+    return {form: folder / form for form in FORMS}
+
+
+def batches(path: Path, collate: Any, size: int = 3, **how: Any) -> list[Any]:
+    dataset = PackedDataset(path)
+    assert len(dataset) > 2 * size
+    return list(DataLoader(dataset, batch_size=size, shuffle=True, collate_fn=collate, **how))
+
+
+def as_dict(batch: Any) -> dict[str, Any]:
+    return vars(batch) | batch.carried if isinstance(batch, PackedBatch) else batch
+
+
+def assert_values(batch: dict[str, Any]) -> set[int]:
+    """Each value is that of its token or document, and 0 elsewhere; the records that were there."""
+    ids = batch["input_ids"]
+    at = [PLACES.get(i) for i in ids.flatten().tolist()]
+    document = ((batch["position_ids"].flatten() == 0).cumsum(0) - 1).tolist()
+    owners: list[int | None] = [None] * (document[-1] + 1)
+    for place, owner in zip(at, document, strict=True):
+        owners[owner] = place[0] if place else owners[owner]
+    for name, own in VALUES.items():
+        if name in OF_RECORDS:
+            expected = [torch.zeros_like(own[0]) if one is None else own[one] for one in owners]
+            shape: tuple[int, ...] = (len(owners),)
+        else:
+            zero = torch.zeros_like(own[0][0])
+            expected = [own[place[0]][place[1]] if place else zero for place in at]
+            shape = tuple(ids.shape)
+        assert batch[name].dtype == own[0].dtype, name
+        assert batch[name].shape == (*shape, *expected[0].shape), name
+        assert torch.equal(batch[name].reshape(-1, *expected[0].shape), torch.stack(expected)), name
+    return {one for one in owners if one is not None}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("collate", COLLATORS)
+def test_every_value_is_at_its_token(results: dict[str, Path], form: str, collate: str) -> None:
+    seen = set()
+    for batch in batches(results[form], COLLATORS[collate]):
+        seen |= assert_values(as_dict(batch))
+    assert seen == {*range(RECORDS)}
+
+
+def test_rows_have_their_own_types(results: dict[str, Path]) -> None:
+    dataset = PackedDataset(results["plain"])
+    for row in (dataset[0], next(iter(dataset.__getitems__([0, 1])))):
+        number = PLACES[int(row["input_ids"][0])][0]
+        for name, own in VALUES.items():
+            value = own[number][None] if name in OF_RECORDS else own[number]
+            assert row[name].dtype == value.dtype
+            assert torch.equal(row[name][: len(value)], value), name
+
+
+def test_rows_one_by_one_are_what_a_batch_is(results: dict[str, Path]) -> None:
+    dataset = PackedDataset(results["multiple"])
+    alone, together = [dataset[i] for i in range(4)], dataset.__getitems__(range(4))
+    for collate in COLLATORS.values():
+        found, expected = as_dict(collate(alone)), as_dict(collate(together))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in TYPES)
+        assert_values(found)
+
+
+def test_other_tensors_of_rows_are_no_carried_columns(results: dict[str, Path]) -> None:
+    dataset = PackedDataset(results["plain"], columns=["input_ids", "labels", "cu_seqlens"])
+    rows = [dataset[i] | {"number": torch.tensor(i), "other": torch.zeros(L + 3)} for i in range(2)]
+    assert not {"number", "other", *TYPES} & varlen_collate(rows, config=None).keys()
+
+
+def test_names_and_columns_choose(results: dict[str, Path]) -> None:
+    dataset = PackedDataset(results["plain"], columns=["input_ids", "cu_seqlens", "score"])
+    assert [name for name in dataset[0] if name in TYPES] == ["score"]
+    batch = varlen_collate(dataset.__getitems__([0]), config=None, names=["input_ids", "score"])
+    assert [*batch] == ["input_ids", "score"]
+    assert batch["score"].dtype == torch.bfloat16
+
+
+def test_workers_and_devices(results: dict[str, Path]) -> None:
+    """What a batch has goes with it: from processes that open the data set anew, to devices."""
+    made = batches(
+        results["view"], packed_collate_fn, num_workers=1, multiprocessing_context="spawn"
+    )
+    for collate in (COLLATORS["varlen"], packed_collate_fn):
+        here = batches(results["plain"], collate, num_workers=2)
+        assert {n for batch in here for n in assert_values(as_dict(batch))} == {*range(RECORDS)}
+        made += here
+    for batch in to_device(made, "cpu"):
+        assert_values(as_dict(batch))
+    moved = made[0].to("meta").carried
+    assert {name: value.device.type for name, value in moved.items()} == dict.fromkeys(
+        TYPES, "meta"
+    )
+
+
+def test_carried_columns_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory that is pretended, as only a GPU has it."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
+    batch = PackedBatch(torch.zeros(1), None, 1, None, None, None, carried={"x": torch.zeros(1)})
+    assert batch.pin_memory().carried == {"x": torch.ones(1)}
+
+
+def test_joined_results_carry_the_same(results: dict[str, Path], folder: Path) -> None:
+    joined = PackedDataset([results["plain"], results["view"]])
+    seen = DataLoader(joined, 5, shuffle=True, collate_fn=packed_collate_fn)
+    assert {n for batch in seen for n in assert_values(as_dict(batch))} == {*range(RECORDS)}
+    records = results["plain"].parent / "records.jsonl"
+    assert packer("pack", records, "-l", L, "--carry", "age:uint8", "-o", "other").exit_code == 0
+    with pytest.raises(DataError, match="what is carried is advantages:float16/record, age:uint8"):
+        PackedDataset([results["plain"], "other"])
+
+
+def test_a_result_at_a_url(results: dict[str, Path], folder: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").put(f"{results['plain']}/", "/carried/", recursive=True)
+    dataset = PackedDataset("memory://carried", cache=folder / "cache")
+    assert assert_values(as_dict(packed_collate_fn(dataset.__getitems__(range(len(dataset))))))
+
+
+def test_names_that_a_batch_has_are_refused(folder: Path) -> None:
+    Path("r.jsonl").write_text('{"input_ids": [1, 2], "use_cache": 1, "document_ids": [3, 4]}\n')
+    for name in ("use_cache:uint8", "document_ids:int32"):
+        assert not packer("pack", "r.jsonl", "-l", 8, "--carry", name, "-o", name[:3]).exit_code
+        for collate in COLLATORS.values():
+            with pytest.raises(
+                UsageError, match=f"the carried column {name.partition(':')[0]} has"
+            ):
+                collate(PackedDataset(name[:3]).__getitems__([0]))
+
+
+def test_pairs() -> None:
+    """Values of records for each answer, those of tokens for each token that is trained on."""
+    rows, first = rows_of(random_pairs(9, 400), 64), 0
+    for number, row in enumerate(rows):
+        row["place"] = torch.arange(64 * number, 64 * number + 64)
+        row["margin"] = torch.arange(first, first := first + len(row["side"])).to(torch.bfloat16)
+    found = preference_collate(rows, config=None)
+    assert found["margin"].dtype == torch.bfloat16
+    assert found["margin"].tolist() == list(range(first))
+    assert torch.equal(found["place"], found["places"] + 1)
+    assert not {"place", "margin"} & found["inputs"].keys()
+
+
+# Losses
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_llama(len(PLACES) + 1, attn_implementation="sdpa").double()
+
+
+def gradients(model: Any, loss: Any) -> dict[str, Any]:
+    model.zero_grad()
+    loss.backward()
+    found = {name: one.grad.clone() for name, one in model.named_parameters()}
+    assert max(slope.abs().max() for slope in found.values()) > 1e-3
+    return found
+
+
+def inputs_of(batch: Any) -> dict[str, Any]:
+    """What a model sees of a batch: no labels, nor any carried column."""
+    if isinstance(batch, PackedBatch):
+        return {n: vars(batch)[n] for n in ("input_ids", "position_ids")} | {"use_cache": False}
+    left_out = ("labels", "shift_labels", *TYPES)
+    return {name: value for name, value in batch.items() if name not in left_out}
+
+
+def one_by_one(model: Any, records: Any) -> Any:
+    """(number, the logits that predict its tokens after the first, which of them are trained)."""
+    for number in sorted(records):
+        ids = torch.tensor(EXACT[number]["input_ids"])
+        trained = torch.tensor(EXACT[number]["labels"])[1:] >= 0
+        yield number, model(input_ids=ids[None]).logits[0, :-1], ids[1:], trained
+
+
+def assert_same(model: Any, found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    slopes = gradients(model, found)
+    for name, slope in gradients(model, expected).items():
+        torch.testing.assert_close(slopes[name], slope, atol=tolerance, rtol=0)
+
+
+WAYS = [("plain", way) for way in ("varlen", "padded", "mask", "separate")]
+WAYS += [
+    ("multiple", "varlen"),
+    ("shifted", "varlen"),
+    ("shifted", "separate"),
+    ("view", "padded"),
+    ("view", "batch"),
+]
+
+
+def in_some_batches(results: dict[str, Path], form: str, way: str) -> Any:
+    torch.manual_seed(0)
+    return batches(results[form], COLLATORS[way])[:2]
+
+
+def records_in(batch: Any) -> set[int]:
+    return {PLACES[i][0] for i in as_dict(batch)["input_ids"].flatten().tolist() if i}
+
+
+@pytest.mark.parametrize(("form", "way"), WAYS)
+@pytest.mark.parametrize("name", ["loss_weights", "record_weight"])
+def test_weighted_loss(
+    results: dict[str, Path], model: Any, form: str, way: str, name: str
+) -> None:
+    for batch in in_some_batches(results, form, way):
+        found = weighted_loss(model(**inputs_of(batch)).logits, batch, name)
+        losses, weights = [], []
+        for number, logits, ids, trained in one_by_one(model, records_in(batch)):
+            own = VALUES[name][number].double()
+            own = own[1:] if own.ndim else own.expand(len(ids))
+            weights.append(own[trained])
+            losses.append(cross_entropy(logits, ids, reduction="none")[trained])
+        weight, loss = torch.cat(weights), torch.cat(losses)
+        assert len(weight[weight == torch.tensor(0.3).double()]) > 0
+        assert_same(model, found, (weight * loss).sum() / weight.sum())
+        again = weighted_loss(
+            model(**inputs_of(batch)).logits, batch, name, num_items_in_batch=torch.tensor(7)
+        )
+        torch.testing.assert_close(again, (weight * loss).sum() / 7)
+
+
+@pytest.mark.parametrize("way", ["varlen", "padded"])
+@pytest.mark.parametrize("form", ["plain", "shifted"])
+def test_weights_of_1_are_the_loss_of_the_model(
+    results: dict[str, Path], model: Any, form: str, way: str
+) -> None:
+    for batch in in_some_batches(results, form, way):
+        labels = {n: batch[n] for n in ("labels", "shift_labels") if n in batch}
+        expected = model(**inputs_of(batch), **{"labels": batch["input_ids"]} | labels).loss
+        ones = torch.ones_like(batch["loss_weights"])
+        found = weighted_loss(model(**inputs_of(batch)).logits, batch | {"ones": ones}, "ones")
+        torch.testing.assert_close(found, expected.double(), atol=1e-6, rtol=0)
+
+
+def test_weights_of_0_count_nothing(results: dict[str, Path]) -> None:
+    batch, _ = in_some_batches(results, "plain", "varlen")
+    logits = torch.randn(*batch["input_ids"].shape, len(PLACES) + 1, requires_grad=True)
+    found = weighted_loss(logits, batch | {"none": torch.zeros_like(batch["loss_weights"])}, "none")
+    found.backward()
+    assert found == 0
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+    # even where a token is impossible
+    weights, labels = batch["loss_weights"], batch["labels"]
+    place = int(((weights == 0) & (labels >= 0)).flatten().nonzero()[0, 0])
+    with torch.no_grad():
+        logits[0, place - 1, labels[0, place]] = -torch.inf
+    logits.grad = None
+    found = weighted_loss(logits, batch)
+    found.backward()
+    assert found.isfinite()
+    assert logits.grad.isfinite().all()
+    # negative ones do not turn the loss around
+    signed = torch.where(torch.arange(weights.numel()) % 2 == 0, -3.0, 1.0).view_as(weights)
+    found = weighted_loss(logits.detach().nan_to_num(), batch | {"signed": signed}, "signed")
+    assert found < 0
+
+
+def test_policy_gradient(results: dict[str, Path], model: Any) -> None:
+    """Clipped ratios to the log-probabilities that were carried, times a record's advantage."""
+
+    def policy_loss(logps: Any, old: Any, advantages: Any) -> Any:
+        ratio = (logps - old).exp()
+        return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+    for batch in in_some_batches(results, "plain", "varlen"):
+        logits = model(**inputs_of(batch)).logits
+        logps = logits.log_softmax(-1)[:, :-1].gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+        advantages = batch["advantages"].double()[batch["seq_idx"].long()]
+        losses = policy_loss(logps, batch["logprobs"][:, 1:].double(), advantages[:, 1:])
+        found = losses[batch["labels"][:, 1:] != -100].mean()
+        expected = []
+        for number, own, ids, trained in one_by_one(model, records_in(batch)):
+            new = own.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+            old = VALUES["logprobs"][number][1:].double()
+            loss = policy_loss(new, old, VALUES["advantages"][number].double())
+            expected.append(loss[trained])
+        assert_same(model, found, torch.cat(expected).mean())
+
+
+@pytest.mark.parametrize(("form", "way"), WAYS)
+def test_distillation(results: dict[str, Path], model: Any, form: str, way: str) -> None:
+    """Against dense distributions of the same K probabilities, and 0 elsewhere."""
+    for batch in in_some_batches(results, form, way):
+        found, missing = distillation_loss(model(**inputs_of(batch)).logits, batch)
+        losses, lacks = [], []
+        for number, logits, _, trained in one_by_one(model, records_in(batch)):
+            dense = torch.zeros_like(logits)
+            values = VALUES["teacher_logprobs"][number][1:].double().exp()
+            dense.scatter_(-1, VALUES["teacher_ids"][number][1:].long(), values)
+            each = kl_div(logits.log_softmax(-1), dense, reduction="none").sum(-1)
+            losses.append(each[trained])
+            lacks.append(1 - dense.sum(-1)[trained])
+        assert_same(model, found, torch.cat(losses).mean(), 1e-4)
+        assert missing > 0.01
+        assert not missing.requires_grad
+        torch.testing.assert_close(missing, torch.cat(lacks).mean(), atol=1e-6, rtol=0)
+
+
+def test_distillation_of_all_of_the_vocabulary_is_the_dense_one() -> None:
+    """Also with weights; the gradient of fewer ids is the normalised one's times their mass."""
+    torch.manual_seed(0)
+    labels = torch.tensor([[-100, 3, -100, 1, 2, -100, 4, 4]])
+    teacher = (torch.randn(1, 8, 20) * 3).log_softmax(-1)
+    logits = torch.randn(1, 8, 20, requires_grad=True)
+    tops = teacher.topk(20)
+    batch = {"labels": labels, "teacher_ids": tops.indices, "teacher_logprobs": tops.values,
+             "loss_weights": torch.rand(1, 8)}  # fmt: skip
+    each = kl_div(
+        logits[:, :-1].log_softmax(-1), teacher[:, 1:], reduction="none", log_target=True
+    ).sum(-1)
+    trained = labels[:, 1:] != -100
+    found, missing = distillation_loss(logits, batch)
+    torch.testing.assert_close(found, each[trained].mean(), atol=1e-4, rtol=0)
+    assert abs(missing) < 1e-6
+    weights = batch["loss_weights"][:, 1:] * trained
+    found, _ = distillation_loss(logits, batch, weights="loss_weights")
+    expected = (each * weights).sum() / weights.sum()
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+    one = {"labels": labels[:, 3:5].clone(), "teacher_ids": tops.indices[:, 3:5, :K],
+           "teacher_logprobs": tops.values[:, 3:5, :K]}  # fmt: skip
+    slopes = torch.autograd.grad(distillation_loss(logits[:, 3:5], one)[0], logits)[0][0, 3]
+    mass = tops.values[0, 4, :K].exp().sum()
+    normal = torch.zeros(20).scatter_(0, tops.indices[0, 4, :K], tops.values[0, 4, :K].exp() / mass)
+    again = kl_div(logits[0, 3].log_softmax(-1), normal, reduction="sum")
+    torch.testing.assert_close(slopes, torch.autograd.grad(again, logits)[0][0, 3] * mass)
+
+
+def test_what_losses_cannot_use_is_refused() -> None:
+    batch = {"labels": torch.ones(1, 4).long(), "loss_weights": torch.ones(1, 4),
+             "teacher_ids": torch.ones(1, 4, 2).int(), "teacher_logprobs": torch.ones(1, 4, 3),
+             "wide": torch.ones(1, 4, 2), "of_documents": torch.ones(2)}  # fmt: skip
+    logits = torch.zeros(1, 4, 9)
+    with pytest.raises(UsageError, match=r"logits \[1, 3, 9\] are not of \[1, 4\] places"):
+        weighted_loss(logits[:, 1:], batch)
+    with pytest.raises(UsageError, match="without labels"):
+        weighted_loss(logits, {"loss_weights": batch["loss_weights"]})
+    with pytest.raises(UsageError, match="the batch has no other"):
+        weighted_loss(logits, batch, "other")
+    with pytest.raises(UsageError, match="the batch has no position_ids"):
+        weighted_loss(logits, batch, "of_documents")
+    with pytest.raises(UsageError, match=r"wide \[1, 4, 2\]: not a weight"):
+        weighted_loss(logits, batch, "wide")
+    with pytest.raises(UsageError, match=r"teacher_logprobs \[1, 4, 3\] are not K values"):
+        distillation_loss(logits, batch)
