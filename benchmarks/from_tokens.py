@@ -13,6 +13,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import inputs
 import numpy as np
@@ -73,7 +74,7 @@ def index_alone(folder: Path, count: int, hashes: bytes | None = None) -> int:
     documents = folder / named_by_digest(unnamed_shard(DOCUMENTS, 0, 0), nobody_knows)
     with open(documents, "wb") as file:
         file.truncate(4 * tokens)  # a hole: nobody may read it
-    figures = {"unit": 0, "rows": count, "segments": count, "tokens": tokens,
+    figures: dict[str, Any] = {"unit": 0, "rows": count, "segments": count, "tokens": tokens,
                "trained_tokens": tokens - count}  # fmt: skip
     shards = [
         Shard(documents.name, bytes=4 * tokens, sha256=nobody_knows, **figures),

@@ -32,7 +32,7 @@ from packer_cli.chat.turns import speakers
 from packer_cli.errors import UsageError
 from packer_cli.inputs.carrying import value_of
 from packer_cli.inputs.formats import reader_for
-from packer_cli.options.carried import MESSAGE, Carried, default_of, row_type, together
+from packer_cli.options.carried import MESSAGE, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import known_texts
@@ -50,6 +50,7 @@ from packer_cli.records import (
     Values,
     turn_position,
 )
+from packer_cli.result.carried import default_of, row_type, together
 from packer_cli.tokenization.specials import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,

@@ -17,7 +17,7 @@ import numpy as np
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import reader_for
-from packer_cli.options.carried import MESSAGE, fields_of
+from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.packing.fitting import Loss, trained_between
@@ -32,6 +32,7 @@ from packer_cli.records import (
     Values,
     record_position,
 )
+from packer_cli.result.carried import fields_of
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.encoding import Encoded, add_of_spans, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer

@@ -28,10 +28,11 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
-from packer_cli.options.carried import Carried, as_numbers
+from packer_cli.options.carried import Carried
 from packer_cli.options.options import OF_SEGMENTS
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
+from packer_cli.result.carried import as_numbers
 from packer_cli.result.layout import (
     DATASET_DICT,
     INFO,

@@ -11,17 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from packer_cli.options.carried import (
-    MESSAGE,
-    TOKEN,
-    Carried,
-    default_of,
-    row_type,
-    stored,
-    together,
-)
+from packer_cli.options.carried import MESSAGE, TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import BadRecord, Int64, Records
+from packer_cli.result.carried import default_of, row_type, stored, together
 from packer_cli.result.reader import plain_values
 
 _Array = npt.NDArray[Any]

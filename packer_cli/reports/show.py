@@ -21,9 +21,9 @@ from rich.segment import Segments
 from rich.style import Style
 
 from packer_cli.errors import DataError, UsageError, visible
-from packer_cli.options.carried import as_numbers
 from packer_cli.records import IGNORED, Int32
 from packer_cli.reports.terminal import is_plain
+from packer_cli.result.carried import as_numbers, fields_of
 from packer_cli.result.layout import short_name
 from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
 from packer_cli.result.reader import PackedDirectory, carried_values, rows_of, segments_of
@@ -161,11 +161,13 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
     flags[:1] = False  # nothing predicts it
     origin = input_origin(facts.inputs[file], facts.config, position)
     ids = tokens.gather(first, np.array([index]), first, length)
-    values: Any = tokens.carried_of(np.array([index]), first, length)
-    carried = dict[str, Any]()
-    for name, column in tokenized.carried.items():
-        found = as_numbers(column, values[name])
-        carried[name] = found[0] if column.is_of_segments else found
+    carried, columns = dict[str, Any](), tokenized.carried
+    values = tokens.carried_of(np.array([index]), first, length)
+    if values is not None:
+        fields = fields_of(values, columns.values())
+        for name, column in columns.items():
+            found = as_numbers(column, fields[name])
+            carried[name] = found[0] if column.is_of_segments else found
     whole, sides = Segment(0, origin, ids.view(np.int32), flags, carried=carried), []
     if tokenized.has_pairs:
         edge = int(tokenized.chosen[index])

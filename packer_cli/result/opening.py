@@ -25,6 +25,7 @@ from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
 from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.carried import fields_of
 from packer_cli.result.layout import MANIFEST, Shard, digest
 from packer_cli.result.manifest import Manifest, TrainingStage, load
 from packer_cli.result.reader import (
@@ -143,7 +144,8 @@ class View(PackedDirectory):
     def carried_of(self, segments: Int64) -> Any:
         """What follows the tokens of such segments, end to end: a field for each column."""
         start, length = segments[2:].astype(np.int32, order="C")
-        return self._tokens.carried_of(self._tokens.numbered(*segments[:2]), start, length)
+        values = self._tokens.carried_of(self._tokens.numbered(*segments[:2]), start, length)
+        return None if values is None else fields_of(values, self._carried.values())
 
     def taken(self, segments: Int64) -> tuple[Int32, Int32]:
         """(ids, labels) int32 of such segments, end to end; labels are unshifted."""

@@ -30,9 +30,10 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
-from packer_cli.options.carried import Carried, measured
+from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, view_columns
 from packer_cli.records import Int32, Int64
+from packer_cli.result.carried import measured
 from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Measured, Shard, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (

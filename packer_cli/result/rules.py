@@ -34,10 +34,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import DataError
-from packer_cli.options.carried import Carried, as_numbers
+from packer_cli.options.carried import Carried
 from packer_cli.options.options import OF_SEGMENTS, PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.result.carried import as_numbers
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import (
     PackedDirectory,

@@ -27,11 +27,12 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error
-from packer_cli.options.carried import Carried, fields_of, measured
+from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import padded, pair_numbers
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values
+from packer_cli.result.carried import fields_of, measured
 from packer_cli.result.layout import (
     DOCUMENTS,
     FORMAT_VERSION,

@@ -24,9 +24,10 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
-from packer_cli.options.carried import Carried, default_of, row_type, together
+from packer_cli.options.carried import Carried
 from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values
+from packer_cli.result.carried import default_of, row_type, together
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import Stored, plain_values

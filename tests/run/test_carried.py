@@ -19,7 +19,8 @@ from chats import assistant, chat, chat_tokenizer, user
 from support import assert_error, check_directory, packer
 
 from packer_cli import open_packed
-from packer_cli.options.carried import carried_columns, stored
+from packer_cli.options.carried import carried_columns
+from packer_cli.result.carried import stored
 
 pytestmark = pytest.mark.usefixtures("folder")
 
