@@ -1,7 +1,7 @@
 """What does it cost to carry values beside tokens?
 
-200 million token ids in documents of 670 on average, from Arrow, with 0, 4 and 8 bytes of values for
-each token: processor time of whole processes, in turn. Half a minute; 6 GB of disk.
+200 million token ids in documents of 670 on average, from Arrow, with 0, 4 and 8 bytes of values
+for each token: processor time of whole processes, in turn. Half a minute; 6 GB of disk.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def main() -> None:
                 own.append(packed.finished.processor_seconds)
         path.unlink()
     plain, *others = map(median, seconds)
-    for number, own in enumerate(others, 1):
+    for number, carrying in enumerate(others, 1):
         report(
             f"pack, {tokens / 1e6:.0f} million token ids, {4 * number} bytes a token carried",
             f"<= {MOST} x the processor time of none" if number == 1 else "",
-            f"{own / plain:.2f} x ({own:.1f} s, {plain:.1f} s without)",
-            own / plain <= MOST if number == 1 and not settings.quick else None,
-            seconds=own,
+            f"{carrying / plain:.2f} x ({carrying:.1f} s, {plain:.1f} s without)",
+            carrying / plain <= MOST if number == 1 and not settings.quick else None,
+            seconds=carrying,
             plain_seconds=plain,
         )
 

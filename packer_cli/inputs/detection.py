@@ -105,7 +105,7 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
     bare = DocumentConfig(**plain | {"carry": ()})
     for file in files:
         own = shape.of(file.shape)
-        required = [own.columns[name] for name in own.required]
+        required = [own.columns[name] for name in own.required if own.kind != "tokens"]
         left = [name for name, one in columns.items() if not (one.of or name in found)]
         if not left:
             break

@@ -60,7 +60,7 @@ def stored(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         _check(column, values, np.isfinite(values) & ((made & 0x7F80) != 0x7F80))
         return made
     with np.errstate(over="ignore"):
-        made = values.astype(column.dtype.base)
+        made = values.astype(column.dtype.base, copy=False)
     _check(column, values, np.isfinite(made) if column.is_float else made == values)
     return made
 
