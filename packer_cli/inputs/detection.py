@@ -29,6 +29,7 @@ from packer_cli.options.shapes import (
     options_for,
 )
 from packer_cli.records import InputFile
+from packer_cli.result.carried import check_defaults
 
 _BEGINNING = 1 << 16
 _FIRST = 64  # records
@@ -101,6 +102,7 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
     file has at its beginning, unless it has a default.
     """
     columns, found = config.carried, dict[str, str]()
+    check_defaults(columns, config.carry_default)
     plain = {one.name: getattr(config, one.name) for one in fields(DocumentConfig)}
     bare = DocumentConfig(**plain | {"carry": ()})
     for file in files:

@@ -40,6 +40,7 @@ from packer_cli.records import (
     WorkUnit,
     offsets_of,
 )
+from packer_cli.result.carried import check_defaults
 from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
@@ -292,8 +293,7 @@ def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str,
                 f"tokenize it with --carry {found[name][1]}, or say what it has: "
                 f"--carry-default {name}=0",
             )
-    for name in defaults.keys() - found.keys():
-        raise UsageError(f"--carry-default: nothing carries {name!r}", "leave it out")
+    check_defaults({name: one for name, (_, one) in found.items()}, config.carry_default)
     return tuple(str(one) for _, one in found.values())
 
 

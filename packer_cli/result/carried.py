@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,19 @@ def fields_of(values: Values, columns: Iterable[Carried]) -> npt.NDArray[Any]:
     return values.view(row_type([*columns]))
 
 
+def check_defaults(columns: Mapping[str, Carried], defaults: Iterable[tuple[str, str]]) -> None:
+    """UsageError for a `--carry-default` of no column, and for one that is no value of it."""
+    for name, text in defaults:
+        if name not in columns:
+            raise UsageError(f"--carry-default: nothing carries {name!r}", "leave it out")
+        default_of(columns[name], text)
+
+
 def default_of(column: Carried, text: str) -> Any:
     """The value that `--carry-default` gives a column. Raises UsageError."""
     try:
-        value = json.loads(text)
-        return stored(column, np.asarray(value))
+        value = np.broadcast_to(np.asarray(json.loads(text)), column.dtype.shape)
+        return stored(column, value)
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(
             f"--carry-default: {column.name}: {text} is not a value of {column.type}",

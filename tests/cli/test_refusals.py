@@ -47,6 +47,13 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --columns input_ids,,labels | --columns: 'input_ids,,labels' is not a list like a,b
 --train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
 --train-on full             | --train-on: 'full' is not one of | did you mean all?
+--carry w                   | --carry: 'w' is not NAME:TYPE | write NAME:TYPE, such as logprobs
+--carry w:float             | --carry: 'w:float': 'float' is not a type | use float32, float16, bfloat
+--carry w:float32[0]        | --carry: 'w:float32[0]': not 1 to 4096 values a token
+--carry labels:float32      | --carry: 'labels' is a column that rows have already
+--carry w:int32             | --carry: no record at the beginning of a.jsonl has 'w'
+--carry w:int32 --carry-default w=0.5 | --carry-default: w: 0.5 is not a value of int32
+--carry w:int32 --carry-default v=0 | --carry-default: nothing carries 'v'
 --sample-by file            | --sample-by: 'file' is not one of | did you mean document?
 --turns one                 | --turns: 'one' is not one of | did you mean all?
 --input-format ndjson       | --input-format: 'ndjson' is not one of | did you mean jsonl?
