@@ -30,8 +30,8 @@ from packer_cli.chat.renderer import Document, Renderer
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
 from packer_cli.errors import UsageError
-from packer_cli.inputs.carrying import value_of
 from packer_cli.inputs.formats import reader_for
+from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.carried import MESSAGE, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig

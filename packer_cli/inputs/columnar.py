@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.byte_streams import HashedFile
-from packer_cli.inputs.carrying import real_tokens, with_carried
 from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
@@ -29,7 +28,9 @@ from packer_cli.inputs.token_columns import (
     Tokens,
     faultless,
     parts_of,
+    real_tokens,
     token_records,
+    with_carried,
 )
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig

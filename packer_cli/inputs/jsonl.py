@@ -43,9 +43,8 @@ from packer_cli.inputs.byte_streams import (
     taken,
     too_long,
 )
-from packer_cli.inputs.carrying import real_tokens, with_carried
 from packer_cli.inputs.formats import LineReader, Sample
-from packer_cli.inputs.token_columns import NAMES, token_records
+from packer_cli.inputs.token_columns import NAMES, real_tokens, token_records, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,

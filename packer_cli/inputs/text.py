@@ -26,8 +26,8 @@ from packer_cli.inputs.byte_streams import (
     read_lines,
     too_long,
 )
-from packer_cli.inputs.carrying import with_carried
 from packer_cli.inputs.formats import LineReader, Sample
+from packer_cli.inputs.token_columns import with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Records, Slice

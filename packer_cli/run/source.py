@@ -24,8 +24,8 @@ from msgspec import UNSET, structs
 
 from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import peeking
-from packer_cli.inputs.carrying import with_carried
 from packer_cli.inputs.formats import beginning, reader_for
+from packer_cli.inputs.token_columns import with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
