@@ -73,11 +73,10 @@ def index_alone(folder: Path, count: int, hashes: bytes | None = None) -> int:
     documents = folder / named_by_digest(unnamed_shard(DOCUMENTS, 0, 0), nobody_knows)
     with open(documents, "wb") as file:
         file.truncate(4 * tokens)  # a hole: nobody may read it
-    figures = {"unit": 0, "rows": count, "segments": count, "tokens": tokens,
-               "trained_tokens": tokens - count}  # fmt: skip
+    figures = (0, count, count, tokens, tokens - count)
     shards = [
-        Shard(documents.name, bytes=4 * tokens, sha256=nobody_knows, **figures),
-        Shard(index.name, bytes=size, sha256=sha256, **figures),
+        Shard(documents.name, *figures, bytes=4 * tokens, sha256=nobody_knows),
+        Shard(index.name, *figures, bytes=size, sha256=sha256),
     ]
     nothing = dict.fromkeys(
         ("rejected_records", "empty_documents", "trained_turns", "turns_without_end",
