@@ -205,10 +205,10 @@ def with_carried(
         if one.of == MESSAGE:  # which what renders messages finds in them
             continue
         column = given.get(one.name)
-        found = None if column is None else _together(one, column, kept, lengths)
+        found = None if column is None else _carried_together(one, column, kept, lengths)
         if found is None:
             default = default_of(one, defaults[one.name]) if one.name in defaults else None
-            found, wrong = _one_by_one(one, column, kept, lengths, default)
+            found, wrong = _carried_one_by_one(one, column, kept, lengths, default)
             bad = wrong | bad
         of_records = one.of != TOKEN and sizes is not None
         values[one.name] = np.repeat(found, lengths, axis=0) if of_records else found
@@ -237,7 +237,7 @@ def real_tokens(masks: Iterable[Any], sizes: Int64) -> npt.NDArray[np.bool_]:
     return np.concatenate([np.empty(0, bool), *parts])
 
 
-def _together(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
+def _carried_together(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
     """The values of all kept records; None where one of them may be bad."""
     try:
         if isinstance(given, pa.Array):
@@ -274,7 +274,7 @@ def _of_shape(column: Carried, values: _Array, number: int) -> _Array:
     return values
 
 
-def _one_by_one(
+def _carried_one_by_one(
     column: Carried, given: Any, kept: Int64, lengths: Int64, default: Any
 ) -> tuple[_Array, dict[int, str]]:
     """The values of all kept records, and what is wrong with some of them, by their numbers."""
