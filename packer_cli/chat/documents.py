@@ -112,7 +112,7 @@ class Composer:
         naming = Naming(self.config.message_keys, dict(self.config.roles))
         texts, numbers = known_texts(self.shape, self.config), list[int]()
         of_messages = _of_messages(self.config)
-        carried = [_carried_by(Document("", []), self.config)]
+        carried = [_carried_by(Document("", []), self.config)] if of_messages else []
         for number, given in enumerate(records.fields or []):
             position = int(records.positions[number])
             try:
@@ -133,7 +133,7 @@ class Composer:
                     if own[-1].left_out and self.config.on_unshown == "error":
                         raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
                     self._count_unread(fields, own[-1], unread)
-                values = [_carried_by(document, self.config) for document in own]
+                values = [_carried_by(one, self.config) for one in own if of_messages]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or MEND
                 bad.append(BadRecord(position, str(error), tip))
@@ -432,8 +432,9 @@ def carried_by(documents: list[Document], config: DocumentConfig) -> Values | No
     """[spans], what messages carry, of the spans of all documents; None: nothing. Raises
     MalformedError.
     """
-    own = [_carried_by(document, config) for document in documents]
-    return np.concatenate(own) if _of_messages(config) else None
+    if not _of_messages(config):
+        return None
+    return np.concatenate([_carried_by(document, config) for document in documents])
 
 
 def _carried_by(document: Document, config: DocumentConfig) -> Values:
@@ -442,8 +443,10 @@ def _carried_by(document: Document, config: DocumentConfig) -> Values:
     columns, defaults = _of_messages(config), dict(config.carry_default)
     values = np.zeros(len(spans), row_type([*config.carried.values()]))
     messages = document.conversation.messages if document.conversation else []
-    for at, number in enumerate(document.speakers):
-        noted = messages[number].get(CARRIED, {})
+    nobody: list[int | None] = [None] * len(spans)  # there are no messages
+    speakers = document.speakers or nobody
+    for at, number in enumerate(speakers if columns else ()):
+        noted = {} if number is None else messages[number].get(CARRIED, {})
         for one in columns:
             if one.name not in noted and one.name in defaults:
                 values[one.name][at] = default_of(one, defaults[one.name])
@@ -451,7 +454,8 @@ def _carried_by(document: Document, config: DocumentConfig) -> Values:
             try:
                 values[one.name][at] = value_of(one, noted.get(one.name), one.dtype.shape)
             except ValueError as error:
-                raise MalformedError(f"message {number}: {error}") from error
+                where = "" if number is None else f"message {number}: "
+                raise MalformedError(f"{where}{error}") from error
     return together(values)
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,20 +163,21 @@ class Naming:
 
 
 def with_noted(messages: Any, names: Collection[str]) -> Any:
-    """Messages with what these names say of each as a note, CARRIED, which no template sees. A flag
-    among them says whether a message is trained on, too: where its value is not 0.
+    """Messages with what these names say of each as a note, CARRIED, too, which no template sees. A
+    flag among them says whether a message is trained on: where its value is not 0.
     """
+    if isinstance(messages, str):
+        with suppress(*_JSON_ERRORS):
+            messages = msgspec.json.decode(messages)
     if not isinstance(messages, list):
         return messages
     noted = list[Any]()
     for one in messages:
         if isinstance(one, dict) and not one.keys().isdisjoint(names):
-            kept = {
-                key: bool(value) if key in _FLAGS and type(value) in (int, float) else value
-                for key, value in one.items()
-                if key not in names or key in _FLAGS
-            }
-            noted.append(kept | {CARRIED: {name: one[name] for name in names if name in one}})
+            values = {name: one[name] for name in names if name in one}
+            flags = {name: bool(value) for name, value in values.items()
+                     if name in _FLAGS and type(value) in (int, float)}  # fmt: skip
+            noted.append(one | flags | {CARRIED: values})
         else:
             noted.append(one)
     return noted
@@ -249,7 +251,7 @@ def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
     if not isinstance(role, str):
         problem = f"is {kind_of(role)}, expected a string"
         if "role" not in message:
-            problem = f"is missing; keys found: {named(item)}"
+            problem = f"is missing; keys found: {named(key for key in item if key != CARRIED)}"
         raise MalformedError(f"{where}.role {problem}", _NAMING)
     return role
 

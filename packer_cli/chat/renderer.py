@@ -12,6 +12,7 @@ import msgspec
 from packer_cli.chat.chat_template import ChatTemplate, Rendering
 from packer_cli.chat.messages import (
     ASSISTANT,
+    CARRIED,
     CONTEXT,
     KNOWN_KEYS,
     RANGES,
@@ -251,7 +252,10 @@ class Renderer:
             if not message.keys() <= KNOWN_KEYS:
                 names += [
                     f"messages.{key}"
-                    for key in message.keys() - KNOWN_KEYS - self._structures.mentions
+                    for key in message.keys()
+                    - KNOWN_KEYS
+                    - self._structures.mentions
+                    - message.get(CARRIED, {}).keys()
                     if f'"{key}"' not in text
                 ]
         if conversation.arguments:

@@ -111,7 +111,7 @@ def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]
 
 def _taken(packed: PackedDirectory, order: Int64) -> Iterator[Any]:
     """Rows in an order, as many at a time as runs write."""
-    step = rows_per_batch(packed.max_length)
+    step = rows_per_batch(packed.facts.config)
     for numbers in np.split(order, range(step, len(order), step)):
         try:
             yield packed.take(numbers)

@@ -27,6 +27,7 @@ from packer_cli.inputs.token_columns import (
     NAMES,
     Tokens,
     faultless,
+    is_list,
     parts_of,
     real_tokens,
     token_records,
@@ -143,14 +144,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _is_integer_list(kind: Any) -> bool:
-    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
-
-
-def _is_list(kind: Any) -> bool:
-    is_list = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-    return bool(is_list)
+    return is_list(kind) and bool(pa.types.is_integer(kind.value_type))
 
 
 def _is_number(kind: Any) -> bool:
@@ -264,7 +258,7 @@ def _sizes(column: Any) -> Int64:
     kind = column.type
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
-    elif _is_list(kind) and _is_number(kind.value_type):
+    elif is_list(kind) and _is_number(kind.value_type):
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
     elif _is_number(kind):
         sizes = pa.repeat(kind.bit_width // 8, len(column))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -101,10 +102,14 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
     tell. UsageError for values of tokens where records are no token ids, and for a column that no
     file has at its beginning, unless it has a default.
     """
-    columns, found = config.carried, dict[str, str]()
+    columns, found, bare = config.carried, dict[str, str](), _bare(config)
     check_defaults(columns, config.carry_default)
-    plain = {one.name: getattr(config, one.name) for one in fields(DocumentConfig)}
-    bare = DocumentConfig(**plain | {"carry": ()})
+    has_messages = any(its.is_chat or its.of_messages for its in shape.each)
+    for name in columns:
+        if any(name in its.columns.values() for its in shape.each) or name in MESSAGE_KEYS:
+            raise UsageError(
+                f"--carry: {name!r} is what documents are made of", "leave it out, or rename it"
+            )
     for file in files:
         own = shape.of(file.shape)
         required = [own.columns[name] for name in own.required if own.kind != "tokens"]
@@ -121,11 +126,19 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
                         found.setdefault(name, _bearer(columns[name], values[name]))
     for name, one in columns.items():
         of = one.of or found.get(name)
-        if of is None and name not in dict(config.carry_default):
+        is_default = name in dict(config.carry_default)
+        if of == MESSAGE and not has_messages:
+            raise UsageError(
+                f"--carry: {one} is of messages, and the records are {kinds_of(shape)}",
+                f"leave {MESSAGE} out, or write {name}:{one.type}/{RECORD}",
+            )
+        if of is None and (has_messages or not is_default):
             where = files[0].path if len(files) == 1 else f"any of {len(files)} files"
             raise UsageError(
                 f"--carry: no record at the beginning of {where} has {name!r}",
-                f"name a field of records, or say what it is: --carry-default {name}=0",
+                f"say what has it: --carry {name}:{one.type}/{RECORD} or /{MESSAGE}"
+                if is_default
+                else f"name a field of records, or say what it is: --carry-default {name}=0",
             )
         if of == TOKEN and any(its.kind != "tokens" for its in shape.each):
             raise UsageError(
@@ -137,8 +150,17 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
                  for name, one in columns.items())  # fmt: skip
 
 
+def _bare(config: DocumentConfig) -> DocumentConfig:
+    """The options without what is carried, which need not be told yet to look at records."""
+    plain = {one.name: getattr(config, one.name) for one in fields(DocumentConfig)}
+    return DocumentConfig(**plain | {"carry": (), "carry_default": ()})
+
+
 def _messages(values: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
     given = values.get(column)
+    if isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            given = json.loads(given)
     return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
 
 
@@ -163,7 +185,7 @@ class _Look:
     """
 
     def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
-        self._config, self._known = config, known
+        self._config, self._known, self._carried = _bare(config), known, {*config.carried}
         self.unused = dict[str, list[str]]()
         self.lacking = dict[str, DataError]()
 
@@ -202,7 +224,10 @@ class _Look:
         if shape.is_supervised:
             used = shape.columns.values()
             self.unused[file.path] = [
-                name for name in fields if not any(may_hold((name,), column) for column in used)
+                name
+                for name in fields
+                if not any(may_hold((name,), column) for column in used)
+                and name not in self._carried
             ]
         if shape.kind not in ("prompt-completion", PREFERENCE) or not reader.holds_tokens:
             return shape

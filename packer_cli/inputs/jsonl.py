@@ -223,7 +223,7 @@ class JsonlReader(LineReader):
             if len(piece) > limit:
                 bad.append(too_long(position, limit, self.what))
                 continue
-            record = _without_constants(piece, shape.columns.values())
+            record = _without_constants(piece, [*shape.columns.values(), *config.carried])
             try:
                 decoded.append(decode(record))
                 good.append(position)

@@ -156,6 +156,7 @@ _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
 _CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
 _MEND = "mend the line, or use --on-error skip"
+_ONE = "rename one of them"
 
 
 class CsvReader(LineReader):
@@ -180,6 +181,9 @@ class CsvReader(LineReader):
                         f"columns found: {named(header)}",
                         "name the right one with --text-field, or with --field NAME=COLUMN",
                     )
+            for name in config.carried:
+                if header.count(name) > 1:
+                    raise DataError(f"{file.path}: {header.count(name)} columns {name!r}", _ONE)
             # the shape's own names of fields -> their places in a row
             places = {own: header.index(name) for own, name in shape.columns.items()
                       if name in header}  # fmt: skip
@@ -211,11 +215,13 @@ class CsvReader(LineReader):
 
 
 def _value(cell: str) -> Any:
-    """The number or list that a cell holds; None where it is empty, or holds something else."""
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
+    """The number or list that a cell holds; None where it is empty, and the text of another one."""
+    if not cell.strip():
         return None
+    try:
+        return json.loads({"True": "true", "False": "false"}.get(cell, cell))
+    except (ValueError, RecursionError):
+        return cell
 
 
 class TsvReader(CsvReader):

@@ -202,7 +202,7 @@ def with_carried(
     values = np.zeros(int(lengths.sum()), row_type([*columns]))
     bad, defaults = dict[int, str](), dict(config.carry_default)
     for one in columns:
-        if one.of == MESSAGE:  # which what renders messages finds in them
+        if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
             continue
         column = given.get(one.name)
         found = None if column is None else _carried_together(one, column, kept, lengths)
@@ -237,6 +237,12 @@ def real_tokens(masks: Iterable[Any], sizes: Int64) -> npt.NDArray[np.bool_]:
     return np.concatenate([np.empty(0, bool), *parts])
 
 
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is one of lists."""
+    kinds = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    return any(is_one(kind) for is_one in kinds)
+
+
 def _carried_together(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
     """The values of all kept records; None where one of them may be bad."""
     try:
@@ -248,17 +254,38 @@ def _carried_together(column: Carried, given: Any, kept: Int64, lengths: Int64) 
             if not np.array_equal([*map(len, lists)], lengths):
                 return None
             lists = [*chain.from_iterable(lists)]
-        return _of_shape(column, stored(column, np.array(lists)), len(lists))
+        return _of_shape(column, _of_python(column, lists), len(lists))
     except (TypeError, ValueError, OverflowError):  # nulls, other values, or lists of other lengths
         return None
+
+
+def _of_python(column: Carried, value: Any) -> _Array:
+    """Numbers, or lists of them, as they are stored. Raises ValueError, with a reason."""
+    leaves = [value]
+    while leaves and type(leaves[0]) is list:
+        leaves = [*chain.from_iterable(leaves)]
+    kinds: set[type] = {int}
+    expected = "whole numbers"
+    if column.type == "bool":
+        kinds, expected = {bool}, "true or false"
+    elif column.is_float:
+        kinds, expected = {int, float}, "numbers"
+    if not {*map(type, leaves)} <= kinds:
+        wrong = next(one for one in leaves if type(one) not in kinds)
+        raise ValueError(f"{column.name} holds {wrong!r}, expected {expected}")
+    return stored(column, np.array(value, np.float64 if column.is_float else None))
 
 
 def _of_arrow(column: Carried, given: Any, lengths: Int64) -> _Array:
     """The values of an array of Arrow. Raises ValueError where they are not all there."""
     if column.of == TOKEN:
+        if not is_list(given.type):
+            raise ValueError("no lists")
         if not np.array_equal(given.value_lengths().fill_null(-1).to_numpy(), lengths):
             raise ValueError("other lengths")
         given = given.flatten()
+    if column.count is not None and not is_list(given.type):
+        raise ValueError("no lists")
     if given.null_count or (column.count is not None and given.flatten().null_count):
         raise ValueError("nulls")
     if column.count is not None and not pa.types.is_fixed_size_list(given.type):
@@ -300,21 +327,22 @@ def value_of(column: Carried, value: Any, shape: Sequence[int]) -> _Array:
     """A value as it is stored. Raises ValueError, with a reason, for what it cannot be."""
     if value is None:
         raise ValueError(f"no value of '{column.name}', expected {_expected(column, shape)}")
-    try:
-        values = np.array(value)
-    except (ValueError, OverflowError):
-        values = np.array(None)
-    if values.shape != tuple(shape):
-        what = f"{len(value)} values" if isinstance(value, list) else "no list"
-        what = "lists of unlike lengths" if values.dtype == object else what
+    found, lists = list[int](), [value]
+    while lists and type(lists[0]) is list:
+        sizes = {len(one) if type(one) is list else -1 for one in lists}
+        if len(sizes) > 1:
+            raise ValueError(f"{column.name} has lists of unlike lengths")
+        found += sizes
+        lists = [*chain.from_iterable(lists)]
+    if value == [] and [*shape[:1]] == [0]:
+        return np.zeros(shape, column.dtype.base)
+    if found != [*shape]:
+        what = " x ".join(map(str, found)) + f" value{'s' * (found != [1])}" if found else "no list"
         raise ValueError(f"{column.name} has {what}, expected {_expected(column, shape)}")
-    if not values.size:
-        return values.astype(column.dtype.base)
-    return stored(column, values)
+    return _of_python(column, value)
 
 
 def _expected(column: Carried, shape: Sequence[int]) -> str:
-    each = "" if column.count is None else f" {column.count} of"
-    if column.of != TOKEN:
-        return f"{each} {column.type}".strip()
-    return f"{shape[0]}, one for each token, of{each} {column.type}"
+    what = f"of {column.type}" if shape else column.type
+    sizes = " x ".join(map(str, shape))
+    return f"{sizes} {what}{', one for each token' * (column.of == TOKEN)}".strip()

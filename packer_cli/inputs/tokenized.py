@@ -22,7 +22,7 @@ import numpy.typing as npt
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import parts_of
-from packer_cli.options.carried import TOKEN, Carried
+from packer_cli.options.carried import RECORD, TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -279,6 +279,9 @@ def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str,
         for name, one in opened(file).carried.items():
             own = one if one.is_of_segments else replace(one, of=TOKEN)
             place, first = found.setdefault(name, (file.path, own))
+            if {own.of, first.of} == {TOKEN, RECORD}:  # the record's value is that of its tokens
+                own = first = replace(first, of=TOKEN)
+                found[name] = place, first
             if own != first:
                 raise UsageError(
                     f"{as_named(place)} carries {first}, {as_named(file.path)} carries {own}",

@@ -33,7 +33,7 @@ TYPES = {
     "bool": "uint8",
 }
 TOKEN, MESSAGE, RECORD = "token", "message", "record"
-_FORM = re.compile(r"(.+):([a-z0-9]+)(?:\[(\d+)\])?(?:/(token|message|record))?", re.DOTALL)
+_FORM = re.compile(r"(.+):([a-z0-9]+)(?:\[([0-9]+)\])?(?:/(token|message|record))?", re.DOTALL)
 _TIP = "write NAME:TYPE, such as logprobs:float32, or NAME:TYPE[K] for K values a token"
 _MOST_VALUES = 1 << 12
 # What else is called so, in rows, documents and batches.
@@ -79,6 +79,12 @@ class Carried:
         if self.count is None:
             return kind
         return pa.list_(pa.field("item", kind, nullable=False), self.count)
+
+    @property
+    def bytes(self) -> int:
+        """Of a value, or of its `count` values."""
+        sizes = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
+        return sizes.get(self.type, 1) * (self.count or 1)
 
     @property
     def is_float(self) -> bool:

@@ -347,6 +347,8 @@ class PackConfig(DocumentConfig):
             # A thousand rows leave best fit next to nothing to improve; four million tokens
             # keep the cost of a window's start and of its carried rows out of sight.
             tokens = max(1 << 22, min(64 * self.max_length, 1 << 25))
+            carried = sum(one.bytes for one in self.carried.values())
+            tokens = max(self.max_length, 32 * tokens // max(32, 4 + carried))
             object.__setattr__(self, "window_tokens", tokens)
 
     def _rules(self) -> Iterator[Rule]:

@@ -42,7 +42,9 @@ def check_defaults(columns: Mapping[str, Carried], defaults: Iterable[tuple[str,
 def default_of(column: Carried, text: str) -> Any:
     """The value that `--carry-default` gives a column. Raises UsageError."""
     try:
-        value = np.broadcast_to(np.asarray(json.loads(text)), column.dtype.shape)
+        value = np.asarray(json.loads(text))
+        if value.shape != column.dtype.shape:
+            value = np.broadcast_to(value[()], column.dtype.shape)  # of a number, all K
         return stored(column, value)
     except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(
@@ -63,6 +65,8 @@ def stored(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if kind not in ("iuf" if column.is_float else "iu"):
         expected = "numbers" if column.is_float else "whole numbers"
         raise ValueError(f"{column.name} does not hold {expected}")
+    if column.is_float and kind != "f":  # alike, whatever else is read with it
+        values = values.astype(np.float64)
     if column.type == "bfloat16":
         made = _bfloat16(values)
         _check(column, values, np.isfinite(values) & ((made & 0x7F80) != 0x7F80))
@@ -82,9 +86,9 @@ def _check(column: Carried, values: npt.NDArray[Any], holds: npt.NDArray[np.bool
 def _bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32, rounded to the nearest, ties to even."""
     with np.errstate(over="ignore"):
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+        bits = values.astype(np.float32).reshape(-1).view(np.uint32).astype(np.uint64)
     upper = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-    halves: npt.NDArray[np.uint16] = upper.astype(np.uint16)
+    halves: npt.NDArray[np.uint16] = upper.astype(np.uint16).reshape(values.shape)
     return halves
 
 

@@ -117,7 +117,7 @@ class View(PackedDirectory):
         """The complete record batches of a shard, each with the number of its trained tokens.
         Raises as `batches`.
         """
-        kinds, step = self._schema(), rows_per_batch(self.max_length)
+        kinds, step = self._schema(), rows_per_batch(self.facts.config)
         first = 0
         with self._readable(shard):
             for stored in self.stored(shard):

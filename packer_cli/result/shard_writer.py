@@ -234,9 +234,10 @@ def column_type(name: str, config: PackConfig | Config) -> Any:
     return pa.list_(pa.field("item", kind, nullable=False))
 
 
-def rows_per_batch(max_length: int) -> int:
-    """Rows in a record batch, if there are so many."""
-    return max(1, _BATCH_TOKENS // max_length)
+def rows_per_batch(config: PackConfig | Config) -> int:
+    """Rows in a record batch, if there are so many: fewer where they carry much."""
+    carried = sum(one.bytes for one in config.carried.values())
+    return max(1, 8 * _BATCH_TOKENS // (8 + carried) // config.max_length)
 
 
 def schema(
@@ -275,7 +276,7 @@ def stored_schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha2
 
 def stored_batch_rows(config: PackConfig) -> int:
     """Rows in a record batch of a shard, if there are so many."""
-    return _VIEW_BATCH_ROWS if config.view else rows_per_batch(config.max_length)
+    return _VIEW_BATCH_ROWS if config.view else rows_per_batch(config)
 
 
 class ShardWriter:

@@ -353,27 +353,40 @@ class Tokens:
         span = np.searchsorted(self.spans.firsts, number, side="right") - 1
         for one in self._carried:
             offsets, values, _ = self.spans.column(one.name)
-            there = values[span] != 0
-            some = number[there], start[there], length[there]
-            if one.is_of_segments:
-                of_documents = self.spans.of_documents(one, some[0], span[there])
-                found, at = np.repeat(of_documents, some[2], axis=0), -1
-            else:
-                columns = offsets, values, one.dtype.itemsize
-                found, at = self._gathered(one.dtype, kernels.gather_documents, columns, *some)
-            if at >= 0:
+            of_tokens, there = offsets[span] != 0, values[span] != 0
+            for some in (of_tokens, there & ~of_tokens):
+                if not some.any():
+                    continue
+                its = number[some], start[some], length[some]
+                if some is of_tokens:
+                    columns = offsets, values, one.dtype.itemsize
+                    found, at = self._gathered(one.dtype, kernels.gather_documents, columns, *its)
+                    self._refuse_other_number(one, its[0], at)
+                else:
+                    of_documents = self.spans.of_documents(one, its[0], span[some])
+                    found = np.repeat(of_documents, its[2], axis=0)
+                if some.all():
+                    out[one.name] = found
+                else:
+                    out[one.name][np.repeat(some, length)] = found
+            if not there.all():
+                default = default_of(one, self._defaults[one.name])
+                out[one.name][np.repeat(~there, length)] = default
+        return together(out)
+
+    def _refuse_other_number(self, column: Carried, number: Int64, at: int) -> None:
+        """DataError for document `number[at]`, which has not as many values as tokens; -1: none."""
+        if at < 0:
+            return
+        firsts = [first for first, _ in self.documents.tolist()]
+        for file, directory in self._directories.items():
+            own = int(number[at]) - firsts[file]
+            if 0 <= own < len(directory):
                 raise DataError(
-                    f"a document has not as many values of {one.name} as tokens: number "
-                    f"{some[0][at]} of the tokenized directories",
+                    f"{directory.path / MANIFEST}: its document {own} has not as many values of "
+                    f"{column.name} as tokens",
                     AGAIN,
                 )
-            if there.all():
-                out[one.name] = found
-                continue
-            tokens = np.repeat(there, length)
-            out[one.name][tokens] = found
-            out[one.name][~tokens] = default_of(one, self._defaults[one.name])
-        return together(out)
 
 
 class Spans:

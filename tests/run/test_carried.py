@@ -202,20 +202,19 @@ def test_messages_carry_values_to_their_trained_tokens(options: str, expected: l
     assert {round(one, 5) for one in of_record.get(1, {0.3})} == {0.3}
 
 
+ONE_EACH = "of int32, one for each token"
 BAD = {
-    "too few": (
-        {"input_ids": [1, 2], "at": [1]},
-        "at has 1 values, expected 2, one for each token",
-    ),
-    "none": ({"input_ids": [1, 2]}, "no value of 'at', expected 2, one for each token, of int32"),
-    "no list": ({"input_ids": [1, 2], "at": 5}, "at has no list, expected 2"),
-    "not whole": ({"input_ids": [1, 2], "at": [1, 2.5]}, "at does not hold whole numbers"),
+    "too few": ({"input_ids": [1, 2], "at": [1]}, f"at has 1 value, expected 2 {ONE_EACH}"),
+    "none": ({"input_ids": [1, 2]}, f"no value of 'at', expected 2 {ONE_EACH}"),
+    "no list": ({"input_ids": [1, 2], "at": 5}, f"at has no list, expected 2 {ONE_EACH}"),
+    "not whole": ({"input_ids": [1, 2], "at": [1, 2.5]}, "at holds 2.5, expected whole numbers"),
+    "true": ({"input_ids": [1, 2], "at": [1, True]}, "at holds True, expected whole numbers"),
     "too large": (
         {"input_ids": [1, 2], "at": [1, 1 << 40]},
         "at holds 1099511627776, which no int",
     ),
-    "a text": ({"input_ids": [1, 2], "at": [1, "2"]}, "at does not hold whole numbers"),
-    "unlike": ({"input_ids": [1], "at": [[1]]}, "expected 1, one for each token"),
+    "a text": ({"input_ids": [1, 2], "at": [1, "2"]}, "at holds '2', expected whole numbers"),
+    "unlike": ({"input_ids": [1], "at": [[1]]}, f"at has 1 x 1 values, expected 1 {ONE_EACH}"),
 }
 
 
@@ -238,6 +237,105 @@ def test_values_that_cannot_be_carried(form: str, name: str) -> None:
     assert reason in json.loads(Path("out/rejected.jsonl").read_text())["reason"]
     at = open_packed("out").gather(np.arange(1), ["at"])["at"]
     assert at.tolist() == [[6, 7, 8, 6, 7, 8, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "parts"),
+    [
+        (
+            '{"text": "b", "r": 1}\n{"text": "a", "r": NaN}',
+            "r:float32",
+            ("NaN is not a JSON value",),
+        ),
+        (
+            '{"text": "b", "r": 1}\n{"text": "a", "r": -Infinity}',
+            "r:float32",
+            ("Infinity is not a JSON value",),
+        ),
+        ('{"text": "a", "r": 1}', "text:float32", ("'text' is a column that rows have",)),
+        ('{"prompt": "a", "completion": "b"}', "prompt:int32", ("'prompt' is what documents are",)),
+        (
+            '{"prompt": "a", "completion": "b"}',
+            "r:int32/message",
+            ("r:int32/message is of messages",),
+        ),
+        (json.dumps(TALK), "adv:int32 --carry-default adv=1", ("no record at the beginning",)),
+        ('{"text": "a", "r": [1, 2]}', "r:float32", ("r is a list, and the records are text",)),
+    ],
+)
+def test_what_cannot_be_told_is_refused(lines: str, options: str, parts: tuple[str, ...]) -> None:
+    Path("a.jsonl").write_text(lines + "\n")
+    command = ["pack", "a.jsonl", "-l", 64, "-t", chat_tokenizer(Path("tokenizer")), "-o", "out"]
+    result = packer(*command, "--carry", *options.split(), "-q")
+    assert_error(result, 1 if "JSON" in parts[0] else 2, *parts)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+def test_a_record_has_the_value_that_it_has_alone(kind: str) -> None:
+    """Whatever is read with it: integers beside fractions, defaults, and cells of CSV."""
+    values = [1152921573326323713, 0.5, None, 3]
+    if kind == "float16":
+        values[0] = 7
+    for names in (["a"], ["b"], ["a", "b"]):
+        for name in names:
+            lines = [{"text": "x", **({} if value is None else {"r": value})} for value in values]
+            some = lines if len(names) > 1 else lines[:1] if name == "a" else lines[1:]
+            Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
+        command = ["pack", *(f"{name}.jsonl" for name in names), "-l", 64, "-t", "bytes"]
+        carry = ["--carry", f"r:{kind}", "--carry-default", "r=9"]
+        result = packer(*command, *carry, "-q", "-o", "".join(names))
+        assert result.exit_code == 0, result.stderr
+    found = [
+        open_packed(one).gather(np.arange(1), ["r"])["r"].values.tolist()
+        for one in ("a", "b", "ab")
+    ]
+    assert sorted(2 * (found[0] + found[1])) == sorted(found[2])
+
+
+def test_cells_of_csv_are_carried() -> None:
+    Path("a.csv").write_text("text,r,ok\na,0.5,True\nb,,False\n")
+    command = ["pack", "a.csv", "-l", 8, "-t", "bytes", "-q", "-o", "out"]
+    carry = ["--carry", "r:float32", "--carry-default", "r=2", "--carry", "ok:bool"]
+    assert packer(*command, *carry).exit_code == 0
+    found = open_packed("out").gather(np.arange(1), ["r", "ok"])
+    assert {*zip(found["r"].values.tolist(), found["ok"].values.tolist(), strict=True)} == {
+        (0.5, 1), (2.0, 0),
+    }  # fmt: skip
+    Path("a.csv").write_text("text,r,ok\na,high,True\n")
+    assert_error(packer(*command, *carry, "--overwrite"), 1, "r holds 'high', expected numbers")
+
+
+def test_templates_see_what_is_carried() -> None:
+    """A key of messages that the template shows is shown, carried or not."""
+    Path("a.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }} {{ m.step }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    )
+    talk = chat(user("q", step=3), assistant("a", step=4))
+    Path("a.jsonl").write_text(json.dumps(talk) + "\n")
+    command = ["pack", "a.jsonl", "-l", 64, "-t", "bytes", "--chat-template", "a.jinja", "-q"]
+    assert packer(*command, "-o", "out").exit_code == 0
+    assert packer(*command, "--carry", "step:int32", "-o", "carried").exit_code == 0
+    ids = [
+        open_packed(one).gather(np.arange(1), ["input_ids"])["input_ids"]
+        for one in ("out", "carried")
+    ]
+    assert ids[0].tolist() == ids[1].tolist()
+
+
+def test_a_recipe_of_talks_and_texts_carries_weights() -> None:
+    """Of messages in one source, and the default in the other."""
+    Path("talks.jsonl").write_text(json.dumps(TALK) + "\n")
+    Path("texts.jsonl").write_text('{"text": "abc"}\n')
+    tokenizer = chat_tokenizer(Path("tokenizer"))
+    Path("mix.toml").write_text(
+        f'max_length = 256\ntokenizer = "{tokenizer}"\ncarry = ["weight:float32"]\n'
+        'carry_default = {weight = 2}\n[[source]]\nname = "talks"\ninputs = ["talks.jsonl"]\n'
+        '[[source]]\nname = "texts"\ninputs = ["texts.jsonl"]\n'
+    )
+    result = packer("pack", "mix.toml", "-q", "-o", "out")
+    assert result.exit_code == 0, result.stderr
+    weights = open_packed("out").gather(np.arange(1), ["weight"])["weight"]
+    assert {*weights.reshape(-1).tolist()} == {0.0, 0.25, 0.5, 2.0}
 
 
 def test_a_source_without_a_column_has_the_default() -> None:
