@@ -47,7 +47,7 @@ else:
 _Options = TypeVar("_Options", bound=EncodingOptions)
 _Kind = TypeVar("_Kind")
 _ROWS = {one.name for one in fields(PackConfig)} - {one.name for one in fields(DocumentConfig)}
-_ROWS |= {"unit_bytes", "shard_bytes"}  # of rows, too
+_ROWS |= {"unit_bytes", "shard_bytes", "carry_default"}  # of rows, too
 # What becomes of an earlier result: one word on the command line takes the place of all others.
 _EARLIER = {"overwrite", "update", "add", "prune", "checksum"}
 _SOURCE = 'a source is a table [[source]] with name = "web" and inputs = ["web/*.parquet"]'
@@ -162,7 +162,7 @@ def _merged(before: Values, after: Values) -> Values:
     are kept.
     """
     values = before | after
-    for name in ("fields", "roles", "template_args"):
+    for name in ("fields", "roles", "template_args", "carry_default"):
         if name in before and name in after:
             values[name] = tuple(sorted((dict(before[name]) | dict(after[name])).items()))
     return values
@@ -178,6 +178,9 @@ def _source(file: _File, table: Values, given: Values) -> Source:
     values = _of(DocumentConfig, _merged(_merged(file.values, own), given))
     place = f"{file.path}, source {table['name']!r}"
     config = _made(DocumentConfig, values, given, place)
+    if "carry_default" not in own:  # those of other sources, which only their rows are without
+        defaults = [one for one in config.carry_default if one[0] in config.carried]
+        config = replace(config, carry_default=tuple(defaults))
     _refuse_itself(file.path, place, table["inputs"], config)
     return Source(table["name"], table["inputs"], config, frozenset(values.keys() - own.keys()))
 

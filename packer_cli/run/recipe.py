@@ -46,7 +46,7 @@ from packer_cli.run.pipeline import pack, settle
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 Side = tuple[str | None, list[str], list[PackConfig]]
-_OF_RUN = {"unit_bytes", "shard_bytes"}  # options of documents that rows have, too
+_OF_RUN = {"unit_bytes", "shard_bytes", "carry_default"}  # options of documents that rows have, too
 
 
 @dataclass(frozen=True)

@@ -307,9 +307,8 @@ def test_cells_of_csv_are_carried() -> None:
 
 def test_templates_see_what_is_carried() -> None:
     """A key of messages that the template shows is shown, carried or not."""
-    Path("a.jinja").write_text(
-        "{% for m in messages %}<{{ m.role }} {{ m.step }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
-    )
+    shown = "<{{ m.role }} {{ m.step }}>{{ m.content }}</{{ m.role }}>"
+    Path("a.jinja").write_text("{% for m in messages %}" + shown + "{% endfor %}")
     talk = chat(user("q", step=3), assistant("a", step=4))
     Path("a.jsonl").write_text(json.dumps(talk) + "\n")
     command = ["pack", "a.jsonl", "-l", 64, "-t", "bytes", "--chat-template", "a.jinja", "-q"]
@@ -336,6 +335,15 @@ def test_a_recipe_of_talks_and_texts_carries_weights() -> None:
     assert result.exit_code == 0, result.stderr
     weights = open_packed("out").gather(np.arange(1), ["weight"])["weight"]
     assert {*weights.reshape(-1).tolist()} == {0.0, 0.25, 0.5, 2.0}
+    recipe = Path("mix.toml").read_text()  # and where one source alone carries it
+    carry = 'carry = ["weight:float32"]\n'
+    recipe = recipe.replace(carry, "", 1).replace('name = "talks"\n', f'name = "talks"\n{carry}')
+    Path("other.toml").write_text(recipe)
+    for options in ([], ["--view"]):
+        result = packer("pack", "other.toml", *options, "-q", "-o", f"other{options}")
+        assert result.exit_code == 0, result.stderr
+        again = open_packed(f"other{options}").gather(np.arange(1), ["weight"])["weight"]
+        assert again.tolist() == weights.tolist()
 
 
 def test_a_source_without_a_column_has_the_default() -> None:
