@@ -176,7 +176,7 @@ def audit(
 
 
 def no_eos(b: Batch, memory: Memory) -> Int64:
-    places: Int64 = b.last[~b.ended & ~b.full]
+    places: Int64 = b.last[b.bare & ~b.full]
     return places
 
 
@@ -206,7 +206,7 @@ def bos_doubled(b: Batch, memory: Memory) -> Int64:
 
 
 def cut(b: Batch, memory: Memory) -> Int64:
-    places = b.last[~b.ended & b.full]
+    places = b.last[b.bare & b.full]
     memory.cuts += len(places)
     memory.rests += int((~b.begun).sum())
     return places
@@ -326,7 +326,7 @@ def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
     found = [_NONE, *(np.setxor1d(inner[0], other) for other in inner[1:])]
     if b.told and b.habits.eos is not None and b.habits.ends >= _FEW and not b.set_.documents:
         # documents without EOS, where EOS is inside another one of the row
-        bare = np.flatnonzero(~b.ended & ~b.lasts)
+        bare = np.flatnonzero(b.bare & ~b.lasts)
         rows = b.rows_at(eos_inside(b, memory)) if len(bare) else _NONE
         found.append(b.begins[bare[np.isin(b.row_of[bare], rows)] + 1])
     if b.real is not None:

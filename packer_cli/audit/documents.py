@@ -39,6 +39,7 @@ _RARE = 0.2  # of its places that a token has at the ends of documents, if it ma
 NEARLY, _MOSTLY = 0.9, 0.75
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
 _ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
+_ALIKE = 4  # tokens with which documents of a kind end, where one alone does not tell
 LONGEST_HEADER = 24  # tokens of the header of a turn
 _NONE = np.empty(0, np.int64)
 
@@ -49,6 +50,7 @@ class Habits:
 
     eos, bos, pad   ids; None: not told
     tail            tokens that follow EOS at the end of documents: a template's line end
+    others          last tokens of documents of a kind that does not end with EOS
     ends, begins    shares of the documents that end with EOS, and that begin with BOS
     adds_bos        whether the tokenizer puts BOS before every text
     vocabulary      how many ids there are; None: not told
@@ -65,6 +67,7 @@ class Habits:
     bos: int | None = None
     pad: int | None = None
     tail: int = 0
+    others: tuple[tuple[int, ...], ...] = ()
     ends: float = 0.0
     begins: float = 0.0
     adds_bos: bool = False
@@ -95,6 +98,7 @@ class Batch:
     row_of, lasts   int64[d], bool[d], the row of each, and whether it is the last there
     begun           bool[d]: False for a piece whose document began before
     ended, last     bool[d], whether it ends with EOS, and int64[d], its place; or the last token's
+    bare            bool[d], whether it ends with neither EOS nor what others of its kind end with
     full            bool[d], whether it ends where its row is full
     masked          int64[d], tokens that are not trained, though the one before them could tell
     used            int64[r], where the last document ends; where the row begins, without one
@@ -142,12 +146,22 @@ class Batch:
         is_tailed = (ids[stops - 1] != habits.eos) & (ids[before] == habits.eos)
         self.last: Int64 = np.where(is_tailed, before, stops - 1)
         self.ended: Bool = (ids[self.last] == habits.eos) & (habits.eos is not None)
+        self.bare: Bool = ~self.ended
+        for other in habits.others:
+            self.bare &= ~self.ending_with(other)
         self.trained = _trained(raw, set_.meaning.shift)
         if spare:  # nothing predicts it
             self.trained[begins] = False
         self.counted = offsets_of(self.trained)
         trained = self.counted[stops] - self.counted[begins + 1]
         self.masked: Int64 = self.sizes - 1 - spare - trained
+
+    def ending_with(self, tokens: Sequence[int]) -> Bool:
+        """bool[d], whether documents end with these tokens."""
+        same = self.sizes >= len(tokens)
+        for back, token in enumerate(reversed(tokens), 1):
+            same &= self.ids[np.maximum(self.stops - back, 0)] == token
+        return same
 
     def by_row(self, counts: Int64) -> Int64:
         """int64[r], of counts int64[T + 1] of something before each place, what rows have of it."""
@@ -340,6 +354,7 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         habits = replace(habits, length=_full_length(batch.lengths))
         batch = Batch(raw, set_, habits)
     habits = _ending(batch)
+    habits = replace(habits, others=_other_ends(Batch(raw, set_, habits)))
     if habits.bos is None and tokenizer is None:
         habits = _beginning(batch, habits)
     return _shares(Batch(raw, set_, habits))
@@ -424,8 +439,7 @@ def _ending(b: Batch) -> Habits:
     """
     stops, found = b.stops[~b.full & (b.sizes > 1)], list[tuple[bool, int, int, int]]()
     if b.habits.eos is not None:  # by the tokenizer: do documents end with it, or one place before?
-        at_end, before = (_share(b.ids[stops - 1 - tail] == b.habits.eos) for tail in (0, 1))
-        return replace(b.habits, tail=int(before > _PLAIN > at_end))
+        return replace(b.habits, tail=_tail(b, stops, b.habits.eos))
     for tail in (0, 1) if len(stops) >= _FEWEST else ():
         places = stops - 1 - tail
         token, share = _mode(b.ids[places])
@@ -437,7 +451,40 @@ def _ending(b: Batch) -> Habits:
         return b.habits
     *_, tail, token = min(found)
     b.habits.told["EOS"] = f"{token}, with which documents end"
-    return replace(b.habits, eos=token, tail=tail)
+    return replace(b.habits, eos=token, tail=tail or _tail(b, stops, token))
+
+
+def _tail(b: Batch, stops: Int64, eos: int) -> int:
+    """How many tokens follow EOS at the ends of most documents, or of those of one kind, as the
+    line end of a template; what documents begin with is of the next one.
+    """
+    at_end, before = (b.ids[stops - 1 - tail] == eos for tail in (0, 1))
+    token, share = _mode(b.ids[stops[before & ~at_end] - 1])
+    few = int((before & ~at_end).sum()) < _FEWEST
+    is_usual = not few and share >= NEARLY and token != _mode(b.ids[b.begins])[0]
+    return int(_share(before) > _PLAIN > _share(at_end) or is_usual)
+
+
+def _other_ends(b: Batch) -> tuple[tuple[int, ...], ...]:
+    """What documents of a kind end with, if not with EOS: a token that is in hardly any others, or
+    else several tokens that are alike.
+    """
+    bare, found = b.bare & (b.sizes >= _ALIKE), list[tuple[int, ...]]()
+    lasts, counts = np.unique(b.ids[b.stops[bare] - 1], return_counts=True)
+    least = max(_FEWEST, len(b.begins) // 100)
+    often = np.argsort(-counts, kind="stable")[: int((counts >= least).sum())][:_ROLES]
+    for token in lasts[often].tolist():
+        own = bare & (b.ids[b.stops - 1] == token)
+        others = ~own & ~b.full
+        has = np.unique(b.document_at(np.flatnonzero((b.ids == token) & b.inside)))
+        if own.sum() >= _MOSTLY * (own.sum() + others[has].sum()):
+            found.append((token,))
+            continue
+        tails = b.ids[b.stops[own][:, None] - np.arange(_ALIKE, 0, -1)]
+        kinds, numbers = np.unique(tails, axis=0, return_counts=True)
+        if int(numbers.max()) >= max(least, _PLAIN * len(tails)):
+            found.append(tuple(kinds[int(numbers.argmax())].tolist()))
+    return tuple(found)
 
 
 def _beginning(b: Batch, habits: Habits) -> Habits:

@@ -18,7 +18,9 @@ from audited import (
     DEFECTS,
     EOS,
     FIRST,
+    IDS,
     LENGTH,
+    LINE,
     Sets,
     audited,
     bridge,
@@ -145,6 +147,35 @@ def test_rows_of_packer_are_sound(options: list[object]) -> None:
     assert report["format"] == "packer"
     assert found(report) == {}
     assert "cut" not in report["not_applied"]
+
+
+@pytest.mark.parametrize("length", [512, 2048])
+@pytest.mark.usefixtures("folder")
+def test_texts_and_chats_of_packer_are_sound(length: int) -> None:
+    """Texts end with EOS, chats with what their template has."""
+    sample = Path(__file__).parents[2] / "sample_data"
+    inputs = [sample / "chat.jsonl", sample / "documents.jsonl"]
+    options = ["--chat-template", sample / "chat.jinja", "-t", "bytes", "-l", length]
+    assert packer("pack", *inputs, *options, "-q", "-o", "out").exit_code == 0
+    report = audited("out")
+    assert found(report) == {}
+    assert {"no-eos", "cut"}.isdisjoint(report["not_applied"])
+
+
+@pytest.mark.parametrize("rule", ["", "no-eos"])
+@pytest.mark.parametrize("ending", [[EOS, LINE], [IDS + 1], [IDS - 1, FIRST, FIRST, FIRST]])
+def test_documents_of_two_kinds_end_in_two_ways(
+    tmp_path: Path, rule: str, ending: list[int]
+) -> None:
+    sets = conversations(1, length=LENGTH - 30)
+    for _, one in sets.documents()[::3]:
+        one.ids[-1:] = ending
+        one.trained += [False] * (len(ending) - 1)
+    one = sets.rows[4][0]  # whose end is that of neither kind
+    one.ids[-1] = one.ids[-2] = FIRST + 1 if rule else one.ids[-1]
+    trl(sets, tmp_path / "set")
+    report = audited(tmp_path / "set", "--max-length", LENGTH)
+    assert found(report) == ({rule: 1} if rule else {})
 
 
 @pytest.mark.usefixtures("folder")
