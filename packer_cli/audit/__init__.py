@@ -394,7 +394,7 @@ def overlap(b: Batch, memory: Memory) -> Int64:
         own = content.removeprefix(bos)
         if _goes_on(before, own, width):
             found.append(row)
-        before = own
+        before = own[: len(own) - b.set_.meaning.spare * width]
         if b.habits.tail and before[:-width].endswith(eos):
             before = before[:-width]
         while eos and before.endswith(eos):

@@ -95,6 +95,7 @@ class Batch:
     inside          bool[T], whether a place is in a document, or padding
     told            where documents begin by each column that tells
     begins, stops   int64[d], of documents, in ascending order; `sizes`: tokens of each, 1 or more
+    ends            int64[d], `stops` without what is a target alone
     row_of, lasts   int64[d], bool[d], the row of each, and whether it is the last there
     begun           bool[d]: False for a piece whose document began before
     ended, last     bool[d], whether it ends with EOS, and int64[d], its place; or the last token's
@@ -142,9 +143,10 @@ class Batch:
         self.begun: Bool = start[keep] == 0 if len(start) == len(keep) else self.sizes > 0
         if habits.flows:
             self.begun &= ~np.isin(begins, self.offsets)
-        before = np.maximum(stops - 1 - habits.tail, begins)
-        is_tailed = (ids[stops - 1] != habits.eos) & (ids[before] == habits.eos)
-        self.last: Int64 = np.where(is_tailed, before, stops - 1)
+        self.ends: Int64 = np.maximum(stops - spare, begins + 1)
+        before = np.maximum(self.ends - 1 - habits.tail, begins)
+        is_tailed = (ids[self.ends - 1] != habits.eos) & (ids[before] == habits.eos)
+        self.last: Int64 = np.where(is_tailed, before, self.ends - 1)
         self.ended: Bool = (ids[self.last] == habits.eos) & (habits.eos is not None)
         self.bare: Bool = ~self.ended
         for other in habits.others:
@@ -158,9 +160,9 @@ class Batch:
 
     def ending_with(self, tokens: Sequence[int]) -> Bool:
         """bool[d], whether documents end with these tokens."""
-        same = self.sizes >= len(tokens)
+        same = self.ends - self.begins >= len(tokens)
         for back, token in enumerate(reversed(tokens), 1):
-            same &= self.ids[np.maximum(self.stops - back, 0)] == token
+            same &= self.ids[np.maximum(self.ends - back, 0)] == token
         return same
 
     def by_row(self, counts: Int64) -> Int64:
@@ -437,16 +439,19 @@ def _ending(b: Batch) -> Habits:
     """EOS by the ends of documents that are not cut. Behind it may be a line end, which is
     everywhere, or what is never trained.
     """
-    stops, found = b.stops[~b.full & (b.sizes > 1)], list[tuple[bool, int, int, int]]()
+    stops, found = b.ends[~b.full & (b.ends - b.begins > 1)], list[tuple[bool, int, int, int]]()
     if b.habits.eos is not None:  # by the tokenizer: do documents end with it, or one place before?
         return replace(b.habits, tail=_tail(b, stops, b.habits.eos))
+    is_said = np.ones(len(b.ids), bool)
+    is_said[b.stops[b.ends < b.stops] - 1] = False  # the target alone, which may be any token
     for tail in (0, 1) if len(stops) >= _FEWEST else ():
         places = stops - 1 - tail
         token, share = _mode(b.ids[places])
-        places, everywhere = places[b.ids[places] == token], int((b.ids == token).sum())
+        places, everywhere = places[b.ids[places] == token], int((b.ids[is_said] == token).sum())
         if share >= _PLAIN and len(places) >= _RARE * everywhere:
             is_trained = not b.set_.says_what_is_trained or bool(b.trained[places].any())
-            found.append((not is_trained, everywhere - len(places), tail, token))
+            at_ends = int((b.ids[np.maximum(b.ends - 1 - tail, b.begins)] == token).sum())
+            found.append((not is_trained, everywhere - at_ends, tail, token))
     if not found:
         return b.habits
     *_, tail, token = min(found)
@@ -469,18 +474,18 @@ def _other_ends(b: Batch) -> tuple[tuple[int, ...], ...]:
     """What documents of a kind end with, if not with EOS: a token that is in hardly any others, or
     else several tokens that are alike.
     """
-    bare, found = b.bare & (b.sizes >= _ALIKE), list[tuple[int, ...]]()
-    lasts, counts = np.unique(b.ids[b.stops[bare] - 1], return_counts=True)
+    bare, found = b.bare & (b.ends - b.begins >= _ALIKE), list[tuple[int, ...]]()
+    lasts, counts = np.unique(b.ids[b.ends[bare] - 1], return_counts=True)
     least = max(_FEWEST, len(b.begins) // 100)
     often = np.argsort(-counts, kind="stable")[: int((counts >= least).sum())][:_ROLES]
     for token in lasts[often].tolist():
-        own = bare & (b.ids[b.stops - 1] == token)
+        own = bare & (b.ids[b.ends - 1] == token)
         others = ~own & ~b.full
         has = np.unique(b.document_at(np.flatnonzero((b.ids == token) & b.inside)))
         if own.sum() >= _MOSTLY * (own.sum() + others[has].sum()):
             found.append((token,))
             continue
-        tails = b.ids[b.stops[own][:, None] - np.arange(_ALIKE, 0, -1)]
+        tails = b.ids[b.ends[own][:, None] - np.arange(_ALIKE, 0, -1)]
         kinds, numbers = np.unique(tails, axis=0, return_counts=True)
         if int(numbers.max()) >= max(least, _PLAIN * len(tails)):
             found.append(tuple(kinds[int(numbers.argmax())].tolist()))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny_tokenizers
 from audited import (
     DEFECTS,
     EOS,
@@ -200,6 +201,24 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         own.pop("duplicate-rows", None)  # empty texts and other short ones
         assert own == {}, (to, own)
         assert report["tokens"] >= expected["tokens"], to
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "own"])
+@pytest.mark.usefixtures("folder")
+def test_the_target_alone_of_an_export_is_no_end(tokenizer: str) -> None:
+    """Megatron-Bridge's segments have one more token, which may be EOS, too."""
+    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
+    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
+    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
+    command = ["pack", "a.jsonl", "-l", 64, "-t", tokenizer, "-q", "-o", "rows"]
+    assert packer(*command).exit_code == 0
+    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    for options in ([], ["-t", tokenizer]):
+        report = audited("out", *options)
+        own = found(report)
+        own.pop("duplicate-rows", None)
+        assert own == {}
+        assert "no-eos" not in report["not_applied"]
 
 
 @pytest.mark.usefixtures("folder")
