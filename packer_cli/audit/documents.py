@@ -39,6 +39,7 @@ _RARE = 0.2  # of its places that a token has at the ends of documents, if it ma
 NEARLY, _MOSTLY = 0.9, 0.75
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
 _ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
+_MANY = 32  # documents of a kind
 _ALIKE = 4  # tokens with which documents of a kind end, where one alone does not tell
 LONGEST_HEADER = 24  # tokens of the header of a turn
 _NONE = np.empty(0, np.int64)
@@ -476,13 +477,15 @@ def _other_ends(b: Batch) -> tuple[tuple[int, ...], ...]:
     """
     bare, found = b.bare & (b.ends - b.begins >= _ALIKE), list[tuple[int, ...]]()
     lasts, counts = np.unique(b.ids[b.ends[bare] - 1], return_counts=True)
-    least = max(_FEWEST, len(b.begins) // 100)
+    least = _FEWEST  # where boundaries are sure; else as many as are not alike by chance
+    if b.set_.format != "packer":
+        least = max(least, min(_MANY, len(b.begins) // 10))
     often = np.argsort(-counts, kind="stable")[: int((counts >= least).sum())][:_ROLES]
     for token in lasts[often].tolist():
         own = bare & (b.ids[b.ends - 1] == token)
         others = ~own & ~b.full
         has = np.unique(b.document_at(np.flatnonzero((b.ids == token) & b.inside)))
-        if own.sum() >= _MOSTLY * (own.sum() + others[has].sum()):
+        if own.sum() >= NEARLY * (own.sum() + others[has].sum()):
             found.append((token,))
             continue
         tails = b.ids[b.ends[own][:, None] - np.arange(_ALIKE, 0, -1)]
