@@ -543,7 +543,7 @@ def _lacks(rule: Rule, result: Audit) -> str:
         "label values": "labels" not in names and "there is no column labels",
         "boundaries": not names & {*TELLING} and "no column tells boundaries",
         "padding": habits.pad is None and not habits.masked
-        and not names & {"cu_seqlens", "seq_lens", "position_ids"}
+        and not names & {"cu_seqlens", "seq_lengths", "seq_lens", "position_ids"}
         and "no padding is told, by a column or its place",
         "headers": habits.header is None and "no token is told that begins every turn",
         "conversations": habits.header is None and habits.masks < 0.5

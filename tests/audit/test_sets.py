@@ -25,6 +25,7 @@ from audited import (
     Sets,
     audited,
     bridge,
+    columns_of,
     conversations,
     found,
     jsonl,
@@ -445,6 +446,15 @@ def test_rows_padded_by_a_mask_are_documents(tmp_path: Path, pad: int) -> None:
     }
     report = audited(_parquet(pa.table(rows), tmp_path), "-t", "bytes")
     assert (report["documents"], found(report)) == (100, {})
+
+
+def test_labels_where_no_document_is(tmp_path: Path) -> None:
+    """The last length of every row is left off."""
+    c = columns_of(conversations(1), padded=False)
+    few = {"input_ids": c["input_ids"], "labels": c["labels"],
+           "seq_lengths": [one[:-1] for one in c["lengths"]]}  # fmt: skip
+    report = audited(_parquet(pa.table(few), tmp_path))
+    assert (report["format"], found(report)["padding-trained"]) == ("trl", 40)
 
 
 def test_padding_of_the_last_row_alone(tmp_path: Path) -> None:
