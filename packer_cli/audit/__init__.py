@@ -180,6 +180,12 @@ def no_eos(b: Batch, memory: Memory) -> Int64:
     return places
 
 
+def is_rare(found: dict[str, Finding], result: Audit) -> None:
+    if result.habits.ends < _FEW:
+        own, share = found["no-eos"], f"{result.habits.ends:.0%} of the documents have it"
+        own.severity, own.more = "warning", share
+
+
 def eos_untrained(b: Batch, memory: Memory) -> Int64:
     last = b.last[b.ended & (b.last > b.begins)]
     return last[b.trained[last - 1] & ~b.trained[last]]
@@ -464,9 +470,10 @@ RULES = {rule.name: rule for rule in (
          "labels are one place off for the trainers of this format: a model learns to repeat the "
          "token that it is given, or the one after the next",
          "write labels as the format has them, or name the right one with --format"),
-    Rule(no_eos, "error", ("EOS", "EOS at ends"),
-         "documents do not end with EOS, where others do: a model learns not to stop",
-         "add EOS where records are tokenized, and cut records before that"),
+    Rule(no_eos, "error", ("EOS", "EOS at ends, or expected"),
+         "documents do not end with EOS, as others do, or as the tokenizer ends them: a model "
+         "learns not to stop",
+         "add EOS where records are tokenized, and cut records before that", is_rare),
     Rule(eos_untrained, "error", ("EOS", "labels"),
          "EOS after a trained answer is not trained: a model never learns to stop",
          "train on the EOS of answers, and do not mask padding by its id if that is EOS"),
@@ -532,11 +539,14 @@ def _lacks(rule: Rule, result: Audit) -> str:
     """Why a rule is not applied, by the first of its needs that is not there; or ""."""
     set_, habits = result.set_, result.habits
     names, name_it = {*set_.names}, "give --tokenizer"
+    no_ends = habits.ends < _FEW and (
+        f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}"
+    )
     absent: dict[str, str | Literal[False]] = {
         "EOS": habits.eos is None and f"EOS is not told by the set: {name_it}",
         "BOS": habits.bos is None and f"BOS is not told by the set: {name_it}, if it has one",
-        "EOS at ends": habits.ends < _FEW
-        and f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}",
+        "EOS at ends": no_ends,
+        "EOS at ends, or expected": not habits.lacks_eos and no_ends,
         "BOS at beginnings": not habits.adds_bos and habits.begins < 0.5
         and f"{habits.begins:.0%} of the documents begin with BOS, {habits.bos}",
         "labels": not set_.says_what_is_trained and "no column says what is trained on",

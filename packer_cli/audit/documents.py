@@ -54,6 +54,8 @@ class Habits:
     others          last tokens of documents of a kind that does not end with EOS
     ends, begins    shares of the documents that end with EOS, and that begin with BOS
     adds_bos        whether the tokenizer puts BOS before every text
+    lacks_eos       whether the tokenizer puts EOS behind it, and documents that a column tells end
+                    with nothing that they share
     vocabulary      how many ids there are; None: not told
     length          tokens of a full row; None: rows have no length of their own
     flows           documents flow on from row to row, and only EOS tells them apart
@@ -72,6 +74,7 @@ class Habits:
     ends: float = 0.0
     begins: float = 0.0
     adds_bos: bool = False
+    lacks_eos: bool = False
     vocabulary: int | None = None
     length: int | None = None
     flows: bool = False
@@ -395,6 +398,7 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
     if info is None:
         return habits
     prefix = info.prefix if isinstance(info.prefix, list) else []
+    suffix = info.suffix if isinstance(info.suffix, list) else []
     for name, token in (("EOS", info.eos_token_id), ("BOS", info.bos_token_id)):
         if token is not None:
             habits.told[name] = f"{token}, by the tokenizer {info.source or 'bytes'}"
@@ -404,6 +408,7 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
         bos=info.bos_token_id,
         pad=info.pad_token_id if set_.format != "packer" else None,  # whose columns leave it out
         adds_bos=info.bos_token_id is not None and info.bos_token_id in prefix,
+        lacks_eos=info.eos_token_id is not None and info.eos_token_id in suffix,
         vocabulary=info.vocab_size,
     )
 
@@ -514,11 +519,13 @@ def _shares(b: Batch) -> Habits:
     inside = b.ids[some][b.inside[some]]
     values, counts = np.unique(inside, return_counts=True)
     firsts = b.ids[b.begins[b.begun]]
+    bare = b.told and not b.set_.documents and _share(b.bare[~b.full]) > 1 - NEARLY
     masked = (b.masked > (1 - NEARLY) * (b.sizes - 1)) & b.set_.says_what_is_trained
     return replace(
         b.habits,
         ends=_share(b.ended[~b.full]),
         begins=_share(firsts == b.habits.bos),
+        lacks_eos=b.habits.lacks_eos and bool(bare),
         masks=_share(masked),
         header=_header(b),
         common=tuple(values[counts >= _COMMON * len(inside)].tolist()),

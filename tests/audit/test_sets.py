@@ -180,6 +180,21 @@ def test_documents_of_two_kinds_end_in_two_ways(
     assert found(report) == ({rule: 1} if rule else {})
 
 
+@pytest.mark.parametrize("ending", [[], [300]])
+@pytest.mark.parametrize("column", ["seq_lengths", "labels"])
+def test_eos_that_no_document_has(tmp_path: Path, column: str, ending: list[int]) -> None:
+    """It is missed where the tokenizer adds it, a column tells documents and they share no end."""
+    random_ = random.Random(0)
+    rows = [[random_.randrange(97, 123) for _ in range(20 + row)] + ending for row in range(60)]
+    own = {"seq_lengths": [[8, len(one) - 8] for one in rows], "labels": rows}[column]
+    if ending:
+        rows = [one[:7] + ending + one[8:] for one in rows]
+    path = _parquet(pa.table({"input_ids": rows, column: own}), tmp_path)
+    findings = audited(path, "-t", "bytes")["findings"]
+    told = [(one["severity"], one["rows"]) for one in findings if one["rule"] == "no-eos"]
+    assert told == ([("warning", 60)] if column == "seq_lengths" and not ending else [])
+
+
 @pytest.mark.usefixtures("folder")
 def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(200)))
