@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from packer_cli.audit.documents import LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
+from packer_cli.audit.documents import LISTED, LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
 from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
 from packer_cli.packing.planning import Planner
 from packer_cli.records import IGNORED, Int64, offsets_of
@@ -337,6 +337,8 @@ def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
         found.append(b.begins[bare[np.isin(b.row_of[bare], rows)] + 1])
     if b.real is not None:
         found.append(np.flatnonzero(b.inside != b.real))
+    elif {*b.told} & {*LISTED} and "attention_mask" in b.set_.names:  # of ones, without padding
+        found.append(np.flatnonzero(~b.inside))
     return np.unique(np.concatenate(found))
 
 

@@ -27,11 +27,11 @@ from packer_cli.result.manifest import Manifest, TokenizerInfo
 
 Bool = npt.NDArray[np.bool_]
 # Columns by which boundaries are told, the most explicit first.
-_LISTED = {  # by lengths of documents, or what lengths are told by -> their room, with padding
+LISTED = {  # by lengths of documents, or what lengths are told by -> their room, with padding
     "cu_seqlens": "cu_seqlens_padded", "seq_start_id": "", "seq_lengths": "",
     "seq_lens": "seq_lens_padded",
 }  # fmt: skip
-TELLING = (*_LISTED, "attention_mask", "position_ids")
+TELLING = (*LISTED, "attention_mask", "position_ids")
 _LOOK_TOKENS, _LOOK_ROWS = 1 << 21, 1 << 14
 _FEWEST = 4  # documents, of which something can be plain
 _PLAIN = 0.5  # share of documents
@@ -233,8 +233,8 @@ def _told(raw: Raw, set_: Set, real: Bool | None) -> dict[str, tuple[Int64, Int6
     offsets, told = raw.columns["input_ids"].offsets, dict[str, tuple[Int64, Int64]]()
     for name in [one for one in TELLING if one in raw.columns]:
         values = raw.columns[name].values
-        if name in _LISTED:
-            told[name] = _by_lengths(raw, set_, name, _LISTED[name])
+        if name in LISTED:
+            told[name] = _by_lengths(raw, set_, name, LISTED[name])
         elif name == "position_ids":  # LLaMA-Factory's padding has position 0
             flags = real
             if flags is None:
@@ -416,7 +416,7 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
 def _padding(habits: Habits, raw: Raw, set_: Set) -> Habits:
     """Padding by its place: at the ends of rows that are all as long, stretches of one token."""
     without, (ids, offsets) = replace(habits, pad=None), raw.columns["input_ids"]
-    if {*_LISTED} & {*set_.names} or habits.masked or set_.documents:
+    if {*LISTED} & {*set_.names} or habits.masked or set_.documents:
         return without
     lengths = np.diff(offsets)
     ends = offsets[1:][lengths > 1] - 1

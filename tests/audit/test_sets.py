@@ -472,6 +472,19 @@ def test_labels_where_no_document_is(tmp_path: Path) -> None:
     assert (report["format"], found(report)["padding-trained"]) == ("trl", 40)
 
 
+@pytest.mark.parametrize("told", ["cu_seqlens", "lengths", "position_ids"])
+def test_a_mask_of_ones_over_padding(tmp_path: Path, told: str) -> None:
+    """It disagrees with lengths; with positions alone it is LLaMA-Factory's own."""
+    sets = conversations(1)
+    c = columns_of(sets, padded=True)
+    ones = [[1] * LENGTH for _ in sets.rows]
+    own = {"input_ids": c["input_ids"], "labels": c["labels"], "attention_mask": ones,
+           {"lengths": "seq_lengths"}.get(told, told): c[told]}  # fmt: skip
+    wrong = sum(sum(sets.lengths(row)) < LENGTH for row in range(len(sets.rows)))
+    report = audited(_parquet(pa.table(own), tmp_path))
+    assert found(report) == ({} if told == "position_ids" else {"boundaries-disagree": wrong})
+
+
 def test_padding_of_the_last_row_alone(tmp_path: Path) -> None:
     """The look at 16,384 rows of the set sees no padding; the mask tells it all the same."""
     rows, length = 20_000, 16
