@@ -540,13 +540,15 @@ RULES = {rule.name: rule for rule in (
 def _lacks(rule: Rule, result: Audit) -> str:
     """Why a rule is not applied, by the first of its needs that is not there; or ""."""
     set_, habits = result.set_, result.habits
-    names, name_it = {*set_.names}, "give --tokenizer"
+    names, is_named = {*set_.names}, habits.vocabulary is not None
     no_ends = habits.ends < _FEW and (
         f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}"
     )
     absent: dict[str, str | Literal[False]] = {
-        "EOS": habits.eos is None and f"EOS is not told by the set: {name_it}",
-        "BOS": habits.bos is None and f"BOS is not told by the set: {name_it}, if it has one",
+        "EOS": habits.eos is None and ("the tokenizer has no EOS" if is_named
+        else "EOS is not told by the set: give --tokenizer"),
+        "BOS": habits.bos is None and ("the tokenizer has no BOS" if is_named
+        else "BOS is not told by the set: give --tokenizer, if it has one"),
         "EOS at ends": no_ends,
         "EOS at ends, or expected": not habits.lacks_eos and no_ends,
         "BOS at beginnings": not habits.adds_bos and habits.begins < 0.5

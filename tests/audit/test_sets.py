@@ -120,7 +120,9 @@ def test_windows_of_a_stream_need_a_tokenizer(tmp_path: Path) -> None:
     pq.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
     report = audited(tmp_path / "a.parquet")
     assert "give --tokenizer" in report["not_applied"]["no-eos"]
+    assert "give --tokenizer, if" in report["not_applied"]["bos-missing"]
     report = audited(tmp_path / "a.parquet", "--tokenizer", "bytes")
+    assert report["not_applied"]["bos-missing"] == "the tokenizer has no BOS"
     assert report["documents"] == sum(row.count(256) for row in rows)
     assert found(report) == {}
 
