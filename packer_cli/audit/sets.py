@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -345,12 +345,16 @@ def _chosen(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
     ignored = {name: str(kind) for name, kind in kinds.items() if name not in names}
     if "input_ids" not in names:
         what = f"{ignored['input_ids']} in input_ids" if "input_ids" in ignored else "no input_ids"
-        raise DataError(
-            f"{place}: {what}, expected a column input_ids with lists of integers; columns found: "
-            f"{named(schema.names)}",
-            "name a set of token ids; texts are tokenized by packer tokenize",
-        )
+        raise _no_ids(place, what, schema.names)
     return names, ignored
+
+
+def _no_ids(place: str, what: str, names: Iterable[str]) -> DataError:
+    return DataError(
+        f"{place}: {what}, expected a column input_ids with lists of integers; columns found: "
+        f"{named(names)}",
+        "name a set of token ids; texts are tokenized by packer tokenize",
+    )
 
 
 def _is_read(name: str, kind: Any) -> bool:
@@ -476,6 +480,11 @@ def _json(file: InputFile) -> File:
         return {name: own for name, own in fields.items() if own is not None}
 
     with _readable(file.path):
+        for _, piece in islice(records(), 1):
+            with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+                fields = msgspec.json.decode(piece, type=dict[str, msgspec.Raw])
+                if "input_ids" not in fields:
+                    raise _no_ids(file.path, "no input_ids", fields)
         names = next((list(decoded(*one)) for one in records()), ["input_ids"])
         rows = sum(1 for _ in records())
 

@@ -322,6 +322,12 @@ def _npy(path: Path, shape: tuple[int, ...]) -> Path:
 UNREADABLE = {
     "cut short": (_damaged_arrow, "no end marker of Arrow: it is cut short, or not Arrow"),
     "no ids": (lambda path: _parquet(pa.table({"text": ["a"]}), path), "no input_ids, expected"),
+    "lines of texts": (
+        lambda path: _lines(path, {"question": "a", "answer": [{"b": 1}]}),
+        "a.jsonl: no input_ids, expected a column input_ids with lists of integers; columns found: "
+        "question, answer",
+    ),
+    "lines that are no objects": (lambda path: _lines(path, [1]), "row 0: Expected `object`"),
     "texts as ids": (lambda path: _parquet(pa.table({"input_ids": ["a"]}), path), "string in"),
     "nulls": (_nulls, "input_ids holds a null"),
     "negative lengths": (lambda path: _parquet(_lengths([[4], [-9, 13], [4]]), path),
