@@ -154,20 +154,14 @@ class Batch:
         self.ended: Bool = (ids[self.last] == habits.eos) & (habits.eos is not None)
         self.bare: Bool = ~self.ended
         for other in habits.others:
-            self.bare &= ~self.ending_with(other)
+            tails = ids[np.maximum(self.ends[:, None] - np.arange(len(other), 0, -1), 0)]
+            self.bare &= (tails != np.array(other)).any(axis=1)
         self.trained = _trained(raw, set_.meaning.shift)
         if spare:  # nothing predicts it
             self.trained[begins] = False
         self.counted = offsets_of(self.trained)
         trained = self.counted[stops] - self.counted[begins + 1]
         self.masked: Int64 = self.sizes - 1 - spare - trained
-
-    def ending_with(self, tokens: Sequence[int]) -> Bool:
-        """bool[d], whether documents end with these tokens."""
-        same = self.ends - self.begins >= len(tokens)
-        for back, token in enumerate(reversed(tokens), 1):
-            same &= self.ids[np.maximum(self.ends - back, 0)] == token
-        return same
 
     def by_row(self, counts: Int64) -> Int64:
         """int64[r], of counts int64[T + 1] of something before each place, what rows have of it."""
@@ -448,12 +442,12 @@ def _ending(b: Batch) -> Habits:
     stops, found = b.ends[~b.full & (b.ends - b.begins > 1)], list[tuple[bool, int, int, int]]()
     if b.habits.eos is not None:  # by the tokenizer: do documents end with it, or one place before?
         return replace(b.habits, tail=_tail(b, stops, b.habits.eos))
-    is_said = np.ones(len(b.ids), bool)
-    is_said[b.stops[b.ends < b.stops] - 1] = False  # the target alone, which may be any token
+    alone = b.ids[b.stops[b.ends < b.stops] - 1]  # targets, which may be any token
     for tail in (0, 1) if len(stops) >= _FEWEST else ():
         places = stops - 1 - tail
         token, share = _mode(b.ids[places])
-        places, everywhere = places[b.ids[places] == token], int((b.ids[is_said] == token).sum())
+        everywhere = int((b.ids == token).sum() - (alone == token).sum())
+        places = places[b.ids[places] == token]
         if share >= _PLAIN and len(places) >= _RARE * everywhere:
             is_trained = not b.set_.says_what_is_trained or bool(b.trained[places].any())
             at_ends = int((b.ids[np.maximum(b.ends - 1 - tail, b.begins)] == token).sum())

@@ -345,16 +345,12 @@ def _chosen(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
     ignored = {name: str(kind) for name, kind in kinds.items() if name not in names}
     if "input_ids" not in names:
         what = f"{ignored['input_ids']} in input_ids" if "input_ids" in ignored else "no input_ids"
-        raise _no_ids(place, what, schema.names)
+        raise DataError(
+            f"{place}: {what}, expected a column input_ids with lists of integers; columns found: "
+            f"{named(schema.names)}",
+            "name a set of token ids; texts are tokenized by packer tokenize",
+        )
     return names, ignored
-
-
-def _no_ids(place: str, what: str, names: Iterable[str]) -> DataError:
-    return DataError(
-        f"{place}: {what}, expected a column input_ids with lists of integers; columns found: "
-        f"{named(names)}",
-        "name a set of token ids; texts are tokenized by packer tokenize",
-    )
 
 
 def _is_read(name: str, kind: Any) -> bool:
@@ -484,7 +480,7 @@ def _json(file: InputFile) -> File:
             with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
                 fields = msgspec.json.decode(piece, type=dict[str, msgspec.Raw])
                 if "input_ids" not in fields:
-                    raise _no_ids(file.path, "no input_ids", fields)
+                    _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
         names = next((list(decoded(*one)) for one in records()), ["input_ids"])
         rows = sum(1 for _ in records())
 
