@@ -119,7 +119,7 @@ class Audit:
         ]
         figures = {"rows": self.rows, "documents": self.documents, "tokens": self.tokens}
         return {"format": self.set_.format, **figures, "findings": findings,
-                "not_applied": self.not_applied}  # fmt: skip
+                "not_applied": self.not_applied, "left_out": [*self.set_.left_out]}  # fmt: skip
 
     def add(self, batch: Batch) -> None:
         """Count what was read."""

@@ -443,6 +443,13 @@ def test_rows_beyond_those_of_a_manifest_are_told() -> None:
     assert_error(packer("audit", "out"), 2, message)
 
 
+def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
+    table = pa.table({"input_ids": [[1, 2], [3, 4]], "labels": [[1.0, 2.0], [3.0, 4.0]]})
+    kind = pq.read_schema(_parquet(table, tmp_path)).field("labels").type
+    left_out = audited(tmp_path / "a.parquet")["left_out"]
+    assert left_out == [f"column labels, since {kind} is no list of integers"]
+
+
 def test_odd_columns_are_read(tmp_path: Path) -> None:
     assert found(audited(_lines(tmp_path, *[{"input_ids": []}] * 9))) == {}
     for struct in ({"a": 1}, {"file": "x", "position": 1, "start": 0},
