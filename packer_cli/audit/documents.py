@@ -262,6 +262,8 @@ def _lengths_of(raw: Raw, set_: Set, name: str) -> Column:
     values = values.astype(np.int64)
     is_bounds = name.startswith(("cu_", "seq_start"))
     if is_bounds:
+        empty = (np.diff(edges) == 0) & (rows == 0)  # as if they had a 0
+        values, edges = np.insert(values, edges[:-1][empty], 0), edges + offsets_of(empty)
         wrong = np.flatnonzero(np.diff(edges) < 1)
         wrong = wrong if len(wrong) else np.flatnonzero(values[edges[:-1]])
         if len(wrong):

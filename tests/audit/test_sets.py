@@ -450,6 +450,22 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
     assert left_out == [f"column labels, since {kind} is no list of integers"]
 
 
+@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("column", "bounds"), [("cu_seqlens", [0, 2, 4]), ("seq_start_id", [0, 2])]
+)
+def test_an_empty_row_has_no_boundaries(
+    tmp_path: Path, column: str, bounds: list[int], at: int
+) -> None:
+    ids, told = [[row, 5, row, 6] for row in range(4)], [bounds] * 4
+    ids.insert(at, [])
+    told.insert(at, [])
+    report = audited(_parquet(pa.table({"input_ids": ids, column: told}), tmp_path))
+    assert (report["rows"], report["documents"], found(report)) == (5, 8, {})
+    wrong = pa.table({"input_ids": [*ids[::-1], [1]], column: [*told[::-1], []]})
+    assert_error(packer("audit", _parquet(wrong, tmp_path)), 2, f"row 5: {column} is [], expected")
+
+
 def test_odd_columns_are_read(tmp_path: Path) -> None:
     assert found(audited(_lines(tmp_path, *[{"input_ids": []}] * 9))) == {}
     for struct in ({"a": 1}, {"file": "x", "position": 1, "start": 0},
