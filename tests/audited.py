@@ -279,7 +279,7 @@ DEFECTS: dict[str, Defect] = {one.__name__.replace("_", "-"): one for one in (
 # --- files
 
 
-def _columns(sets: Sets, *, padded: bool, shift: bool = False) -> dict[str, list[Any]]:
+def columns_of(sets: Sets, *, padded: bool, shift: bool = False) -> dict[str, list[Any]]:
     """Columns of all rows; padded to LENGTH, or not at all."""
     columns: dict[str, list[Any]] = {name: [] for name in (
         "input_ids", "labels", "attention_mask", "numbers", "position_ids", "lengths", "starts",
@@ -329,7 +329,7 @@ def _saved(table: Any, folder: Path) -> None:
 
 
 def trl(sets: Sets, path: Path) -> None:
-    c = _columns(sets, padded=False)
+    c = columns_of(sets, padded=False)
     chosen = {"input_ids": c["input_ids"], "labels": c["labels"], "seq_lengths": c["lengths"]}
     if sets.moved:
         chosen["position_ids"] = c["position_ids"]
@@ -338,14 +338,14 @@ def trl(sets: Sets, path: Path) -> None:
 
 def trl_mask(sets: Sets, path: Path) -> None:
     """As TRL before it had labels."""
-    c = _columns(sets, padded=False)
+    c = columns_of(sets, padded=False)
     mask = [[int(one != IGNORED) for one in row] for row in c["labels"]]
     _saved(_table({"input_ids": c["input_ids"], "completion_mask": mask,
                    "seq_lengths": c["lengths"]}), path)  # fmt: skip
 
 
 def llamafactory(sets: Sets, path: Path) -> None:
-    c = _columns(sets, padded=True)
+    c = columns_of(sets, padded=True)
     table = _table({"input_ids": c["input_ids"], "labels": c["labels"],
                     "attention_mask": c["numbers"], "position_ids": c["position_ids"]})  # fmt: skip
     _saved(table, path / "train")
@@ -354,7 +354,7 @@ def llamafactory(sets: Sets, path: Path) -> None:
 
 def parquet(sets: Sets, path: Path) -> None:
     """Padded rows with a mask of 0 and 1, and cu_seqlens."""
-    c = _columns(sets, padded=True)
+    c = columns_of(sets, padded=True)
     chosen = {name: c[name] for name in ("input_ids", "labels", "attention_mask", "cu_seqlens")}
     if sets.moved:
         chosen["position_ids"] = c["position_ids"]
@@ -383,7 +383,7 @@ def bridge(sets: Sets, path: Path) -> None:
 
 def automodel(sets: Sets, path: Path) -> None:
     """Of NeMo Automodel: labels are shifted, within the row."""
-    c = _columns(sets, padded=True, shift=True)
+    c = columns_of(sets, padded=True, shift=True)
     _saved(_table({"input_ids": c["input_ids"], "labels": c["labels"], "seq_lens": c["lengths"]}),
            path)  # fmt: skip
 

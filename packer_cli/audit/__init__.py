@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from packer_cli.audit.documents import LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
+from packer_cli.audit.documents import LISTED, LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
 from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
 from packer_cli.packing.planning import Planner
 from packer_cli.records import IGNORED, Int64, offsets_of
@@ -119,7 +119,7 @@ class Audit:
         ]
         figures = {"rows": self.rows, "documents": self.documents, "tokens": self.tokens}
         return {"format": self.set_.format, **figures, "findings": findings,
-                "not_applied": self.not_applied}  # fmt: skip
+                "not_applied": self.not_applied, "left_out": [*self.set_.left_out]}  # fmt: skip
 
     def add(self, batch: Batch) -> None:
         """Count what was read."""
@@ -176,8 +176,14 @@ def audit(
 
 
 def no_eos(b: Batch, memory: Memory) -> Int64:
-    places: Int64 = b.last[~b.ended & ~b.full]
+    places: Int64 = b.last[b.bare & ~b.full]
     return places
+
+
+def is_rare(found: dict[str, Finding], result: Audit) -> None:
+    if result.habits.ends < _FEW:
+        own, share = found["no-eos"], f"{result.habits.ends:.0%} of the documents have it"
+        own.severity, own.more = "warning", share
 
 
 def eos_untrained(b: Batch, memory: Memory) -> Int64:
@@ -206,7 +212,7 @@ def bos_doubled(b: Batch, memory: Memory) -> Int64:
 
 
 def cut(b: Batch, memory: Memory) -> Int64:
-    places = b.last[~b.ended & b.full]
+    places = b.last[b.bare & b.full]
     memory.cuts += len(places)
     memory.rests += int((~b.begun).sum())
     return places
@@ -326,11 +332,13 @@ def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
     found = [_NONE, *(np.setxor1d(inner[0], other) for other in inner[1:])]
     if b.told and b.habits.eos is not None and b.habits.ends >= _FEW and not b.set_.documents:
         # documents without EOS, where EOS is inside another one of the row
-        bare = np.flatnonzero(~b.ended & ~b.lasts)
+        bare = np.flatnonzero(b.bare & ~b.lasts)
         rows = b.rows_at(eos_inside(b, memory)) if len(bare) else _NONE
         found.append(b.begins[bare[np.isin(b.row_of[bare], rows)] + 1])
     if b.real is not None:
         found.append(np.flatnonzero(b.inside != b.real))
+    elif {*b.told} & {*LISTED} and "attention_mask" in b.set_.names:  # of ones, without padding
+        found.append(np.flatnonzero(~b.inside))
     return np.unique(np.concatenate(found))
 
 
@@ -394,7 +402,7 @@ def overlap(b: Batch, memory: Memory) -> Int64:
         own = content.removeprefix(bos)
         if _goes_on(before, own, width):
             found.append(row)
-        before = own
+        before = own[: len(own) - b.set_.meaning.spare * width]
         if b.habits.tail and before[:-width].endswith(eos):
             before = before[:-width]
         while eos and before.endswith(eos):
@@ -464,9 +472,10 @@ RULES = {rule.name: rule for rule in (
          "labels are one place off for the trainers of this format: a model learns to repeat the "
          "token that it is given, or the one after the next",
          "write labels as the format has them, or name the right one with --format"),
-    Rule(no_eos, "error", ("EOS", "EOS at ends"),
-         "documents do not end with EOS, where others do: a model learns not to stop",
-         "add EOS where records are tokenized, and cut records before that"),
+    Rule(no_eos, "error", ("EOS", "EOS at ends, or expected"),
+         "documents do not end with EOS, as others do, or as the tokenizer ends them: a model "
+         "learns not to stop",
+         "add EOS where records are tokenized, and cut records before that", is_rare),
     Rule(eos_untrained, "error", ("EOS", "labels"),
          "EOS after a trained answer is not trained: a model never learns to stop",
          "train on the EOS of answers, and do not mask padding by its id if that is EOS"),
@@ -531,19 +540,24 @@ RULES = {rule.name: rule for rule in (
 def _lacks(rule: Rule, result: Audit) -> str:
     """Why a rule is not applied, by the first of its needs that is not there; or ""."""
     set_, habits = result.set_, result.habits
-    names, name_it = {*set_.names}, "give --tokenizer"
+    names, is_named = {*set_.names}, habits.vocabulary is not None
+    no_ends = habits.ends < _FEW and (
+        f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}"
+    )
     absent: dict[str, str | Literal[False]] = {
-        "EOS": habits.eos is None and f"EOS is not told by the set: {name_it}",
-        "BOS": habits.bos is None and f"BOS is not told by the set: {name_it}, if it has one",
-        "EOS at ends": habits.ends < _FEW
-        and f"{habits.ends:.0%} of the documents end with EOS, {habits.eos}",
+        "EOS": habits.eos is None and ("the tokenizer has no EOS" if is_named
+        else "EOS is not told by the set: give --tokenizer"),
+        "BOS": habits.bos is None and ("the tokenizer has no BOS" if is_named
+        else "BOS is not told by the set: give --tokenizer, if it has one"),
+        "EOS at ends": no_ends,
+        "EOS at ends, or expected": not habits.lacks_eos and no_ends,
         "BOS at beginnings": not habits.adds_bos and habits.begins < 0.5
         and f"{habits.begins:.0%} of the documents begin with BOS, {habits.bos}",
         "labels": not set_.says_what_is_trained and "no column says what is trained on",
         "label values": "labels" not in names and "there is no column labels",
         "boundaries": not names & {*TELLING} and "no column tells boundaries",
         "padding": habits.pad is None and not habits.masked
-        and not names & {"cu_seqlens", "seq_lens", "position_ids"}
+        and not names & {"cu_seqlens", "seq_lengths", "seq_lens", "position_ids"}
         and "no padding is told, by a column or its place",
         "headers": habits.header is None and "no token is told that begins every turn",
         "conversations": habits.header is None and habits.masks < 0.5

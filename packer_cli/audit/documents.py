@@ -27,11 +27,11 @@ from packer_cli.result.manifest import Manifest, TokenizerInfo
 
 Bool = npt.NDArray[np.bool_]
 # Columns by which boundaries are told, the most explicit first.
-_LISTED = {  # by lengths of documents, or what lengths are told by -> their room, with padding
+LISTED = {  # by lengths of documents, or what lengths are told by -> their room, with padding
     "cu_seqlens": "cu_seqlens_padded", "seq_start_id": "", "seq_lengths": "",
     "seq_lens": "seq_lens_padded",
 }  # fmt: skip
-TELLING = (*_LISTED, "attention_mask", "position_ids")
+TELLING = (*LISTED, "attention_mask", "position_ids")
 _LOOK_TOKENS, _LOOK_ROWS = 1 << 21, 1 << 14
 _FEWEST = 4  # documents, of which something can be plain
 _PLAIN = 0.5  # share of documents
@@ -39,6 +39,8 @@ _RARE = 0.2  # of its places that a token has at the ends of documents, if it ma
 NEARLY, _MOSTLY = 0.9, 0.75
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
 _ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
+_MANY = 32  # documents of a kind
+_ALIKE = 4  # tokens with which documents of a kind end, where one alone does not tell
 LONGEST_HEADER = 24  # tokens of the header of a turn
 _NONE = np.empty(0, np.int64)
 
@@ -49,8 +51,11 @@ class Habits:
 
     eos, bos, pad   ids; None: not told
     tail            tokens that follow EOS at the end of documents: a template's line end
+    others          last tokens of documents of a kind that does not end with EOS
     ends, begins    shares of the documents that end with EOS, and that begin with BOS
     adds_bos        whether the tokenizer puts BOS before every text
+    lacks_eos       whether the tokenizer puts EOS behind it, and documents that a column tells end
+                    with nothing that they share
     vocabulary      how many ids there are; None: not told
     length          tokens of a full row; None: rows have no length of their own
     flows           documents flow on from row to row, and only EOS tells them apart
@@ -65,9 +70,11 @@ class Habits:
     bos: int | None = None
     pad: int | None = None
     tail: int = 0
+    others: tuple[tuple[int, ...], ...] = ()
     ends: float = 0.0
     begins: float = 0.0
     adds_bos: bool = False
+    lacks_eos: bool = False
     vocabulary: int | None = None
     length: int | None = None
     flows: bool = False
@@ -92,9 +99,11 @@ class Batch:
     inside          bool[T], whether a place is in a document, or padding
     told            where documents begin by each column that tells
     begins, stops   int64[d], of documents, in ascending order; `sizes`: tokens of each, 1 or more
+    ends            int64[d], `stops` without what is a target alone
     row_of, lasts   int64[d], bool[d], the row of each, and whether it is the last there
     begun           bool[d]: False for a piece whose document began before
     ended, last     bool[d], whether it ends with EOS, and int64[d], its place; or the last token's
+    bare            bool[d], whether it ends with neither EOS nor what others of its kind end with
     full            bool[d], whether it ends where its row is full
     masked          int64[d], tokens that are not trained, though the one before them could tell
     used            int64[r], where the last document ends; where the row begins, without one
@@ -138,10 +147,15 @@ class Batch:
         self.begun: Bool = start[keep] == 0 if len(start) == len(keep) else self.sizes > 0
         if habits.flows:
             self.begun &= ~np.isin(begins, self.offsets)
-        before = np.maximum(stops - 1 - habits.tail, begins)
-        is_tailed = (ids[stops - 1] != habits.eos) & (ids[before] == habits.eos)
-        self.last: Int64 = np.where(is_tailed, before, stops - 1)
+        self.ends: Int64 = np.maximum(stops - spare, begins + 1)
+        before = np.maximum(self.ends - 1 - habits.tail, begins)
+        is_tailed = (ids[self.ends - 1] != habits.eos) & (ids[before] == habits.eos)
+        self.last: Int64 = np.where(is_tailed, before, self.ends - 1)
         self.ended: Bool = (ids[self.last] == habits.eos) & (habits.eos is not None)
+        self.bare: Bool = ~self.ended
+        for other in habits.others:
+            tails = ids[np.maximum(self.ends[:, None] - np.arange(len(other), 0, -1), 0)]
+            self.bare &= (tails != np.array(other)).any(axis=1)
         self.trained = _trained(raw, set_.meaning.shift)
         if spare:  # nothing predicts it
             self.trained[begins] = False
@@ -213,8 +227,8 @@ def _told(raw: Raw, set_: Set, real: Bool | None) -> dict[str, tuple[Int64, Int6
     offsets, told = raw.columns["input_ids"].offsets, dict[str, tuple[Int64, Int64]]()
     for name in [one for one in TELLING if one in raw.columns]:
         values = raw.columns[name].values
-        if name in _LISTED:
-            told[name] = _by_lengths(raw, set_, name, _LISTED[name])
+        if name in LISTED:
+            told[name] = _by_lengths(raw, set_, name, LISTED[name])
         elif name == "position_ids":  # LLaMA-Factory's padding has position 0
             flags = real
             if flags is None:
@@ -248,6 +262,8 @@ def _lengths_of(raw: Raw, set_: Set, name: str) -> Column:
     values = values.astype(np.int64)
     is_bounds = name.startswith(("cu_", "seq_start"))
     if is_bounds:
+        empty = (np.diff(edges) == 0) & (rows == 0)  # as if they had a 0
+        values, edges = np.insert(values, edges[:-1][empty], 0), edges + offsets_of(empty)
         wrong = np.flatnonzero(np.diff(edges) < 1)
         wrong = wrong if len(wrong) else np.flatnonzero(values[edges[:-1]])
         if len(wrong):
@@ -340,6 +356,7 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         habits = replace(habits, length=_full_length(batch.lengths))
         batch = Batch(raw, set_, habits)
     habits = _ending(batch)
+    habits = replace(habits, others=_other_ends(Batch(raw, set_, habits)))
     if habits.bos is None and tokenizer is None:
         habits = _beginning(batch, habits)
     return _shares(Batch(raw, set_, habits))
@@ -377,6 +394,7 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
     if info is None:
         return habits
     prefix = info.prefix if isinstance(info.prefix, list) else []
+    suffix = info.suffix if isinstance(info.suffix, list) else []
     for name, token in (("EOS", info.eos_token_id), ("BOS", info.bos_token_id)):
         if token is not None:
             habits.told[name] = f"{token}, by the tokenizer {info.source or 'bytes'}"
@@ -386,6 +404,7 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
         bos=info.bos_token_id,
         pad=info.pad_token_id if set_.format != "packer" else None,  # whose columns leave it out
         adds_bos=info.bos_token_id is not None and info.bos_token_id in prefix,
+        lacks_eos=info.eos_token_id is not None and info.eos_token_id in suffix,
         vocabulary=info.vocab_size,
     )
 
@@ -393,7 +412,7 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
 def _padding(habits: Habits, raw: Raw, set_: Set) -> Habits:
     """Padding by its place: at the ends of rows that are all as long, stretches of one token."""
     without, (ids, offsets) = replace(habits, pad=None), raw.columns["input_ids"]
-    if {*_LISTED} & {*set_.names} or habits.masked or set_.documents:
+    if {*LISTED} & {*set_.names} or habits.masked or set_.documents:
         return without
     lengths = np.diff(offsets)
     ends = offsets[1:][lengths > 1] - 1
@@ -422,22 +441,59 @@ def _ending(b: Batch) -> Habits:
     """EOS by the ends of documents that are not cut. Behind it may be a line end, which is
     everywhere, or what is never trained.
     """
-    stops, found = b.stops[~b.full & (b.sizes > 1)], list[tuple[bool, int, int, int]]()
+    stops, found = b.ends[~b.full & (b.ends - b.begins > 1)], list[tuple[bool, int, int, int]]()
     if b.habits.eos is not None:  # by the tokenizer: do documents end with it, or one place before?
-        at_end, before = (_share(b.ids[stops - 1 - tail] == b.habits.eos) for tail in (0, 1))
-        return replace(b.habits, tail=int(before > _PLAIN > at_end))
+        return replace(b.habits, tail=_tail(b, stops, b.habits.eos))
+    alone = b.ids[b.stops[b.ends < b.stops] - 1]  # targets, which may be any token
     for tail in (0, 1) if len(stops) >= _FEWEST else ():
         places = stops - 1 - tail
         token, share = _mode(b.ids[places])
-        places, everywhere = places[b.ids[places] == token], int((b.ids == token).sum())
+        everywhere = int((b.ids == token).sum() - (alone == token).sum())
+        places = places[b.ids[places] == token]
         if share >= _PLAIN and len(places) >= _RARE * everywhere:
             is_trained = not b.set_.says_what_is_trained or bool(b.trained[places].any())
-            found.append((not is_trained, everywhere - len(places), tail, token))
+            at_ends = int((b.ids[np.maximum(b.ends - 1 - tail, b.begins)] == token).sum())
+            found.append((not is_trained, everywhere - at_ends, tail, token))
     if not found:
         return b.habits
     *_, tail, token = min(found)
     b.habits.told["EOS"] = f"{token}, with which documents end"
-    return replace(b.habits, eos=token, tail=tail)
+    return replace(b.habits, eos=token, tail=tail or _tail(b, stops, token))
+
+
+def _tail(b: Batch, stops: Int64, eos: int) -> int:
+    """How many tokens follow EOS at the ends of most documents, or of those of one kind, as the
+    line end of a template; what documents begin with is of the next one.
+    """
+    at_end, before = (b.ids[stops - 1 - tail] == eos for tail in (0, 1))
+    token, share = _mode(b.ids[stops[before & ~at_end] - 1])
+    few = int((before & ~at_end).sum()) < _FEWEST
+    is_usual = not few and share >= NEARLY and token != _mode(b.ids[b.begins])[0]
+    return int(_share(before) > _PLAIN > _share(at_end) or is_usual)
+
+
+def _other_ends(b: Batch) -> tuple[tuple[int, ...], ...]:
+    """What documents of a kind end with, if not with EOS: a token that is in hardly any others, or
+    else several tokens that are alike.
+    """
+    bare, found = b.bare & (b.ends - b.begins >= _ALIKE), list[tuple[int, ...]]()
+    lasts, counts = np.unique(b.ids[b.ends[bare] - 1], return_counts=True)
+    least = _FEWEST  # where boundaries are sure; else as many as are not alike by chance
+    if b.set_.format != "packer":
+        least = max(least, min(_MANY, len(b.begins) // 10))
+    often = np.argsort(-counts, kind="stable")[: int((counts >= least).sum())][:_ROLES]
+    for token in lasts[often].tolist():
+        own = bare & (b.ids[b.ends - 1] == token)
+        others = ~own & ~b.full
+        has = np.unique(b.document_at(np.flatnonzero((b.ids == token) & b.inside)))
+        if own.sum() >= NEARLY * (own.sum() + others[has].sum()):
+            found.append((token,))
+            continue
+        tails = b.ids[b.ends[own][:, None] - np.arange(_ALIKE, 0, -1)]
+        kinds, numbers = np.unique(tails, axis=0, return_counts=True)
+        if int(numbers.max()) >= max(least, _PLAIN * len(tails)):
+            found.append(tuple(kinds[int(numbers.argmax())].tolist()))
+    return tuple(found)
 
 
 def _beginning(b: Batch, habits: Habits) -> Habits:
@@ -459,11 +515,13 @@ def _shares(b: Batch) -> Habits:
     inside = b.ids[some][b.inside[some]]
     values, counts = np.unique(inside, return_counts=True)
     firsts = b.ids[b.begins[b.begun]]
+    bare = b.told and not b.set_.documents and _share(b.bare[~b.full]) > 1 - NEARLY
     masked = (b.masked > (1 - NEARLY) * (b.sizes - 1)) & b.set_.says_what_is_trained
     return replace(
         b.habits,
         ends=_share(b.ended[~b.full]),
         begins=_share(firsts == b.habits.bos),
+        lacks_eos=b.habits.lacks_eos and bool(bare),
         masks=_share(masked),
         header=_header(b),
         common=tuple(values[counts >= _COMMON * len(inside)].tolist()),

@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -476,6 +476,11 @@ def _json(file: InputFile) -> File:
         return {name: own for name, own in fields.items() if own is not None}
 
     with _readable(file.path):
+        for _, piece in islice(records(), 1):
+            with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+                fields = msgspec.json.decode(piece, type=dict[str, msgspec.Raw])
+                if "input_ids" not in fields:
+                    _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
         names = next((list(decoded(*one)) for one in records()), ["input_ids"])
         rows = sum(1 for _ in records())
 

@@ -14,14 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tiny_tokenizers
 from audited import (
     DEFECTS,
     EOS,
     FIRST,
+    IDS,
     LENGTH,
+    LINE,
     Sets,
     audited,
     bridge,
+    columns_of,
     conversations,
     found,
     jsonl,
@@ -116,7 +120,9 @@ def test_windows_of_a_stream_need_a_tokenizer(tmp_path: Path) -> None:
     pq.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
     report = audited(tmp_path / "a.parquet")
     assert "give --tokenizer" in report["not_applied"]["no-eos"]
+    assert "give --tokenizer, if" in report["not_applied"]["bos-missing"]
     report = audited(tmp_path / "a.parquet", "--tokenizer", "bytes")
+    assert report["not_applied"]["bos-missing"] == "the tokenizer has no BOS"
     assert report["documents"] == sum(row.count(256) for row in rows)
     assert found(report) == {}
 
@@ -147,6 +153,50 @@ def test_rows_of_packer_are_sound(options: list[object]) -> None:
     assert "cut" not in report["not_applied"]
 
 
+@pytest.mark.parametrize("length", [512, 2048])
+@pytest.mark.usefixtures("folder")
+def test_texts_and_chats_of_packer_are_sound(length: int) -> None:
+    """Texts end with EOS, chats with what their template has."""
+    sample = Path(__file__).parents[2] / "sample_data"
+    inputs = [sample / "chat.jsonl", sample / "documents.jsonl"]
+    options = ["--chat-template", sample / "chat.jinja", "-t", "bytes", "-l", length]
+    assert packer("pack", *inputs, *options, "-q", "-o", "out").exit_code == 0
+    report = audited("out")
+    assert found(report) == {}
+    assert {"no-eos", "cut"}.isdisjoint(report["not_applied"])
+
+
+@pytest.mark.parametrize("rule", ["", "no-eos"])
+@pytest.mark.parametrize("ending", [[EOS, LINE], [IDS + 1], [IDS - 1, FIRST, FIRST, FIRST]])
+def test_documents_of_two_kinds_end_in_two_ways(
+    tmp_path: Path, rule: str, ending: list[int]
+) -> None:
+    sets = conversations(1, length=LENGTH - 30)
+    for _, one in sets.documents()[::3]:
+        one.ids[-1:] = ending
+        one.trained += [False] * (len(ending) - 1)
+    one = sets.rows[4][0]  # whose end is that of neither kind
+    one.ids[-1] = one.ids[-2] = FIRST + 1 if rule else one.ids[-1]
+    trl(sets, tmp_path / "set")
+    report = audited(tmp_path / "set", "--max-length", LENGTH)
+    assert found(report) == ({rule: 1} if rule else {})
+
+
+@pytest.mark.parametrize("ending", [[], [300]])
+@pytest.mark.parametrize("column", ["seq_lengths", "labels"])
+def test_eos_that_no_document_has(tmp_path: Path, column: str, ending: list[int]) -> None:
+    """It is missed where the tokenizer adds it, a column tells documents and they share no end."""
+    random_ = random.Random(0)
+    rows = [[random_.randrange(97, 123) for _ in range(20 + row)] + ending for row in range(60)]
+    own = {"seq_lengths": [[8, len(one) - 8] for one in rows], "labels": rows}[column]
+    if ending:
+        rows = [one[:7] + ending + one[8:] for one in rows]
+    path = _parquet(pa.table({"input_ids": rows, column: own}), tmp_path)
+    findings = audited(path, "-t", "bytes")["findings"]
+    told = [(one["severity"], one["rows"]) for one in findings if one["rule"] == "no-eos"]
+    assert told == ([("warning", 60)] if column == "seq_lengths" and not ending else [])
+
+
 @pytest.mark.usefixtures("folder")
 def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(200)))
@@ -169,6 +219,24 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         own.pop("duplicate-rows", None)  # empty texts and other short ones
         assert own == {}, (to, own)
         assert report["tokens"] >= expected["tokens"], to
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "own"])
+@pytest.mark.usefixtures("folder")
+def test_the_target_alone_of_an_export_is_no_end(tokenizer: str) -> None:
+    """Megatron-Bridge's segments have one more token, which may be EOS, too."""
+    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
+    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
+    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
+    command = ["pack", "a.jsonl", "-l", 64, "-t", tokenizer, "-q", "-o", "rows"]
+    assert packer(*command).exit_code == 0
+    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    for options in ([], ["-t", tokenizer]):
+        report = audited("out", *options)
+        own = found(report)
+        own.pop("duplicate-rows", None)
+        assert own == {}
+        assert "no-eos" not in report["not_applied"]
 
 
 @pytest.mark.usefixtures("folder")
@@ -254,6 +322,12 @@ def _npy(path: Path, shape: tuple[int, ...]) -> Path:
 UNREADABLE = {
     "cut short": (_damaged_arrow, "no end marker of Arrow: it is cut short, or not Arrow"),
     "no ids": (lambda path: _parquet(pa.table({"text": ["a"]}), path), "no input_ids, expected"),
+    "lines of texts": (
+        lambda path: _lines(path, {"question": "a", "answer": [{"b": 1}]}),
+        "a.jsonl: no input_ids, expected a column input_ids with lists of integers; columns found: "
+        "question, answer",
+    ),
+    "lines that are no objects": (lambda path: _lines(path, [1]), "row 0: Expected `object`"),
     "texts as ids": (lambda path: _parquet(pa.table({"input_ids": ["a"]}), path), "string in"),
     "nulls": (_nulls, "input_ids holds a null"),
     "negative lengths": (lambda path: _parquet(_lengths([[4], [-9, 13], [4]]), path),
@@ -369,6 +443,29 @@ def test_rows_beyond_those_of_a_manifest_are_told() -> None:
     assert_error(packer("audit", "out"), 2, message)
 
 
+def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
+    table = pa.table({"input_ids": [[1, 2], [3, 4]], "labels": [[1.0, 2.0], [3.0, 4.0]]})
+    kind = pq.read_schema(_parquet(table, tmp_path)).field("labels").type
+    left_out = audited(tmp_path / "a.parquet")["left_out"]
+    assert left_out == [f"column labels, since {kind} is no list of integers"]
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("column", "bounds"), [("cu_seqlens", [0, 2, 4]), ("seq_start_id", [0, 2])]
+)
+def test_an_empty_row_has_no_boundaries(
+    tmp_path: Path, column: str, bounds: list[int], at: int
+) -> None:
+    ids, told = [[row, 5, row, 6] for row in range(4)], [bounds] * 4
+    ids.insert(at, [])
+    told.insert(at, [])
+    report = audited(_parquet(pa.table({"input_ids": ids, column: told}), tmp_path))
+    assert (report["rows"], report["documents"], found(report)) == (5, 8, {})
+    wrong = pa.table({"input_ids": [*ids[::-1], [1]], column: [*told[::-1], []]})
+    assert_error(packer("audit", _parquet(wrong, tmp_path)), 2, f"row 5: {column} is [], expected")
+
+
 def test_odd_columns_are_read(tmp_path: Path) -> None:
     assert found(audited(_lines(tmp_path, *[{"input_ids": []}] * 9))) == {}
     for struct in ({"a": 1}, {"file": "x", "position": 1, "start": 0},
@@ -395,6 +492,28 @@ def test_rows_padded_by_a_mask_are_documents(tmp_path: Path, pad: int) -> None:
     }
     report = audited(_parquet(pa.table(rows), tmp_path), "-t", "bytes")
     assert (report["documents"], found(report)) == (100, {})
+
+
+def test_labels_where_no_document_is(tmp_path: Path) -> None:
+    """The last length of every row is left off."""
+    c = columns_of(conversations(1), padded=False)
+    few = {"input_ids": c["input_ids"], "labels": c["labels"],
+           "seq_lengths": [one[:-1] for one in c["lengths"]]}  # fmt: skip
+    report = audited(_parquet(pa.table(few), tmp_path))
+    assert (report["format"], found(report)["padding-trained"]) == ("trl", 40)
+
+
+@pytest.mark.parametrize("told", ["cu_seqlens", "lengths", "position_ids"])
+def test_a_mask_of_ones_over_padding(tmp_path: Path, told: str) -> None:
+    """It disagrees with lengths; with positions alone it is LLaMA-Factory's own."""
+    sets = conversations(1)
+    c = columns_of(sets, padded=True)
+    ones = [[1] * LENGTH for _ in sets.rows]
+    own = {"input_ids": c["input_ids"], "labels": c["labels"], "attention_mask": ones,
+           {"lengths": "seq_lengths"}.get(told, told): c[told]}  # fmt: skip
+    wrong = sum(sum(sets.lengths(row)) < LENGTH for row in range(len(sets.rows)))
+    report = audited(_parquet(pa.table(own), tmp_path))
+    assert found(report) == ({} if told == "position_ids" else {"boundaries-disagree": wrong})
 
 
 def test_padding_of_the_last_row_alone(tmp_path: Path) -> None:
