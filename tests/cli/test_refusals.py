@@ -48,7 +48,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --train-on last_asistant    | --train-on: 'last_asistant' is not one of | did you mean last-assistan
 --train-on full             | --train-on: 'full' is not one of | did you mean all?
 --carry w                   | --carry: 'w' is not NAME:TYPE | write NAME:TYPE, such as logprobs
---carry w:float             | --carry: 'w:float': 'float' is not a type | use float32, float16, bfloat
+--carry w:float             | --carry: 'w:float': 'float' is not a type | use float32, float16, bfl
 --carry w:float32[0]        | --carry: 'w:float32[0]': not 1 to 4096 values a token
 --carry labels:float32      | --carry: 'labels' is a column that rows have already
 --carry w:int32             | --carry: no record at the beginning of a.jsonl has 'w'
