@@ -445,7 +445,7 @@ def _carried_by(document: Document, config: DocumentConfig) -> Values:
     messages = document.conversation.messages if document.conversation else []
     nobody: list[int | None] = [None] * len(spans)  # there are no messages
     speakers = document.speakers or nobody
-    for at, number in enumerate(speakers if columns else ()):
+    for at, number in enumerate(speakers):
         noted = {} if number is None else messages[number].get(CARRIED, {})
         for one in columns:
             if one.name not in noted and one.name in defaults:

@@ -44,10 +44,12 @@ _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), T
 }  # fmt: skip
 _DETAIL = "train_detail"
 # Notes of packer, and no fields of the record: a message that the user's choice leaves untrained,
-# which no flag can say; and [from, to] of the characters of its content that are not trained on.
+# which no flag can say; [from, to] of the characters of its content that are not trained on; and
+# the values that its trained tokens carry, by name.
 CONTEXT, RANGES, CARRIED = "\0context", "\0ranges", "\0carried"
-_NOTES = frozenset((CONTEXT, RANGES))
-OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_NOTES, CARRIED))
+_NOTES = frozenset((CONTEXT, RANGES))  # of parsed messages: no record may bring its own
+_UNSHOWN = frozenset((*_NOTES, CARRIED))
+OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_UNSHOWN))
 _UNTRAINED = re.compile(rb"\0+")
 _Range = list[int]  # [from, to]; no tuple, which a copy with marks would make a list
 _Message = dict[str, Any]
@@ -354,9 +356,9 @@ def kind_of(value: object) -> str:
 
 def without_notes(message: _Message) -> _Message:
     """The message as its chat template gets it: with what the record has, and no more."""
-    if _NOTES.isdisjoint(message) and CARRIED not in message:
+    if _UNSHOWN.isdisjoint(message):
         return message
-    return {k: value for k, value in message.items() if k not in _NOTES and k != CARRIED}
+    return {key: value for key, value in message.items() if key not in _UNSHOWN}
 
 
 def any_flags(messages: Iterable[Mapping[str, Any]]) -> bool:

@@ -11,7 +11,7 @@ slices count documents in this order, and every unit has the same share of every
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -148,8 +148,7 @@ class TokenizedInputs:
         self._seed, self._is_mixed = seed, seed is not None or pools is not None
         self._pools = dict(zip(self._files, pools or (), strict=False))
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
-        self.tokens = _Tokens(self._directories, carried, defaults)
-        self.tokens.highest = highest
+        self.tokens = _Tokens(self._directories, highest, carried, defaults)
 
     @property
     def facts(self) -> list[TokenizedManifest]:
@@ -218,19 +217,27 @@ class TokenizedInputs:
 class _Tokens(Tokens):
     """Tokens of a run's inputs. Ids are looked at, as Arrow does not."""
 
-    highest = HIGHEST_ID
+    def __init__(
+        self,
+        directories: Mapping[int, TokenizedDirectory],
+        highest: int,
+        carried: Iterable[Carried],
+        defaults: Iterable[tuple[str, str]],
+    ) -> None:
+        super().__init__(directories, carried, defaults)
+        self._highest = highest
 
     def gather(
         self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
     ) -> UInt32:
         ids = super().gather(directory, document, start, length)
-        if ids.max(initial=0) > self.highest:
-            at = int(np.argmax(ids > self.highest))
+        if ids.max(initial=0) > self._highest:
+            at = int(np.argmax(ids > self._highest))
             piece = int(np.searchsorted(np.cumsum(length, dtype=np.int64), at, side="right"))
             path = self._directories[int(directory[piece])].path
             raise DataError(
                 f"{path}: its document {document[piece]} holds the id {ids[at].view(np.int32)}, "
-                f"expected 0 to {self.highest}",
+                f"expected 0 to {self._highest}",
                 f"damaged: {AGAIN}; packer verify {path} says where",
             )
         return ids

@@ -65,14 +65,14 @@ class Carried:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of a value, or of its `count` values."""
+        """The numpy type of a value, or of `count` values."""
         import numpy as np  # noqa: PLC0415
 
         return np.dtype((TYPES[self.type], () if self.count is None else (self.count,)))
 
     @property
     def arrow_type(self) -> Any:
-        """As `dtype`, of Arrow."""
+        """The Arrow type of a value, or of `count` values."""
         import pyarrow as pa  # noqa: PLC0415
 
         kind = pa.from_numpy_dtype(self.dtype.base)
@@ -82,7 +82,7 @@ class Carried:
 
     @property
     def bytes(self) -> int:
-        """Of a value, or of its `count` values."""
+        """How many bytes a value takes, or `count` values."""
         sizes = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
         return sizes.get(self.type, 1) * (self.count or 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from packer_cli.records import Values
 
 
 def row_type(columns: Sequence[Carried]) -> np.dtype[Any]:
-    """Of the values of a token: a field for each column."""
+    """The type of a token's values: a field for each column."""
     return np.dtype([(one.name, one.dtype) for one in columns])
 
 
@@ -39,6 +40,7 @@ def check_defaults(columns: Mapping[str, Carried], defaults: Iterable[tuple[str,
         default_of(columns[name], text)
 
 
+@lru_cache  # asked for at each span, and for each batch of rows
 def default_of(column: Carried, text: str) -> Any:
     """The value that `--carry-default` gives a column. Raises UsageError."""
     try:

@@ -155,19 +155,23 @@ class Tokenizer:
         texts, the characters where special tokens are; others in those texts are just text. Raises
         InternalError when an earlier sample of the engine differed from the reference.
         """
-        texts, trained, span_of = Texts.of(texts), None, np.empty(0, np.int64)
+        texts, trained = Texts.of(texts), None
+        values = None if spans is None else spans.carried
+        span_of: Int64 | None = None  # where there are values
         if spans is not None and isinstance(self.engine, ReferenceEngine):
             ids, offsets, places = self.engine.places(texts)
             parts = [_by_places(places[offsets[i] : offsets[i + 1]], text, spans, i)
                      for i, text in enumerate(texts)]  # fmt: skip
             trained = np.concatenate([np.empty(0, np.uint8), *(flags for flags, _ in parts)])
-            span_of = np.concatenate([span_of, *(own for _, own in parts)])
+            if values is not None:
+                span_of = np.concatenate([np.empty(0, np.int64), *(own for _, own in parts)])
         else:
             ids, offsets = self.engine.encode(texts)
             if spans is not None:
                 with self._making:
                     pieces = self._pieces
-                span_of = np.zeros(len(ids) if spans.carried is not None else 0, np.int64)
+                if values is not None:
+                    span_of = np.zeros(len(ids), np.int64)
                 trained = mark_trained(pieces, texts, ids, offsets, spans, self._reference, span_of)
         for i, own in sorted((controls or {}).items()):
             if self._ordinary is None:
@@ -177,14 +181,15 @@ class Tokenizer:
             if trained is not None and spans is not None:
                 flags, its = _by_places(places, texts[i], spans, i)
                 trained = np.concatenate([trained[:begin], flags, trained[end:]])
-                span_of = np.concatenate([span_of[:begin], its, span_of[end:]])
+                if span_of is not None:
+                    span_of = np.concatenate([span_of[:begin], its, span_of[end:]])
             ids = np.concatenate([ids[:begin], new, ids[end:]])
             offsets = offsets.copy()
             offsets[i + 1 :] += len(new) - (end - begin)
         carried = None
-        if spans is not None and spans.carried is not None and trained is not None:
-            carried = np.zeros(len(ids), spans.carried.dtype)
-            carried[trained > 0] = spans.carried[span_of[trained > 0]]
+        if values is not None and trained is not None and span_of is not None:
+            carried = np.zeros(len(ids), values.dtype)
+            carried[trained > 0] = values[span_of[trained > 0]]
         return ids, offsets, trained, carried
 
     def surrounded(
@@ -476,11 +481,9 @@ def mark_trained(
     span_of: Int64 | None = None,
 ) -> UInt8:
     """uint8[T]: 1 for every token that holds a byte of a span, 2 where it begins before that. OUT
-    span_of: int64[T], which span, there; or empty.
+    span_of: int64[T], which span, there; may be None.
     """
     trained, certain = np.zeros(len(ids), np.uint8), np.zeros(len(texts), np.uint8)
-    if span_of is not None and not len(span_of):
-        span_of = None
     if len(known.kinds):
         kernels.mark_trained(
             ids, offsets, known.pieces, known.offsets, known.kinds, known.spaces, known.spacing,
