@@ -42,13 +42,9 @@ def weighted_loss(
     given = _named(batch)
     targets = _targets(logits, given)
     weights = _weights(given, name, targets, logits)
-    losses = cross_entropy(
-        logits.flatten(0, -2).to(weights.dtype),
-        targets.masked_fill(weights == 0, IGNORED).flatten(),  # or infinities would become nan
-        ignore_index=IGNORED,
-        reduction="none",
-    )
-    return _mean(losses.view_as(weights), weights, num_items_in_batch)
+    logits, targets, weights = _where_they_count(weights, logits, targets, weights)
+    losses = cross_entropy(logits.to(weights.dtype), targets, reduction="none")
+    return _mean(losses, weights, num_items_in_batch)
 
 
 def distillation_loss(
@@ -87,9 +83,11 @@ def distillation_loss(
             f"not K values for each of {list(targets.shape)} places",
             f"pack with --carry '{ids}:int32[K]' --carry '{logprobs}:float16[K]'",
         )
-    tops, logs = _next(tops).long(), _next(logs).to(counts.dtype)
-    student = logits.to(counts.dtype)
-    logs_of_student = student.gather(-1, tops) - student.logsumexp(-1, keepdim=True)
+    student, tops, logs, counts = _where_they_count(
+        counts, logits, _next(tops), _next(logs), counts
+    )
+    student, logs = student.to(counts.dtype), logs.to(counts.dtype)
+    logs_of_student = student.gather(-1, tops.long()) - student.logsumexp(-1, keepdim=True)
     mass = logs.exp()
     losses = (mass * (logs - logs_of_student)).sum(-1)
     missing = _mean(1 - mass.sum(-1), counts, None)
@@ -140,9 +138,16 @@ def _weights(given: Mapping[str, Any], name: str | None, targets: Any, logits: A
     return _next(values).to(kind).masked_fill(~trained, 0)
 
 
+def _where_they_count(weights: Any, *given: Any) -> Any:
+    """Values [rows, length, ...] at the places of a weight, [places, ...]: others need no memory as
+    float32, and what is infinite there becomes no nan.
+    """
+    counts = weights != 0
+    return (values[counts] for values in given)
+
+
 def _mean(values: Any, weights: Any, total: Any) -> Any:
-    """Of values that count, which may be infinite where they do not."""
-    summed = (values.masked_fill(weights == 0, 0) * weights).sum()
+    summed = (values * weights).sum()
     if total is not None:
         return summed / (total.to(summed.device) if isinstance(total, torch.Tensor) else total)
     total = weights.abs().sum()
