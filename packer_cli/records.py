@@ -25,8 +25,6 @@ Values = npt.NDArray[np.void]  # of carried columns together: `options.carried.f
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 MOST_TURNS = 1 << 16  # of a record, with --turns each
-# What a chat template may leave out of a conversation.
-UNSHOWN = ("reasoning", "content", "tool_calls", "tool_results", "tools", "system")
 Notify = Callable[[str], None]  # hears what a user should know of
 IGNORED = -100  # the label of a token that is not trained on
 
@@ -230,7 +228,7 @@ class LeftOut(NamedTuple):
     """Something of one kind in a record that a chat template does not show.
 
     record  its index in the batch
-    what    one of UNSHOWN
+    what    one of `result.wording.UNSHOWN`
     turns   how many messages it is of; 0 for tools, which are none
     text    all of it
     """

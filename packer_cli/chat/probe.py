@@ -351,7 +351,7 @@ def summed(
 
 
 def kind_of_piece(piece: Piece, messages: list[_Message]) -> str:
-    """One of `records.UNSHOWN`."""
+    """One of `result.wording.UNSHOWN`."""
     if piece.message == _TOOLS:
         return "tools"
     if isinstance(piece.part, int):

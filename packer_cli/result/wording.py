@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packer_cli.records import UNSHOWN
-
+# What a chat template may leave out of a conversation.
+UNSHOWN = ("reasoning", "content", "tool_calls", "tool_results", "tools", "system")
 _DECIMAL = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 

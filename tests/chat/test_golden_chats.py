@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from chats import Json, marked_by_place, pack_chat, positions
 
-from packer_cli.records import UNSHOWN, record_position
+from packer_cli.records import record_position
+from packer_cli.result.wording import UNSHOWN
 
 RUNS = json.loads(Path(__file__).with_name("golden_chats.json").read_text(encoding="utf-8"))
 COUNTED = (

@@ -21,7 +21,7 @@ from chats import (
 from support import check_directory, packer
 from tokenizers import Tokenizer
 
-from packer_cli.records import UNSHOWN
+from packer_cli.result.wording import UNSHOWN
 
 TOOLS = [{"type": "function", "function": {"name": "rain", "parameters": {}}}]
 # All reasoning but that after the last question is left out, as Qwen 3 does.

@@ -55,6 +55,20 @@ def test_help_names_every_command_and_exit_code() -> None:
     assert all(f" {code} " in text for code in (0, 1, 2, 3, 130))
 
 
+def test_help_imports_no_arrays() -> None:
+    """Numpy alone takes as long to import as all of --help."""
+    code = """if True:
+        import sys
+        from contextlib import suppress
+        from packer_cli.cli.app import app
+        with suppress(SystemExit):
+            app()
+        assert not {"numpy", "pyarrow"} & {*sys.modules}
+    """
+    for command in ([], ["pack"], ["trace"]):
+        subprocess.run([sys.executable, "-c", code, *command, "--help"], check=True, timeout=300)
+
+
 def test_version() -> None:
     assert packer("--version").stdout == f"packer {packer_cli.__version__}\n"
     result = packer_process("--version")
