@@ -56,7 +56,6 @@ from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     TOKENIZED,
     TOTALS,
-    Config,
     Input,
     Manifest,
     Result,
@@ -177,7 +176,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def figures_of_rows(totals: Mapping[str, Any], config: Config | PackConfig) -> dict[str, Any]:
+def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> dict[str, Any]:
     """Totals of rows, as in a manifest, and what follows from them, for programs.
 
     `rows_over_bound`: rows divided by the lower bound.

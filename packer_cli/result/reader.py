@@ -353,7 +353,7 @@ class PackedDirectory(Stored):
     @property
     def stored_columns(self) -> list[str]:
         config = self.facts.config
-        return view_columns(config.columns) if config.view else config.columns
+        return view_columns(config.columns) if config.view else [*config.columns]
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
         """`mapped`, with the shard of a row added that it lacks."""

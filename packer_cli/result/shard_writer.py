@@ -44,7 +44,7 @@ from packer_cli.result.layout import (
     add_measured,
     unnamed_shard,
 )
-from packer_cli.result.manifest import TOKENIZED, Config
+from packer_cli.result.manifest import TOKENIZED
 
 _BATCH_TOKENS = 1 << 20  # a record batch of 4 to 9 MB: small buffers, still cheap to index
 _VIEW_BATCH_ROWS = 1 << 16
@@ -216,7 +216,7 @@ class ShardParts(Parts):
                 super().close()
 
 
-def column_type(name: str, config: PackConfig | Config) -> Any:
+def column_type(name: str, config: PackConfig) -> Any:
     """The Arrow type of a column; its values are never null."""
     carried = config.carried.get(name)
     if name in PADDED or (carried and not carried.is_of_segments):
@@ -234,14 +234,14 @@ def column_type(name: str, config: PackConfig | Config) -> Any:
     return pa.list_(pa.field("item", kind, nullable=False))
 
 
-def rows_per_batch(config: PackConfig | Config) -> int:
+def rows_per_batch(config: PackConfig) -> int:
     """Rows in a record batch, if there are so many: fewer where they carry much."""
     carried = sum(one.bytes for one in config.carried.values())
     return max(1, 8 * _BATCH_TOKENS // (8 + carried) // config.max_length)
 
 
 def schema(
-    config: PackConfig | Config,
+    config: PackConfig,
     pad_token_id: int,
     tokenizer_sha256: str,
     columns: Sequence[str] = (),
@@ -267,7 +267,7 @@ def schema(
     )
 
 
-def stored_schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha256: str) -> Any:
+def stored_schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
     """The Arrow schema of shards: `schema`, or that of a view, which knows no padding."""
     if not config.view:
         return schema(config, pad_token_id, tokenizer_sha256)
@@ -383,7 +383,7 @@ class ShardWriter:
 
 
 def carried_in_rows(
-    config: PackConfig | Config,
+    config: PackConfig,
     values: Values,
     begin: Int64,
     length: Int32,
