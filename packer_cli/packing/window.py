@@ -19,7 +19,7 @@ from packer_cli._kernels import filling
 from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
-from packer_cli.packing.planning import Planner, shuffled
+from packer_cli.packing.plan import Planner, shuffled
 from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32, Values
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the

@@ -108,7 +108,7 @@ def stats_report(
     """Report what was packed or tokenized, and how well.
 
     by           shard, input or source: what to list, too
-    steps        what steps of training would cost, as `reports.steps` predicts it
+    steps        what steps of training would cost, as `schedule.predict` says
     is_detailed  with histograms and warnings, which the end of a run says on stderr
     """
     sections = [*_histograms(manifest)] if is_detailed else []
