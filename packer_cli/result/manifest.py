@@ -33,6 +33,7 @@ from packer_cli.errors import (
     PackerError,
     UsageError,
     from_os_error,
+    os_errors,
 )
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
@@ -457,10 +458,8 @@ def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifes
     path = _manifest_in(name)
     if path is None:
         raise _no_result(name)
-    try:
+    with os_errors(path):
         content = storage.read_bytes(path)
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
     try:
         return parse(content)
     except DataError as error:

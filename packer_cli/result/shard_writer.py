@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
-from packer_cli.errors import PackerError, from_os_error
+from packer_cli.errors import PackerError, from_os_error, os_errors
 from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import padded, pair_numbers
@@ -139,14 +139,14 @@ class LazyFile:
 
     def write(self, data: Any) -> None:
         """Append bytes, or a buffer of them."""
-        with _named(self._name):
+        with os_errors(self._name, "write"):
             if self._file is None:
                 self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
             self.size += self._file.write(data)
         self.sha.update(data)
 
     def close(self) -> None:
-        with _named(self._name):
+        with os_errors(self._name, "write"):
             if self._file is not None:
                 self._file.close()
 
@@ -154,15 +154,6 @@ class LazyFile:
         """Let go of the file after a failure."""
         with suppress(PackerError):  # the failure itself is the one to report
             self.close()
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn OSErrors of writing a file into DataErrors that name it."""
-    try:
-        yield
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
 
 
 class ShardParts(Parts):
@@ -212,7 +203,7 @@ class ShardParts(Parts):
 
     def close(self) -> None:
         if self.names:
-            with _named(self._folder / self.names[-1]):
+            with os_errors(self._folder / self.names[-1], "write"):
                 super().close()
 
 

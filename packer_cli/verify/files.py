@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
-from packer_cli.errors import DataError, Interrupted, from_os_error
+from packer_cli.errors import DataError, Interrupted, os_errors
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import TRAIN
 from packer_cli.records import Notify
@@ -279,10 +279,8 @@ def check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.is_as_listed(name, directory / name, expected)
         else:
             findings.add(name, "is missing")
-    try:
+    with os_errors(directory):
         names = set(os.listdir(directory))
-    except OSError as error:
-        raise from_os_error(error, directory, "read") from error
     own = INCOMPLETE if facts.incomplete else MANIFEST
     for name in names - {own, INPUT_TIMES, *digests, *(one.file for one in facts.shards)}:
         if name == WORK:
