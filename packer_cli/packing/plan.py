@@ -37,7 +37,7 @@ from packer_cli.packing.fitting import (
     cut_stream,
     padded,
 )
-from packer_cli.records import Int32, Int64, Pieces
+from packer_cli.records import Int32, Int64, Pieces, offsets_of
 
 HARMONIC_CLASSES = 12
 _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
@@ -221,9 +221,7 @@ def _fitted(
 ) -> tuple[Pieces, Loss]:
     """The pieces that rows hold, and what is not in them. Raises DataError under "error"."""
     if strategy == "wrap":
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cut_stream(offsets, max_length, 0, multiple), Loss()
+        return cut_stream(offsets_of(lengths), max_length, 0, multiple), Loss()
     if overlong == "error" and lengths.max(initial=0) > max_length:
         document = int((lengths > max_length).argmax())
         raise DataError(

@@ -31,7 +31,7 @@ from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import padded, pair_numbers
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values
+from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values, offsets_of
 from packer_cli.result.carried import fields_of, measured
 from packer_cli.result.layout import (
     DOCUMENTS,
@@ -654,8 +654,7 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
     kept = lengths > 0
     if not kept.any():
         return None
-    offsets = np.zeros(int(kept.sum()) + 1, np.int64)
-    np.cumsum(lengths[kept], out=offsets[1:])
+    offsets = offsets_of(lengths[kept])
     ids = batches[0].ids
     if len(batches) > 1:
         out = room[: offsets[-1]] if offsets[-1] <= len(room) else None
