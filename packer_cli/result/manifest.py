@@ -487,7 +487,7 @@ def load_any(
                 f"{name}: is marked incomplete: {manifest.incomplete}",
                 "pack again with --overwrite and another --overlong, --max-length or --max-loss",
             )
-        other = _other_side(name, manifest)
+        other = other_side(name, manifest)
         if other is None or _same_run(manifest, other):
             return manifest
         if not any(storage.kind(storage.join(one, WORK)) for one in (name, other)):
@@ -512,7 +512,7 @@ def replaced(directory: str | os.PathLike[str], manifest: Result) -> DataError |
     return DataError(f"{name}: was replaced by another result while it was read", "read it again")
 
 
-def _other_side(name: str, manifest: Result) -> str | None:
+def other_side(name: str, manifest: Result) -> str | None:
     """Where the other side of a split is to be; None for what is no side, or lies by itself."""
     side = manifest.side if isinstance(manifest, Manifest) else None
     named = name.rstrip("/")
