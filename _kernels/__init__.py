@@ -1,1 +1,1 @@
-"""Compiled loops. Callers validate and allocate; kernels only compute (`packing/planning.py`)."""
+"""Compiled loops. Callers validate and allocate; kernels only compute (`packing/plan.py`)."""

@@ -16,7 +16,7 @@ Johnson and Garey 1985, "A 71/60 theorem for bin packing". With lengths classed 
 3. Backward over the rows without a medium: if the two shortest small left fit together,
    place the shortest and then the longest small that fits.
 4. Forward: place the longest document left that fits, until the shortest does not.
-5. First-fit decreasing of what is left into new rows: the caller's, see `packing/planning.py`.
+5. First-fit decreasing of what is left into new rows: the caller's, see `packing/plan.py`.
 
 Steps 1-4 work on counts per length and a bitset of the lengths left: O(n + capacity).
 """

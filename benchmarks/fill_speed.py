@@ -14,7 +14,7 @@ from packer_cli._kernels import filling
 from plan_speed import log_normal_lengths
 from settings import from_environment
 
-from packer_cli.packing.planning import Planner, shuffled
+from packer_cli.packing.plan import Planner, shuffled
 
 MAX_LENGTH = 4096
 LEAST_GB = 2.0

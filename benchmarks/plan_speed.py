@@ -17,7 +17,7 @@ from measuring import best_of, on_one_core, report, say
 from settings import from_environment
 
 from packer_cli import plan_packing
-from packer_cli.packing.planning import Planner, shuffled
+from packer_cli.packing.plan import Planner, shuffled
 from packer_cli.records import Int32
 
 MOST_NS = {"best-fit": 200.0, "best-fit-decreasing": 100.0}  # with the seeded order, 50 of these

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 # Control characters, line ends other than \n, and what changes the direction of writing or is
@@ -188,3 +189,15 @@ def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> P
     else:
         tip = "check the disk and the path, then run the same command again"
     return DataError(f"{os.fspath(path)}: cannot {doing}: {reason}", tip)
+
+
+@contextmanager
+def os_errors(path: str | os.PathLike[str], doing: str = "read") -> Iterator[None]:
+    """Turn an OSError into the PackerError of `from_os_error`; what cannot be read may be another
+    file than `path`, which the error then names.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or path if doing == "read" else path
+        raise from_os_error(error, place, doing) from error

@@ -24,7 +24,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from packer_cli.errors import DataError, UsageError, from_os_error, named
+from packer_cli.errors import DataError, UsageError, named, os_errors
 
 ID = "dd4cbd969ee4cf0b968a8b865edeed7a"
 LOCK = "lock"
@@ -327,13 +327,10 @@ def in_the_way(folder: Path | str, names: Iterable[str]) -> UsageError:
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which is synced to the disk at the end."""
-    try:
-        with open(path, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
+    with os_errors(path, "write"), open(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -345,11 +342,9 @@ def write_file(path: Path, content: bytes) -> None:
 def put_file(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all, also after a power loss."""
     part = path.with_name(path.name + ".part")
-    try:
+    with os_errors(path, "write"):
         write_file(part, content)
         os.rename(part, path)
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
     sync(path.parent)
 
 
@@ -372,11 +367,9 @@ def make_folders(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Sync a file or a directory to the disk (fsync)."""
-    try:
+    with os_errors(path, "write"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error

@@ -26,11 +26,11 @@ import numpy as np
 
 from packer_cli.errors import DataError, UsageError, named
 from packer_cli.options.option import options_of, refuse_missing
-from packer_cli.options.options import PADDED_BOUNDARIES, TRAIN, VALIDATION
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.options.run_options import Loop
 from packer_cli.records import MOST_TURNS, Int64, record_position, turn_position
 from packer_cli.result.layout import REJECTED, AtLeastOne, Count
-from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.manifest import TOKENIZED, other_side
 from packer_cli.result.opening import (
     Joined,
     Paths,
@@ -583,11 +583,10 @@ def _reasons(run: Run, one: _Input, position: int) -> Iterator[str]:
         pass  # packer verify tells what is wrong with the file
     if one.within is not None and not len(documents):
         yield "no document begins there"
-    path, source = packed.path.absolute(), packed.facts.inputs[one.number]
-    sides = {TRAIN: VALIDATION, VALIDATION: TRAIN}
-    if "mixture" in packed.manifest["config"] and path.name in sides:
+    source, beside = packed.facts.inputs[one.number], other_side(str(packed.path), packed.facts)
+    if beside is not None:
         try:
-            other = open_packed(packed.path.parent / sides[path.name])
+            other = open_packed(beside)
             number = [part.sha256 for part in other.facts.inputs].index(source.sha256)
             for rows, _, positions in _segments_of(other, number):
                 for row in rows[np.isin(positions, documents)]:

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, astuple
 from packer_cli.packing.figures import squared_sums
 from packer_cli.result.counts import Counts, InputTotals
 from packer_cli.result.layout import SQUARED_LENGTHS, saved_dataset
-from packer_cli.result.manifest import Manifest, config_of, to_bytes, why_incomplete
+from packer_cli.result.manifest import Manifest, to_bytes, why_incomplete
 from packer_cli.result.reader import segments_of, squares_header
 from packer_cli.run.finalize import totals_of_rows
 
@@ -78,7 +78,7 @@ class Result:
 
     def sum_up(self) -> None:
         """Have the totals follow from the units' records."""
-        config = config_of(Manifest.of(self.manifest))
+        config = Manifest.of(self.manifest).config
         total = Counts(piece_length=np.zeros(config.max_length + 1, np.int64))
         for record in self.records:
             total.add(Counts.from_json(record["counts"]))

@@ -20,7 +20,7 @@ import numpy as np
 
 from packer_cli.audit.documents import LISTED, LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
 from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
-from packer_cli.packing.planning import Planner
+from packer_cli.packing.plan import Planner
 from packer_cli.records import IGNORED, Int64, offsets_of
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.result.wording import plural

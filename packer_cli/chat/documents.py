@@ -48,6 +48,7 @@ from packer_cli.records import (
     Spans,
     Texts,
     Values,
+    offsets_of,
     turn_position,
 )
 from packer_cli.result.carried import default_of, row_type, together
@@ -471,10 +472,8 @@ def byte_spans(documents: list[Document], carried: Values | None = None) -> Span
         counts.append(len(spans))
         own = [edge for span in spans for edge in span]
         edges += own if document.text.isascii() else _in_bytes(document.text, own)
-    offsets = np.zeros(len(documents) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
     flat: Int64 = np.array(edges, np.int64)
-    return Spans(offsets, flat[::2].copy(), flat[1::2].copy(), carried)
+    return Spans(offsets_of(counts), flat[::2].copy(), flat[1::2].copy(), carried)
 
 
 def _in_bytes(text: str, edges: list[int]) -> list[int]:

@@ -30,6 +30,7 @@ from packer_cli.records import (
     UInt8,
     UInt32,
     Values,
+    offsets_of,
     record_position,
 )
 from packer_cli.result.carried import fields_of
@@ -231,7 +232,7 @@ def _replaced(
     left = replace(
         batch,
         ids=np.concatenate(ids),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=offsets_of(lengths),
         trained=None if batch.trained is None else flat,
         carried=np.concatenate(carried) if carried else None,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from packer_cli.errors import UsageError, from_os_error
+from packer_cli.errors import UsageError, os_errors
 from packer_cli.result.layout import TEMPLATE, TOKENIZER_CONFIG, TOOL_TEMPLATE
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.locate import TokenizerFiles
@@ -51,9 +51,8 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateC
                 "give a .jinja file",
             )
         try:
-            return TemplateChoice(read_bytes(path).decode(), str(path))
-        except OSError as error:
-            raise from_os_error(error, path, "read") from error
+            with os_errors(path):
+                return TemplateChoice(read_bytes(path).decode(), str(path))
         except UnicodeDecodeError as error:
             raise UsageError(f"--chat-template: {path} is not UTF-8: {error}") from error
     if _DEFAULT in own:

@@ -66,7 +66,7 @@ def audit(name: SetName, options: AuditOptions) -> None:
     """
     from packer_cli.audit import audit as run
     from packer_cli.audit import open_set
-    from packer_cli.reports.rows import rows_of_page
+    from packer_cli.reports.page import rows_of_page
     from packer_cli.result.wording import plural
 
     refuse_name("SET", name)

@@ -65,7 +65,7 @@ def show(
 
     Example: packer show documents-packed-1024 0 -1
     """
-    from packer_cli.reports.rows import rows_report
+    from packer_cli.reports.page import rows_report
     from packer_cli.reports.show import Printer, numbers_of, pick
     from packer_cli.reports.show import as_json as written
     from packer_cli.storage import local

@@ -129,9 +129,8 @@ def _steps(
     """What steps of each result would cost. Of several, those too small for a step are noted."""
     if sizes.ranks is None or sizes.hidden_size is None:
         return [None] * len(results)
-    from packer_cli.reports.steps import predict
     from packer_cli.result.manifest import Manifest
-    from packer_cli.steps.schedule import StepSizes
+    from packer_cli.steps.schedule import StepSizes, predict
 
     of_step = StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
     skip = print_note if len(results) > 1 else None

@@ -96,7 +96,7 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
         of_rows, columns = True, exported.facts.config.columns
         has_pairs = PAIR in columns
     else:
-        of_rows, columns, has_pairs = False, list(kind.needs), exported.has_pairs
+        of_rows, columns, has_pairs = False, kind.needs, exported.has_pairs
     missing = next((name for name in kind.needs if name not in columns), "")
     with_pairs = " or ".join(name for name, one in FORMATS.items() if one.keeps_pairs)
     with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes is documents)

@@ -47,10 +47,9 @@ from packer_cli.result.layout import (
     name_by_content,
     saved_dataset,
 )
-from packer_cli.result.manifest import checksum, config_of, to_bytes
+from packer_cli.result.manifest import checksum, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
-    PACK_AGAIN,
     PackedDirectory,
     carried_values,
     compare_digest,
@@ -583,11 +582,6 @@ class Packed(Writer):
         super().__init__(folder, packed, even=even)
         if not isinstance(packed, View):
             raise UsageError(f"{packed.path}: is packed, and no view", "copy the directory")
-        try:
-            self._most = config_of(packed.facts).shard_bytes
-        except ValueError as error:
-            place = packed.path / MANIFEST
-            raise DataError(f"{place}: damaged: config: {error}", PACK_AGAIN) from error
         self._view, self._shards = packed, list[Shard]()
         self._sums = open(folder / SQUARED_LENGTHS, "wb")  # noqa: SIM115
         self._sums.write(squares_header(packed.facts.rows))
@@ -595,13 +589,13 @@ class Packed(Writer):
     def write(self, part: list[Shard]) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
         view, parts = self._view, None
-        carried = view.facts.config.carried.values()
+        carried, most = view.facts.config.carried.values(), view.facts.config.shard_bytes
         try:
             for shard in part:
                 counts = np.zeros(3, np.int64)
                 for batch, trained in view.counted(shard):
                     if parts is None:
-                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, self._most)
+                        parts = ShardParts(self.folder, shard.unit, ROWS, batch.schema, most)
                     _, lengths, offsets = segments_of(batch)
                     counted = len(lengths), int(lengths.sum()), trained
                     parts.write_rows(batch, *counted, measured_in(batch, carried))

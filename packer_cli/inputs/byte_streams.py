@@ -214,15 +214,6 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
         raise damaged_input(f"{file.path}: {damage}", "fetch or write it again") from error
 
 
-@contextmanager
-def refusals(path: str) -> Iterator[None]:
-    """A context in which an OSError becomes the DataError of a file that cannot be read."""
-    try:
-        yield
-    except OSError as error:
-        raise from_os_error(error, error.filename or path, "read") from error
-
-
 def next_size(stop: int | None, position: int) -> int:
     """Bytes to read next: up to a slice's end, then in small steps to the last record's."""
     left = BLOCK_BYTES if stop is None else stop - position

@@ -36,7 +36,7 @@ from packer_cli.inputs.token_columns import (
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice, Texts
+from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice, Texts, offsets_of
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
 
@@ -497,7 +497,7 @@ def _footer_of(file: InputFile) -> tuple[Any, Int64]:
     with storage.open_arrow(file.path, file.status()) as source, pq.ParquetFile(source) as parquet:
         metadata = parquet.metadata
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    return metadata, np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+    return metadata, offsets_of(rows)
 
 
 def _rows_at_once(

@@ -34,12 +34,12 @@ from packer_cli.errors import (
     InputChangedError,
     PackerError,
     UsageError,
+    os_errors,
 )
 from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
     STDIN,
     invalid_utf8,
-    refusals,
 )
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import (
@@ -131,7 +131,7 @@ def _listed(name: str) -> Iterator[_Found]:
             f"{name}: no such file, expected one that lists inputs",
             f"check the spelling; an input named so is ./{name}",
         )
-    with refusals(path), storage.open_lines(path) as file:
+    with os_errors(path), storage.open_lines(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
             place = f"{path}, line {number}"
             try:
@@ -184,7 +184,7 @@ class _Search:
 
     def _of_pattern(self, pattern: str) -> list[str]:
         """The files that match and are no part of a result of ours, which has JSON lines, too."""
-        with refusals(pattern):
+        with os_errors(pattern):
             matches = storage.glob(pattern)
         folders = {path: _folder_of(path) for path in matches}
         results = set[str]()
@@ -266,7 +266,7 @@ def _folder_of(path: str) -> str:
 
 
 def _listing(folder: str) -> list[tuple[str, bool]]:
-    with refusals(folder):
+    with os_errors(folder):
         return storage.listing(folder)
 
 
@@ -296,7 +296,7 @@ def _shards_of_dataset(folder: str) -> Iterator[str]:
     """The files that a saved Hugging Face dataset names. DataError for files elsewhere."""
     state = storage.join(folder, STATE)
     try:
-        with refusals(state):
+        with os_errors(state):
             dataset = msgspec.json.decode(storage.read_bytes(state), type=_Dataset)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = f"{state}: does not say what the dataset's files are: {error}"
@@ -319,7 +319,7 @@ def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
     file_format, compression = _format_of(path, config)
     storage.refuse_other_than_utf8("", path)
     file = InputFile(index, path, file_format, compression, 0, 0)
-    with refusals(path):
+    with os_errors(path):
         file, is_regular, latest = _as_it_is(file)
         if not is_regular:
             raise UsageError(
@@ -392,7 +392,7 @@ def check_unchanged(file: InputFile) -> bool:
     """
     if file.path == STDIN:
         return True
-    with refusals(file.path):
+    with os_errors(file.path):
         now, _, _ = _as_it_is(file, again=True)
     if file.has_changed(now):
         raise changed(file, f"{file.size} bytes, now {now.size}")

@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli import storage
-from packer_cli.errors import DataError
-from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, refusals
+from packer_cli.errors import DataError, os_errors
+from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
@@ -138,7 +138,7 @@ def _index(reader: IndexedReader, where: str, file: InputFile) -> TokenIndex:
 @contextmanager
 def _opened(file: InputFile, path: str, begin: int = 0) -> Iterator[IO[bytes]]:
     """A file beside one of tokens, as it was found. I/O errors become DataErrors."""
-    with refusals(path), storage.open_bytes(path, BLOCK_BYTES, file.status(path)) as opened:
+    with os_errors(path), storage.open_bytes(path, BLOCK_BYTES, file.status(path)) as opened:
         opened.seek(begin)
         yield opened
 

@@ -24,7 +24,7 @@ from packer_cli.errors import InternalError, ThresholdMissed, UsageError
 from packer_cli.inputs.tokenized import Pool, order_seed
 from packer_cli.options.options import TRAIN, Mixture, PackConfig
 from packer_cli.packing.fitting import rooms
-from packer_cli.records import Int32, Int64, UInt64
+from packer_cli.records import Int32, Int64, UInt64, offsets_of
 from packer_cli.result.manifest import Share, Source
 from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
 
@@ -188,9 +188,7 @@ def _taken(sources: list[Source], pools: list[_Taking], mixture: Mixture) -> Cho
 def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _Taking:
     numbers = directory.order(seed, may_be)
     pool = Pool(numbers, amounts[numbers])
-    sums = np.zeros(len(numbers) + 1, np.int64)
-    np.cumsum(pool.amounts, out=sums[1:])
-    return _Taking(pool, sums)
+    return _Taking(pool, offsets_of(pool.amounts))
 
 
 def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:

@@ -41,7 +41,7 @@ PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segme
 PAIR, SIDE = PAIR_COLUMNS = ("pair", "side")  # written exactly for records of preference
 OF_SEGMENTS = ("segments", *PAIR_COLUMNS)  # with a value for each segment
 
-# The packing strategies and their aliases. The loops are in `_kernels/`; `packing/planning.py`
+# The packing strategies and their aliases. The loops are in `_kernels/`; `packing/plan.py`
 # calls them. Adding one: CONTRIBUTING.md.
 ALIASES: dict[str, tuple[str, ...]] = {
     "best-fit": (),

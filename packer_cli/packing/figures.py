@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from packer_cli.records import Int32, Int64
+from packer_cli.records import Int32, Int64, offsets_of
 
 # How mixed a row is shows in rows of `FEWEST` segments or more: of fewer, all may be alike by
 # chance. A row is called of one length, or of one input, from these shares of its segments on.
@@ -21,9 +21,7 @@ def squared_sums(lengths: Int32 | Int64, row_offsets: Int64) -> Int64:
     """int64[rows]: the sum of squared segment lengths of each row, which is what attention costs
     in it. Row r has the segments row_offsets[r]..row_offsets[r + 1].
     """
-    sums = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(np.square(lengths, dtype=np.int64), out=sums[1:])
-    of_rows: Int64 = np.diff(sums[row_offsets])
+    of_rows: Int64 = np.diff(offsets_of(np.square(lengths, dtype=np.int64))[row_offsets])
     return of_rows
 
 
@@ -140,8 +138,8 @@ def lower_bound_rows(
         np.add.at(in_units, -(-np.arange(len(of_length)) // segment_multiple), of_length)
         of_length, max_length = in_units, max_length // segment_multiple
     lengths = np.arange(len(of_length), dtype=np.int64)
-    documents = np.concatenate([[0], np.cumsum(of_length)])  # documents[s]: shorter than s
-    tokens = np.concatenate([[0], np.cumsum(of_length * lengths)])
+    documents = offsets_of(of_length)  # documents[s]: shorter than s
+    tokens = offsets_of(of_length * lengths)
     half = max_length // 2
     a = np.arange(1, half + 1)
     alone = documents[-1] - documents[max_length - a + 1]

@@ -19,8 +19,8 @@ from packer_cli._kernels import filling
 from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.packing.fitting import padded, trained_between
-from packer_cli.packing.planning import Planner, shuffled
-from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32, Values
+from packer_cli.packing.plan import Planner, shuffled
+from packer_cli.records import Int32, Int64, Pieces, Stock, TokenBatch, UInt32, Values, offsets_of
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents do not fit together, waiting does not help.
@@ -136,8 +136,7 @@ class Window:
         if keeps_order(self._config.strategy):
             carried[rows - 1 :] = True  # the open row; the next window goes on filling it
             return carried
-        used = np.zeros(len(order) + 1, np.int64)
-        np.cumsum(padded(stock.length[order], self._config.segment_multiple), out=used[1:])
+        used = offsets_of(padded(stock.length[order], self._config.segment_multiple))
         space = self._config.max_length - np.diff(used[row_offsets])
         emptiest = np.argsort(-space, kind="stable")
         if self._of_source:  # as much of every source, or the last rows would be of one that fits
@@ -173,7 +172,7 @@ class SourceWindows:
         order = np.concatenate(
             [one.order + first for one, first in zip(planned, held[:-1], strict=True)]
         )
-        row_offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+        row_offsets = offsets_of(np.concatenate(sizes))
         order, row_offsets = rows_taken(order, row_offsets, np.argsort(place, kind="stable"))
         unbalanced = [one.unbalanced for one in planned if one.unbalanced is not None]
         return PlannedRows(
@@ -221,8 +220,7 @@ def _members(offsets: Int64, lists: Int64) -> tuple[Int64, Int64]:
     has the places offsets[i]..offsets[i + 1].
     """
     size = np.diff(offsets)[lists]
-    ends = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum(size, out=ends[1:])
+    ends = offsets_of(size)
     return np.arange(ends[-1]) + np.repeat(offsets[lists] - ends[:-1], size), ends
 
 

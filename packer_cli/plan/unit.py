@@ -20,7 +20,7 @@ from packer_cli.options.options import OF_SEGMENTS, PackConfig
 from packer_cli.packing.window import trained_in
 from packer_cli.plan.sample import Part, PartReader
 from packer_cli.progress import Progress
-from packer_cli.records import Int64, Stock, TokenBatch, WorkUnit
+from packer_cli.records import Int64, Stock, TokenBatch, WorkUnit, offsets_of
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import PART, Shard, named_by_digest
 from packer_cli.result.manifest import TokenizedManifest
@@ -187,7 +187,7 @@ def _repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch
             lengths = np.tile(np.diff(batch.offsets), times)
             yield replace(
                 batch,
-                offsets=np.concatenate([[0], np.cumsum(lengths)]),
+                offsets=offsets_of(lengths),
                 trained=None if batch.trained is None else np.tile(batch.trained, times),
                 file=np.tile(batch.file, times),
                 position=np.tile(batch.position, times),

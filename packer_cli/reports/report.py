@@ -105,7 +105,7 @@ class PageRow(NamedTuple):
 class Rows:
     """Rows of tokens, which pages show.
 
-    blob      what is in them, see `rows.py`
+    blob      what is in them, see `page.py`
     why       why there are ids in place of text; "" where there is text
     left_out  rows for which there is no room
     """

@@ -56,7 +56,6 @@ from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     TOKENIZED,
     TOTALS,
-    Config,
     Input,
     Manifest,
     Result,
@@ -109,7 +108,7 @@ def stats_report(
     """Report what was packed or tokenized, and how well.
 
     by           shard, input or source: what to list, too
-    steps        what steps of training would cost, as `reports.steps` predicts it
+    steps        what steps of training would cost, as `schedule.predict` says
     is_detailed  with histograms and warnings, which the end of a run says on stderr
     """
     sections = [*_histograms(manifest)] if is_detailed else []
@@ -177,7 +176,7 @@ def figures(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def figures_of_rows(totals: Mapping[str, Any], config: Config | PackConfig) -> dict[str, Any]:
+def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> dict[str, Any]:
     """Totals of rows, as in a manifest, and what follows from them, for programs.
 
     `rows_over_bound`: rows divided by the lower bound.

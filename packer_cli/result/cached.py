@@ -41,7 +41,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError, UsageError, from_os_error
+from packer_cli.errors import DataError, PackerError, UsageError, from_os_error, os_errors
 from packer_cli.ownership import LOCK, Folder, claim, content_digest, make_folders, strangers
 from packer_cli.records import Int64
 from packer_cli.result.layout import PART, SQUARED_LENGTHS, Shard
@@ -134,14 +134,13 @@ class Cache:
     @cached_property
     def _inside(self) -> Folder:
         try:
-            make_folders(self.folder)
-            with Folder(self.folder) as parent:
-                inside = claim(parent, NAME)
+            with os_errors(self.folder, "write"):
+                make_folders(self.folder)
+                with Folder(self.folder) as parent:
+                    inside = claim(parent, NAME)
         except UsageError as error:
             tip = f"{_MOVE}; if an older packer left it, remove it"
             raise UsageError(f"cache: {error.message}", tip) from error
-        except OSError as error:
-            raise from_os_error(error, self.folder, "write") from error
         weakref.finalize(self, os.close, inside.descriptor)
         _refuse_others(inside)
         return inside
@@ -331,10 +330,8 @@ def _refuse_others(inside: Folder) -> None:
                 "so its files are not trusted",
                 f"choose another cache=, or remove it; to keep one of yours: chmod go-w {folder}",
             )
-        try:
+        with os_errors(folder, "write"):
             os.chmod(folder, 0o700)  # whatever the umask lets others do with the files in it
-        except OSError as error:
-            raise from_os_error(error, folder, "write") from error
     if foreign := strangers(inside, _OWN):
         raise UsageError(
             f"cache: {place}: holds files that packer did not make: {foreign[0]}", _MOVE

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from packer_cli import storage
-from packer_cli.errors import from_os_error
+from packer_cli.errors import os_errors
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -155,10 +155,8 @@ def name_by_content(
     if stopped():
         return False
     shard.file = named_by_digest(shard.file.removesuffix(PART), shard.sha256)
-    try:
+    with os_errors(written, "write"):
         os.rename(written, folder / shard.file)
-    except OSError as error:
-        raise from_os_error(error, written, "write") from error
     return True
 
 
@@ -171,13 +169,10 @@ def digest(
     """
     sha, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_HASH_BYTES))
-    try:
-        with storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:
-            while (count := file.readinto(buffer)) and not stopped():
-                sha.update(buffer[:count])
-                size += count
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
+    with os_errors(path), storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:
+        while (count := file.readinto(buffer)) and not stopped():
+            sha.update(buffer[:count])
+            size += count
     return size, sha.hexdigest()
 
 

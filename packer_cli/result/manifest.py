@@ -33,11 +33,11 @@ from packer_cli.errors import (
     PackerError,
     UsageError,
     from_os_error,
+    os_errors,
 )
-from packer_cli.options.carried import Carried, carried_columns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
-from packer_cli.options.options import MAX_LENGTH_LIMIT, PAIR, TRAIN, VALIDATION, PackConfig
+from packer_cli.options.options import PAIR, TRAIN, VALIDATION, PackConfig
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_named
 from packer_cli.result.counts import DocumentTotals, InputTotals, Totals
 from packer_cli.result.layout import (
@@ -67,50 +67,9 @@ _ANEW = "pack the data again"
 _WHAT_TO_GIVE = "give the --output of a packer pack or packer tokenize run"
 _WAITS, _WAIT_SECONDS = 40, 0.05  # for the other side, while a run puts both in their places
 _Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
-_Length = Annotated[int, Meta(ge=1, le=MAX_LENGTH_LIMIT)]
 _CLOSE = 0.001  # shares of the whole that are farther off are told
 _Powers = Annotated[list[Count], Meta(min_length=32, max_length=32)]
 _Shares = Annotated[list[Count], Meta(min_length=21, max_length=21)]
-
-
-class DocumentsConfig(Struct, frozen=True, kw_only=True):
-    """The options of a tokenized directory that readers need. `manifest_check` gives all of them.
-
-    Those with a default are ones that results of earlier packers do not name. What depends on the
-    shape is None where inputs have several, see `Input.shape`.
-    """
-
-    shape: str
-    chat_template: str | None = None
-    prompt_template: str | None = None
-    train_on: str | None = "all"
-    input_format: str | None = None
-    fields: list[tuple[str, str]] = []
-    roles: list[tuple[str, str]] = []
-    template_args: list[tuple[str, str]] = []
-    turn_end: list[str] = []
-    turns: str = "all"
-    carry: list[str] = []
-    carry_default: list[tuple[str, str]] = []
-
-    @property
-    def carried(self) -> dict[str, Carried]:
-        """The carried columns, by name."""
-        return carried_columns(tuple(self.carry))
-
-
-class Config(DocumentsConfig, frozen=True, kw_only=True):
-    """Options of packed rows."""
-
-    max_length: _Length
-    columns: list[str]
-    strategy: str
-    overlong: str | None = None
-    segment_multiple: _Length = 1
-    label_shift: str = "none"
-    max_segments_per_row: _Length | None = None
-    view: bool = False
-    mixture: dict[str, Any] | None = None
 
 
 class TokenizerInfo(Struct, frozen=True):
@@ -262,7 +221,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
 
     format_version: int
     packer_version: str
-    config: DocumentsConfig
+    config: DocumentConfig
     tokenizer: TokenizerInfo | None
     documents: Count
     tokens: AtLeastOne
@@ -278,12 +237,16 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     sha256: str | None = None
     counted_by_input: ClassVar[tuple[str, ...]]  # totals of which every input has its part
     command: ClassVar[str]  # that makes such results: pack or tokenize
+    options: ClassVar[type[DocumentConfig]] = DocumentConfig  # of the run
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
-        """Raises ValueError for what no reader can work with."""
+        """Raises ValueError for what no reader can work with, and for options that no run can
+        have.
+        """
         try:
-            manifest = msgspec.convert(document, cls)
+            config = _config(document.get("config"), cls.options)
+            manifest = msgspec.convert(document | {"config": config}, cls)
         except (OverflowError, RecursionError) as error:
             raise ValueError(str(error)) from error
         manifest.__dict__["document"] = document
@@ -324,7 +287,8 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
 
     counted_by_input = OF_INPUTS
     command = "pack"
-    config: Config
+    options = PackConfig
+    config: PackConfig
     rows: AtLeastOne
     segments: AtLeastOne
     unpacked_rows: AtLeastOne
@@ -343,9 +307,8 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     @property
     def side(self) -> str | None:
         """Which side of a recipe's split it is, if it has one."""
-        mixture = self.config.mixture or {}
-        is_split = any(mixture.get(f"validation_{how}") for how in ("share", "documents"))
-        return str(mixture["part"]) if is_split else None
+        mixture = self.config.mixture
+        return mixture.part if mixture and mixture.is_split else None
 
     def source_of(self, file: int) -> str | None:
         """The name of the recipe's source that an input belongs to."""
@@ -400,25 +363,18 @@ def by_source(manifest: Manifest) -> list[dict[str, Any]]:
     ]
 
 
-def document_config_of(manifest: Result) -> DocumentConfig:
-    """The options of the run. Raises ValueError when no run can have them."""
-    kind = PackConfig if isinstance(manifest, Manifest) else DocumentConfig
-    config = manifest.document["config"]
-    if config["shape"] == MIXED:  # each input has its own, and none was asked for
-        config = config | {"shape": None}
+def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
+    """The options in a manifest, without a shape where each input has its own. Raises ValueError
+    for those that no run can have.
+    """
     try:
-        return msgspec.convert(config, kind)
-    except (OverflowError, UsageError) as error:
-        raise ValueError(str(error)) from error
-
-
-def config_of(manifest: Manifest) -> PackConfig:
-    """Options of a run that packed rows."""
-    config = document_config_of(manifest)
-    if not isinstance(config, PackConfig):
-        raise ValueError("max_length is missing")
-    if list(config.columns) != manifest.config.columns:
-        raise ValueError(f"columns are {', '.join(manifest.config.columns)}")
+        if isinstance(given, dict) and given.get("shape") == MIXED:  # none was asked for
+            given = given | {"shape": None}
+        config = msgspec.convert(given, kind)
+    except (OverflowError, UsageError, msgspec.ValidationError) as error:
+        raise ValueError(f"config: {error}") from error
+    if isinstance(config, PackConfig) and [*config.columns] != [*given.get("columns", ())]:
+        raise ValueError(f"config: columns are {', '.join(given.get('columns', ()))}")
     return config
 
 
@@ -502,10 +458,8 @@ def load_as_is(directory: str | os.PathLike[str]) -> Manifest | TokenizedManifes
     path = _manifest_in(name)
     if path is None:
         raise _no_result(name)
-    try:
+    with os_errors(path):
         content = storage.read_bytes(path)
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
     try:
         return parse(content)
     except DataError as error:
@@ -533,7 +487,7 @@ def load_any(
                 f"{name}: is marked incomplete: {manifest.incomplete}",
                 "pack again with --overwrite and another --overlong, --max-length or --max-loss",
             )
-        other = _other_side(name, manifest)
+        other = other_side(name, manifest)
         if other is None or _same_run(manifest, other):
             return manifest
         if not any(storage.kind(storage.join(one, WORK)) for one in (name, other)):
@@ -558,7 +512,7 @@ def replaced(directory: str | os.PathLike[str], manifest: Result) -> DataError |
     return DataError(f"{name}: was replaced by another result while it was read", "read it again")
 
 
-def _other_side(name: str, manifest: Result) -> str | None:
+def other_side(name: str, manifest: Result) -> str | None:
     """Where the other side of a split is to be; None for what is no side, or lies by itself."""
     side = manifest.side if isinstance(manifest, Manifest) else None
     named = name.rstrip("/")

@@ -24,7 +24,7 @@ from packer_cli import storage
 from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
-from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.carried import fields_of
 from packer_cli.result.layout import MANIFEST, Shard, digest
 from packer_cli.result.manifest import Manifest, TrainingStage, load
@@ -266,7 +266,7 @@ class Joined:
 
     def __init__(self, parts: Sequence[PackedDirectory]) -> None:
         self.parts = list(parts)
-        self.firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        self.firsts = offsets_of([*map(len, parts)])
         first = parts[0]
         for other in parts[1:]:
             known = _properties(other)

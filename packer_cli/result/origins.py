@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli.errors import DataError, UsageError, one_line
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.records import MOST_TURNS, Int64, record_position
 from packer_cli.result.layout import MANIFEST, digest
-from packer_cli.result.manifest import TOKENIZED, Config, DocumentsConfig, Input, Manifest
+from packer_cli.result.manifest import TOKENIZED, Input, Manifest
 from packer_cli.result.reader import PACK_AGAIN, PackedDirectory
 from packer_cli.result.rules import RowLimits, broken_boundaries, broken_sources
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, open_tokenized
@@ -172,7 +173,7 @@ def sound_rows(packed: PackedDirectory, rows: Int64, columns: Sequence[str] | No
     raise DataError(f"{place}: is damaged: {reason}", PACK_AGAIN) from cause
 
 
-def input_origin(one: Input, config: Config | DocumentsConfig, position: int) -> Origin:
+def input_origin(one: Input, config: DocumentConfig, position: int) -> Origin:
     """A place in an input that was not tokenized before."""
     record, turn = record_position(position, config.turns), None
     if config.turns == "each":

@@ -32,7 +32,7 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, view_columns
-from packer_cli.records import Int32, Int64
+from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.carried import measured
 from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Measured, Shard, problem_of
 from packer_cli.result.manifest import Manifest, Result, replaced
@@ -76,15 +76,15 @@ class Lists:
     @classmethod
     def of(cls, lists: Sequence[Any]) -> Lists:
         arrays = [np.asarray(one, np.int32) for one in lists]
-        ends = np.cumsum([0, *map(len, arrays)])
-        return cls(np.concatenate(arrays) if arrays else np.empty(0, np.int32), ends)
+        flat = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+        return cls(flat, offsets_of([*map(len, arrays)]))
 
     @classmethod
     def joined(cls, parts: Sequence[Lists], order: Int64) -> Lists:
         """List order[0], order[1], ... of all lists of `parts`."""
         sizes = np.concatenate([np.diff(one.ends) for one in parts])
         begins = (np.cumsum(sizes) - sizes)[order]
-        ends = np.concatenate([[0], np.cumsum(sizes[order])])
+        ends = offsets_of(sizes[order])
         places = np.arange(ends[-1]) + np.repeat(begins - ends[:-1], sizes[order])
         return cls(np.concatenate([one.values for one in parts])[places], ends)
 
@@ -353,7 +353,7 @@ class PackedDirectory(Stored):
     @property
     def stored_columns(self) -> list[str]:
         config = self.facts.config
-        return view_columns(config.columns) if config.view else config.columns
+        return view_columns(config.columns) if config.view else [*config.columns]
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
         """`mapped`, with the shard of a row added that it lacks."""

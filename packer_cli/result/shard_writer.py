@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -26,12 +26,12 @@ import pyarrow as pa
 
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
-from packer_cli.errors import PackerError, from_os_error
+from packer_cli.errors import PackerError, from_os_error, os_errors
 from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
 from packer_cli.packing.fitting import padded, pair_numbers
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values
+from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values, offsets_of
 from packer_cli.result.carried import fields_of, measured
 from packer_cli.result.layout import (
     DOCUMENTS,
@@ -44,7 +44,7 @@ from packer_cli.result.layout import (
     add_measured,
     unnamed_shard,
 )
-from packer_cli.result.manifest import TOKENIZED, Config
+from packer_cli.result.manifest import TOKENIZED
 
 _BATCH_TOKENS = 1 << 20  # a record batch of 4 to 9 MB: small buffers, still cheap to index
 _VIEW_BATCH_ROWS = 1 << 16
@@ -139,14 +139,14 @@ class LazyFile:
 
     def write(self, data: Any) -> None:
         """Append bytes, or a buffer of them."""
-        with _named(self._name):
+        with os_errors(self._name, "write"):
             if self._file is None:
                 self._file, self.path = open(self._name, "wb"), self._name  # noqa: SIM115
             self.size += self._file.write(data)
         self.sha.update(data)
 
     def close(self) -> None:
-        with _named(self._name):
+        with os_errors(self._name, "write"):
             if self._file is not None:
                 self._file.close()
 
@@ -154,15 +154,6 @@ class LazyFile:
         """Let go of the file after a failure."""
         with suppress(PackerError):  # the failure itself is the one to report
             self.close()
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn OSErrors of writing a file into DataErrors that name it."""
-    try:
-        yield
-    except OSError as error:
-        raise from_os_error(error, path, "write") from error
 
 
 class ShardParts(Parts):
@@ -212,11 +203,11 @@ class ShardParts(Parts):
 
     def close(self) -> None:
         if self.names:
-            with _named(self._folder / self.names[-1]):
+            with os_errors(self._folder / self.names[-1], "write"):
                 super().close()
 
 
-def column_type(name: str, config: PackConfig | Config) -> Any:
+def column_type(name: str, config: PackConfig) -> Any:
     """The Arrow type of a column; its values are never null."""
     carried = config.carried.get(name)
     if name in PADDED or (carried and not carried.is_of_segments):
@@ -234,14 +225,14 @@ def column_type(name: str, config: PackConfig | Config) -> Any:
     return pa.list_(pa.field("item", kind, nullable=False))
 
 
-def rows_per_batch(config: PackConfig | Config) -> int:
+def rows_per_batch(config: PackConfig) -> int:
     """Rows in a record batch, if there are so many: fewer where they carry much."""
     carried = sum(one.bytes for one in config.carried.values())
     return max(1, 8 * _BATCH_TOKENS // (8 + carried) // config.max_length)
 
 
 def schema(
-    config: PackConfig | Config,
+    config: PackConfig,
     pad_token_id: int,
     tokenizer_sha256: str,
     columns: Sequence[str] = (),
@@ -267,7 +258,7 @@ def schema(
     )
 
 
-def stored_schema(config: PackConfig | Config, pad_token_id: int, tokenizer_sha256: str) -> Any:
+def stored_schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) -> Any:
     """The Arrow schema of shards: `schema`, or that of a view, which knows no padding."""
     if not config.view:
         return schema(config, pad_token_id, tokenizer_sha256)
@@ -383,7 +374,7 @@ class ShardWriter:
 
 
 def carried_in_rows(
-    config: PackConfig | Config,
+    config: PackConfig,
     values: Values,
     begin: Int64,
     length: Int32,
@@ -663,8 +654,7 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
     kept = lengths > 0
     if not kept.any():
         return None
-    offsets = np.zeros(int(kept.sum()) + 1, np.int64)
-    np.cumsum(lengths[kept], out=offsets[1:])
+    offsets = offsets_of(lengths[kept])
     ids = batches[0].ids
     if len(batches) > 1:
         out = room[: offsets[-1]] if offsets[-1] <= len(room) else None

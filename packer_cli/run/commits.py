@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.errors import DataError, InputChangedError, from_os_error
+from packer_cli.errors import DataError, InputChangedError, os_errors
 from packer_cli.inputs.byte_streams import STDIN, stdin_digest
 from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
 from packer_cli.ownership import Folder, put_file
@@ -172,10 +172,8 @@ def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
     compare_digest(path, digest(path)[1], facts, UNITS)
     decode = msgspec.json.Decoder(UnitRecord).decode
     try:
-        with storage.open_lines(path) as lines:
+        with os_errors(path), storage.open_lines(path) as lines:
             yield from map(decode, lines)
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
     except (ValueError, RecursionError) as error:
         message = f"{path}: has a line that is not the record of a unit: {error}"
         raise DataError(message, PACK_AGAIN) from error
@@ -294,41 +292,35 @@ def _digest_holding(path: str, stretches: Iterable[Stretch], stopped: _Stopped) 
     """The digest of a file that has these stretches, read once; None if it has others."""
     whole, position, active = hashlib.sha256(), 0, list[tuple[Stretch, Any]]()
     left = sorted((one for one in stretches if one.size), key=lambda one: -one.offset)
-    try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            while (data := file.read(_BLOCK_BYTES)) and not stopped():
-                whole.update(data)
-                end = position + len(data)
-                while left and left[-1].offset < end:
-                    active.append((left.pop(), hashlib.sha256()))
-                for one, sha in active:
-                    begin = max(one.offset - position, 0)
-                    sha.update(memoryview(data)[begin : one.offset + one.size - position])
-                    if one.offset + one.size <= end and sha.hexdigest() != one.sha256:
-                        return None
-                active = [(one, sha) for one, sha in active if one.offset + one.size > end]
-                position = end
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
+    with os_errors(path), storage.open_bytes(path, _FETCHED_BYTES) as file:
+        while (data := file.read(_BLOCK_BYTES)) and not stopped():
+            whole.update(data)
+            end = position + len(data)
+            while left and left[-1].offset < end:
+                active.append((left.pop(), hashlib.sha256()))
+            for one, sha in active:
+                begin = max(one.offset - position, 0)
+                sha.update(memoryview(data)[begin : one.offset + one.size - position])
+                if one.offset + one.size <= end and sha.hexdigest() != one.sha256:
+                    return None
+            active = [(one, sha) for one, sha in active if one.offset + one.size > end]
+            position = end
     return None if (left or active) and not stopped() else (position, whole.hexdigest())
 
 
 def _holds(path: str, stretches: Iterable[Stretch], stopped: _Stopped = lambda: False) -> bool:
     """Tell whether a file has these stretches; reads no more of it. Raises DataError."""
-    try:
-        with storage.open_bytes(path, _FETCHED_BYTES) as file:
-            for stretch in stretches:
-                file.seek(stretch.offset)
-                sha, left = hashlib.sha256(), stretch.size
-                while left and (data := file.read(min(left, _BLOCK_BYTES))):
-                    if stopped():
-                        return True
-                    sha.update(data)
-                    left -= len(data)
-                if left or sha.hexdigest() != stretch.sha256:
-                    return False
-    except OSError as error:
-        raise from_os_error(error, path, "read") from error
+    with os_errors(path), storage.open_bytes(path, _FETCHED_BYTES) as file:
+        for stretch in stretches:
+            file.seek(stretch.offset)
+            sha, left = hashlib.sha256(), stretch.size
+            while left and (data := file.read(min(left, _BLOCK_BYTES))):
+                if stopped():
+                    return True
+                sha.update(data)
+                left -= len(data)
+            if left or sha.hexdigest() != stretch.sha256:
+                return False
     return True
 
 

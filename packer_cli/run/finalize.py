@@ -15,7 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 import packer_cli
-from packer_cli.errors import DataError, InternalError, ThresholdMissed, from_os_error
+from packer_cli.errors import DataError, InternalError, ThresholdMissed, os_errors
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.units import choice_of, units_of_stages
@@ -277,14 +277,11 @@ def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
         whole.write(head)
         for own, start, size in parts:
             left = size
-            try:
-                with open(own, "rb") as part:
-                    part.seek(start)
-                    while data := part.read(min(left, _COPY_BYTES)):
-                        whole.write(data)
-                        left -= len(data)
-            except OSError as error:
-                raise from_os_error(error, own, "read") from error
+            with os_errors(own), open(own, "rb") as part:
+                part.seek(start)
+                while data := part.read(min(left, _COPY_BYTES)):
+                    whole.write(data)
+                    left -= len(data)
             if left:
                 raise DataError(f"{own}: is cut short", "to pack everything again, use --overwrite")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import UNSET, structs
 
-from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
+from packer_cli.errors import DamagedInputError, DataError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.token_columns import with_carried
@@ -166,10 +166,8 @@ def choose_tokenized(
 
 def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
     """A file that a tokenized directory keeps of its tokenizer. DataError where it has changed."""
-    try:
+    with os_errors(folder / name):
         data = read_bytes(folder / name)
-    except OSError as error:
-        raise from_os_error(error, folder / name, "read") from error
     found, expected = hashlib.sha256(data).hexdigest(), facts.side_files[name]
     if found != expected:
         raise DataError(

@@ -50,6 +50,7 @@ from packer_cli.records import (
     Stretch,
     TokenBatch,
     WorkUnit,
+    offsets_of,
     record_position,
 )
 from packer_cli.result.counts import Counts
@@ -351,7 +352,7 @@ def _refuse_longer(
     """
     offsets = batch.offsets
     if batch.chosen is not None:
-        offsets = np.cumsum([0, *rooms(np.diff(offsets), batch.chosen, multiple)])
+        offsets = offsets_of(rooms(np.diff(offsets), batch.chosen, multiple))
     document = first_overlong(offsets, most)
     if document < 0:
         return

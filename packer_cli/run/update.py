@@ -52,7 +52,6 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    document_config_of,
     load_as_is,
     shape_of,
 )
@@ -159,7 +158,7 @@ class _Comparison:
         free = _free({record.unit for record in records})
         new = [replace(unit, index=next(free)) for unit in cut]
         units = sorted([*new, *(one.work_unit for one in records)], key=lambda unit: unit.index)
-        earlier, config = document_config_of(self.manifest), self.now.config
+        earlier, config = self.manifest.config, self.now.config
         is_limited = any(getattr(earlier, n, None) != getattr(config, n, None) for n in _OF_WHOLE)
         run = replace(self.now, shape=shape, files=tuple(files), units=tuple(units))
         changed = bool(new or dropped or moved or lost or is_limited)
@@ -307,12 +306,11 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     """UsageError for a finished result, in a directory or at a URL, that is not what `run` makes:
     of the same inputs and options, with all its files.
     """
-    try:
-        earlier = document_config_of(manifest)
-    except ValueError as error:
-        raise finished(place, f"its options are damaged: {error}") from error
     origin = replace(
-        run, packer_version=manifest.packer_version, config=earlier, chosen=_tokenizer_of(manifest)
+        run,
+        packer_version=manifest.packer_version,
+        config=manifest.config,
+        chosen=_tokenizer_of(manifest),
     )
     shape = None if run.shape.kind == MIXED else run.shape.kind
     now = replace(run, config=replace(run.config, shape=shape))
@@ -378,13 +376,10 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
     """
     packer, shape = manifest.packer_version, now.shape
     refuse_other_packer(directory, packer, f"{_ANEW}, or go on with packer {packer}")
-    try:
-        then, its_shape = document_config_of(manifest), shape_of(manifest)
-    except ValueError as error:
-        raise DataError(f"{directory}: damaged: config: {error}", _ANEW) from error
+    its_shape = shape_of(manifest)
     kinds = {one.kind for one in its_shape.members.values() or [its_shape]}
     both = [one for one in shape.members.values() or [shape] if one.kind in kinds]
-    configs = [[replace(for_member(c, one), shape=None) for c in (then, now.config)]
+    configs = [[replace(for_member(c, one), shape=None) for c in (manifest.config, now.config)]
                for one in both]  # fmt: skip
     differ = [*dict.fromkeys(text for pair in configs for text in differing_options(*pair))]
     if not both:

@@ -29,7 +29,14 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.errors import DataError, Interrupted, PackerError, UsageError, from_os_error
+from packer_cli.errors import (
+    DataError,
+    Interrupted,
+    PackerError,
+    UsageError,
+    from_os_error,
+    os_errors,
+)
 from packer_cli.interrupts import Task, run_all
 from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions
@@ -449,16 +456,13 @@ class _Upload:
     def _blocks(self, name: str, file: Listed, progress: Progress) -> Iterator[bytes]:
         """A file's content. DataError when it is not what was packed, Interrupted to stop."""
         path, sha = self.folder / name, hashlib.sha256()
-        try:
-            with open(path, "rb") as opened:
-                while block := opened.read(_BLOCK_BYTES):
-                    if self.options.stop.is_set():
-                        raise Interrupted("interrupted")
-                    sha.update(block)
-                    yield block
-                    progress.read(len(block), 0)
-        except OSError as error:
-            raise from_os_error(error, path, "read") from error
+        with os_errors(path), open(path, "rb") as opened:
+            while block := opened.read(_BLOCK_BYTES):
+                if self.options.stop.is_set():
+                    raise Interrupted("interrupted")
+                sha.update(block)
+                yield block
+                progress.read(len(block), 0)
         if file.sha256 != sha.hexdigest():
             raise DataError(
                 f"{path}: has changed since it was packed: its sha256 differs",

@@ -19,8 +19,7 @@ from urllib.request import getproxies
 
 import msgspec
 
-from packer_cli.errors import UsageError
-from packer_cli.inputs.byte_streams import refusals
+from packer_cli.errors import UsageError, os_errors
 from packer_cli.result.layout import (
     SPECIAL_TOKENS,
     TEMPLATE,
@@ -95,7 +94,7 @@ def locate(source: str) -> TokenizerFiles:
     if source == BYTES:
         raise UsageError("tokenizer bytes: is built into packer, and has no files", _TIP)
     path = Path(source).expanduser()
-    with refusals(str(path)):
+    with os_errors(str(path)):
         path = _tokenizer_json(source, path)
         content = read_bytes(path)
         companions = {

@@ -512,7 +512,7 @@ def _by_places(places: Int64, text: str, spans: Spans, number: int) -> tuple[UIn
     if not text.isascii():
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         widths = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= 0x10000)
-        byte_of = np.concatenate([[0], np.cumsum(widths)])
+        byte_of = offsets_of(widths)
         starts, stops = byte_of[starts], byte_of[stops]
     first = np.searchsorted(end, starts, side="right")  # the span that ends after the token begins
     begins = np.append(begin, np.iinfo(np.int64).max)[first]

@@ -22,7 +22,6 @@ import torch
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
-from packer_cli.options.carried import carried_columns
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
@@ -214,7 +213,7 @@ class PackedDataset:
         except ValueError as error:  # changed while it was mapped
             raise DataError(f"{path}: {error}", PACK_AGAIN) from error
         carried = {}
-        for name, one in carried_columns(tuple(packed.facts.config.carry)).items():
+        for name, one in packed.facts.config.carried.items():
             if name in found:
                 carried[name] = getattr(torch, one.type)
                 found[name] = _with_signs(found[name])

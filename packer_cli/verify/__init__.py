@@ -17,15 +17,12 @@ from pathlib import Path
 
 from packer_cli.errors import DataError
 from packer_cli.interrupts import run_all
-from packer_cli.options.documents import DocumentConfig
 from packer_cli.progress import Progress
 from packer_cli.records import Notify
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import (
     Manifest,
     TokenizedManifest,
-    config_of,
-    document_config_of,
     load_any,
     replaced,
 )
@@ -65,7 +62,7 @@ def verify(
     with `against_inputs` for a result of another version.
     """
     facts = load_any(directory, incomplete_too=True)
-    config, stored, checks = _opened(directory, facts, tokens)
+    stored, checks = _opened(directory, facts, tokens)
     if against_inputs:
         then = facts.packer_version
         tip = f"verify it without --against-inputs, or with packer {then}; packer pack --overwrite "
@@ -73,7 +70,7 @@ def verify(
     findings = Findings(facts.command, notify)
     if facts.incomplete:
         notify(f"{directory} is marked incomplete: {facts.incomplete}")
-    check_manifest(directory, facts, config, findings)
+    check_manifest(directory, facts, findings)
     check_files(directory, facts, findings)
     total = sum(shard.bytes for shard in facts.shards)
     with Progress(total, show=show_progress, doing="verifying") as progress:
@@ -82,7 +79,7 @@ def verify(
         run_all(units, workers, findings.stop)
         check.check_totals()
     if not findings.problems:  # or every wrong figure would be reported twice
-        check_contents(directory, facts, config, findings)
+        check_contents(directory, facts, findings)
     if against_inputs and findings.problems:
         notify("not compared with the inputs: the result itself has problems")
     elif against_inputs:
@@ -90,7 +87,7 @@ def verify(
 
         if show_progress and sys.stderr.isatty():  # a full bar looks like the end
             notify("the result itself is sound; packing units of it again")
-        compare_inputs(stored, config, findings, workers, sample, seed)
+        compare_inputs(stored, findings, workers, sample, seed)
     if findings.problems:  # which may be those of a mix of two results
         if error := replaced(directory, facts):
             raise error
@@ -109,7 +106,7 @@ def recount(directory: Path, tokens: Paths | None = None) -> None:
     """
     facts = load_any(directory, incomplete_too=True)
     findings = Findings(facts.command, lambda message: None)
-    check = _opened(directory, facts, tokens)[2](findings, Progress(0, show=False), bytes_too=False)
+    check = _opened(directory, facts, tokens)[1](findings, Progress(0, show=False), bytes_too=False)
     for unit in facts.shards_of_units():
         check.check_unit(unit)
     check.check_totals()
@@ -124,15 +121,10 @@ def recount(directory: Path, tokens: Paths | None = None) -> None:
 
 def _opened(
     directory: Path, facts: Manifest | TokenizedManifest, tokens: Paths | None
-) -> tuple[DocumentConfig, Stored, Callable[..., Checks]]:
-    """The options that made a result, its rows or documents, and what checks these."""
-    try:
-        if isinstance(facts, Manifest):
-            rows, packed = config_of(facts), opened(directory, facts, tokens)
-            return rows, packed, partial(RowChecks, packed, rows)
-        documents, tokenized = document_config_of(facts), TokenizedDirectory(directory, facts)
-        return documents, tokenized, partial(DocumentChecks, tokenized, documents)
-    except ValueError as error:
-        raise DataError(
-            f"{directory / MANIFEST}: damaged: config: {error}", "pack the data again"
-        ) from error
+) -> tuple[Stored, Callable[..., Checks]]:
+    """The rows or documents of a result, and what checks these."""
+    if isinstance(facts, Manifest):
+        packed = opened(directory, facts, tokens)
+        return packed, partial(RowChecks, packed)
+    tokenized = TokenizedDirectory(directory, facts)
+    return tokenized, partial(DocumentChecks, tokenized)

@@ -51,7 +51,6 @@ from packer_cli.result.layout import (
     TOOL_TEMPLATE,
     UNITS,
     Shard,
-    built,
     kind_of,
     unnamed_shard,
 )
@@ -61,7 +60,6 @@ from packer_cli.result.manifest import (
     Manifest,
     Result,
     TokenizerInfo,
-    document_config_of,
     run_of_sides,
     shape_of,
 )
@@ -90,7 +88,6 @@ _TOO_SLOW = re.compile(
 
 def compare_inputs(
     stored: Stored,
-    config: DocumentConfig,
     findings: Findings,
     workers: int,
     sample: int | None,
@@ -102,12 +99,11 @@ def compare_inputs(
     `sample`: how many documents the units that are made again must have; None: all units.
     `without`: the inputs that are known not to be there.
     """
-    facts = stored.facts
-    built(DocumentConfig)  # of tokenized directories, which threads open
-    files = _unchanged(stored, config, findings, workers, without)
+    facts, config = stored.facts, stored.facts.config
+    files = _unchanged(stored, findings, workers, without)
     findings.count("documents_compared", 0)
     findings.count("inputs_compared", len(files))
-    if not files or not _check_slices(facts, config, files, findings):
+    if not files or not _check_slices(facts, files, findings):
         return
     are_tokenized = any(file.format == TOKENIZED for file in files.values())
     units, rejected_from = list[tuple[UnitRecord, int]](), 0
@@ -124,8 +120,8 @@ def compare_inputs(
             shape, chosen = shape_of_tokenized([*files.values()]), Chosen(None)
             findings.add(MANIFEST, *_other_options(config, shape), remedy=DIFFERENT)
         else:
-            files, shape = _with_shapes(facts, files, config, findings)
-            chosen = _chosen(stored, config, shape)
+            files, shape = _with_shapes(facts, files, findings)
+            chosen = _chosen(stored, shape)
         absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
         every = [files.get(index, absent) for index in range(len(facts.inputs))]
         again = [record.work_unit for record, _ in units]
@@ -333,7 +329,6 @@ def _batches_of(stored: Stored, shards: list[Shard]) -> Iterator[tuple[str, int,
 
 def _unchanged(
     stored: Stored,
-    config: DocumentConfig,
     findings: Findings,
     workers: int,
     without: Container[int],
@@ -344,7 +339,7 @@ def _unchanged(
     def check(index: int, then: Input) -> None:
         path = then.path
         try:
-            file = input_file(index, path, config)
+            file = input_file(index, path, stored.facts.config)
             listed = [(path, then.sha256, then.size)]
             if file.format == TOKENIZED:
                 folder = Path(path).parent
@@ -364,14 +359,12 @@ def _unchanged(
     return dict(sorted(files.items()))
 
 
-def _check_slices(
-    facts: Result, config: DocumentConfig, files: dict[int, InputFile], findings: Findings
-) -> bool:
+def _check_slices(facts: Result, files: dict[int, InputFile], findings: Findings) -> bool:
     """Whether units take what they must of the inputs, as far as that can be told."""
-    if isinstance(facts, Manifest) and isinstance(config, PackConfig) and config.mixture:
+    if isinstance(facts, Manifest) and facts.config.mixture:
         if len(files) < len(facts.inputs_now):
             return False  # what is taken of one source depends on all of them
-        texts = _other_units(facts, config, list(files.values()))
+        texts = _other_units(facts, list(files.values()))
     else:
         ends = dict[int, int]()
         for index, file in files.items():
@@ -383,23 +376,23 @@ def _check_slices(
             except PackerError as error:
                 if not facts.inputs[index].rejected_files:
                     findings.add(file.path, error.message, remedy=DIFFERENT)
-        texts = uncovered(facts, config, ends)
+        texts = uncovered(facts, ends)
     findings.add(MANIFEST, *texts, remedy=DIFFERENT)
     return not texts
 
 
-def _other_units(facts: Manifest, config: PackConfig, files: list[InputFile]) -> list[str]:
+def _other_units(facts: Manifest, files: list[InputFile]) -> list[str]:
     """How the units of a recipe's result do not take what the recipe says, or its tables do not
     say so.
     """
     try:
         expected = [
             (unit.index, [(part.file, part.start, part.stop) for part in unit.slices])
-            for unit in work_units(files, config)
+            for unit in work_units(files, facts.config)
         ]
         if expected != [(unit.unit, unit.slices) for unit in facts.units]:
             return ["units: are not those that the recipe gives for these tokenized directories"]
-        tables: dict[str, Any] = {**tables_of(files, config, facts.shards)}
+        tables: dict[str, Any] = {**tables_of(files, facts.config, facts.shards)}
         tables["run"] = run_of_sides(facts.document) if facts.side and facts.run else ""
         wrong = [name for name, table in tables.items() if getattr(facts, name) != table]
         text = f"{' and '.join(wrong)}: are not those of what the recipe takes"
@@ -408,7 +401,7 @@ def _other_units(facts: Manifest, config: PackConfig, files: list[InputFile]) ->
         return [error.message]
 
 
-def _chosen(stored: Stored, config: DocumentConfig, shape: Shape) -> Chosen:
+def _chosen(stored: Stored, shape: Shape) -> Chosen:
     """The tokenizer and the template that the result keeps. Raises PackerError."""
     info, files = stored.facts.tokenizer, None
     if info is None:
@@ -442,14 +435,13 @@ def _options(stored: Stored, shape: Shape, workers: int, findings: Findings) -> 
 
 
 def _with_shapes(
-    facts: Result, files: dict[int, InputFile], config: DocumentConfig, findings: Findings
+    facts: Result, files: dict[int, InputFile], findings: Findings
 ) -> tuple[dict[int, InputFile], Shape]:
     """The files with the shapes of their records, which are compared with those in the manifest."""
-    some, shape, _ = detect_shape(list(files.values()), config)
+    some, shape, _ = detect_shape(list(files.values()), facts.config)
     then = shape_of(facts)
-    findings.add(
-        MANIFEST, *_other_options(config, then if then.members else shape), remedy=DIFFERENT
-    )
+    differ = _other_options(facts.config, then if then.members else shape)
+    findings.add(MANIFEST, *differ, remedy=DIFFERENT)
     if not then.members:
         return {file.index: file for file in some}, shape
     if not shape.members:  # all that are left of the files have one shape
@@ -508,11 +500,6 @@ def _trace(
             "are not compared with its inputs; packer tokenize --overwrite tokenizes them again"
         )
         return
-    try:
-        config = document_config_of(facts)
-    except ValueError as error:
-        findings.add(str(tokenized.path / MANIFEST), f"damaged: config: {error}", remedy=STALE)
-        return
     gone = {i: one.path for i, one in facts.inputs_now.items()
             if one.path != STDIN and storage.kind(one.path) is None}  # fmt: skip
     if gone:
@@ -521,7 +508,7 @@ def _trace(
         findings.notify(
             f"{first}{rest} not there: documents of {tokenized.path} are not compared with it"
         )
-    compare_inputs(tokenized, config, own, workers, sample, seed, without=gone)
+    compare_inputs(tokenized, own, workers, sample, seed, without=gone)
     findings.count("documents_traced", own.figures["documents_compared"] or 0)
     for problem in own.problems:
         text = f"{problem.file}: {problem.problem}"

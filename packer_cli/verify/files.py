@@ -17,10 +17,9 @@ import numpy as np
 from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
-from packer_cli.errors import DataError, Interrupted, from_os_error
-from packer_cli.options.documents import DocumentConfig
+from packer_cli.errors import DataError, Interrupted, os_errors
 from packer_cli.options.formats import format_named
-from packer_cli.options.options import TRAIN, PackConfig
+from packer_cli.options.options import TRAIN
 from packer_cli.records import Notify
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
@@ -181,9 +180,7 @@ class Findings:
 # The manifest
 
 
-def check_manifest(
-    directory: Path, facts: Result, config: DocumentConfig, findings: Findings
-) -> None:
+def check_manifest(directory: Path, facts: Result, findings: Findings) -> None:
     """Add what cannot be true, whatever the shards hold."""
     sha256, name = checksum(facts.document), INCOMPLETE if facts.incomplete else MANIFEST
     if sha256 != facts.sha256:
@@ -191,14 +188,14 @@ def check_manifest(
         findings.add(MANIFEST, text)
     if not (directory / name).is_file():
         findings.add(MANIFEST, f"is not named {name}")
-    findings.add(MANIFEST, *uncovered(facts, config, {}))
-    if isinstance(facts, Manifest) and isinstance(config, PackConfig):
-        findings.add(MANIFEST, *_wrong_tables(facts, config))
+    findings.add(MANIFEST, *uncovered(facts, {}))
+    if isinstance(facts, Manifest):
+        findings.add(MANIFEST, *_wrong_tables(facts))
 
 
-def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
+def _wrong_tables(facts: Manifest) -> Iterator[str]:
     """Sources and stages that are not those of the options, or leave out inputs or rows."""
-    mixture = config.mixture
+    mixture = facts.config.mixture
     amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
     if mixture and mixture.part != TRAIN:  # what is held out is one stage
         stages = stages[:1]
@@ -221,13 +218,13 @@ def _wrong_tables(facts: Manifest, config: PackConfig) -> Iterator[str]:
             return  # others follow from it
 
 
-def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) -> list[str]:
+def uncovered(facts: Result, ends: Mapping[int, int]) -> list[str]:
     """Inputs that the slices of all units do not cover exactly once, from beginning to end.
 
     `ends`: how many row groups or documents inputs have, where that is known. Of a source, a
     recipe may take nothing: a small one may have no document on one side of a split.
     """
-    is_mixed = isinstance(config, PackConfig) and config.mixture is not None
+    is_mixed = isinstance(facts, Manifest) and facts.config.mixture is not None
     slices: dict[int, list[tuple[float, float]]] = {}
     for unit in facts.units:
         for file, start, stop in unit.slices:
@@ -239,7 +236,7 @@ def uncovered(facts: Result, config: DocumentConfig, ends: Mapping[int, int]) ->
             wrong.append(f"a unit reads {one.path}, which is marked as removed")
         if one.removed or (is_mixed and not parts and not one.documents):
             continue
-        format_ = format_named(one.format_then(config.input_format) or "jsonl")
+        format_ = format_named(one.format_then(facts.config.input_format) or "jsonl")
         cut_by = "byte" if format_.counts_bytes or not format_.cut_by else format_.cut_by
         end: float = one.size if cut_by == "byte" else ends.get(index, inf)
         if not parts and end:
@@ -282,10 +279,8 @@ def check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.is_as_listed(name, directory / name, expected)
         else:
             findings.add(name, "is missing")
-    try:
+    with os_errors(directory):
         names = set(os.listdir(directory))
-    except OSError as error:
-        raise from_os_error(error, directory, "read") from error
     own = INCOMPLETE if facts.incomplete else MANIFEST
     for name in names - {own, INPUT_TIMES, *digests, *(one.file for one in facts.shards)}:
         if name == WORK:
@@ -298,12 +293,10 @@ def check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.add(name, text, remedy=FOREIGN)
 
 
-def check_contents(
-    directory: Path, facts: Result, config: DocumentConfig, findings: Findings
-) -> None:
+def check_contents(directory: Path, facts: Result, findings: Findings) -> None:
     """Check what side files hold, whose digests are right, against the manifest."""
     try:
-        findings.add(UNITS, *_wrong_records(directory, facts, config))
+        findings.add(UNITS, *_wrong_records(directory, facts))
     except DataError as error:
         findings.add(UNITS, error.message.removeprefix(f"{directory / UNITS}: "))
     except (ValueError, OverflowError) as error:
@@ -318,7 +311,7 @@ def check_contents(
 # The records of units
 
 
-def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> list[str]:
+def _wrong_records(directory: Path, facts: Result) -> list[str]:
     """How the records of units, which `--update` relies on, differ from what they make up: the
     units, the shards and every figure of the manifest. Raises ValueError for records that no run
     has written.
@@ -351,7 +344,7 @@ def _wrong_records(directory: Path, facts: Result, config: DocumentConfig) -> li
         *wrong,
         *(text for text, is_so in are_others.items() if is_so),
         *(f"{name}: {value} in all units, {listed} in the manifest"
-          for name, value, listed in other_figures(facts, config, total)),
+          for name, value, listed in other_figures(facts, total)),
     ]  # fmt: skip
 
 
@@ -373,13 +366,13 @@ def _wrong_record(record: UnitRecord, facts: Result) -> Iterator[str]:
 
 
 def other_figures(
-    facts: Result, config: DocumentConfig, total: Counts, names: Collection[str] | None = None
+    facts: Result, total: Counts, names: Collection[str] | None = None
 ) -> Iterator[tuple[str, Any, Any]]:
     """(name, value by the counts, value in the manifest) of every figure that a run writes, or only
     of those with such `names`, where they differ.
     """
-    if isinstance(config, PackConfig):
-        made = totals_of_rows(config, total)
+    if isinstance(facts, Manifest):
+        made = totals_of_rows(facts.config, total)
     else:
         made = totals_of_documents(total)
     histograms = made.pop("histograms")

@@ -15,7 +15,6 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from packer_cli.errors import PackerError
-from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PAIR, PackConfig
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.progress import Progress
@@ -73,14 +72,13 @@ class Checks(ABC):
     def __init__(
         self,
         stored: Stored,
-        config: DocumentConfig,
         findings: Findings,
         progress: Progress,
         *,
         bytes_too: bool = True,
     ) -> None:
         facts = stored.facts
-        self._config = config
+        self._config = facts.config
         self._facts, self._path = facts, stored.path
         self._findings, self._progress, self._bytes_too = findings, progress, bytes_too
         self._highest = self._highest_id()
@@ -108,7 +106,7 @@ class Checks(ABC):
     def check_totals(self) -> None:
         """Check the manifest's figures, if everything could be counted."""
         if self._complete:
-            others = other_figures(self._facts, self._config, self._counts, self._counted())
+            others = other_figures(self._facts, self._counts, self._counted())
             texts = (f"{name}: {value} in the shards, {listed} in the manifest"
                      for name, value, listed in others)  # fmt: skip
             self._findings.add(MANIFEST, *texts)

@@ -19,7 +19,7 @@ from audited import DEFECTS, conversations, trl
 from pages import Page
 from support import assert_error, heavy, packer
 
-from packer_cli.reports.rows import rows_of_page
+from packer_cli.reports.page import rows_of_page
 from packer_cli.reports.show import Segment, Shown
 from packer_cli.tokenization.decoding import BytesDecoder, ReferenceDecoder
 from packer_cli.tokenization.engines import ReferenceEngine

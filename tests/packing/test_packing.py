@@ -19,7 +19,7 @@ from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.options.options import ALIASES, NAMES, keeps_order, takes_input_order
 from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.packing.fitting import fit, loss_of
-from packer_cli.packing.planning import HARMONIC_CLASSES, Planner, shuffled
+from packer_cli.packing.plan import HARMONIC_CLASSES, Planner, shuffled
 
 relaxed = settings(max_examples=40, deadline=None)
 capacities = st.one_of(
@@ -279,7 +279,7 @@ def test_the_largest_row_and_the_longest_document(monkeypatch: pytest.MonkeyPatc
     plan = plan_packing([2**31 - 1, 1], 2**24, overlong="split")
     assert plan.row_tokens.tolist() == [2**24] * 128
     assert plan.pieces.start.tolist() == [*range(0, 2**31, 2**24), 0]
-    monkeypatch.setattr("packer_cli.packing.planning._MAX_DOCUMENTS", 3)
+    monkeypatch.setattr("packer_cli.packing.plan._MAX_DOCUMENTS", 3)
     with pytest.raises(UsageError, match="4 documents are more than a plan can hold, 3"):
         plan_packing([1] * 4, 8)
 

@@ -13,7 +13,7 @@ import pytest
 from forging import Result
 from support import assert_error, jsonl, packer, squared_lengths_by_hand
 
-from packer_cli.reports import steps as waiting
+from packer_cli.steps import schedule
 from packer_cli.steps.schedule import Order, Schedule, StepSizes
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -108,7 +108,7 @@ def test_the_table_says_what_the_numbers_are(out: Path) -> None:
 def test_of_many_steps_some_are_counted(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ("--ranks", 2, "--hidden-size", HIDDEN)
     all_of_them = predicted("out", *sizes)
-    monkeypatch.setattr(waiting, "_MOST_ROWS", 2 * 2 * 64)
+    monkeypatch.setattr(schedule, "_MOST_ROWS", 2 * 2 * 64)
     assert all_of_them["steps"] > 2 * 64 + 1
     some = predicted("out", *sizes)
     assert (some["steps"], some["steps_counted"]) == (all_of_them["steps"], 2 * 64)

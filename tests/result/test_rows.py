@@ -90,6 +90,7 @@ def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
     Path("data.jsonl").write_text(random_ids(20))
     assert packer("pack", "data.jsonl", "-l", 64, "-o", "out", "-q").exit_code == 0
     packed = open_packed("out")
-    packed.facts.config.columns.append("position_ids")
+    columns = (*packed.facts.config.columns, "position_ids")
+    object.__setattr__(packed.facts.config, "columns", columns)
     with pytest.raises(DataError, match=r"has the columns .*, not .*, position_ids"):
         packed.take(np.array([0]))
