@@ -26,6 +26,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
 
+import packer_cli
 from packer_cli import storage
 from packer_cli.errors import (
     DataError,
@@ -669,6 +670,12 @@ def parse(data: bytes) -> Manifest | TokenizedManifest:
         return TokenizedManifest.of(document) if is_tokenized else Manifest.of(document)
     except ValueError as error:
         anew = "tokenize the data again" if is_tokenized else _ANEW
+        writer, reader = document.get("packer_version"), packer_cli.__version__
+        if writer != reader:  # it may have options that this one does not know
+            raise DataError(
+                f"of packer {writer}, which this packer {reader} cannot read: {error}",
+                f"use the packer that wrote it, or {anew}",
+            ) from error
         raise DataError(f"damaged: {error}", anew) from error
 
 

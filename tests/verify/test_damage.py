@@ -225,6 +225,10 @@ def test_an_edited_manifest(packed: Path, name: str) -> None:
         ),
         (lambda m: m["config"].update(seed=-1), "damaged: config: --seed: -1 is not between"),
         (lambda m: m["config"].update(seed="x"), "damaged: config: Expected `int`"),
+        (
+            lambda m: m["config"].update(strategy="x") or m.update(packer_version="9.1"),
+            "of packer 9.1, which this packer ",
+        ),
         (lambda m: m.update(rows=0), "damaged: Expected `int` >= 1 - at `$.rows`"),
         (lambda m: m.update(length_squares_in_rows=-1), "damaged: Expected `int` >= 0"),
     ],
