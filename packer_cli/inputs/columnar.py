@@ -25,11 +25,11 @@ from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
     NAMES,
+    Given,
     Tokens,
     faultless,
     is_list,
     parts_of,
-    real_tokens,
     token_records,
     with_carried,
 )
@@ -277,16 +277,14 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
     if not config.carried:
         return records
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    given = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
-    sizes = real = None
+    values = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+    sizes = masks = None
     if shape.kind == "tokens":
         sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))
         sizes = sizes.fill_null(0).to_numpy().astype(np.int64)
         mask = shape.columns.get("attention_mask")
-        its = sizes[np.isin(positions, records.positions)]
-        if records.tokens is not None and len(records.tokens[0]) < its.sum():
-            real = real_tokens(batch.column(mask).to_pylist(), sizes)
-    return with_carried(records, positions, given, config, sizes, real, _SKIP)
+        masks = batch.column(mask) if mask in batch.schema.names else None
+    return with_carried(records, Given(positions, values, sizes, masks), config, _SKIP)
 
 
 def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:

@@ -25,7 +25,7 @@ from msgspec import UNSET, structs
 from packer_cli.errors import DamagedInputError, DataError, UsageError, from_os_error
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.inputs.token_columns import with_carried
+from packer_cli.inputs.token_columns import Given, with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
@@ -311,7 +311,7 @@ def _carrying(config: DocumentConfig, records: Records) -> Records:
     if records.carried is not None:
         return records
     sizes = None if records.tokens is None else np.diff(records.tokens[1])
-    return with_carried(records, records.positions, {}, config, sizes)
+    return with_carried(records, Given(records.positions, {}, sizes), config)
 
 
 def _by_file(reads: dict[str | None, Read]) -> Read:
