@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chats import assistant, chat, chat_tokenizer, user
+from spoiling import rewrite, tokenize
 from support import assert_error, check_directory, packer
 
 from packer_cli import open_packed
@@ -237,6 +238,16 @@ def test_values_that_cannot_be_carried(form: str, name: str) -> None:
     assert reason in json.loads(Path("out/rejected.jsonl").read_text())["reason"]
     at = open_packed("out").gather(np.arange(1), ["at"])["at"]
     assert at.tolist() == [[6, 7, 8, 6, 7, 8, 0, 0]]
+
+
+@pytest.mark.parametrize("values", [[1], [1, 2, 3, 4]])
+def test_a_damaged_directory_with_another_number_of_values(values: list[int]) -> None:
+    path = write("jsonl", [{"input_ids": [3, 4, 5], "at": [6, 7, 8]}] * 2)
+    tokenize(path, "--carry", "at:int32", "-o", "tokens")
+    rewrite("documents", lambda columns: columns["at"].__setitem__(1, values), "tokens")
+    packed = packer("pack", "tokens", "-l", 8, "-q", "-o", "out")
+    reason = f"its document 1 has {len(values)} values of at, its index says 3"
+    assert_error(packed, 1, reason, kind="error")
 
 
 @pytest.mark.parametrize(
