@@ -154,6 +154,17 @@ def test_updates_carry_the_same_columns() -> None:
     assert_error(other, 2, "--carry was", "more:int32")
 
 
+def test_files_without_a_column_join_those_that_told_what_has_its_values() -> None:
+    command = ["-l", 8, "--carry", "at:int32", "--carry-default", "at=9", "-q", "-o", "out"]
+    path = write("jsonl", [{"input_ids": [3, 4, 5], "at": [6, 7, 8]}])
+    assert packer("pack", path, *command).exit_code == 0
+    Path("bare.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    added = packer("pack", "bare.jsonl", *command, "--add")
+    assert added.exit_code == 0, added.stderr
+    at = open_packed("out").gather(np.arange(2), ["at"])["at"]
+    assert sorted(at.tolist()) == [[6, 7, 8, 0, 0, 0, 0, 0], [9, 9, 0, 0, 0, 0, 0, 0]]
+
+
 def test_results_that_carry_nothing_keep_their_bytes() -> None:
     path = write("jsonl", records())
     for command in ("out", "plain"):
