@@ -25,11 +25,11 @@ from packer_cli.inputs.formats import FIRST, Reader, Sample
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
     NAMES,
+    Given,
     Tokens,
     faultless,
     is_list,
     parts_of,
-    real_tokens,
     token_records,
     with_carried,
 )
@@ -42,6 +42,7 @@ from packer_cli.result.shard_writer import kind_in
 
 # Texts and fields become objects, each with a size of its own; lists of tokens do not.
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
+_AS_OBJECTS = 8  # times as many bytes as the numbers of a list
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _TEXTS = ("string", "large_string", "string_view")
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
@@ -151,6 +152,10 @@ def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
+def _is_number_list(kind: Any) -> bool:
+    return is_list(kind) and _is_number(kind.value_type)
+
+
 def _holds_text(kind: Any) -> bool:
     if pa.types.is_struct(kind):
         return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
@@ -224,7 +229,12 @@ def _records(
         column.validate(full=True)  # kernels write where its offsets say
     sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
     each = np.array(list(sizes.values()))
-    for start, stop in parts_of(each.sum(0), each.max(0), longest, most):
+    become_objects = shape.columns.values() if shape.kind != "tokens" else ()
+    weights = [
+        _AS_OBJECTS if name in become_objects and _is_number_list(batch.column(name).type) else 1
+        for name in sizes
+    ]
+    for start, stop in parts_of(np.array(weights) @ each, each.max(0), longest, most):
         overlong = next((name for name in sizes if sizes[name][start] > longest), None)
         if overlong is None:
             made = _records_of(batch.slice(start, stop - start), shape, row + start, config)
@@ -258,7 +268,7 @@ def _sizes(column: Any) -> Int64:
     kind = column.type
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
-    elif is_list(kind) and _is_number(kind.value_type):
+    elif _is_number_list(kind):
         sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
     elif _is_number(kind):
         sizes = pa.repeat(kind.bit_width // 8, len(column))
@@ -277,16 +287,14 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
     if not config.carried:
         return records
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    given = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
-    sizes = real = None
+    values = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+    sizes = masks = None
     if shape.kind == "tokens":
         sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))
         sizes = sizes.fill_null(0).to_numpy().astype(np.int64)
         mask = shape.columns.get("attention_mask")
-        its = sizes[np.isin(positions, records.positions)]
-        if records.tokens is not None and len(records.tokens[0]) < its.sum():
-            real = real_tokens(batch.column(mask).to_pylist(), sizes)
-    return with_carried(records, positions, given, config, sizes, real, _SKIP)
+        masks = batch.column(mask) if mask in batch.schema.names else None
+    return with_carried(records, Given(positions, values, sizes, masks), config, _SKIP)
 
 
 def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:

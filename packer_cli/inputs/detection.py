@@ -41,12 +41,14 @@ _REQUESTS = 16  # at a time, to a store that answers each after a while
 class KnownShapes:
     """Shapes that are known without a look at records, since an earlier run has read them.
 
-    files   by index: of inputs
-    others  by `Shape.name`: of files that are no inputs now, but stay in the result
+    files    by index: of inputs
+    others   by `Shape.name`: of files that are no inputs now, but stay in the result
+    carried  by name: columns that have told what has their values
     """
 
     files: Mapping[int, Shape] = field(default_factory=dict)
     others: Mapping[str, Shape] = field(default_factory=dict)
+    carried: Mapping[str, Carried] = field(default_factory=dict)
 
 
 NOTHING_KNOWN = KnownShapes()
@@ -97,10 +99,15 @@ def detect_shape(
     return Detected(named, joined({**known.others, **found}), look.unused)
 
 
-def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> tuple[str, ...]:
+def carried_by(
+    files: list[InputFile],
+    shape: Shape,
+    config: DocumentConfig,
+    known: KnownShapes = NOTHING_KNOWN,
+) -> tuple[str, ...]:
     """--carry, with what has the values: tokens, messages or records, as the first records of files
-    tell. UsageError for values of tokens where records are no token ids, and for a column that no
-    file has at its beginning, unless it has a default.
+    tell, or else what is `known`. UsageError for values of tokens where records are no token ids,
+    and for a column that no file has at its beginning, unless it has a default.
     """
     columns, found, bare = config.carried, dict[str, str](), _bare(config)
     check_defaults(columns, config.carry_default)
@@ -124,6 +131,7 @@ def carried_by(files: list[InputFile], shape: Shape, config: DocumentConfig) -> 
                         found[name] = MESSAGE
                     elif values.get(name) is not None:
                         found.setdefault(name, _bearer(columns[name], values[name]))
+    found = {name: one.of for name, one in known.carried.items()} | found
     for name, one in columns.items():
         of = one.of or found.get(name)
         is_default = name in dict(config.carry_default)

@@ -44,7 +44,7 @@ from packer_cli.inputs.byte_streams import (
     too_long,
 )
 from packer_cli.inputs.formats import LineReader, Sample
-from packer_cli.inputs.token_columns import NAMES, real_tokens, token_records, with_carried
+from packer_cli.inputs.token_columns import NAMES, Given, token_records, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
@@ -185,11 +185,9 @@ class JsonlReader(LineReader):
                 if not carried:
                     return records
                 sizes = np.array([*map(len, (row[0] for row in rows))], np.int64)
-                is_padded = any(mask is not None for *_, mask in rows)
-                real = real_tokens([row[2] for row in rows], sizes) if is_padded else None
-                return with_carried(
-                    records, positions, _given(decoded, carried), config, sizes, real, tip
-                )
+                masks = [row[2] for row in rows]
+                given = Given(positions, _given(decoded, carried), sizes, masks)
+                return with_carried(records, given, config, tip)
             strings = [record.text for record in decoded] if shape.kind == "text" else None
             fields = [*map(msgspec.structs.asdict, decoded)] if strings is None else None
             looked_at = sample.of(len(found.pieces), partial(_all_of, found))
@@ -199,11 +197,11 @@ class JsonlReader(LineReader):
             )  # fmt: skip
             if not carried:
                 return records
-            given = _given(decoded, carried)
+            given = Given(positions, _given(decoded, carried))
             for record in fields or []:
                 for number in range(len(carried)):
                     del record[_CARRIED.format(number)]
-            return with_carried(records, positions, given, config, tip=tip)
+            return with_carried(records, given, config, tip)
 
         with open_source(file, max(part.start - self.before, 0)) as source:
             # holds no bytes and no records while they are worked on, which a loop would

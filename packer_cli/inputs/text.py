@@ -27,7 +27,7 @@ from packer_cli.inputs.byte_streams import (
     too_long,
 )
 from packer_cli.inputs.formats import LineReader, Sample
-from packer_cli.inputs.token_columns import with_carried
+from packer_cli.inputs.token_columns import Given, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Records, Slice
@@ -199,8 +199,8 @@ class CsvReader(LineReader):
                     len(batch.rows), lambda i: dict(zip(header, batch.rows[i][1], strict=True))
                 )
                 positions = np.array([position for position, _ in batch.rows], np.int64)
-                given = {name: [_value(row[header.index(name)]) for _, row in batch.rows]
-                         for name in config.carried if name in header}  # fmt: skip
+                values = {name: [_value(row[header.index(name)]) for _, row in batch.rows]
+                          for name in config.carried if name in header}  # fmt: skip
                 batch.rows.clear()  # not held while records are worked on
                 records = Records(
                     positions, texts=texts, fields=fields, bad=batch.bad, looked_at=looked_at,
@@ -208,7 +208,7 @@ class CsvReader(LineReader):
                 )  # fmt: skip
                 if not config.carried:
                     return records
-                return with_carried(records, positions, given, config, tip=_MEND)
+                return with_carried(records, Given(positions, values), config, _MEND)
 
             yield from map(records_of, rows.batches())
             yield source.end()

@@ -5,10 +5,10 @@ for each of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -180,31 +180,35 @@ def _fault(ids: Int64, labels: Int64 | None, mask: Int64 | None) -> str:
 _Array = npt.NDArray[Any]
 
 
-def with_carried(
-    records: Records,
-    read: Int64,
-    given: Mapping[str, Any],
-    config: DocumentConfig,
-    sizes: Int64 | None = None,
-    real: npt.NDArray[np.bool_] | None = None,
-    tip: str = "",
-) -> Records:
-    """Records with what follows them; those with values that cannot be carried join `bad`.
+class Given(NamedTuple):
+    """What records hold beside their texts or tokens, of all m that were read.
 
-    read   int64[m], the positions of all that were read, of which some are in `records`
-    given  by name, m values as Python has them, None where there is none; or an array of Arrow
-    sizes  int64[m], of token ids how many there are in the input; None: other records
-    real   bool[sum(sizes)], which tokens are no padding; None: all of them
+    positions  int64[m]
+    values     by name, m values as Python has them, None where there is none; or an array of Arrow
+    sizes      int64[m], of token ids how many there are in the input; None: other records
+    masks      m attention masks of token ids, as `values` are; None: no record has one
     """
-    columns = config.carried.values()
-    kept = np.flatnonzero(np.isin(read, records.positions))
+
+    positions: Int64
+    values: Mapping[str, Any]
+    sizes: Int64 | None = None
+    masks: Any = None
+
+
+def with_carried(records: Records, given: Given, config: DocumentConfig, tip: str = "") -> Records:
+    """Records, which are some of those that were read, with what follows them; those with values
+    that cannot be carried join `bad`.
+    """
+    columns, sizes = config.carried.values(), given.sizes
+    kept = np.flatnonzero(np.isin(given.positions, records.positions))
     lengths = np.ones(len(kept), np.int64) if sizes is None else sizes[kept]
-    values = np.zeros(int(lengths.sum()), row_type([*columns]))
+    values = np.empty(int(lengths.sum()), row_type([*columns]))
     bad, defaults = dict[int, str](), dict(config.carry_default)
     for one in columns:
         if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
+            values[one.name] = 0
             continue
-        column = given.get(one.name)
+        column = given.values.get(one.name)
         found = None if column is None else _carried_together(one, column, kept, lengths)
         if found is None:
             default = default_of(one, defaults[one.name]) if one.name in defaults else None
@@ -213,9 +217,8 @@ def with_carried(
         of_records = one.of != TOKEN and sizes is not None
         values[one.name] = np.repeat(found, lengths, axis=0) if of_records else found
     carried = together(values)
-    if real is not None and sizes is not None:
-        of_kept = np.repeat(np.isin(np.arange(len(read)), kept), sizes)
-        carried = carried[real[of_kept]]
+    if records.tokens is not None and len(records.tokens[0]) < len(carried):
+        carried = carried[_real_tokens(given.masks, kept, lengths)]
     records = replace(records, carried=carried)
     if not bad:
         return records
@@ -228,13 +231,19 @@ def with_carried(
     )  # fmt: skip
 
 
-def real_tokens(masks: Iterable[Any], sizes: Int64) -> npt.NDArray[np.bool_]:
-    """bool[sum(sizes)], which tokens of records are no padding, by their attention masks."""
-    parts = [
-        np.array(mask) == 1 if mask is not None and len(mask) == size else np.ones(size, bool)
-        for mask, size in zip(masks, sizes.tolist(), strict=True)
-    ]
-    return np.concatenate([np.empty(0, bool), *parts])
+def _real_tokens(masks: Any, kept: Int64, lengths: Int64) -> npt.NDArray[np.bool_]:
+    """bool[sum(lengths)], which tokens of the kept records are no padding."""
+    real = [np.empty(0, bool)]
+    for index, length in zip(kept.tolist(), lengths.tolist(), strict=True):
+        mask = _at(masks, index)
+        real.append(np.ones(length, bool) if mask is None else np.array(mask) == 1)
+    return np.concatenate(real)
+
+
+def _at(values: Any, index: int) -> Any:
+    """A value as Python has it, of a list or of an array of Arrow."""
+    value = values[index]
+    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 def is_list(kind: Any) -> bool:
@@ -308,8 +317,7 @@ def _carried_one_by_one(
     found, bad = list[_Array](), dict[int, str]()
     for number, (index, length) in enumerate(zip(kept.tolist(), lengths.tolist(), strict=True)):
         shape = (length, *column.dtype.shape) if column.of == TOKEN else column.dtype.shape
-        value = None if given is None else given[index]
-        value = value.as_py() if isinstance(value, pa.Scalar) else value
+        value = None if given is None else _at(given, index)
         made = np.zeros(shape, column.dtype.base)
         if value is None and default is not None:
             made[...] = default

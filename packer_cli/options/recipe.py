@@ -139,7 +139,8 @@ def order_of(inputs: list[str], given: Values, kind: type[_Options]) -> Order[_O
         raise UsageError("--max-share-error needs a recipe with sources", "leave it out")
     options = _made(kind, _of(kind, values), given, file.path)
     if not file.mixture:
-        _refuse_itself(file.path, file.path, values["inputs"], config)
+        if file.path:
+            _refuse_itself(file.path, file.path, values["inputs"], config)
         return Order(list(values["inputs"]), config, options, command)
     sources = tuple(_source(file, table, given) for table in file.sources)
     tokenized = file.values.get("tokenized")
@@ -189,7 +190,7 @@ def _refuse_itself(recipe: str, place: str, inputs: Sequence[str], config: Docum
     """UsageError where a recipe is among its inputs: its text would become documents."""
     own = os.path.realpath(recipe)
     in_folders = config.input_format or format_of(recipe, documents=config.whole_files)[0]
-    for name in inputs if recipe else ():
+    for name in inputs:
         if os.path.isdir(name):
             folder = os.path.realpath(name)
             is_held = in_folders and os.path.commonpath([folder, own]) == folder

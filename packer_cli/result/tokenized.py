@@ -170,23 +170,26 @@ class TokenizedDirectory(Stored):
         return pa.BufferReader(pa.py_buffer(mapped))
 
     def documents_by_index(self, maps: list[mmap.mmap]) -> Iterator[Any]:
-        """The record batches of all shards, whose documents are as long as the indexes say. OUT
-        maps: those of the files.
+        """The record batches of all shards, whose documents have as many tokens as the indexes say,
+        and as many values of each carried column of tokens. OUT maps: those of the files.
         """
-        first = 0
+        first, of_tokens = 0, {"input_ids": "tokens"}
+        of_tokens |= {one.name: f"values of {one.name}"
+                      for one in self.carried.values() if not one.is_of_segments}  # fmt: skip
         for shard in self.shards:
             with self._readable(shard):
                 source = self._map(shard, maps)
             for batch in self._batches(shard, source):
-                lengths = np.diff(batch.column("input_ids").offsets.to_numpy())
                 indexed = self.lengths[first : first + len(batch)]
-                if not np.array_equal(lengths, indexed):
-                    at = int(np.argmax(lengths != indexed))
-                    raise DataError(
-                        f"{self.path / shard.file}: its document {first + at} has {lengths[at]} "
-                        f"tokens, its index says {indexed[at]}",
-                        AGAIN,
-                    )
+                for name, what in of_tokens.items():
+                    lengths = np.diff(batch.column(name).offsets.to_numpy())
+                    if not np.array_equal(lengths, indexed):
+                        at = int(np.argmax(lengths != indexed))
+                        raise DataError(
+                            f"{self.path / shard.file}: its document {first + at} has "
+                            f"{lengths[at]} {what}, its index says {indexed[at]}",
+                            AGAIN,
+                        )
                 first += len(batch)
                 yield batch
 
@@ -303,6 +306,15 @@ class Tokens:
             spans.give_back()
         return out, -1
 
+    def _found(
+        self, kind: Any, kernel: Any, columns: Any, number: Int64, start: Int32, length: Int32
+    ) -> Any:
+        """A value of this kind for each token of pieces, all of which are there."""
+        found, at = self._gathered(kind, kernel, columns, number, start, length)
+        if at >= 0:
+            raise InternalError(f"no tokenized directory has the document {number[at]}")
+        return found
+
     def numbered(self, directory: Int32 | Int64, document: Int64) -> Int64:
         """int64[p], the documents' numbers over all directories."""
         numbers: Int64 = self.documents[directory, 0] + document
@@ -337,16 +349,11 @@ class Tokens:
         if all(one.facts.config.shape == "text" for one in self._directories.values()):
             return None
         columns = self.spans.trained_offsets, self.spans.trained, self.spans.valid
-        flags: UInt8
-        flags, at = self._gathered(np.uint8, kernels.gather_trained, columns, number, start, length)
-        if at >= 0:
-            raise InternalError(f"no tokenized directory has the document {number[at]}")
+        flags: UInt8 = self._found(np.uint8, kernels.gather_trained, columns, number, start, length)
         return flags
 
     def carried_of(self, number: Int64, start: Int32, length: Int32) -> Values | None:
-        """What follows the tokens of pieces, by `numbered` documents; None: nothing. Raises
-        DataError where a document has another number of values than of tokens.
-        """
+        """What follows the tokens of pieces, by `numbered` documents; None: nothing."""
         if not self._carried:
             return None
         out = np.empty(int(length.sum(dtype=np.int64)), row_type(self._carried))
@@ -360,8 +367,7 @@ class Tokens:
                 its = number[some], start[some], length[some]
                 if some is of_tokens:
                     columns = offsets, values, one.dtype.itemsize
-                    found, at = self._gathered(one.dtype, kernels.gather_documents, columns, *its)
-                    self._refuse_other_number(one, its[0], at)
+                    found = self._found(one.dtype, kernels.gather_documents, columns, *its)
                 else:
                     of_documents = self.spans.of_documents(one, its[0], span[some])
                     found = np.repeat(of_documents, its[2], axis=0)
@@ -373,20 +379,6 @@ class Tokens:
                 default = default_of(one, self._defaults[one.name])
                 out[one.name][np.repeat(~there, length)] = default
         return together(out)
-
-    def _refuse_other_number(self, column: Carried, number: Int64, at: int) -> None:
-        """DataError for document `number[at]`, which has not as many values as tokens; -1: none."""
-        if at < 0:
-            return
-        firsts = [first for first, _ in self.documents.tolist()]
-        for file, directory in self._directories.items():
-            own = int(number[at]) - firsts[file]
-            if 0 <= own < len(directory):
-                raise DataError(
-                    f"{directory.path / MANIFEST}: its document {own} has not as many values of "
-                    f"{column.name} as tokens",
-                    AGAIN,
-                )
 
 
 class Spans:

@@ -9,8 +9,9 @@ units.jsonl               the units' records of a finished result, which `--upda
 Is an input what it was? Size and times tell, as in git's index; where they do not, its content. The
 bytes of an input are hashed as they are read for packing, as stretches. A unit that reads a whole
 file from one end to the other thereby knows its digest, with no second read. Elsewhere the file is
-read once more for its digest, and what was packed is compared with that. `input_times.json` of a
-result says how file systems identified its inputs when they were packed:
+read once more for its digest and, where size and times do not tell, what was packed is compared
+with it. `input_times.json` of a result says how file systems identified its inputs when they were
+packed:
 
     {"inputs": [[mtime_ns, ctime_ns, device, inode], ...], "racy": [index, ...]}
 """
@@ -258,13 +259,15 @@ def digest_as_read(file: InputFile, stretches: Sequence[Stretch], stopped: _Stop
     """
     if file.path == STDIN:
         return stdin_digest()
-    if [(one.offset, one.size) for one in stretches] != [(0, file.size)]:
-        read = _digest_holding(file.path, stretches, stopped)
-    else:
+    read: Digest | None
+    if [(one.offset, one.size) for one in stretches] == [(0, file.size)]:
         read = file.size, stretches[0].sha256
-    if read is None or not (check_unchanged(file) or digest(file.path, stopped) == read):
-        raise _other_bytes(file)
-    return read
+    else:
+        is_told = not (file.racy or storage.is_url(file.path))
+        read = _digest_holding(file.path, () if is_told else stretches, stopped)
+    if read and (check_unchanged(file) or _digest_holding(file.path, stretches, stopped) == read):
+        return read
+    raise _other_bytes(file)
 
 
 def _other_bytes(file: InputFile) -> InputChangedError:

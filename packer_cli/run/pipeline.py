@@ -137,7 +137,8 @@ def settle(
         if some:
             options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
-    config = for_shape(replace(config, carry=carried_by(files, shape, config)), shape)
+    carry = carried_by(files, shape, config, known)
+    config = for_shape(replace(config, carry=carry), shape)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)
 

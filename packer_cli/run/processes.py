@@ -96,9 +96,13 @@ class Queue:
 
     def __init__(self, units: Sequence[WorkUnit], numbers: int | None = None) -> None:
         """`numbers`: the open file of another process's queue of the same units."""
-        self._units = units
-        self.numbers = _numbers(len(units)) if numbers is None else numbers
-        self._kept = deque[WorkUnit]()
+        self._units, self._kept = units, deque[WorkUnit]()
+        if numbers is None:
+            with open(os.memfd_create("packer-units"), "wb") as file:
+                file.write(np.arange(len(units), dtype="<u8").tobytes())
+                file.flush()
+                numbers = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)
+        self.numbers = numbers
 
     def take(self) -> WorkUnit | None:
         """The next unit; None when all are taken."""
@@ -114,14 +118,6 @@ class Queue:
 
     def close(self) -> None:
         os.close(self.numbers)
-
-
-def _numbers(count: int) -> int:
-    """An open file of the numbers up to `count`."""
-    with open(os.memfd_create("packer-units"), "wb") as file:
-        file.write(np.arange(count, dtype="<u8").tobytes())
-        file.flush()
-        return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY)
 
 
 class Packed(NamedTuple):

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from msgspec import UNSET, structs
 from packer_cli.errors import DamagedInputError, DataError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.inputs.token_columns import with_carried
+from packer_cli.inputs.token_columns import Given, with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
@@ -230,13 +231,13 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
     """Load what `run` needs for `units`. Raises UsageError."""
     if run.is_tokenized:
         # inputs that no unit reads need not be there any more, as those of an update
-        read = {part.file for unit in run.units for part in unit.slices}
-        inputs = [file for file in run.files if run.row_config.mixture or file.index in read]
+        used = {part.file for unit in run.units for part in unit.slices}
+        inputs = [file for file in run.files if run.row_config.mixture or file.index in used]
         return _tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
     if run.chosen.name is None:
-        return Source(_by_file(_plain_reads(own)), plain_encoder(None))
-    reads, renders, processes = _composing(own, run, options.max_seconds_per_record)
+        return Source(_reading(own), plain_encoder(None))
+    read, renders, processes = _composing(own, run, options.max_seconds_per_record)
     rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
     file, texts = ahead[0][0], iter(tuple[str]())
@@ -245,7 +246,7 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
     is_soon_read = sum(unit.weight for unit in units) < MIB
     can_look = first.stop is not None and run.resumable and is_soon_read
     if file.shape not in rendered or can_look:
-        texts = _first_texts(own[file.shape][0], file, first, reads[file.shape])
+        texts = _first_texts(own[file.shape][0], file, first, read)
         if files is not None and options.tokenizer_backend != "tokenizers":
             ahead[0] = file, first  # which the child reads that reads the slice afterwards
     try:
@@ -257,7 +258,7 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
             files, backend=options.tokenizer_backend, framing=framing, first_documents=texts,
             notify=options.notify,
         )  # fmt: skip
-        return _source(own, files, tokenizer, reads, renders, processes)
+        return _source(own, files, tokenizer, read, renders, processes)
     except BaseException:
         if processes is not None:
             processes.close()
@@ -266,12 +267,11 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
 
 def _composing(
     own: _Own, run: Run, seconds: float
-) -> tuple[dict[str | None, Read], dict[str | None, _Render], ComposingProcesses | None]:
-    """What reads the files of each shape, what renders those that are supervised, and the processes
+) -> tuple[Read, dict[str | None, _Render], ComposingProcesses | None]:
+    """What reads slices, what renders those that are supervised, and the processes
     in which it does so where a chat template is used. `seconds`: for each record.
     """
-    reads = _plain_reads(own)
-    renders, processes = dict[str | None, _Render](), None
+    reads, renders, processes = dict[str | None, Read](), dict[str | None, _Render](), None
     composers = _composers(own, run.chosen.files, run.chosen.template)
     rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
     if rendered:
@@ -282,52 +282,45 @@ def _composing(
         if processes is not None and name in rendered:
             renders[name], reads[name] = partial(processes.render, name), processes.read
             if not run.resumable:
-                reads[name] = partial(_read_here, *own[name], processes)
+                reads[name] = partial(_read_here, _reading(own), processes)
         else:
             from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
 
             composer = make_composer(*parts)
             renders[name], reads[name] = composer.render, composer.read
-    return reads, renders, processes
+    return _reading(own, reads), renders, processes
 
 
-def _plain_reads(own: _Own) -> dict[str | None, Read]:
-    return {name: partial(_read_plainly, *one) for name, one in own.items()}
-
-
-def _read_plainly(
-    shape: Shape, config: DocumentConfig, file: InputFile, part: Slice
-) -> Iterator[Records]:
-    """The records of a slice, as they are stored; what is carried has its default where the format
-    has no room for it.
+def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})) -> Read:
+    """What reads slices: by shape `others`, or else as they are stored; what is carried has its
+    default where the format has no room for it.
     """
-    found = reader_for(file.format).read(file, part, shape, config)
-    return map(partial(_carrying, config), found) if config.carried else found
+
+    def read(file: InputFile, part: Slice) -> Iterator[Records]:
+        if file.shape in others:
+            return others[file.shape](file, part)
+        shape, config = own[file.shape]
+        found = reader_for(file.format).read(file, part, shape, config)
+        return map(partial(_carrying, config), found) if config.carried else found
+
+    return read
 
 
 def _carrying(config: DocumentConfig, records: Records) -> Records:
     if records.carried is not None:
         return records
     sizes = None if records.tokens is None else np.diff(records.tokens[1])
-    return with_carried(records, records.positions, {}, config, sizes)
-
-
-def _by_file(reads: dict[str | None, Read]) -> Read:
-    return lambda file, part: reads[file.shape](file, part)
+    return with_carried(records, Given(records.positions, {}, sizes), config)
 
 
 def _read_here(
-    shape: Shape,
-    config: DocumentConfig,
-    processes: ComposingProcesses,
-    file: InputFile,
-    part: Slice,
+    read: Read, processes: ComposingProcesses, file: InputFile, part: Slice
 ) -> Iterator[Records]:
     """Rendered in other processes, but read in this one, which has the stdin."""
     from packer_cli.chat.encoder import placed  # noqa: PLC0415
     from packer_cli.chat.messages import UndecidableError  # noqa: PLC0415
 
-    for records in _read_plainly(shape, config, file, part):
+    for records in read(file, part):
         try:
             yield processes.compose(records, file.shape)
         except UndecidableError as error:
@@ -349,7 +342,7 @@ def _source(
     own: _Own,
     files: TokenizerFiles | None,
     tokenizer: Tokenizer,
-    reads: dict[str | None, Read],
+    read: Read,
     renders: dict[str | None, _Render],
     processes: ComposingProcesses | None,
 ) -> Source:
@@ -378,7 +371,7 @@ def _source(
         return encoders[file.shape](records, file)
 
     info = structs.replace(infos[0], **around)
-    return Source(_by_file(reads), encode, tokenizer, processes, info=info)
+    return Source(read, encode, tokenizer, processes, info=info)
 
 
 def _plain_encoder(
@@ -466,4 +459,4 @@ def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
         around = {name: _agreed(tokenizers, name) for name in ("prefix", "suffix")}
         info = structs.replace(tokenizers[0], **around)
 
-    return Source(_by_file({}), plain_encoder(None), tokenized=inputs, info=info)
+    return Source(_reading({}), plain_encoder(None), tokenized=inputs, info=info)

@@ -460,7 +460,8 @@ def known_shapes(
     directory: Path, current: list[InputFile], config: DocumentConfig, options: RunOptions
 ) -> KnownShapes:
     """Shapes that an earlier result tells: of inputs that have not changed, and of those that
-    an update keeps without their being named. Raises DataError as `load_any`, for an update.
+    an update keeps without their being named; and what it carries. Raises DataError as `load_any`,
+    for an update.
     """
     if options.overwrite or not holds_result(directory):
         return NOTHING_KNOWN
@@ -477,9 +478,9 @@ def known_shapes(
     unnamed = [one for one in manifest.inputs_now.values() if options.add and one.path not in now]
     names = dict.fromkeys(one.shape or then.name for one in unnamed)
     others = {name: _with_form(shape_named(name), directory, manifest) for name in names}
-    files = dict[int, Shape]()
+    files, carried = dict[int, Shape](), manifest.config.carried
     if options.checksum or dict(config.fields) != dict(manifest.config.fields):
-        return KnownShapes(files, others)
+        return KnownShapes(files, others, carried)
     again = cache(partial(shape_again, renamed=config.renamed))
     before = {one.path: one for one in load_identities(directory, manifest.inputs)}
     for file in current:
@@ -489,7 +490,7 @@ def known_shapes(
             shape = again(name)
             if shape is not None and config.shape in (None, name):
                 files[file.index] = shape
-    return KnownShapes(files, others)
+    return KnownShapes(files, others, carried)
 
 
 def _with_form(shape: Shape, directory: Path, manifest: Result) -> Shape:

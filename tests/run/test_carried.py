@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chats import assistant, chat, chat_tokenizer, user
+from spoiling import rewrite, tokenize
 from support import assert_error, check_directory, packer
 
 from packer_cli import open_packed
@@ -153,6 +154,17 @@ def test_updates_carry_the_same_columns() -> None:
     assert_error(other, 2, "--carry was", "more:int32")
 
 
+def test_files_without_a_column_join_those_that_told_what_has_its_values() -> None:
+    command = ["-l", 8, "--carry", "at:int32", "--carry-default", "at=9", "-q", "-o", "out"]
+    path = write("jsonl", [{"input_ids": [3, 4, 5], "at": [6, 7, 8]}])
+    assert packer("pack", path, *command).exit_code == 0
+    Path("bare.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    added = packer("pack", "bare.jsonl", *command, "--add")
+    assert added.exit_code == 0, added.stderr
+    at = open_packed("out").gather(np.arange(2), ["at"])["at"]
+    assert sorted(at.tolist()) == [[6, 7, 8, 0, 0, 0, 0, 0], [9, 9, 0, 0, 0, 0, 0, 0]]
+
+
 def test_results_that_carry_nothing_keep_their_bytes() -> None:
     path = write("jsonl", records())
     for command in ("out", "plain"):
@@ -237,6 +249,16 @@ def test_values_that_cannot_be_carried(form: str, name: str) -> None:
     assert reason in json.loads(Path("out/rejected.jsonl").read_text())["reason"]
     at = open_packed("out").gather(np.arange(1), ["at"])["at"]
     assert at.tolist() == [[6, 7, 8, 6, 7, 8, 0, 0]]
+
+
+@pytest.mark.parametrize("values", [[1], [1, 2, 3, 4]])
+def test_a_damaged_directory_with_another_number_of_values(values: list[int]) -> None:
+    path = write("jsonl", [{"input_ids": [3, 4, 5], "at": [6, 7, 8]}] * 2)
+    tokenize(path, "--carry", "at:int32", "-o", "tokens")
+    rewrite("documents", lambda columns: columns["at"].__setitem__(1, values), "tokens")
+    packed = packer("pack", "tokens", "-l", 8, "-q", "-o", "out")
+    reason = f"its document 1 has {len(values)} values of at, its index says 3"
+    assert_error(packed, 1, reason, kind="error")
 
 
 @pytest.mark.parametrize(
