@@ -156,6 +156,9 @@ pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
 pack run.toml --overlong drop | --overlong drop does not go with --strategy wrap
 verify out --sample 0       | --sample: '0' is neither a positive number nor all
+verify out --sample some    | --sample: 'some' is neither a positive number nor all
+verify out --seed -1        | --seed: -1 is negative
+verify no                   | no: no such directory
 --max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
 --length 8                  | No such option: --length | did you mean --max-length?
 --seq-len 8                 | No such option: --seq-len | did you mean --max-length?
