@@ -188,33 +188,9 @@ def test_rows_without_the_column_segments_are_named(folder: Path) -> None:
     )
 
 
-QUESTIONS = {
-    "--step 0": "Missing option '--ranks'.",
-    "--ranks 1": "which step is not said",
-    "--step -1 --ranks 1": "--step: -1 is not between 0 and",
-    "--step 0 --ranks 0": "--ranks: 0 is not between 1 and",
-    "--step x --ranks 1": "--step: 'x' is not a whole number",
-    "--step 0 --find a:0 --ranks 1": "--step does not go with --find",
-    "--find a:0 --ranks 2 --rank 1": "--rank does not go with --find",
-    "--step 0 --ranks 1 --epochs 2": "--epochs needs --find",
-    "--step 0 --ranks 1 --hidden-size 8": "--hidden-size needs --balance",
-    "--step 0 --ranks 1 --balance step": "what rows cost is not said",
-    "--step 0 --ranks 1 --window 3": "--window needs --balance order",
-    "--step 0 --ranks 1 --no-shuffle --seed 4": "--seed does not go with --no-shuffle",
-    "--step 0 --ranks 1 --balance x": "--balance: 'x' is not one of step, order",
-}
-
-
-def test_questions_that_cannot_be_answered(packed: Path) -> None:
-    for options, message in QUESTIONS.items():
-        assert_error(packer("trace", "out", *options.split()), 2, message)
-
-
 def test_what_is_not_there(packed: Path) -> None:
     few = packer("trace", "out", "--step", 0, "--ranks", 9)
     assert_error(few, 1, "9 ranks share 5 rows: some would get none")
-    assert_error(packer("trace", "nowhere", "--step", 0, "--ranks", 1), 2, "nowhere: no such")
-    assert_error(packer("trace", "s3://a/b", "--step", 0, "--ranks", 1), 2, "s3://a/b: a URL")
     packer("tokenize", "a.jsonl", "-t", "bytes", "-q", "-o", "tokens")
     tokenized = packer("trace", "tokens", "--step", 0, "--ranks", 1)
     assert_error(tokenized, 1, "tokens: holds tokenized documents, not packed rows")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,11 +106,3 @@ def test_steps_far_away_follow_one_another(rows: int, loop: Loop, number: int) -
         assert after.epoch == step.epoch + 1
         assert after.begin == steps.grid.epoch(step.epoch).end
     assert steps.last_before(after.begin + 1) == after
-
-
-def test_what_no_loop_can_do() -> None:
-    with pytest.raises(DataError, match="9 ranks share 8 rows: some would get none"):
-        Steps(8, Loop(9))
-    with pytest.raises(DataError, match="an epoch has 4 rows for each rank, and a loader that"):
-        Steps(9, Loop(2, batch_size=5, drop_last=True))
-    assert Steps(9, Loop(2, batch_size=5)).of(0).end == 8
