@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
-from spoiling import edit
-from support import assert_error, check_directory, packer, recover_documents
+from spoiling import arrow_file, edit, rewrite, tokenize
+from support import assert_error, check_directory, jsonl, pack, packer, recover_documents
 from varied_results import CARRY, write_carried
 
 from packer_cli import open_packed
+from packer_cli.export import FORMATS
+from packer_cli.export.rows import documents
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -430,3 +432,71 @@ def test_a_view_with_carried_columns_as_a_packed_directory(folder: Path) -> None
 def open_tokens(directory: str) -> int:
     tokens: int = open_packed(directory).manifest["tokens"]
     return tokens
+
+
+# Tokenized directories: formats of documents
+
+
+def export_tokens(to: str) -> None:
+    result = packer("export", "tokens", "--to", to, "-o", to, "-q")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.fixture
+def tokens(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*(letter * 9 for letter in "abcdefgh")))
+    tokenize("a.jsonl", "-t", "bytes", "-o", "tokens", "--unit-bytes", 60)
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize("to", ["megatron", "nanotron", "unpacked"])
+def test_documents_are_those_of_rows_that_are_unpacked(to: str) -> None:
+    export_tokens(to)
+    pack("a.jsonl", "-l", 16, "--unit-bytes", 60, "--columns", "input_ids,cu_seqlens,segments")
+    result = packer("export", "out", "--to", to, "-o", "again", "-q")
+    assert result.exit_code == 0, result.stderr
+    if to == "unpacked":
+        assert table_of(Path(to)) == table_of(Path("again"))
+        return
+    assert files_of(Path(to)) == files_of(Path("again"))
+    for name in files_of(Path(to)):
+        assert (Path(to) / name).read_bytes() == (Path("again") / name).read_bytes()
+
+
+def test_labels_say_what_is_trained_on(folder: Path) -> None:
+    records = [
+        {"input_ids": [1, 2, 3, 4], "labels": [-100, 2, -100, 4]},
+        {"input_ids": [5, 6], "labels": [5, 6]},
+        {"input_ids": [7], "labels": [-100]},
+    ]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    tokenize("a.jsonl", "-o", "tokens")
+    export_tokens("unpacked")
+    assert table_of(Path("unpacked")) == {
+        "input_ids": [[1, 2, 3, 4], [5, 6], [7]],
+        "labels": [[-100, 2, -100, 4], [-100, 6], [-100]],
+    }
+    result = packer("export", "tokens", "--to", "megatron", "-o", "m", "-q")
+    assert_error(result, 2, "tokens: 1 of its tokens are not to be trained on, which --to megatron")
+    assert nothing_at("m")
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize(
+    "to", [name for name, one in FORMATS.items() if one.takes is not documents]
+)
+def test_formats_of_rows_take_no_documents(to: str) -> None:
+    result = packer("export", "tokens", "--to", to, "-o", "o", "-q")
+    assert_error(result, 2, f"tokens: holds documents, and --to {to} is a format of rows")
+    assert nothing_at("o")
+
+
+@pytest.mark.usefixtures("tokens")
+def test_damage_in_documents() -> None:
+    rewrite("documents", lambda columns: columns["input_ids"].__setitem__(1, [3] * 10), "tokens")
+    result = packer("export", "tokens", "--to", "unpacked", "-o", "o", "-q")
+    name = arrow_file("documents", "tokens").name
+    assert_error(
+        result, 1, f"tokens/{name}: document 1: its content_hash is not that of its tokens"
+    )
+    assert nothing_at("o")
