@@ -1,4 +1,4 @@
-"""Masks through a whole run: counts, processes beside it and options of rows."""
+"""Masks through a whole run, and processes beside it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 from chats import (
-    CHATML,
     REWRITTEN,
     TAGS,
-    TWO,
-    assistant,
     chat,
-    chat_tokenizer,
     many,
     pack_chat,
     positions,
@@ -28,25 +24,11 @@ from chats import (
 )
 from support import children_of, contents, packer_script, recover_documents
 
-# What is counted
-
-
-def test_turns_and_their_ends_are_counted(folder: Path) -> None:
-    record = chat(user("Hi"), assistant("Hello"), user("Hi"), assistant("Hello"))
-    tokenizer = chat_tokenizer(folder / "t", CHATML)
-    manifest = pack_chat([record, record], template=None, tokenizer=tokenizer)
-    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (4, 0)
-    manifest = pack_chat([record], template=TAGS, tokenizer=tokenizer)
-    assert (manifest["trained_turns"], manifest["turns_without_end"]) == (2, 2)
-
 
 def test_a_run_with_nothing_to_train_on_fails(folder: Path) -> None:
     refused(
         [chat(user("Hi"))] * 2, 1, "nothing to pack", "2 of those dropped have nothing to train"
     )
-
-
-# Elsewhere in the pipeline
 
 
 def test_processes_beside_the_run_change_nothing(folder: Path) -> None:
@@ -106,15 +88,6 @@ def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
         assert (run.returncode, lost + b"; packing it again" in stderr) == (0, True), stderr
         subprocess.run([*command, "undisturbed"], check=True, capture_output=True)
         assert contents("out") == contents("undisturbed")
-
-
-def test_wrap_leaves_out_what_has_nothing_to_train_on(folder: Path) -> None:
-    records = [TWO, {"messages": TWO["messages"][:1]}, TWO]
-    how = ["--strategy", "wrap", "--force-split"]
-    manifest = pack_chat(records, *how)
-    assert (manifest["untrained_documents"], manifest["dropped_documents"]) == (1, 1)
-    assert manifest["documents"] == 2
-    assert pack_chat(records, *how, "--keep-untrained", "--overwrite")["documents"] == 3
 
 
 def trained_flags() -> list[Any]:

@@ -5,15 +5,11 @@ that a failure leaves nothing.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import pty
 import resource
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ import pytest
 from altered import altered, unaltered
 from exporting import OF_PACKED, damage, nothing_at, table_of
 from owning import killed
+from showing import stderr_on_terminal
 from spoiling import edit
 from support import assert_error, contents, heavy, packer, packer_process, packer_script
 
@@ -236,18 +233,12 @@ def test_a_link_is_followed(small: Path) -> None:
 
 
 def test_progress_on_a_terminal_only(small: Path) -> None:
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    command = [packer_script(), "export", small, "--to", "trl", "-o"]
-    loud, silent = (
-        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=300)
-        for name, more in (("a", []), ("b", ["-q"]))
-    )
-    os.close(child)
-    shown = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
+    command = ["export", small, "--to", "trl", "-o"]
+    loud, shown = stderr_on_terminal(120, *command, "a")
     bars = [line for line in shown.split("\r\n") if "exporting: 100%" in line]
     assert len(bars) == 1  # however often it was drawn
+    silent = packer_process(*command, "b", "-q")
+    assert (silent.returncode, silent.stderr) == (0, b"")
     assert loud.stdout.decode() == silent.stdout.decode().replace("b: ", "a: ")
 
 
