@@ -236,8 +236,9 @@ def test_axolotl_deals_the_rows(
     rows = exported(many_rows, "axolotl", tmp_path / "out", micro_batches=1)
     settings, dataset = axolotl_prepared(
         monkeypatch, number_tokenizer(100), base_model="my-model",
-        datasets=[{"path": str(tmp_path / "out"), "type": None}], sequence_len=LENGTH, val_set_size=0,
-        sample_packing=True, pad_to_sequence_len=True, micro_batch_size=BATCH, num_epochs=1,
+        datasets=[{"path": str(tmp_path / "out"), "type": None}], sequence_len=LENGTH,
+        val_set_size=0, sample_packing=True, pad_to_sequence_len=True, micro_batch_size=BATCH,
+        num_epochs=1,
         gradient_accumulation_steps=1, learning_rate=1e-5, output_dir="trained",
         attn_implementation="flash_attention_2", curriculum_sampling=True,
         sample_packing_sequentially=True,
