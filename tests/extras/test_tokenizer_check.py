@@ -1,19 +1,15 @@
-"""Tokenizers held against others: the real AutoTokenizer, and another version of Unicode."""
+"""packer tokenizer --check against the real AutoTokenizer."""
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny_tokenizers as tiny
-import unicodedata2
 from chats import CHATML, assistant, chat, chat_tokenizer, user, write
 from support import jsonl, packer
-
-from packer_cli.tokenization.trust import unsettled
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "tokenizers"
 TIP = '"tokenizer_class": "PreTrainedTokenizerFast"'
@@ -54,12 +50,3 @@ def test_what_is_known_without_transformers_is_what_it_does(name: str) -> None:
     report = json.loads(result.stdout)
     assert bool(report["warning"]) == any(one["different"] for one in report["compared"])
     assert result.exit_code == (1 if report["warning"] else 0)
-
-
-def test_settled_characters_have_one_category_in_both_versions() -> None:
-    known = {chr(code) for part in unsettled() for code in part}
-    old, new = unicodedata.category, unicodedata2.category
-    differ = {c for c in map(chr, range(0x110000)) if old(c) == "Cn" or old(c) != new(c)}
-    assert differ <= known
-    if unicodedata.unidata_version == "14.0.0":  # the table is of 14 and 18
-        assert differ == known
