@@ -41,10 +41,29 @@ def write_ids(path: Path, *documents: tuple[list[int], list[int]]) -> None:
     path.write_text("\n".join(lines))
 
 
+def _terminal(columns: int) -> tuple[int, int]:
+    """(what is read, what a program writes to)."""
+    terminal, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    return terminal, child
+
+
+def stderr_on_terminal(
+    columns: int, *arguments: object
+) -> tuple[subprocess.CompletedProcess[bytes], str]:
+    """packer when it has ended, and what its stderr, a terminal, was given."""
+    terminal, child = _terminal(columns)
+    command = [packer_script(), *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=300)
+    os.close(child)
+    shown = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    return done, shown
+
+
 def on_terminal(*arguments: object, **environment: str) -> str:
     """What packer sends to a terminal of 80 columns."""
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    terminal, child = _terminal(80)
     without = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
     base = {name: value for name, value in os.environ.items() if name not in without}
     with subprocess.Popen(

@@ -1,4 +1,5 @@
-"""Real files and real tokenizers: every document found again, whole, from the shards alone.
+"""Real files and real tokenizers: every document found again, whole, from the shards alone; and
+what is planned is what is packed.
 
 What is expected comes from `tokenizers` itself and from reading the files here, without packer.
 The quick tests pack the first documents of every file at once, the slow ones (make test-slow)
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from planning import assert_planned
 from support import check_directory, heavy, packer
 from tokenizers import Tokenizer
 
@@ -206,3 +208,28 @@ def test_every_document_of_a_whole_file_is_recovered(
     for figure in ("documents", "tokens", "rows", "lower_bound_rows", "utilization"):
         record_property(figure, manifest[figure])
     assert manifest["rows"] <= 1.002 * manifest["lower_bound_rows"] + 1
+
+
+def test_plans_of_the_first_documents_of_every_file(folder: Path, excerpts: list[Path]) -> None:
+    options = ["-t", SHARED / "tokenizers" / "gpt2", "--on-error", "skip", "--unit-bytes", "100k"]
+    assert_planned(excerpts, [300, 2048], ["best-fit", "wrap"], *options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_plans_of_whole_files(folder: Path, name: str, file: str) -> None:
+    options = ["-t", SHARED / "tokenizers" / name, "--on-error", "skip"]
+    ways = ["best-fit", "next-fit", "wrap"]
+    path = SHARED / "data" / file
+    raw = assert_planned([path], [1000, 8192], ways, *options)
+    assert packer("tokenize", path, *options, "-o", "tokens", "-q", "--json").exit_code == 0
+    tokenized = assert_planned(["tokens"], [2048], ways)
+    assert tokenized["tokens"] == raw["tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["drop", "truncate", "truncate-turns"])
+def test_plans_of_real_conversations(folder: Path, how: str) -> None:
+    options = ["-t", SHARED / "tokenizers" / "qwen3", "--overlong", how, "--on-error", "skip"]
+    path = SHARED / "data" / "chat_oasst_en100.jsonl.zst"
+    assert_planned([path], [256, 2048], ["best-fit", "next-fit"], *options)

@@ -14,6 +14,10 @@ from support import packer
 TEXTS = [
     letter * length for letter, length in zip("abcdefgh", (15, 7, 3, 3, 9, 9, 40, 5), strict=True)
 ]
+CHAT = "".join([
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}",
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+])  # fmt: skip
 EVERYTHING = ("-l", 16, "--position-ids", "--segment-multiple", 4)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from pathlib import Path
 
 import pytest
 import tiny_tokenizers
 from altered import altered, unaltered
+from showing import stderr_on_terminal
 from spoiling import edit
 from support import (
     assert_error,
@@ -109,14 +106,6 @@ def test_token_ids_need_no_tokenizer(folder: Path) -> None:
     check_directory("out")
 
 
-def test_the_tokenizer_of_the_environment(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PACKER_TOKENIZER", "./elsewhere")
-    assert_error(packer("pack", "a.jsonl", "-l", 8), 2, "tokenizer ./elsewhere: no such file")
-    monkeypatch.setenv("PACKER_TOKENIZER", "bytes")
-    result = packer("pack", "a.jsonl", "-l", 8, "-o", "out")
-    assert (result.exit_code, untimed(result.stderr)) == (0, "packer: out: done\n")
-
-
 def test_quiet_prints_the_table_only(data: Path) -> None:
     result = packer("pack", "a.jsonl", "-l", 16, "-q", "-t", "bytes", "-o", "out")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -200,21 +189,10 @@ def test_a_bug_is_reported_as_one(data: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "in broken" in result.stderr
 
 
-def on_terminal(columns: int, *command: str) -> tuple[subprocess.CompletedProcess[bytes], str]:
-    """A command that ended, and what its stderr, a terminal, was given."""
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=child, check=False, timeout=300)
-    os.close(child)
-    shown = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
-    return done, shown
-
-
 @pytest.mark.parametrize("columns", [80, heavy(120)])
 def test_progress_on_a_terminal(data: Path, columns: int) -> None:
-    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "bytes", "-o", "out"]
-    done, written = on_terminal(columns, *command)
+    command = ["pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out"]
+    done, written = stderr_on_terminal(columns, *command)
     shown = written.split("\r")
     assert done.returncode == 0
     assert done.stdout.decode().startswith("out\nmade from ")
@@ -224,16 +202,16 @@ def test_progress_on_a_terminal(data: Path, columns: int) -> None:
         ("B [", "tokens/s]") if columns < 100 else ("B/s, 2 docs, ", "tokens/s, 81.25% used]")
     ):
         assert part in bar
-    tokenize = [packer_script(), "tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens"]
-    assert "tokenizing: 100%" in on_terminal(columns, *tokenize)[1]
+    tokenize = ["tokenize", "a.jsonl", "-t", "bytes", "-o", "tokens"]
+    assert "tokenizing: 100%" in stderr_on_terminal(columns, *tokenize)[1]
     assert bar.split("|")[1].count("█") >= 8
     assert re.search(r"packer: out: done in \d+\.\d s\n", "\r".join(shown).replace("\r\n", "\n"))
 
 
 def test_notes_are_lines_of_their_own_beside_a_bar(data: Path) -> None:
     tiny_tokenizers.save(Path("t"), tiny_tokenizers.unigram())
-    command = [packer_script(), "pack", "a.jsonl", "-l", "16", "-t", "t", "-o", "out"]
-    done, shown = on_terminal(80, *command)
+    command = ["pack", "a.jsonl", "-l", 16, "-t", "t", "-o", "out"]
+    done, shown = stderr_on_terminal(80, *command)
     assert done.returncode == 0
     assert re.search(r"[\r\n]packer: using the slower tokenizers engine: [^\r\n]*\r\n", shown)
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from support import jsonl, packer, packer_process
+from typer.main import get_command
 
+from packer_cli.cli.app import app
 from packer_cli.cli.declared import SECTIONS, options_in
 from packer_cli.cli.export import EXPORT_FORMATS
 from packer_cli.cli.pack import pack
@@ -21,6 +23,7 @@ from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 
 pytestmark = pytest.mark.usefixtures("data")
+COMMANDS = get_command(app).list_commands(None)  # type: ignore[attr-defined]
 DECLARED = options_of(PackConfig) | options_of(RunOptions)
 # the command gives these values itself
 UNDECLARED = {
@@ -77,22 +80,7 @@ def test_help_of_pack_is_in_groups_what_is_used_most_first() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "",
-        "pack",
-        "plan",
-        "stats",
-        "show",
-        "trace",
-        "verify",
-        "audit",
-        "export",
-        "finalize",
-        "tokenizer",
-    ],
-)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_fits_80_columns_and_is_not_cut(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = packer(*command.split(), "--help").stdout

@@ -14,6 +14,7 @@ from chats import TAGS, assistant, chat, user, write
 from support import assert_error, jsonl, packer
 
 BIG = "1" * 400
+EVEN = "--order even --ranks 1 --hidden-size 8"
 ASKED = "pack chat.jsonl -l 16 --chat-template ask.jinja --template-arg"
 # options of `packer pack a.jsonl`, or a whole command | its error | what the tip begins with
 REFUSED = f"""
@@ -30,6 +31,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --workers 1e999             | --workers: '1e999' is not a whole number
 --workers -1                | --workers: -1 is negative
 --max-loss 2                | --max-loss: 2 is not between 0 and 1 | Exit 1 when more
+--max-loss -0.1             | --max-loss: -0.1 is not between 0 and 1
 --max-errors some           | --max-errors: 'some' is not a number like 100, or a share like 1%
 --max-errors nan            | --max-errors: 'nan' is not a number like 100
 --max-errors 3              | --max-errors needs --on-error skip | add --on-error skip, or leave
@@ -67,11 +69,24 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --segment-multiple 5        | --max-length 16 is not a multiple of 5 | use 15 tokens a row
 --strategy wrap --overlong drop | --overlong drop does not go with --strategy wrap | leave one
 --strategy nf --shuffle     | --shuffle does not go with --strategy next-fit
+--strategy wrap --shuffle   | --shuffle does not go with --strategy wrap
+--fim-rate 2                | --fim-rate: 2 is not between 0 and 1
 --fim-spm-rate 0.1          | --fim-spm-rate needs --fim-rate | add --fim-rate, or leave
 --ray-address here          | --ray-address needs --engine ray | add --engine ray, or leave
 --checksum                  | --checksum needs --update | add --update, or leave --checksum out
 --add --prune               | --add does not go with --prune | leave one
 --add --overwrite           | --add does not go with --overwrite
+--add --rank 0 --world-size 2 | --rank: does not go with
+--add -o memory://out       | --add: memory://out: a URL
+--prune                     | --prune needs --update
+--update --overwrite        | --update does not go with --overwrite
+--rank 2 --world-size 2     | --rank: 2 is not between 0 and 1
+--rank 1                    | --world-size: not given, and none of SLURM_ARRAY_TASK_COUNT
+--rank x --world-size 2     | --rank: 'x' is not a number
+--rank auto --world-size auto | --rank: not given, and none of SLURM_ARRAY
+--rank 0 --world-size 2 --overwrite | --rank: does not go with
+--rank 0 --world-size 2 -   | does not go with stdin
+--engine ray -              | does not go with stdin
 --max-share-error 1%        | --max-share-error needs a recipe with sources
 --staging x                 | --staging needs an --output that is a URL
 -t ./no                     | tokenizer ./no: no such file or folder
@@ -142,6 +157,38 @@ pack chat.jsonl -l 16 --chat-template bad.jinja  | does not compile
 pack no -l 8                | no: no such
 stats no                    | no: no such
 export no --to trl -o x     | no: no such
+export packed -o s3://b/x --to trl | --output: s3://b/x: a URL
+export packed -o o --to packed     | packed: is packed, and no view
+export packed -o o --to unpacked {EVEN}        | --order even: rows of --to unpacked are not read in
+export packed -o o --to packed {EVEN}          | --order even: rows of --to packed are not
+export packed -o o --to megatron-bridge {EVEN} | --order even: rows of --to megatron-bridge are
+export packed -o o --to trl --ranks 4 --hidden-size 4    | --ranks needs --order even
+export packed -o o --to trl --order even --ranks 8       | --ranks needs --hidden-size
+export packed -o o --to trl --order even                 | --order even needs --ranks
+export packed -o o --to trl --order even --ranks 9 --hidden-size 8 | 9 ranks x 1 micro-batch x 1 row
+stats no --min-utilization 95      | --min-utilization: 95 is not between 0 and 1
+stats no --html x --by input       | --by does not go with --html without --json
+stats packed --ranks 0 --hidden-size 8 | --ranks: 0 is not positive
+stats packed --ranks 2 --micro-batches -1 | --micro-batches: -1 is not positive
+stats packed --ranks 2             | --ranks needs --hidden-size
+stats packed --micro-batches 2 --hidden-size 8 | --micro-batches needs --ranks
+stats packed --batch-size 2        | --batch-size needs --ranks
+stats packed --hidden-size 8       | --hidden-size needs --ranks
+trace no --step 0 --ranks 1        | no: no such directory
+trace s3://a/b --step 0 --ranks 1  | s3://a/b: a URL
+trace packed --step 0              | Missing option '--ranks'.
+trace packed --ranks 1             | which step is not said
+trace packed --step -1 --ranks 1   | --step: -1 is not between 0 and
+trace packed --step 0 --ranks 0    | --ranks: 0 is not between 1 and
+trace packed --step x --ranks 1    | --step: 'x' is not a whole number
+trace packed --step 0 --find a:0 --ranks 1    | --step does not go with --find
+trace packed --find a:0 --ranks 2 --rank 1    | --rank does not go with --find
+trace packed --step 0 --ranks 1 --epochs 2    | --epochs needs --find
+trace packed --step 0 --ranks 1 --hidden-size 8 | --hidden-size needs --balance
+trace packed --step 0 --ranks 1 --balance step  | what rows cost is not said
+trace packed --step 0 --ranks 1 --window 3      | --window needs --balance order
+trace packed --step 0 --ranks 1 --no-shuffle --seed 4 | --seed does not go with --no-shuffle
+trace packed --step 0 --ranks 1 --balance x     | --balance: 'x' is not one of step, order
 tokenizer ./no              | tokenizer ./no: no such
 tokenizer bytes             | tokenizer bytes: is built into packer, and has no files
 tokenizer tok a.jsonl       | inputs are for --check | packer tokenizer NAME --check INPUT...
@@ -156,6 +203,9 @@ pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
 pack run.toml a.jsonl -l 16 | run.toml: a recipe stands alone, and there are 1 other inputs | name t
 pack run.toml --overlong drop | --overlong drop does not go with --strategy wrap
 verify out --sample 0       | --sample: '0' is neither a positive number nor all
+verify out --sample some    | --sample: 'some' is neither a positive number nor all
+verify out --seed -1        | --seed: -1 is negative
+verify no                   | no: no such directory
 --max-lenth 8               | No such option: --max-lenth | did you mean --max-length?
 --length 8                  | No such option: --length | did you mean --max-length?
 --seq-len 8                 | No such option: --seq-len | did you mean --max-length?
@@ -174,6 +224,7 @@ plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | di
 plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong drop does not go
 plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
 plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
+plan a.jsonl -l 16 --tokenized kept | --tokenized: is for recipes with sources
 plan a.jsonl -l 16,64 --batch-tokens 32 | --batch-tokens: 32 is less than a row of 64
 plan a.jsonl --seq-len 4k   | No such option: --seq-len | did you mean --max-length
 verify tokens --html x      | No such option: --html | it is an option of packer plan, packer stats
@@ -275,6 +326,9 @@ def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("line", LINES)
 def test_it_is_refused_in_two_lines(data: Path, line: str) -> None:
+    if " packed " in line:
+        made = packer("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-q", "-o", "packed")
+        assert made.exit_code == 0
     before = sorted(os.listdir())
     command, error, tip = ([part.strip() for part in line.split(" | ")] + [""])[:3]
     arguments = shlex.split(command)

@@ -17,11 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from exporting import OF_PACKED, files_of, nothing_at, rows_of_segments, table_of
-from spoiling import edit
-from support import assert_error, check_directory, packer, recover_documents
+from spoiling import arrow_file, edit, rewrite, tokenize
+from support import assert_error, check_directory, jsonl, pack, packer, recover_documents
 from varied_results import CARRY, write_carried
 
 from packer_cli import open_packed
+from packer_cli.export import FORMATS
+from packer_cli.export.rows import documents
+from packer_cli.result.reader import squared_lengths
 
 # (ids, labels) of a segment or document
 Piece = tuple[list[int], list[int]]
@@ -430,3 +433,175 @@ def test_a_view_with_carried_columns_as_a_packed_directory(folder: Path) -> None
 def open_tokens(directory: str) -> int:
     tokens: int = open_packed(directory).manifest["tokens"]
     return tokens
+
+
+# Tokenized directories: formats of documents
+
+
+def export_tokens(to: str) -> None:
+    result = packer("export", "tokens", "--to", to, "-o", to, "-q")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.fixture
+def tokens(folder: Path) -> None:
+    (folder / "a.jsonl").write_bytes(jsonl(*(letter * 9 for letter in "abcdefgh")))
+    tokenize("a.jsonl", "-t", "bytes", "-o", "tokens", "--unit-bytes", 60)
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize("to", ["megatron", "nanotron", "unpacked"])
+def test_documents_are_those_of_rows_that_are_unpacked(to: str) -> None:
+    export_tokens(to)
+    pack("a.jsonl", "-l", 16, "--unit-bytes", 60, "--columns", "input_ids,cu_seqlens,segments")
+    result = packer("export", "out", "--to", to, "-o", "again", "-q")
+    assert result.exit_code == 0, result.stderr
+    if to == "unpacked":
+        assert table_of(Path(to)) == table_of(Path("again"))
+        return
+    assert files_of(Path(to)) == files_of(Path("again"))
+    for name in files_of(Path(to)):
+        assert (Path(to) / name).read_bytes() == (Path("again") / name).read_bytes()
+
+
+def test_labels_say_what_is_trained_on(folder: Path) -> None:
+    records = [
+        {"input_ids": [1, 2, 3, 4], "labels": [-100, 2, -100, 4]},
+        {"input_ids": [5, 6], "labels": [5, 6]},
+        {"input_ids": [7], "labels": [-100]},
+    ]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    tokenize("a.jsonl", "-o", "tokens")
+    export_tokens("unpacked")
+    assert table_of(Path("unpacked")) == {
+        "input_ids": [[1, 2, 3, 4], [5, 6], [7]],
+        "labels": [[-100, 2, -100, 4], [-100, 6], [-100]],
+    }
+    result = packer("export", "tokens", "--to", "megatron", "-o", "m", "-q")
+    assert_error(result, 2, "tokens: 1 of its tokens are not to be trained on, which --to megatron")
+    assert nothing_at("m")
+
+
+@pytest.mark.usefixtures("tokens")
+@pytest.mark.parametrize(
+    "to", [name for name, one in FORMATS.items() if one.takes is not documents]
+)
+def test_formats_of_rows_take_no_documents(to: str) -> None:
+    result = packer("export", "tokens", "--to", to, "-o", "o", "-q")
+    assert_error(result, 2, f"tokens: holds documents, and --to {to} is a format of rows")
+    assert nothing_at("o")
+
+
+@pytest.mark.usefixtures("tokens")
+def test_damage_in_documents() -> None:
+    rewrite("documents", lambda columns: columns["input_ids"].__setitem__(1, [3] * 10), "tokens")
+    result = packer("export", "tokens", "--to", "unpacked", "-o", "o", "-q")
+    name = arrow_file("documents", "tokens").name
+    assert_error(
+        result, 1, f"tokens/{name}: document 1: its content_hash is not that of its tokens"
+    )
+    assert nothing_at("o")
+
+
+# Rows in an even order: the same, even for processes that read them in turn
+
+
+LENGTH, HIDDEN = 256, 8
+SIZES = {"--ranks": 4, "--micro-batches": 3, "--batch-size": 2, "--hidden-size": HIDDEN}
+EVEN = ["--order", "even", *[text for pair in SIZES.items() for text in pair]]
+STEP = 4 * 3 * 2
+
+
+@pytest.fixture(scope="module")
+def even_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some 200 rows of log-normal documents, in several shards."""
+    folder = tmp_path_factory.mktemp("packed")
+    random = np.random.default_rng(5)
+    lengths = np.minimum(random.lognormal(3.0, 1.5, 1200).astype(int) + 2, 2000)
+    lines = (json.dumps({"input_ids": random.integers(1, 1 << 20, n).tolist()}) for n in lengths)
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    command = ["pack", folder / "data.jsonl", "-l", LENGTH, "-o", folder / "out", "-q"]
+    assert packer(*command, "--overlong", "split", "--unit-bytes", "100K").exit_code == 0
+    return folder / "out"
+
+
+def table_in(directory: Path, to: str, output: Path, *options: Any) -> dict[str, list[Any]]:
+    result = packer("export", directory, "--to", to, "--output", output, *options)
+    assert result.exit_code == 0, result.stderr
+    return table_of(output / "train" if to == "llamafactory" else output)
+
+
+def unevenness(costs: Any) -> float:
+    """The mean over steps of the costliest rank's cost and the mean rank's; whole steps only."""
+    whole = costs[: len(costs) // STEP * STEP].reshape(-1, 3, 4, 2)  # batch i is of rank i % 4
+    ranks = whole.sum(axis=(1, 3))
+    return float((ranks.max(axis=1) / ranks.mean(axis=1)).mean())
+
+
+@pytest.mark.parametrize("to", ["trl", "llamafactory"])
+def test_rows_are_the_same_in_an_even_order(even_rows: Path, tmp_path: Path, to: str) -> None:
+    stored, even = (table_in(even_rows, to, tmp_path / str(len(how)), *how) for how in ([], EVEN))
+    before, after = (list(zip(*table.values(), strict=True)) for table in (stored, even))
+    assert len(before) > 150
+    assert before != after
+    assert sorted(before) == sorted(after)
+    number = {str(row): at for at, row in enumerate(before)}
+    order = [number[str(row)] for row in after]
+    costs = squared_lengths(open_packed(even_rows)) + 6 * HIDDEN * LENGTH
+    assert unevenness(costs[order]) < 1.02 < 1.15 < unevenness(costs)
+
+
+def test_columns_go_along(even_rows: Path, tmp_path: Path) -> None:
+    found = []
+    for name, how in (("stored", []), ("even", EVEN)):
+        for to in ("numpy", "parquet"):
+            result = packer("export", even_rows, "--to", to, "--output", tmp_path / name / to, *how)
+            assert result.exit_code == 0, result.stderr
+        table = pq.read_table(tmp_path / name / "parquet").to_pylist()
+        ids = np.load(tmp_path / name / "numpy" / "input_ids.npy").tolist()
+        assert [row["input_ids"] for row in table] == ids
+        found.append(sorted(map(str, table)))
+    assert found[0] == found[1]
+    assert len(found[0]) == len(open_packed(even_rows))
+
+
+def next_fit(table: dict[str, list[Any]], capacity: int) -> list[list[int]]:
+    """Segments that axolotl puts into a bin, those without labels left out."""
+    bins: list[list[int]] = []
+    used = capacity
+    for number, labels in enumerate(table["labels"]):
+        if set(labels) == {-100}:
+            continue
+        if used + len(labels) > capacity:
+            bins.append([])
+            used = 0
+        bins[-1].append(number)
+        used += len(labels)
+    return bins
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_axolotl_cannot_but_make_the_rows_again(
+    even_rows: Path, tmp_path: Path, batch_size: int
+) -> None:
+    stored = table_in(even_rows, "axolotl", tmp_path / "stored")
+    options = ["--order", "even", "--ranks", 4, "--batch-size", batch_size, "--hidden-size", HIDDEN]
+    table = table_in(even_rows, "axolotl", tmp_path / "even", *options)
+    bins = next_fit(table, batch_size * LENGTH)
+    lengths = [[len(table["labels"][number]) for number in one] for one in bins]
+    assert {sum(one) for one in lengths[:-1]} == {batch_size * LENGTH}
+
+    def trained(table: dict[str, list[Any]]) -> list[Any]:
+        """Tokens and labels up to the last label: what padding follows is not trained on."""
+        found = []
+        for ids, labels in zip(table["input_ids"], table["labels"], strict=True):
+            last = max((k for k, one in enumerate(labels) if one != -100), default=0) + 1
+            found.append((ids[:last], labels[:last]))
+        return sorted(found)
+
+    assert trained(table) == trained(stored)
+    costs = (
+        np.array([sum(n * n for n in one) for one in lengths]) + 6 * HIDDEN * LENGTH * batch_size
+    )
+    ranks = costs[: len(costs) // 4 * 4].reshape(-1, 4)
+    assert (ranks.max(axis=1) / ranks.mean(axis=1)).mean() < 1.05

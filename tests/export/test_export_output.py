@@ -5,15 +5,11 @@ that a failure leaves nothing.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import pty
 import resource
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +20,7 @@ import pytest
 from altered import altered, unaltered
 from exporting import OF_PACKED, damage, nothing_at, table_of
 from owning import killed
+from showing import stderr_on_terminal
 from spoiling import edit
 from support import assert_error, contents, heavy, packer, packer_process, packer_script
 
@@ -39,17 +36,7 @@ packed -o file --to trl       | file: exists and is not a directory
 packed -o packed --to trl     | packed: lies in the directory
 packed -o packed/in --to trl  | packed/in: lies in
 packed -o / --to trl          | /: is a mount point
-packed -o s3://b/x --to trl   | --output: s3://b/x: a URL
 packed -o file://HERE/packed --to trl | packed: lies in the directory
-nowhere -o out --to trl       | nowhere: no such directory
-packed -o o --to unpacked EVEN        | --order even: rows of --to unpacked are not read in
-packed -o o --to packed EVEN          | --order even: rows of --to packed are not
-packed -o o --to megatron-bridge EVEN | --order even: rows of --to megatron-bridge are
-packed -o o --to packed               | packed: is packed, and no view
-packed -o o --to trl --ranks 4 --hidden-size 4          | --ranks needs --order even
-packed -o o --to trl --order even --ranks 8             | --ranks needs --hidden-size
-packed -o o --to trl --order even                       | --order even needs --ranks
-packed -o o --to trl --order even --ranks 999 --hidden-size 8 | 999 ranks x 1 micro-batch x 1 row
 """
 
 
@@ -60,8 +47,7 @@ def test_it_is_refused_and_nothing_is_written(small: Path, line: str) -> None:
     Path("file").touch()
     before = sorted(map(str, Path.cwd().rglob("*")))
     command, error = (part.strip() for part in line.split(" | "))
-    even = "--order even --ranks 1 --hidden-size 8"
-    command = command.replace("EVEN", even).replace("HERE", str(Path.cwd()))
+    command = command.replace("HERE", str(Path.cwd()))
     assert_error(packer("export", *command.split()), 2, error)
     assert sorted(map(str, Path.cwd().rglob("*"))) == before
 
@@ -247,18 +233,12 @@ def test_a_link_is_followed(small: Path) -> None:
 
 
 def test_progress_on_a_terminal_only(small: Path) -> None:
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    command = [packer_script(), "export", small, "--to", "trl", "-o"]
-    loud, silent = (
-        subprocess.run([*command, name, *more], stdout=-1, stderr=child, check=True, timeout=300)
-        for name, more in (("a", []), ("b", ["-q"]))
-    )
-    os.close(child)
-    shown = os.read(terminal, 1 << 16).decode()
-    os.close(terminal)
+    command = ["export", small, "--to", "trl", "-o"]
+    loud, shown = stderr_on_terminal(120, *command, "a")
     bars = [line for line in shown.split("\r\n") if "exporting: 100%" in line]
     assert len(bars) == 1  # however often it was drawn
+    silent = packer_process(*command, "b", "-q")
+    assert (silent.returncode, silent.stderr) == (0, b"")
     assert loud.stdout.decode() == silent.stdout.decode().replace("b: ", "a: ")
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_tokenizers
 from chats import chat_tokenizer, marked, pack_chat, positions, run
 from support import recover_documents
-from test_real_templates import TEMPLATES, fixed_date  # noqa: F401 a fixture
+from test_real_templates import TEMPLATES, fixed_date, loaded  # noqa: F401 a fixture
+from test_unshown_templates import TOOLS
 from transformers import PreTrainedTokenizerFast
 
 from packer_cli.records import MOST_TURNS
@@ -52,11 +52,6 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "assistant", "content": "No.", "reasoning_content": "so not"},
     ],
 ]
-TOOLS = [{"type": "function", "function": {
-    "name": "rain", "description": "whether it rains",
-    "parameters": {"type": "object", "properties": {
-        "city": {"type": "string", "description": "where"}}},
-}}]  # fmt: skip
 TALKS: list[dict[str, Any]] = [
     *({"messages": messages} for messages in CONVERSATIONS[1:]),
     {
@@ -103,10 +98,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(source: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(source / "tokenizer.json"),
-        bos_token=tiny_tokenizers.BOS, eos_token=tiny_tokenizers.EOS,
-    )  # fmt: skip
+    return loaded(source)
 
 
 def path_of(name: str) -> Path:

@@ -176,6 +176,22 @@ def test_the_cache(
     assert torch.equal(all_rows(), expected)
 
 
+@pytest.mark.parametrize(
+    ("fault", "limit"),
+    [("no answer from the beginning", "TIMEOUT_SECONDS"), ("a trickle", "_TOTAL_SECONDS")],
+)
+def test_requests_have_a_time_limit_of_packers_own(
+    packed: Path, fault: str, limit: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """For silence, and in all; and there are only so many requests."""
+    monkeypatch.setattr(storage, limit, 0.1)
+    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
+    with http_server.serving(packed) as server:
+        server.fault, server.first = FAULTS[fault], 1
+        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
+            PackedDataset(server.url, cache="cache")
+
+
 @pytest.mark.parametrize("answered", [0, 1, 2, 3])
 def test_ctrl_c_is_heard_while_a_server_is_waited_for(server: Server, answered: int) -> None:
     """Which asks to be asked again in a minute, of a look at the file, or of its content."""

@@ -1,4 +1,4 @@
-"""docs/migration.md: the calls in both columns of its tables give the same."""
+"""Pages of docs/ that need extras run, and both columns of docs/migration.md give the same."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import docs_runner
 import numpy as np
 import pytest
 import trl
@@ -97,3 +98,26 @@ def test_wrapped_rows() -> None:
     by_trl = trl.pack_dataset(documents, 64, strategy="wrapped")["input_ids"][:]
     assert by_trl[:-1] == theirs
     assert ours[-1][: len(by_trl[-1])] == by_trl[-1]
+
+
+# Pages that print what they show
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("page", "begin", "end"),
+    [
+        ("README.md", "### 1. Pack text", "## How data flows"),
+        ("docs/training.md", "", ""),
+        ("docs/carried.md", "", ""),
+        ("docs/python.md", "", ""),
+        ("docs/export.md", "", ""),
+    ],
+    ids=lambda value: Path(str(value)).name,
+)
+def test_a_page_runs_as_written(
+    monkeypatch: pytest.MonkeyPatch, page: str, begin: str, end: str
+) -> None:
+    docs_runner.prepare(monkeypatch)
+    docs_runner.run(docs_runner.page(page, begin, end), skip=["DIR"])

@@ -173,14 +173,18 @@ def packed(records: list[Json], path: Path, tokenizer: Path, *options: str) -> d
     return dict(zip(found, marked("out"), strict=True))
 
 
+def loaded(source: Path) -> PreTrainedTokenizerFast:
+    """What transformers makes of a tokenizer's folder."""
+    file = str(source / "tokenizer.json")
+    special = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
+    return PreTrainedTokenizerFast(tokenizer_file=file, **special)
+
+
 @pytest.mark.parametrize("name", further_as_heavy(ORIGINALS))
 def test_a_real_template(folder: Path, name: str) -> None:
     path, template = TEMPLATES[name], TEMPLATES[name].read_text(encoding="utf-8")
     source = chat_tokenizer(folder / "t", None)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(source / "tokenizer.json"),
-        bos_token=tiny_tokenizers.BOS, eos_token=tiny_tokenizers.EOS,
-    )  # fmt: skip
+    tokenizer = loaded(source)
     records = {key: accepted(tokenizer, key, template) for key in STRUCTURES}
     taken = {key: record for key, record in records.items() if record is not None}
     if not taken:
@@ -257,10 +261,7 @@ def test_labels_depend_on_the_record_alone(folder: Path, name: str) -> None:
     """In whatever order, and whoever packs it; and nothing of a turn's own prompt is trained on."""
     path, template = TEMPLATES[name], TEMPLATES[name].read_text(encoding="utf-8")
     source = chat_tokenizer(folder / "t", None)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(source / "tokenizer.json"),
-        bos_token=tiny_tokenizers.BOS, eos_token=tiny_tokenizers.EOS,
-    )  # fmt: skip
+    tokenizer = loaded(source)
     taken = [one for key in STRUCTURES if (one := accepted(tokenizer, key, template)) is not None]
     if not taken:
         pytest.skip("it takes no content that is a string")

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -161,16 +160,6 @@ def test_faults_for_a_while(
     S3FileSystem.clear_instance_cache()
 
 
-def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request has a timeout, and there are only so many."""
-    monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
-        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
-            PackedDataset(url, cache="cache")
-
-
 def test_an_s3_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package tries again by itself, and so do we, but not each try of the one for each of the
     other: 75 requests of 15 seconds.
@@ -197,34 +186,6 @@ def test_an_s3_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPatch)
     for connection in asked:
         connection.close()
     S3FileSystem.clear_instance_cache()
-
-
-def test_a_server_that_answers_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is never silent, and a request ends all the same."""
-    monkeypatch.setattr(storage, "_TOTAL_SECONDS", 1.0)
-    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
-
-    def answer(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            is_head = connection.recv(4096).startswith(b"HEAD")
-            connection.sendall(
-                b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n"
-            )
-            for _ in range(0 if is_head else 100):
-                connection.sendall(b" ")
-                time.sleep(0.05)
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                Thread(target=answer, args=server.accept()[:1], daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        Thread(target=serve, daemon=True).start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/out"
-        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout"):
-            PackedDataset(url, cache="cache")
-        server.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_view_stays_local(proxy: s3_server.Proxy) -> None:

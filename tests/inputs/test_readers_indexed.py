@@ -308,15 +308,6 @@ def test_no_documents_at_all() -> None:
     assert documents_packed() == {(2, 0): [1, 2]}
 
 
-def test_texts_and_ids_do_not_mix() -> None:
-    megatron("a")
-    Path("b.jsonl").write_text('{"text": "words"}\n')
-    result = packer("pack", "b.jsonl", "a.bin", "-l", 6, "-t", "bytes", "-o", "out")
-    assert_error(result, 1, "a.bin: holds tokens, b.jsonl holds text")
-    result = packer("pack", "a.bin", "b.jsonl", "-l", 6, "-q", "-o", "out")
-    assert_error(result, 1, "b.jsonl")
-
-
 @pytest.mark.parametrize("how", [["--update"], ["--update", "--checksum"]])
 def test_an_index_that_changes_changes_the_input(how: list[str]) -> None:
     megatron("a")

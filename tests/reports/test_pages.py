@@ -194,13 +194,6 @@ def test_json_goes_beside_a_page() -> None:
     assert_stands_alone(Path("page.html").read_bytes())
 
 
-def test_lines_for_each_input_are_not_in_a_page() -> None:
-    packed()
-    result = packer("stats", "out", "--html", "page.html", "--by", "input")
-    assert_error(result, 2, "--by does not go with --html without --json")
-    assert not Path("page.html").exists()
-
-
 PLACES = {
     "pages": "pages is a directory",
     "none/page.html": "none is no directory",

@@ -164,11 +164,6 @@ def test_sources_that_changed_since_they_were_tokenized(change: Any, message: st
     assert contents(".") == before
 
 
-def test_the_directory_of_tokens_is_for_recipes() -> None:
-    result = packer("plan", "web", "-l", 64, "--tokenized", "kept", "-q")
-    assert_error(result, 2, "--tokenized", "recipes with sources")
-
-
 def test_a_recipe_without_sources_is_planned_as_its_inputs_are() -> None:
     Path("one.toml").write_text('max_length = 64\ntokenizer = "bytes"\ninputs = ["web"]\n')
     plan = planned("one.toml")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spoiling import edit
+from chats import assistant, chat, pack_chat, user, write
+from spoiling import arrow_file, edit, rewrite, tokenize
 from support import assert_error, jsonl, pack, packer, shard_of
 from varied_results import write_carried
 
 from packer_cli.result.layout import short_name
+from packer_cli.result.manifest import OF_INPUTS
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -122,8 +124,6 @@ def test_min_utilization(packed: Path) -> None:
     result = packer("stats", "out", "--min-utilization", "0.82", "--json")
     assert json.loads(result.stderr)["error"] == message
     assert json.loads(result.stdout)["utilization"] == 0.8125
-    result = packer("stats", "out", "--min-utilization", "95")
-    assert_error(result, 2, "--min-utilization: 95 is not between 0 and 1")
 
 
 def test_by_input(packed: Path) -> None:
@@ -274,3 +274,189 @@ def test_figures_of_carried_columns_are_the_same_for_any_number_of_workers(folde
         made.append(Path(output, "manifest.json").read_bytes())
     assert made[0] == made[1]
     assert "carried" in made[0].decode()
+
+
+# What was truncated, dropped and left out as untrained, counted for each input
+
+
+LOSSES = [name for name in OF_INPUTS if name.split("_")[0] in ("truncated", "dropped", "untrained")]
+
+
+def losses(manifest: dict[str, Any]) -> list[dict[str, int]]:
+    """Of each input, those that are not 0, after a check that they add up to the totals."""
+    for name in LOSSES:
+        assert sum(one[name] for one in manifest["inputs"]) == manifest[name], name
+    return [{name: one[name] for name in LOSSES if one[name]} for one in manifest["inputs"]]
+
+
+def read_manifest() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path("out/manifest.json").read_bytes())
+    return content
+
+
+def write_texts(folder: Path) -> None:
+    """Documents of 16 tokens and less, and with EOS of 21 and 100 in a, of 31 in c."""
+    (folder / "a.jsonl").write_bytes(jsonl("a" * 20, "b" * 99, "c"))
+    (folder / "b.jsonl").write_bytes(jsonl("d" * 15, "e"))
+    (folder / "c.jsonl").write_bytes(jsonl("f" * 30, "g"))
+
+
+@pytest.mark.parametrize("what", ["truncated", "dropped"])
+def test_texts(folder: Path, what: str) -> None:
+    write_texts(folder)
+    policy = {"truncated": "truncate", "dropped": "drop"}[what]
+    manifest = pack("a.jsonl", "b.jsonl", "c.jsonl", "-l", 16, "--overlong", policy)
+    left = 16 if what == "truncated" else 0
+    assert losses(manifest) == [
+        {f"{what}_documents": 2, f"{what}_tokens": 121 - 2 * left},
+        {},
+        {f"{what}_documents": 1, f"{what}_tokens": 31 - left},
+    ]
+    assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--unit-bytes", 40]])
+def test_documents_of_tokenized_directories(folder: Path, options: list[object]) -> None:
+    """Whose batches mix documents of several inputs."""
+    write_texts(folder)
+    for name in ("a", "b", "c"):
+        assert packer("tokenize", f"{name}.jsonl", "-t", "bytes", "-o", name).exit_code == 0
+        (own,) = json.loads(Path(name, "manifest.json").read_bytes())["inputs"]
+        assert not own.keys() & {*LOSSES}
+    inputs = "a", "b", "c", "-o", "out"
+    assert packer("pack", *inputs, "-l", 16, "--overlong", "drop", *options).exit_code == 0
+    manifest = read_manifest()
+    assert losses(manifest) == [
+        {"dropped_documents": 2, "dropped_tokens": 121}, {},
+        {"dropped_documents": 1, "dropped_tokens": 31},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["best-fit", "wrap"])
+def test_untrained_documents(folder: Path, strategy: str) -> None:
+    write([chat(user("hi"), assistant("yes"))], "a.jsonl")
+    write([chat(user("hello")), chat(user("you")), chat(user("hi"), assistant("no"))], "b.jsonl")
+    inputs = [folder / "a.jsonl", folder / "b.jsonl"]
+    split = ["--force-split"] if strategy == "wrap" else []
+    manifest = pack_chat(inputs[0], inputs[1], "-l", 64, "--strategy", strategy, *split)
+    first, second = losses(manifest)
+    assert first == {}
+    assert (second["untrained_documents"], second["dropped_documents"]) == (2, 2)
+    assert second["untrained_tokens"] == second["dropped_tokens"] == manifest["dropped_tokens"]
+
+
+def test_conversations_whose_turns_are_left_out(folder: Path) -> None:
+    turns = [user("a" * 9), assistant("b" * 9)]
+    write([chat(*turns)], "a.jsonl")
+    write([chat(*turns * 20)], "b.jsonl")
+    manifest = pack_chat(
+        folder / "a.jsonl", folder / "b.jsonl", "-l", 100, "--overlong", "truncate-turns"
+    )
+    first, second = losses(manifest)
+    assert first == {}
+    assert second == {
+        "truncated_documents": 1, "truncated_tokens": manifest["truncated_tokens"]
+    }  # fmt: skip
+
+
+def test_stats_show_the_inputs_that_lost_something(folder: Path) -> None:
+    write_texts(folder)
+    pack("a.jsonl", "b.jsonl", "c.jsonl", "-l", 16, "--overlong", "drop")
+    lines = packer("stats", "out", "--by", "input").stdout.splitlines()
+    first = next(
+        i for i, line in enumerate(lines) if line.split() == ["dropped", "their", "tokens", "input"]
+    )
+    assert [line.split() for line in lines[first + 1 :] if line] == [
+        ["2", "121", "a.jsonl"], ["1", "31", "c.jsonl"],
+    ]  # fmt: skip
+    assert max(map(len, lines[first:])) <= 80
+    by_input = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)["by_input"]
+    assert [one["dropped_tokens"] for one in by_input] == [121, 0, 31]
+
+
+# Tokenized directories
+
+
+@pytest.fixture
+def tokenized(folder: Path) -> None:
+    """Documents of 6, 3, 3 and 41 tokens; an empty one and a bad record."""
+    (folder / "a.jsonl").write_bytes(jsonl("first", "ab") + b"{no\n" + jsonl("", "cd"))
+    (folder / "b.jsonl").write_bytes(jsonl("x" * 40))
+    tokenize(
+        "a.jsonl", "b.jsonl", "-t", "bytes", "-o", "out", "--on-error", "skip",
+        "--unit-bytes", 25, "--separator", "",
+    )  # fmt: skip
+
+
+def stats(*arguments: object) -> str:
+    result = packer("stats", "out", *arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
+    return str(result.stdout)
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_the_table_of_documents() -> None:
+    text = stats()
+    assert text.splitlines()[0] == "out"
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    written = f"{sum(path.stat().st_size for path in Path('out').glob('*.arrow')) / 1e3:.1f} kB"
+    for line in (
+        "made from 2 inputs, 118 bytes",
+        "records text; trained on: all",
+        f"documents 4 13.2 tokens each; {written} in 3 shards",
+        "tokens 53 49 trained on (92.45%)",
+        "empty 1 documents without a token, not packed",
+        "rejected 1 bad records, see rejected.jsonl",
+        "document length in tokens (documents)",
+    ):
+        assert line in lines, (line, text)
+    assert "--on-error skip" in text
+    bars = lines[lines.index("document length in tokens (documents)") + 1 :]
+    assert [bar.split()[:2] for bar in bars if bar] == [["2-3", "2"], ["4-7", "1"], ["32-63", "1"]]
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_documents_by_input_and_by_shard() -> None:
+    rows = [line.split() for line in stats("--by", "input").splitlines()[-3:]]
+    assert rows[0] == ["documents", "tokens", "empty", "rejected", "bytes", "input"]
+    assert [row[:4] + row[5:] for row in rows[1:]] == [
+        ["3", "12", "1", "1", "a.jsonl"], ["1", "41", "0", "0", "b.jsonl"]
+    ]  # fmt: skip
+    shards = [line.split() for line in stats("--by", "shard").splitlines()[-4:]]
+    assert shards[0] == ["documents", "tokens", "trained", "bytes", "shard"]
+    assert sum(int(row[0]) for row in shards[1:]) == 4
+    assert sum(int(row[1]) for row in shards[1:]) == 53
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_documents_as_json() -> None:
+    content = json.loads(stats("--json", "--by", "input"))
+    assert {key: content[key] for key in ("kind", "documents", "tokens", "trained_tokens")} == {
+        "kind": "tokenized", "documents": 4, "tokens": 53, "trained_tokens": 49
+    }  # fmt: skip
+    assert content["tokens_per_document"] == 13.25
+    assert content["bytes"] == sum(p.stat().st_size for p in Path("out").glob("*.arrow"))
+    assert sum(content["histograms"]["document_length"]) == 4
+    assert [one["documents"] for one in content["by_input"]] == [3, 1]
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_deep_recounts_documents() -> None:
+    assert stats("--deep").endswith("recounted from the shards: all figures agree\n")
+    edit(lambda manifest: manifest.update(trained_tokens=50))
+    result = packer("stats", "out", "--deep")
+    assert_error(
+        result, 1, "out: the shards and the manifest differ: trained_tokens: 49 in the shards, 50"
+    )
+    rewrite("index", lambda columns: columns["length"].__setitem__(0, 7))
+    name = arrow_file("index").name
+    assert_error(
+        packer("stats", "out", "--deep"), 1,
+        f"out/{name}: the sum of length is ",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("tokenized")
+def test_documents_have_no_utilization() -> None:
+    result = packer("stats", "out", "--min-utilization", 0.9)
+    assert_error(result, 2, "--min-utilization: out holds documents, which are not in rows yet")

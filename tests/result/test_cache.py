@@ -22,7 +22,7 @@ import pytest
 from disk import LocalStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import packer, random_ids
+from support import packer, random_ids, wait_for
 
 from packer_cli import open_packed, storage
 from packer_cli.errors import DataError, UsageError
@@ -128,7 +128,7 @@ def test_a_copy_of_a_killed_process_holds_no_lock(url: str) -> None:
             copy.with_suffix(".part").rename(copy)
             time.sleep(60)
             os._exit(0)
-        assert waited(copy.exists)
+        assert wait_for(copy.exists)
         os.kill(os.getpid(), signal.SIGKILL)
         return block
 
@@ -459,13 +459,6 @@ def test_processes_that_are_killed(packed: Path, url: str, place: Path) -> None:
     assert not [name for name in files() if name.endswith(".part")]
 
 
-def waited(what: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 30
-    while not what() and time.monotonic() < end:
-        time.sleep(0.01)
-    return what()
-
-
 def rows_of(result: CachedDirectory, first: int = 0, last: int | None = None) -> Any:
     """The rows of some shards, in their order."""
     ends = np.cumsum([0, *(shard.rows for shard in result.facts.shards)])
@@ -480,9 +473,9 @@ class TestForesight:
         fitting = int((np.cumsum([shard.bytes for shard in shards]) <= room).sum())
         assert 3 < fitting < len(shards)
         foresight.coming(rows_of(result))
-        assert waited(lambda: all(holds(result, number) for number in range(fitting)))
+        assert wait_for(lambda: all(holds(result, number) for number in range(fitting)))
         foresight.coming(rows_of(result, 2, fitting))
-        assert waited(lambda: not threads())
+        assert wait_for(lambda: not threads())
         assert all(holds(result, number) for number in range(fitting))
 
     def test_what_another_process_fetches_is_tried_again(self, url: str) -> None:
@@ -495,7 +488,7 @@ class TestForesight:
             time.sleep(0.2)
             assert threads()
             part.unlink()
-        assert waited(lambda: holds(result, 0))
+        assert wait_for(lambda: holds(result, 0))
 
     def test_a_copy_of_the_process_fetches_by_itself(self, packed: Path, url: str) -> None:
         """Threads and locks of the first process, in the middle of fetching, hold up nobody."""
@@ -525,7 +518,7 @@ class TestForesight:
         child.start()
         assert joined([child]) == [7]
         go_on.set()
-        assert waited(lambda: not threads())
+        assert wait_for(lambda: not threads())
 
     def test_a_word_about_what_is_fetched_often(self, url: str) -> None:
         result = opened(url, 110_000)
@@ -540,4 +533,4 @@ def threads() -> list[str]:
 @pytest.fixture(autouse=True)
 def _no_thread_stays() -> Iterator[None]:
     yield
-    assert waited(lambda: not threads())
+    assert wait_for(lambda: not threads())

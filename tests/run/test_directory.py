@@ -209,9 +209,6 @@ def test_a_run_that_loses_too_much_is_marked_incomplete(folder: Path) -> None:
         assert packer(*command, "--overwrite", "--max-loss", much).exit_code == 0
         assert check_directory("out")["truncated_tokens"] == 4
     assert not Path("out/manifest.incomplete.json").exists()
-    for none in ("-0.1", "1.5"):
-        refused = packer(*command, "--max-loss", none)
-        assert_error(refused, 2, f"--max-loss: {none} is not between 0 and 1")
 
 
 def test_an_update_looks_at_what_is_lost_when_nothing_is_new(folder: Path) -> None:

@@ -289,8 +289,6 @@ def test_too_many_bad_records(inputs: Path) -> None:
     assert not Path("out/manifest.json").exists()
     assert packer(*command, "--max-errors", "3%").exit_code == 0  # all is packed already
     assert json.loads(Path("out/manifest.json").read_bytes())["rejected_records"] == 22
-    alone = packer(*arguments("other", "--max-errors", "3"))
-    assert_error(alone, 2, "--max-errors needs --on-error skip")
 
 
 def test_what_was_being_put_in_place_is_not_replaced(replacing: Path) -> None:

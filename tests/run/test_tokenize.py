@@ -23,7 +23,6 @@ from support import (
     jsonl,
     packer,
     random_texts,
-    recover_documents,
 )
 from tokenizing import batches_in, check_tokenized, documents_in, texts_in, tokenize, trained_of
 
@@ -53,14 +52,6 @@ def test_documents_in_their_order(name: str) -> None:
     if name == "a.parquet":
         assert [place for _, place, *_ in documents_in("tokens")] == [0, 2, 3, 4]
     assert all(ids[-1] == BYTES_EOS for _, _, ids, _ in documents_in("tokens"))
-
-
-def test_documents_are_those_that_are_packed(texts: list[str]) -> None:
-    tokenize("a.jsonl", "b.jsonl")
-    assert packer("pack", "a.jsonl", "b.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out")
-    packed = recover_documents("out")
-    found = {(file, place): ids for file, place, ids, _ in documents_in("tokens")}
-    assert {place: ids.tolist() for place, ids in packed.items()} == found
 
 
 @pytest.mark.parametrize(

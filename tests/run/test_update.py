@@ -342,15 +342,6 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
                 "use the name", all_of(link("link.jsonl"), put("a", "changed"))),
         Refused("link.jsonl --update", "link.jsonl: is a.jsonl in the result", "use the name"),
     ],
-    "what does not go together": [
-        Refused("c --add --prune", "--add does not go with --prune"),
-        Refused("c --add --overwrite", "--add does not go with --overwrite"),
-        Refused("c --prune", "--prune needs --update"),
-        Refused("c --checksum", "--checksum needs --update"),
-        Refused("a b --update --overwrite", "--update does not go with --overwrite"),
-        Refused("c --add --rank 0 --world-size 2", "--rank: does not"),
-        Refused("c --add -o memory://out", "--add: memory://out: a URL"),
-    ],
 }  # fmt: skip
 
 

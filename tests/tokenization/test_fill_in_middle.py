@@ -150,8 +150,6 @@ def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens, policy: str) 
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--fim-rate", 2], ["--fim-rate", "between 0 and 1"]),
-        (["--fim-spm-rate", 0.1], ["--fim-spm-rate needs --fim-rate"]),
         (["--fim-rate", 1, "--fim-tokens", "[P],[S]"], ["[P],[S] are not three different"]),
         (["--fim-rate", 1, "--fim-tokens", "[P],[S],[M]"], ["'[P]' is not a token of its own"]),
         (["--fim-rate", 1, "-t", "bytes"], ["tokenizer bytes", "found none that packer knows"]),

@@ -16,16 +16,12 @@ import tiny_tokenizers
 from forging import Result
 from spoiling import arrow_file, edit, flip, rewrite, tokenize
 from support import assert_error, jsonl, packer, shard_of
-from verifying import assert_sound, changed, problems
+from verifying import CHAT, assert_sound, changed, problems
 
 from packer_cli.result.shard_writer import content_hashes
 
 pytestmark = pytest.mark.usefixtures("folder")
 
-CHAT = "".join([
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}",
-    "{% if add_generation_prompt %}<assistant>{% endif %}",
-])  # fmt: skip
 TEXTS = [f"{'text' * (i % 7)} number {i}" for i in range(40)]
 
 
@@ -134,21 +130,6 @@ def test_a_column_whose_name_is_no_text() -> None:
     result.write(name, result.read(name).replace(b"input_ids", b"input\xffids"))
     result.save()
     assert f"out: {name}: not a readable shard: " in "".join(problems())
-
-
-@pytest.mark.usefixtures("tokenized")
-def test_files_that_are_cut_gone_or_foreign() -> None:
-    data = arrow_file("documents").read_bytes()
-    arrow_file("documents").write_bytes(data[:-8])
-    text = f"has {len(data) - 8} bytes, the manifest says {len(data)}"
-    assert problems() == [f"out: {arrow_file('documents').name}: {text}"]
-    arrow_file("documents").write_bytes(data)
-    name = arrow_file("index").name
-    arrow_file("index").rename("kept")
-    assert problems() == [f"out: {name}: is missing"]
-    Path("kept").rename(f"out/{name}")
-    Path("out/more.txt").touch()
-    assert problems() == ["out: more.txt: a foreign file: the manifest does not list it"]
 
 
 def set_at(column: str, at: int, value: Any) -> Callable[[dict[str, list[Any]]], None]:

@@ -1,0 +1,261 @@
+"""Results as readers have them: rows by number, their figures, and the manifest."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from disk import LocalStore
+from forging import Result
+from hypothesis import given
+from hypothesis import strategies as st
+from support import assert_error, contents, jsonl, pack, packer, random_ids, squared_lengths_by_hand
+from varied_results import texts
+
+from packer_cli import open_packed
+from packer_cli.errors import DataError
+from packer_cli.result.cached import Cache, open_cached
+from packer_cli.result.layout import SQUARED_LENGTHS
+from packer_cli.result.manifest import load
+from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_header
+
+PAIRS = [
+    {"prompt": "a" * (n % 7), "chosen": "b" * (n % 5 + 1), "rejected": "c" * (n % 3 + 1)}
+    for n in range(120)
+]
+FORMS: dict[str, list[object]] = {
+    "plain": ["-l", 64],
+    "all columns": ["-l", 64, "--position-ids", "--segment-multiple", 8, "--label-shift", "pre"],
+    "few columns": ["-l", 64, "--columns", "input_ids,cu_seqlens"],
+    "pairs": ["-l", 64, "--shape", "preference", "-t", "bytes"],
+}
+
+
+class Store(LocalStore):
+    protocol = "rows"
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def results(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[PackedDirectory]:
+    """A packed directory, itself through a URL, and where there is one a view of the same rows."""
+    folder = tmp_path_factory.mktemp("results")
+    data, options = folder / "data.jsonl", [*FORMS[request.param], "-q"]
+    pairs = request.param == "pairs"
+    data.write_text("\n".join(map(json.dumps, PAIRS)) if pairs else random_ids(300, longest=90))
+    of_documents = ["--shape", "preference", "-t", "bytes"] if pairs else []
+    done = packer("tokenize", data, "-o", folder / "tokens", "-q", *of_documents)
+    assert done.exit_code == 0, done.stderr
+    options = [one for one in options if one not in of_documents]
+    for name, more in (("out", []), ("view", ["--view"])):
+        done = packer("pack", folder / "tokens", "-o", folder / name, *options, *more)
+        if "--columns" in options and more:
+            continue
+        assert done.exit_code == 0, done.stderr
+    fsspec.register_implementation("rows", Store, clobber=True)
+    remote = open_cached(f"rows://{folder / 'out'}", Cache(folder / "cache"))
+    views = [open_packed(folder / "view")] if (folder / "view/manifest.json").exists() else []
+    return [open_packed(folder / "out"), remote, *views]
+
+
+def all_rows(packed: PackedDirectory) -> Any:
+    batches = [batch for shard in packed.facts.shards for batch in packed.batches(shard)]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+@given(st.data())
+def test_rows_in_any_order(results: list[PackedDirectory], data: st.DataObject) -> None:
+    expected = all_rows(results[0])
+    numbers = data.draw(st.lists(st.integers(0, expected.num_rows - 1), min_size=1, max_size=40))
+    names = data.draw(st.none() | st.lists(st.sampled_from(expected.schema.names), min_size=1))
+    wanted = expected.take(pa.array(numbers))
+    if names is not None:
+        wanted = wanted.select([name for name in expected.schema.names if name in names])
+    for packed in results:
+        taken = packed.take(np.array(numbers), names)
+        taken.validate(full=True)
+        assert taken.equals(wanted)
+        assert taken.schema.metadata == expected.schema.metadata
+
+
+def test_a_negative_row(results: list[PackedDirectory]) -> None:
+    for packed in results:
+        with pytest.raises(IndexError, match="row -1 of"):
+            packed.take(np.array([0, -1]))
+
+
+def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
+    Path("data.jsonl").write_text(random_ids(20))
+    assert packer("pack", "data.jsonl", "-l", 64, "-o", "out", "-q").exit_code == 0
+    packed = open_packed("out")
+    columns = (*packed.facts.config.columns, "position_ids")
+    object.__setattr__(packed.facts.config, "columns", columns)
+    with pytest.raises(DataError, match=r"has the columns .*, not .*, position_ids"):
+        packed.take(np.array([0]))
+
+
+# squared_lengths.npy, as it is written and read
+
+
+def with_side_file(content: Any) -> Path:
+    """With another file of that name, as its manifest says."""
+    path, result = Path("out", SQUARED_LENGTHS), Result("out")
+    if not isinstance(content, bytes):
+        np.save(path, content)
+        content = path.read_bytes()
+    result.write(SQUARED_LENGTHS, content)
+    result.manifest["side_files"][SQUARED_LENGTHS] = ""
+    result.save()
+    return path
+
+
+def some_rows() -> list[int]:
+    Path("a.jsonl").write_bytes(jsonl(*texts(0, 60)))
+    pack("a.jsonl", "-l", 64)
+    return squared_lengths_by_hand("out")
+
+
+def test_they_are_mapped(folder: Path) -> None:
+    """`check_directory` compares them with the rows of every result."""
+    expected = some_rows()
+    sums = squared_lengths(open_packed("out"))
+    assert (sums.dtype, sums.tolist()) == (np.int64, expected)
+    assert not sums.flags.owndata
+    assert not sums.flags.writeable
+
+
+@pytest.mark.parametrize("rows", [1, 9, 12345, 1 << 53])
+def test_the_header_is_numpys_own(folder: Path, rows: int) -> None:
+    with open("x.npy", "wb") as file:
+        facts = {"descr": "<i8", "fortran_order": False, "shape": (rows,)}
+        np.lib.format.write_array_header_1_0(file, facts)
+    assert Path("x.npy").read_bytes() == squares_header(rows)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda sums: sums[:-1],
+        lambda sums: sums.astype(np.float64),
+        lambda sums: sums.astype(">i8"),
+        lambda sums: sums[:, None],
+        lambda sums: squares_header(len(sums)) + bytes(7),
+        lambda sums: b"",
+        lambda sums: bytes(128) + sums.tobytes(),
+    ],
+)
+def test_a_file_of_another_size_or_type_is_an_error(folder: Path, changed: Any) -> None:
+    sums = np.array(some_rows())
+    path = with_side_file(changed(sums))
+    with pytest.raises(DataError) as error:
+        squared_lengths(open_packed("out"))
+    expected = f"{path}: is no array of numpy's format 1.0, <i8[{len(sums)}] in "
+    assert error.value.message.startswith(expected)
+    assert "pack the data again" in error.value.tip
+
+
+def test_a_file_that_is_not_the_manifests_is_an_error(folder: Path) -> None:
+    sums = np.array(some_rows())
+    path = with_side_file(sums)
+    sums[0] += 1
+    np.save(path, sums)
+    with pytest.raises(DataError, match=r"its sha256 is .*, the manifest says") as error:
+        squared_lengths(open_packed("out"))
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in error.value.message
+    path.unlink()
+    with pytest.raises(DataError, match=f"{path}: cannot read: No such file or directory"):
+        squared_lengths(open_packed("out"))
+
+
+def test_the_file_of_a_result_that_took_the_place_is_not_taken_for_this_ones(folder: Path) -> None:
+    with_side_file(np.array(some_rows()))
+    packed = open_packed("out")
+    Path("a.jsonl").write_bytes(jsonl(*texts(9, 69)))
+    pack("a.jsonl", "-l", 64, "--overwrite")
+    with pytest.raises(DataError, match="was replaced by another result while it was read"):
+        squared_lengths(packed)
+
+
+# The manifest: typed, with all that a newer packer has added to it
+
+
+ADDED = {"since": "0.9", "more": [1, None, {"x": 0.5}]}
+
+
+@pytest.fixture
+def newer(folder: Path) -> dict[str, Any]:
+    """The manifest of `out`, as a packer that says more has written it."""
+    (folder / "a.jsonl").write_bytes(jsonl(*(f"text {i}" for i in range(20))))
+    pack("a.jsonl", "-l", 16, "--balance", "attention", "--unit-bytes", 60)
+    result = Result("out")
+    manifest = result.manifest
+    places = [manifest, manifest["config"], manifest["tokenizer"], manifest["histograms"]]
+    places += [manifest["attention_cost"], manifest["attention_cost"]["after"]]
+    places += [one for name in ("inputs", "units", "shards") for one in manifest[name]]
+    for place in places:
+        items = list(place.items())
+        place.clear()
+        place.update(dict([*items[:1], ("added", ADDED), *items[1:]]))  # not at the end
+    result.save()
+    manifest: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
+    return manifest
+
+
+def test_what_a_newer_packer_says_is_kept(newer: dict[str, Any]) -> None:
+    assert open_packed("out").manifest == newer
+    content = json.loads(packer("stats", "out", "--json", "--by", "shard").stdout)
+    for name in ("config", "tokenizer", "histograms"):
+        assert content[name] == newer[name]
+    assert content["by_shard"] == newer["shards"]
+    content = json.loads(packer("stats", "out", "--json", "--by", "input").stdout)
+    assert content["by_input"] == newer["inputs"]
+
+
+def test_and_keeps_nothing_from_being_used(newer: dict[str, Any]) -> None:
+    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
+    assert result.exit_code == 0, result.stdout
+    for command in (("stats", "out", "--deep"), ("show", "out", "0"),
+                    ("export", "out", "--to", "trl", "-o", "e", "-q")):  # fmt: skip
+        assert packer(*command).exit_code == 0, command
+    # the checksum covers what was added: without it, nobody knows whose the files are
+    again = packer("pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q")
+    assert again.exit_code == 0, again.stderr
+    assert "added" not in contents("out")["manifest.json"].decode()
+
+
+def test_an_edit_of_what_was_added_is_seen(newer: dict[str, Any]) -> None:
+    path = Path("out/manifest.json")
+    path.write_text(path.read_text().replace('"since":"0.9"', '"since":"0.8"', 1))
+    again = packer("pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q")
+    assert_error(again, 2, "manifest.json: was edited, so it does not say which files")
+
+
+def test_it_is_typed(newer: dict[str, Any]) -> None:
+    manifest = load("out")
+    assert manifest.config.max_length == newer["config"]["max_length"] == 16
+    assert [shard.file for shard in manifest.shards] == [one["file"] for one in newer["shards"]]
+    assert manifest.inputs[0].path == "a.jsonl"
+    assert manifest.document == newer
+
+
+def test_shards_are_read_by_either_name(newer: dict[str, Any]) -> None:
+    packed = open_packed("out")
+    for typed, plain in zip(packed.facts.shards, packed.manifest["shards"], strict=True):
+        assert list(packed.batches(typed)) == list(packed.batches(plain))
+
+
+def test_it_goes_to_other_processes_whole(newer: dict[str, Any]) -> None:
+    packed = open_packed("out")
+    for again in (pickle.loads(pickle.dumps(packed)), copy.deepcopy(packed)):  # noqa: S301 ours
+        assert again.manifest == newer
+        assert again.facts == packed.facts
+        assert len(again) == len(packed)
