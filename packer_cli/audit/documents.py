@@ -36,7 +36,7 @@ _LOOK_TOKENS, _LOOK_ROWS = 1 << 21, 1 << 14
 _FEWEST = 4  # documents, of which something can be plain
 _PLAIN = 0.5  # share of documents
 _RARE = 0.2  # of its places that a token has at the ends of documents, if it marks them
-NEARLY, _MOSTLY = 0.9, 0.75
+NEARLY, _MOSTLY, _NEARLY_ALL = 0.9, 0.75, 0.95
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
 _ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
 _MANY = 32  # documents of a kind
@@ -438,27 +438,28 @@ def _mode(tokens: npt.NDArray[Any]) -> tuple[int, float]:
 
 
 def _ending(b: Batch) -> Habits:
-    """EOS by the ends of documents that are not cut. Behind it may be a line end, which is
-    everywhere, or what is never trained.
+    """EOS by the ends of documents that are not cut: the token with which most end, or the one
+    before it, if that is a line end: it is often elsewhere, and nearly always behind the other.
     """
-    stops, found = b.ends[~b.full & (b.ends - b.begins > 1)], list[tuple[bool, int, int, int]]()
+    stops = b.ends[~b.full & (b.ends - b.begins > 1)]
     if b.habits.eos is not None:  # by the tokenizer: do documents end with it, or one place before?
         return replace(b.habits, tail=_tail(b, stops, b.habits.eos))
-    alone = b.ids[b.stops[b.ends < b.stops] - 1]  # targets, which may be any token
-    for tail in (0, 1) if len(stops) >= _FEWEST else ():
-        places = stops - 1 - tail
-        token, share = _mode(b.ids[places])
-        everywhere = int((b.ids == token).sum() - (alone == token).sum())
-        places = places[b.ids[places] == token]
-        if share >= _PLAIN and len(places) >= _RARE * everywhere:
-            is_trained = not b.set_.says_what_is_trained or bool(b.trained[places].any())
-            at_ends = int((b.ids[np.maximum(b.ends - 1 - tail, b.begins)] == token).sum())
-            found.append((not is_trained, everywhere - at_ends, tail, token))
-    if not found:
+    if len(stops) < _FEWEST:
         return b.habits
-    *_, tail, token = min(found)
+    real = b.inside.copy()
+    real[b.stops[b.ends < b.stops] - 1] = False  # targets alone, which may be any token
+    found = list[tuple[int, Bool, int]]()
+    for tail in (0, 1):
+        token, _ = _mode(b.ids[stops - 1 - tail])
+        has = (b.ids[stops - 1] == token) | (b.ids[stops - 2] == token)
+        found.append((token, has, int(((b.ids == token) & real).sum())))
+    (_, has, everywhere), (_, has_before, _) = found
+    is_line_end = everywhere >= 2 * len(stops) and _share(has_before[has]) >= _NEARLY_ALL
+    token, has, everywhere = found[_share(has) < _PLAIN or is_line_end]
+    if _share(has) < _PLAIN or has.sum() < _RARE * everywhere:
+        return b.habits
     b.habits.told["EOS"] = f"{token}, with which documents end"
-    return replace(b.habits, eos=token, tail=tail or _tail(b, stops, token))
+    return replace(b.habits, eos=token, tail=_tail(b, stops, token))
 
 
 def _tail(b: Batch, stops: Int64, eos: int) -> int:

@@ -9,19 +9,24 @@ import json
 import lzma
 import random
 from pathlib import Path
+from typing import Any
 
+import audited as written
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers
 from audited import (
+    BOS,
     DEFECTS,
     EOS,
     FIRST,
     IDS,
     LENGTH,
     LINE,
+    MARK,
+    PAD,
     Sets,
     audited,
     bridge,
@@ -180,6 +185,29 @@ def test_documents_of_two_kinds_end_in_two_ways(
     trl(sets, tmp_path / "set")
     report = audited(tmp_path / "set", "--max-length", LENGTH)
     assert found(report) == ({rule: 1} if rule else {})
+
+
+@pytest.mark.parametrize("pad", [PAD, EOS])
+@pytest.mark.parametrize("write", [trl, parquet, bridge])
+@pytest.mark.parametrize("chats", [0, 1, 5])
+def test_eos_of_texts_with_line_ends_beside_chats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pad: int, write: Any, chats: int
+) -> None:
+    """EOS also ends turns and fills rows; the line end before that of texts is nowhere else."""
+    monkeypatch.setattr(written, "PAD", pad)
+    sets, random_ = conversations(1), random.Random(1)
+    for number, (_, one) in enumerate(sets.documents()):
+        if number % 10 < chats:
+            turns = [at for at, token in enumerate(one.ids) if token == MARK]
+            for at in turns[1:]:  # in place of the last word, so that rows stay as long
+                one.ids[at - 1] = EOS
+        else:
+            words = [random_.randrange(FIRST, IDS) for _ in one.ids[3:]]
+            one.ids[:] = [BOS, *words, IDS + 1, EOS]
+            one.trained[:] = [False] + [True] * (len(one.ids) - 1)
+    write(sets, tmp_path / "set")
+    assert "EOS          2, with which documents end" in packer("audit", tmp_path / "set").stdout
+    assert {*found(audited(tmp_path / "set"))} <= {"all-trained"}
 
 
 @pytest.mark.parametrize("ending", [[], [300]])
