@@ -241,7 +241,7 @@ def untrained_row(b: Batch, memory: Memory) -> Int64:
 
 
 def untrained_document(b: Batch, memory: Memory) -> Int64:
-    least = 2 + b.set_.meaning.spare  # tokens, of which one can have a label
+    least = 2 + b.spare  # tokens, of which one can have a label
     wrong = (b.counted[b.stops] == b.counted[b.begins]) & (b.sizes >= least)
     wrong &= b.by_row(b.counted)[b.row_of] > 0
     if "segments" in b.set_.names:  # the other pieces may have labels
@@ -402,7 +402,7 @@ def overlap(b: Batch, memory: Memory) -> Int64:
         own = content.removeprefix(bos)
         if _goes_on(before, own, width):
             found.append(row)
-        before = own[: len(own) - b.set_.meaning.spare * width]
+        before = own[: len(own) - b.spare * width]
         if b.habits.tail and before[:-width].endswith(eos):
             before = before[:-width]
         while eos and before.endswith(eos):

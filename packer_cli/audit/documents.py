@@ -99,7 +99,8 @@ class Batch:
     inside          bool[T], whether a place is in a document, or padding
     told            where documents begin by each column that tells
     begins, stops   int64[d], of documents, in ascending order; `sizes`: tokens of each, 1 or more
-    ends            int64[d], `stops` without what is a target alone
+    spare           tokens of each document that are targets alone and padding, 0 or 1
+    ends            int64[d], `stops` without these
     row_of, lasts   int64[d], bool[d], the row of each, and whether it is the last there
     begun           bool[d]: False for a piece whose document began before
     ended, last     bool[d], whether it ends with EOS, and int64[d], its place; or the last token's
@@ -139,15 +140,16 @@ class Batch:
         )
         self.contents = [data[begin:stop] for begin, stop in places]
         self.filled: Int64 = self.used - self.offsets[:-1]
-        spare = set_.meaning.spare
-        self.lengths = self.filled - spare * np.bincount(self.row_of, minlength=self.rows)
+        alone = set_.meaning.spare * np.bincount(self.row_of, minlength=self.rows)
+        self.lengths = self.filled - alone
         is_full = habits.flows | (self.lengths[self.row_of] == (habits.length or -1))
         self.full: Bool = self.lasts & is_full
         start = raw.columns.get("segments.start", Column(_NONE, _NONE)).values
         self.begun: Bool = start[keep] == 0 if len(start) == len(keep) else self.sizes > 0
         if habits.flows:
             self.begun &= ~np.isin(begins, self.offsets)
-        self.ends: Int64 = np.maximum(stops - spare, begins + 1)
+        self.spare = set_.meaning.spare if habits.pad is not None else 0
+        self.ends: Int64 = np.maximum(stops - self.spare, begins + 1)
         before = np.maximum(self.ends - 1 - habits.tail, begins)
         is_tailed = (ids[self.ends - 1] != habits.eos) & (ids[before] == habits.eos)
         self.last: Int64 = np.where(is_tailed, before, self.ends - 1)
@@ -157,11 +159,11 @@ class Batch:
             tails = ids[np.maximum(self.ends[:, None] - np.arange(len(other), 0, -1), 0)]
             self.bare &= (tails != np.array(other)).any(axis=1)
         self.trained = _trained(raw, set_.meaning.shift)
-        if spare:  # nothing predicts it
+        if set_.meaning.spare:  # nothing predicts it
             self.trained[begins] = False
         self.counted = offsets_of(self.trained)
         trained = self.counted[stops] - self.counted[begins + 1]
-        self.masked: Int64 = self.sizes - 1 - spare - trained
+        self.masked: Int64 = self.sizes - 1 - self.spare - trained
 
     def by_row(self, counts: Int64) -> Int64:
         """int64[r], of counts int64[T + 1] of something before each place, what rows have of it."""
@@ -192,13 +194,16 @@ def _documents(
         after = np.flatnonzero(ids == habits.eos) + 1 + habits.tail
         begins, stops = _stretches(flags, after, offsets)
     else:
-        begins, stops = _reach(flags, offsets)
+        begins, stops = _reach(flags, offsets[:-1], offsets[1:])
     if habits.pad is None or real is not None:
         return begins, stops
-    ends = _reach(ids != habits.pad, offsets)[1]
-    if habits.pad == habits.eos:  # the first of it is the end of a document
-        ends = np.minimum(ends + 1, offsets[1:])
-    most = ends[np.searchsorted(offsets, begins, side="right") - 1]
+    spare = set_.meaning.spare
+    padded = (begins, stops) if spare else (offsets[:-1], offsets[1:])
+    most = _reach(ids != habits.pad, *padded)[1]
+    # the first of it is the end of a document, if it is EOS
+    most = np.minimum(most + spare + (habits.pad == habits.eos), padded[1])
+    if not spare:
+        most = most[np.searchsorted(offsets, begins, side="right") - 1]
     return np.minimum(begins, most), np.minimum(stops, most)
 
 
@@ -232,7 +237,7 @@ def _told(raw: Raw, set_: Set, real: Bool | None) -> dict[str, tuple[Int64, Int6
         elif name == "position_ids":  # LLaMA-Factory's padding has position 0
             flags = real
             if flags is None:
-                ends = _reach(values != 0, offsets)[1] - offsets[:-1]
+                ends = _reach(values != 0, offsets[:-1], offsets[1:])[1] - offsets[:-1]
                 flags = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets)) < (
                     np.repeat(ends, np.diff(offsets))
                 )
@@ -300,16 +305,16 @@ def _stretches(real: Bool, edges: Int64, offsets: Int64) -> tuple[Int64, Int64]:
     return cuts[:-1][keep], cuts[1:][keep]
 
 
-def _reach(flags: Bool, offsets: Int64) -> tuple[Int64, Int64]:
-    """int64[r] each, from the first place of each row with a flag to behind the last one; the
-    row's begin, where it has none.
+def _reach(flags: Bool, begins: Int64, stops: Int64) -> tuple[Int64, Int64]:
+    """int64[n] each, from the first place with a flag of each stretch to behind the last one; its
+    begin, where it has none.
     """
     places = np.flatnonzero(flags)
-    edges = np.searchsorted(places, offsets)
-    has = np.diff(edges) > 0
-    begins, stops = offsets[:-1].copy(), offsets[:-1].copy()
-    begins[has], stops[has] = places[edges[:-1][has]], places[edges[1:][has] - 1] + 1
-    return begins, stops
+    first, end = np.searchsorted(places, begins), np.searchsorted(places, stops)
+    has = end > first
+    reached, left = begins.copy(), begins.copy()
+    reached[has], left[has] = places[first[has]], places[end[has] - 1] + 1
+    return reached, left
 
 
 def _trained(raw: Raw, shift: str) -> Bool:
@@ -412,6 +417,8 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
 def _padding(habits: Habits, raw: Raw, set_: Set) -> Habits:
     """Padding by its place: at the ends of rows that are all as long, stretches of one token."""
     without, (ids, offsets) = replace(habits, pad=None), raw.columns["input_ids"]
+    if set_.meaning.spare:
+        return _spare(without, raw, set_)
     if {*LISTED} & {*set_.names} or habits.masked or set_.documents:
         return without
     lengths = np.diff(offsets)
@@ -425,7 +432,30 @@ def _padding(habits: Habits, raw: Raw, set_: Set) -> Habits:
     if habits.pad is None and float((lengths == habits.length).mean()) < NEARLY:
         return habits  # rows of several lengths are not padded
     habits.told["padding"] = f"{token}, which fills the ends of rows"
-    return replace(habits, pad=token)
+    return _filled(replace(habits, pad=token), raw, set_, offsets[:-1], offsets[1:])
+
+
+def _spare(habits: Habits, raw: Raw, set_: Set) -> Habits:
+    """Padding of documents that each end with a target which is not trained, and perhaps more."""
+    begins, stops = next(iter(_told(raw, set_, None).values()))
+    begins, stops = begins[stops > begins], stops[stops > begins]
+    token, share = _mode(raw.columns["input_ids"].values[stops - 1])
+    if share < NEARLY or _trained(raw, set_.meaning.shift)[stops - 1].any():
+        return habits
+    habits.told["padding"] = f"{token}, with which documents are filled up"
+    return _filled(replace(habits, pad=token), raw, set_, begins, stops)
+
+
+def _filled(habits: Habits, raw: Raw, set_: Set, begins: Int64, stops: Int64) -> Habits:
+    """Habits of a set whose stretches are filled up with padding: it is EOS if the first of it is
+    trained.
+    """
+    first = _reach(raw.columns["input_ids"].values != habits.pad, begins, stops)[1]
+    trained = _trained(raw, set_.meaning.shift)[first[first < stops - set_.meaning.spare]]
+    if habits.eos is not None or _share(trained) < _PLAIN:
+        return habits
+    habits.told["EOS"] = f"{habits.pad}, with which documents end"
+    return replace(habits, eos=habits.pad)
 
 
 def _mode(tokens: npt.NDArray[Any]) -> tuple[int, float]:
@@ -456,7 +486,9 @@ def _ending(b: Batch) -> Habits:
     (_, has, everywhere), (_, has_before, _) = found
     is_line_end = everywhere >= 2 * len(stops) and _share(has_before[has]) >= _NEARLY_ALL
     token, has, everywhere = found[_share(has) < _PLAIN or is_line_end]
-    if _share(has) < _PLAIN or has.sum() < _RARE * everywhere:
+    # where padding is told by its place alone, it may be EOS
+    least = _PLAIN if b.habits.pad is None else NEARLY
+    if _share(has) < least or has.sum() < _RARE * everywhere:
         return b.habits
     b.habits.told["EOS"] = f"{token}, with which documents end"
     return replace(b.habits, eos=token, tail=_tail(b, stops, token))

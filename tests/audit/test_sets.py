@@ -267,6 +267,44 @@ def test_the_target_alone_of_an_export_is_no_end(tokenizer: str) -> None:
         assert "no-eos" not in report["not_applied"]
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", "own"])
+@pytest.mark.parametrize("multiple", [8, 64])
+@pytest.mark.usefixtures("folder")
+def test_padding_between_segments_of_an_export_is_no_text(tokenizer: str, multiple: int) -> None:
+    """It is most of the tokens, it may be EOS, and it is not what documents end with."""
+    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
+    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
+    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
+    command = ["pack", "a.jsonl", "-l", 128, "-t", tokenizer, "--segment-multiple", multiple]
+    assert packer(*command, "-q", "-o", "rows").exit_code == 0
+    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    for options in ([], ["-t", tokenizer]):
+        report = audited("out", *options)
+        own = found(report)
+        own.pop("duplicate-rows", None)
+        assert own == {}
+        assert {"no-eos", "cut", "eos-untrained"}.isdisjoint(report["not_applied"])
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_documents_of_megatron_bridge_itself(tmp_path: Path, eos: bool) -> None:
+    """Their last token is a target, and it is trained: no padding follows."""
+    sets = conversations(1)
+    missing = set() if eos else DEFECTS["no-eos"](sets, 1)
+    columns: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
+    for row in range(len(sets.rows)):
+        documents = sets.rows[row]
+        columns["input_ids"].append(sets.ids(row))
+        columns["loss_mask"].append(
+            [flag for one in documents for flag in [*map(int, one.trained[1:]), 0]]
+        )
+        columns["seq_start_id"].append([0, *np.cumsum(sets.lengths(row))[:-1].tolist()])
+    report = audited(_parquet(pa.table(columns), tmp_path))
+    assert report["format"] == "megatron-bridge"
+    assert found(report) == ({} if eos else {"no-eos": len(missing)})
+    assert "no-eos" not in report["not_applied"]
+
+
 @pytest.mark.usefixtures("folder")
 def test_documents_that_packer_truncates_are_cut() -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(99)))
