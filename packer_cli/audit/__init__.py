@@ -18,17 +18,27 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from packer_cli.audit.documents import LISTED, LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
+from packer_cli._kernels.documents import hash_documents
+from packer_cli.audit.documents import (
+    LISTED,
+    LONGEST_HEADER,
+    NEARLY,
+    TELLING,
+    Batch,
+    Habits,
+    count,
+    look,
+)
 from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
 from packer_cli.packing.planning import Planner
-from packer_cli.records import IGNORED, Int64, offsets_of
+from packer_cli.records import IGNORED, Int64
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.result.wording import plural
 
 __all__ = ["FORMATS", "RULES", "Audit", "Batch", "Finding", "Set", "audit", "look", "open_set"]
 
 Severity = Literal["error", "warning", "note"]
-_EXAMPLES, _EMPTIEST = 10, 5
+_EXAMPLES, _TOLD, _EMPTIEST = 10, 3, 5
 _NONE = np.empty(0, np.int64)
 _FEW = 0.1  # share of documents with EOS below which none is expected
 _MUCH = 0.25  # of all tokens, for one
@@ -41,17 +51,26 @@ _MOST_LENGTHS = 1 << 20
 @dataclass
 class Finding:
     """What a rule found. `rows`: how many have it; `examples`: (row, place in it), the first;
-    `more`: words that belong to it.
+    `earlier`: rows that these are equal to; `more`: words that belong to it.
     """
 
     rule: str
     severity: Severity
     rows: int = 0
     examples: list[tuple[int, int]] = field(default_factory=list)
+    earlier: list[int] = field(default_factory=list)
     more: str = ""
+
+    def as_json(self) -> list[dict[str, int]]:
+        """The examples."""
+        told = [{"row": row, "place": place} for row, place in self.examples]
+        pairs = zip(told, self.earlier, strict=False)
+        return [own | {"earlier": row} for own, row in pairs] if self.earlier else told
 
     def add(self, batch: Batch, places: Int64) -> None:
         """Count the rows of places."""
+        if not len(places):
+            return
         rows, first = np.unique(batch.rows_at(places), return_index=True)
         self.rows += len(rows)
         few = slice(0, _EXAMPLES - len(self.examples))
@@ -63,17 +82,19 @@ class Finding:
 class Memory:
     """What rules know of earlier batches.
 
-    digests     (digest, number) int64[2, rows] of rows that were read
+    digests     (digest, number) int64[2, rows] of `rows` rows that were read
     last        the number of the last row, and its tokens
     common      how often each of `Habits.common` was there
-    lengths     of the first documents, of which `underfilled` packs rows anew
+    lengths     of the first `documents`, of which `underfilled` packs rows anew
     cuts, rests  how many documents are cut, and how many are the rest of one
     """
 
     digests: list[Int64] = field(default_factory=list)
+    rows: int = 0
     last: tuple[int, bytes] = (-2, b"")
     common: dict[int, int] = field(default_factory=dict)
     lengths: list[Int64] = field(default_factory=list)
+    documents: int = 0
     cuts: int = 0
     rests: int = 0
 
@@ -113,7 +134,7 @@ class Audit:
                 "severity": one.severity,
                 "rows": one.rows,
                 "share": one.rows / max(self.rows, 1),
-                "examples": [{"row": row, "place": place} for row, place in one.examples],
+                "examples": one.as_json(),
             }
             for one in self.findings
         ]
@@ -237,13 +258,12 @@ def goes_on(found: dict[str, Finding], result: Audit) -> None:
 
 
 def untrained_row(b: Batch, memory: Memory) -> Int64:
-    return b.rows_where((b.by_row(b.counted) == 0) & (b.filled > 1))
+    return b.rows_where((b.labels_in == 0) & (b.filled > 1))
 
 
 def untrained_document(b: Batch, memory: Memory) -> Int64:
     least = 2 + b.spare  # tokens, of which one can have a label
-    wrong = (b.counted[b.stops] == b.counted[b.begins]) & (b.sizes >= least)
-    wrong &= b.by_row(b.counted)[b.row_of] > 0
+    wrong = (b.labels_of == 0) & (b.sizes >= least) & (b.labels_in[b.row_of] > 0)
     if "segments" in b.set_.names:  # the other pieces may have labels
         wrong &= b.begun & ~b.full
     places: Int64 = b.begins[wrong]
@@ -251,10 +271,9 @@ def untrained_document(b: Batch, memory: Memory) -> Int64:
 
 
 def all_trained(b: Batch, memory: Memory) -> Int64:
-    wrong = (b.masked <= 0) & (b.counted[b.stops] - b.counted[b.begins] > 1) & b.begun
+    wrong = (b.masked <= 0) & (b.labels_of > 1) & b.begun
     if b.habits.header is not None:
-        turns = offsets_of(b.ids == b.habits.header[0])
-        wrong &= turns[b.stops] - turns[b.begins] > 1
+        wrong &= count(b.ids == b.habits.header[0], b.begins, b.stops) > 1
     places: Int64 = b.begins[wrong]
     return places
 
@@ -267,7 +286,7 @@ def labels_shifted(b: Batch, memory: Memory) -> Int64:
     labelled[b.offsets[1:][np.diff(b.offsets) > 0] - 1] = False  # what comes next is not there
     following = np.append(b.labels[:-1] == b.ids[1:], False)
     flags = (labelled, labelled & own, labelled & following)
-    number, of_own, of_next = (b.by_row(offsets_of(one)) for one in flags)
+    number, of_own, of_next = map(b.by_row, flags)
     right, wrong = (of_own, of_next) if is_own else (of_next, of_own)
     return b.rows_where((number > 0) & (wrong >= NEARLY * number) & (right < NEARLY * number))
 
@@ -353,12 +372,11 @@ def ids_out_of_range(b: Batch, memory: Memory) -> Int64:
 
 
 def dominant_token(b: Batch, memory: Memory) -> Int64:
-    found = [_NONE]
+    found, used = [_NONE], np.bincount(b.row_of, b.sizes, b.rows)
     for token in b.habits.common:
-        counts = offsets_of((b.ids == token) & b.inside)
-        memory.common[token] = memory.common.get(token, 0) + int(counts[-1])
-        used = np.bincount(b.row_of, b.sizes, b.rows)
-        found.append(b.rows_where(b.by_row(counts) > _MUCH * np.maximum(used, 1)))
+        counts = b.by_row((b.ids == token) & b.inside)
+        memory.common[token] = memory.common.get(token, 0) + int(counts.sum())
+        found.append(b.rows_where(counts > _MUCH * np.maximum(used, 1)))
     return np.unique(np.concatenate(found))
 
 
@@ -371,19 +389,31 @@ def is_much(found: dict[str, Finding], result: Audit) -> None:
 
 def duplicate_rows(b: Batch, memory: Memory) -> Int64:
     """No place: all rows together tell."""
-    if sum(one.shape[1] for one in memory.digests) < _MOST_ROWS:
-        digests = [*map(hash, b.contents)]  # of 64 bits
-        both = np.array([digests, range(b.first, b.first + b.rows)], np.int64)
+    if memory.rows < _MOST_ROWS:
+        words = np.ascontiguousarray(b.ids).view(np.uint32)
+        edges = np.stack([b.offsets[:-1], b.used], axis=1).reshape(-1)
+        edges = np.append(edges, len(b.ids)) * (b.ids.itemsize // words.itemsize)
+        digests = np.empty((len(edges) - 1, 2), np.uint64)  # of rows, and of what is behind them
+        hash_documents(words, edges, digests)
+        both = np.stack([digests[::2, 0].view(np.int64), b.first + np.arange(b.rows)])
         memory.digests.append(both[:, b.filled > 0])
+        memory.rows += b.rows
     return _NONE
 
 
 def repeated(found: dict[str, Finding], result: Audit) -> None:
     own, (digests, numbers) = found["duplicate-rows"], np.concatenate(result.memory.digests, axis=1)
     order = np.argsort(digests, kind="stable")
-    again = np.sort(numbers[order[1:][digests[order[1:]] == digests[order[:-1]]]])
-    own.rows, own.examples = len(again), [(row, 0) for row in again[:_EXAMPLES].tolist()]
-    own.more = f"among the first {_MOST_ROWS:,} rows" if result.rows > _MOST_ROWS else ""
+    _, begins, counts = np.unique(digests[order], return_index=True, return_counts=True)
+    earlier = np.repeat(numbers[order[begins]], counts)  # the first row of as many as are equal
+    again = numbers[order] > earlier
+    own.rows, few = int(again.sum()), np.argsort(numbers[order][again])[:_EXAMPLES]
+    own.earlier = earlier[again][few].tolist()
+    own.examples = [(row, 0) for row in numbers[order][again][few].tolist()]
+    pairs = zip(own.examples, own.earlier, strict=True)
+    told = [f"row {row} is row {first}" for (row, _), first in pairs][:_TOLD]
+    told += [f"among the first {_MOST_ROWS:,} rows"] * (result.rows > _MOST_ROWS)
+    own.more = ", ".join(told)
 
 
 def overlap(b: Batch, memory: Memory) -> Int64:
@@ -398,8 +428,10 @@ def overlap(b: Batch, memory: Memory) -> Int64:
     number, before = memory.last
     if number != b.first - 1:
         before = b""
-    for row, content in enumerate(b.contents):
-        own = content.removeprefix(bos)
+    data = b.ids.tobytes()
+    edges = (np.stack([b.offsets[:-1], b.used], axis=1) * width).tolist()
+    for row, (begin, stop) in enumerate(edges):
+        own = data[begin:stop].removeprefix(bos)
         if _goes_on(before, own, width):
             found.append(row)
         before = own[: len(own) - b.spare * width]
@@ -428,8 +460,9 @@ def _goes_on(before: bytes, row: bytes, width: int) -> bool:
 
 
 def underfilled(b: Batch, memory: Memory) -> Int64:
-    if sum(map(len, memory.lengths)) < _MOST_LENGTHS:
+    if memory.documents < _MOST_LENGTHS:
         memory.lengths.append(b.sizes)
+        memory.documents += len(b.sizes)
     return b.rows_where(b.filled < (b.habits.length or 0))
 
 

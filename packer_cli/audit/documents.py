@@ -94,7 +94,6 @@ class Batch:
     labels          int[T] as they are stored; the ids, without the column
     others          places of labels that are neither -100 nor the token
     trained         bool[T]: each token, whether a model is trained to predict it
-    counted         int64[T + 1], trained tokens before each place
     real            bool[T] by attention_mask; None where it does not tell padding
     inside          bool[T], whether a place is in a document, or padding
     told            where documents begin by each column that tells
@@ -106,9 +105,9 @@ class Batch:
     ended, last     bool[d], whether it ends with EOS, and int64[d], its place; or the last token's
     bare            bool[d], whether it ends with neither EOS nor what others of its kind end with
     full            bool[d], whether it ends where its row is full
+    labels_of       int64[d], trained tokens of each document; `labels_in`: int64[r], of each row
     masked          int64[d], tokens that are not trained, though the one before them could tell
     used            int64[r], where the last document ends; where the row begins, without one
-    contents        r bytes, the ids of each row up to there
     filled          int64[r], tokens up to there; `lengths`: without those that are targets alone
     """
 
@@ -134,11 +133,6 @@ class Batch:
         self.lasts = np.append(self.row_of[1:] != self.row_of[:-1], True)[: len(begins)]
         self.used = self.offsets[:-1].copy()
         self.used[self.row_of[self.lasts]] = stops[self.lasts]
-        data, width = ids.tobytes(), ids.itemsize
-        places = zip(
-            (self.offsets[:-1] * width).tolist(), (self.used * width).tolist(), strict=True
-        )
-        self.contents = [data[begin:stop] for begin, stop in places]
         self.filled: Int64 = self.used - self.offsets[:-1]
         alone = set_.meaning.spare * np.bincount(self.row_of, minlength=self.rows)
         self.lengths = self.filled - alone
@@ -161,13 +155,13 @@ class Batch:
         self.trained = _trained(raw, set_.meaning.shift)
         if set_.meaning.spare:  # nothing predicts it
             self.trained[begins] = False
-        self.counted = offsets_of(self.trained)
-        trained = self.counted[stops] - self.counted[begins + 1]
-        self.masked: Int64 = self.sizes - 1 - self.spare - trained
+        self.labels_of = count(self.trained, begins, stops)
+        self.labels_in = self.by_row(self.trained)
+        self.masked: Int64 = self.sizes - 1 - self.spare - self.labels_of + self.trained[begins]
 
-    def by_row(self, counts: Int64) -> Int64:
-        """int64[r], of counts int64[T + 1] of something before each place, what rows have of it."""
-        return counts[self.offsets[1:]] - counts[self.offsets[:-1]]
+    def by_row(self, flags: Bool) -> Int64:
+        """int64[r], of flags bool[T], how many each row has."""
+        return count(flags, self.offsets[:-1], self.offsets[1:])
 
     def rows_where(self, flags: Bool) -> Int64:
         """int64, the first places of the rows that bool[r] marks."""
@@ -180,6 +174,16 @@ class Batch:
     def document_at(self, places: Int64) -> Int64:
         """int64, the documents that begin last up to each place; -1 before the first."""
         return np.searchsorted(self.begins, places, side="right") - 1
+
+
+def count(flags: Bool, begins: Int64, stops: Int64) -> Int64:
+    """int64[n], how many of flags bool[T] are in each stretch; they are in ascending order."""
+    edges = np.stack([begins, stops], axis=1).reshape(-1)
+    if not len(edges):
+        return _NONE
+    ended = np.append(flags, False).view(np.int8)  # so that the last edge is a place, too
+    sums = np.add.reduceat(ended, edges, dtype=np.int32)[::2]
+    return np.where(stops > begins, sums, 0).astype(np.int64)
 
 
 def _documents(
@@ -348,7 +352,7 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         masked=real is not None and not real.all(),
     )
     habits = _padding(_of_tokenizer(habits, tokenizer, set_), raw, set_)
-    lengths = np.diff(offsets) if real is None else np.diff(offsets_of(real)[offsets])
+    lengths = np.diff(offsets) if real is None else count(real, offsets[:-1], offsets[1:])
     told = {*TELLING} & {*set_.names} - {"attention_mask"}
     is_full = len(lengths) > 1 and float((lengths == habits.length).mean()) >= NEARLY
     is_told = bool(told) or set_.documents or habits.pad is not None

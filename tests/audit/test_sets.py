@@ -687,6 +687,10 @@ def test_show_refuses_what_is_for_packer_alone(sound: Path) -> None:
     assert_error(packer("show", sound, 99), 2, "there is no row 99")
 
 
+def _words(result: Any) -> str:
+    return " ".join(result.stdout.split())
+
+
 def test_files_of_tokens_are_read_together(tmp_path: Path) -> None:
     sets = conversations(1)
     rows = DEFECTS["no-eos"](sets, 1)
@@ -697,6 +701,11 @@ def test_files_of_tokens_are_read_together(tmp_path: Path) -> None:
     assert rows
     assert (report["format"], report["rows"]) == ("megatron", 2 * len(sets.rows))
     assert found(report)["duplicate-rows"] == len(sets.rows)
+    (own,) = [one for one in report["findings"] if one["rule"] == "duplicate-rows"]
+    count = len(sets.rows)
+    told = [{"row": count + row, "place": 0, "earlier": row} for row in range(10)]
+    assert own["examples"] == told
+    assert f"row {count} is row 0, row {count + 1} is row 1" in _words(packer("audit", tmp_path))
 
 
 def test_npy_windows(tmp_path: Path) -> None:
