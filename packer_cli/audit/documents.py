@@ -375,8 +375,7 @@ def _looked_at(set_: Set) -> Raw:
     """Evenly spread rows as if they followed one another: the first row, to know how long rows are,
     and then so many that memory holds them.
     """
-    first = next(set_.read(np.array([[0, 1]])))
-    length = max(1, len(first.columns["input_ids"].values))
+    length = max(1, len(next(set_.read(np.array([[0, 1]]))).columns["input_ids"].values))
     wanted = min(max(_LOOK_TOKENS // length, 16), _LOOK_ROWS)
     raws, tokens = list[Raw](), 0
     for raw in set_.read(set_.cheap_spans(wanted)):
@@ -385,10 +384,13 @@ def _looked_at(set_: Set) -> Raw:
         tokens += len(raw.columns["input_ids"].values)
         if tokens > 2 * _LOOK_TOKENS:  # the first row was a short one
             break
-    return Raw(0, {name: _joined([one.columns[name] for one in raws]) for name in first.columns})
+    names = raws[0].columns
+    return Raw(0, {name: _joined([one.columns[name] for one in raws]) for name in names})
 
 
 def _joined(columns: Sequence[Column]) -> Column:
+    if len(columns) == 1:  # perhaps a very long row
+        return columns[0]
     lengths = np.concatenate([np.diff(one.offsets) for one in columns])
     return Column(np.concatenate([one.values for one in columns]), offsets_of(lengths))
 
