@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.audit.sets import MASKS, Column, Raw, Set
+from packer_cli.audit.sets import MASKS, Column, Raw, Set, even_spans
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int64, offsets_of
 from packer_cli.result.manifest import Manifest, TokenizerInfo
@@ -32,7 +32,7 @@ LISTED = {  # by lengths of documents, or what lengths are told by -> their room
     "seq_lens": "seq_lens_padded",
 }  # fmt: skip
 TELLING = (*LISTED, "attention_mask", "position_ids")
-_LOOK_TOKENS, _LOOK_ROWS = 1 << 21, 1 << 14
+_LOOK_TOKENS, _LOOK_ROWS, _SPANS = 1 << 21, 1 << 14, 8
 _FEWEST = 4  # documents, of which something can be plain
 _PLAIN = 0.5  # share of documents
 _RARE = 0.2  # of its places that a token has at the ends of documents, if it marks them
@@ -378,7 +378,7 @@ def _looked_at(set_: Set) -> Raw:
     length = max(1, len(next(set_.read(np.array([[0, 1]]))).columns["input_ids"].values))
     wanted = min(max(_LOOK_TOKENS // length, 16), _LOOK_ROWS)
     raws, tokens = list[Raw](), 0
-    for raw in set_.read(set_.cheap_spans(wanted)):
+    for raw in set_.read(even_spans(set_.rows, wanted, -(-wanted // _SPANS))):
         columns = {name: Column(of.values.copy(), of.offsets) for name, of in raw.columns.items()}
         raws.append(raw._replace(columns=columns))  # a copy, since views hold all that was read
         tokens += len(raw.columns["input_ids"].values)

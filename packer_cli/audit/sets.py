@@ -55,7 +55,6 @@ _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # that are decoded together
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_SPANS = 8  # of rows, for a look
 _DECODED_BYTES = 2 << 20  # of Parquet
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
@@ -153,7 +152,6 @@ class File(NamedTuple):
     batches    gives (number of the first row, record batch), in ascending order, for all rows of
                the spans that it is asked for, and perhaps more
     documents  whether rows are documents, which are not packed yet
-    starts     rows before which nothing need be read to read them
     """
 
     place: str
@@ -162,7 +160,6 @@ class File(NamedTuple):
     batches: Callable[[Int64], Iterator[tuple[int, Any]]]
     ignored: Mapping[str, str] = {}
     documents: bool = False
-    starts: Sequence[int] = (0,)
 
 
 @dataclass(frozen=True)
@@ -206,17 +203,6 @@ class Set:
         """(file, number of the row in it)."""
         number = int(np.searchsorted(self._firsts, row, side="right")) - 1
         return self.files[number].place, row - int(self._firsts[number])
-
-    def cheap_spans(self, wanted: int) -> Int64:
-        """About as many rows as are wanted, evenly spread over those that are soon read."""
-        pairs = zip(self.files, self._firsts.tolist(), strict=False)
-        starts = np.array([first + at for file, first in pairs for at in file.starts])
-        few = np.unique(np.linspace(0, len(starts) - 1, _SPANS).astype(np.int64))
-        if len(few) < _SPANS:
-            return even_spans(self.rows, wanted)
-        begins = starts[few]
-        ends = np.append(begins[1:], self.rows)
-        return np.stack([begins, np.minimum(begins + max(1, wanted // _SPANS), ends)], axis=1)
 
     def read(self, spans: Int64) -> Iterator[Raw]:
         """Rows spans[k, 0] <= row < spans[k, 1], int64[n, 2], in ascending order, a few at a time.
@@ -443,8 +429,7 @@ def _parquet(file: InputFile) -> File:
                     if at + batch.num_rows >= wanted[-1]:
                         break
 
-    starts = firsts[:-1].tolist()
-    return File(file.path, int(firsts[-1]), names, batches, ignored, starts=starts)
+    return File(file.path, int(firsts[-1]), names, batches, ignored)
 
 
 _Values = list[int | bool] | None
