@@ -366,6 +366,11 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         batch = Batch(raw, set_, habits)
     habits = _ending(batch)
     habits = replace(habits, others=_other_ends(Batch(raw, set_, habits)))
+    if habits.length is None:
+        batch = Batch(raw, set_, habits)
+        longest = int(batch.lengths.max(initial=0))
+        if batch.bare[batch.lasts & (batch.lengths[batch.row_of] == longest)].any():
+            habits = replace(habits, length=longest)  # it is the only full one, and ends there
     if habits.bos is None and tokenizer is None:
         habits = _beginning(batch, habits)
     return _shares(Batch(raw, set_, habits))

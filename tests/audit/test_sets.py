@@ -336,6 +336,19 @@ def test_a_cut_is_a_note_where_nothing_tells_whether_it_goes_on(
     assert found(report) == {}
 
 
+def test_the_only_full_row_may_end_without_eos(tmp_path: Path) -> None:
+    """No two rows are as long, so nothing else tells how long a row is."""
+    documents = [one for _, one in conversations(1, rows=80).documents()]
+    lengths = {len(one.ids): [one] for one in documents}
+    longest = lengths[max(lengths)][0]
+    longest.ids[-1] = FIRST
+    sets = Sets([*lengths.values()], [[] for _ in lengths])
+    trl(sets, tmp_path / "set")
+    report = audited(tmp_path / "set")
+    assert found(report).keys() <= {"cut", "bos-missing"}
+    assert {one["rule"]: one["rows"] for one in report["findings"]}["cut"] == 1
+
+
 # --- what cannot be read
 
 
