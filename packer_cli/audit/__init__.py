@@ -580,9 +580,9 @@ def _lacks(rule: Rule, result: Audit) -> str:
         and not names & {"cu_seqlens", "seq_lengths", "seq_lens", "position_ids"}
         and "no padding is told, by a column or its place",
         "headers": habits.header is None and "no token is told that begins every turn",
-        "conversations": habits.header is None and habits.masks < 0.5
-        and "no conversations are told: no token begins every turn, and few documents have a part "
-        "that is not trained on",
+        "conversations": habits.header is None and habits.masks < NEARLY
+        and "no conversations are told: no token begins every turn, and not nearly all documents "
+        "have a part that is not trained on",
         "length": habits.length is None and "rows have no length of their own: give --max-length",
         "ends of rows": habits.flows and "documents flow on into the next row",
         "EOS tells": not set_.meaning.by_eos and "EOS does not tell boundaries in this format",

@@ -336,6 +336,17 @@ def test_a_cut_is_a_note_where_nothing_tells_whether_it_goes_on(
     assert found(report) == {}
 
 
+@pytest.mark.parametrize(("texts", "wrong"), [(0, 0), (1, 1), (40, 0)])
+def test_texts_beside_prompts_have_nothing_masked(tmp_path: Path, texts: int, wrong: int) -> None:
+    """Of prompts without headers, few that are all trained are told; not those of another kind."""
+    random_ = random.Random(1)
+    rows = [[random_.randrange(FIRST, IDS) for _ in range(20 + row)] + [EOS] for row in range(90)]
+    begins = [1 if row < texts else 15 for row in range(len(rows))]
+    labels = [[-100] * at + one[at:] for one, at in zip(rows, begins, strict=True)]
+    report = audited(_parquet(pa.table({"input_ids": rows, "labels": labels}), tmp_path))
+    assert found(report) == ({"all-trained": wrong} if wrong else {})
+
+
 def test_the_only_full_row_may_end_without_eos(tmp_path: Path) -> None:
     """No two rows are as long, so nothing else tells how long a row is."""
     documents = [one for _, one in conversations(1, rows=80).documents()]
