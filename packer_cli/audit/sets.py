@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -432,16 +432,13 @@ def _parquet(file: InputFile) -> File:
     return File(file.path, int(firsts[-1]), names, batches, ignored)
 
 
-_Values = list[int | bool] | None
-_Line: Any = msgspec.defstruct(
-    "_Line", [("input_ids", list[int]), *((name, _Values, None) for name in _READ[1:-1])]
-)
+_fields_in = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_list_in = msgspec.json.Decoder(list[int | bool] | None).decode
 
 
 def _json(file: InputFile) -> File:
     """A file of JSON lines or an array, whose columns are the fields of its first record."""
     reader, config = reader_for(file.format), DocumentConfig()
-    decode = msgspec.json.Decoder(_Line).decode
     assert isinstance(reader, JsonlReader)  # noqa: S101 by its format
 
     def records() -> Iterator[tuple[int, bytes | memoryview]]:
@@ -455,17 +452,15 @@ def _json(file: InputFile) -> File:
 
     def decoded(number: int, piece: bytes | memoryview) -> dict[str, list[int]]:
         try:
-            fields = msgspec.structs.asdict(decode(piece))
+            fields = _fields_in(piece)
+            lists = {name: _list_in(fields[name]) for name in _READ[:-1] if name in fields}
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ValueError(f"row {number}: {error}") from error
-        return {name: own for name, own in fields.items() if own is not None}
+        if number == 0 and lists.get("input_ids") is None:
+            _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
+        return {name: own for name, own in lists.items() if own is not None}
 
     with _readable(file.path):
-        for _, piece in islice(records(), 1):
-            with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-                fields = msgspec.json.decode(piece, type=dict[str, msgspec.Raw])
-                if "input_ids" not in fields:
-                    _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
         names = next((list(decoded(*one)) for one in records()), ["input_ids"])
         rows = sum(1 for _ in records())
 
