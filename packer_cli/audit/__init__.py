@@ -361,7 +361,8 @@ def ids_out_of_range(b: Batch, result: Audit) -> Int64:
 
 
 def dominant_token(b: Batch, result: Audit) -> Int64:
-    found, used = [_NONE], np.bincount(b.row_of, b.sizes, b.rows)
+    found = [_NONE]
+    used = np.bincount(b.row_of, b.sizes, b.rows)
     for token in b.habits.common:
         counts = b.by_row((b.ids == token) & b.inside)
         result.common[token] = result.common.get(token, 0) + int(counts.sum())
@@ -395,9 +396,11 @@ def repeated(found: dict[str, Finding], result: Audit) -> None:
     _, begins, counts = np.unique(digests[order], return_index=True, return_counts=True)
     earlier = np.repeat(numbers[order[begins]], counts)  # the first row of as many as are equal
     again = numbers[order] > earlier
-    own.rows, few = int(again.sum()), np.argsort(numbers[order][again])[:_EXAMPLES]
+    own.rows = int(again.sum())
+    rows = numbers[order][again]
+    few = np.argsort(rows)[:_EXAMPLES]
     own.earlier = earlier[again][few].tolist()
-    own.examples = [(row, 0) for row in numbers[order][again][few].tolist()]
+    own.examples = [(row, 0) for row in rows[few].tolist()]
     pairs = zip(own.examples, own.earlier, strict=True)
     told = [f"row {row} is row {first}" for (row, _), first in pairs][:_TOLD]
     told += [f"among the first {_MOST_ROWS:,} rows"] * (result.rows > _MOST_ROWS)
