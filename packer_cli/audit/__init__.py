@@ -6,7 +6,7 @@ A look at evenly spread rows tells what the set does (`documents.py`); then all 
 a few hundred thousand tokens at a time, and every rule looks at them. `RULES` is the table of what
 can be wrong. A rule is a function that gives places, int64, in ascending order: of the tokens that
 are wrong, or of the first token of what is; the audit counts rows that have one. Rules of all rows
-together also settle what was found in the end, by what `Memory` holds: 16 bytes for each of the
+together also settle what was found in the end, by what `Audit` holds: 16 bytes for each of the
 first eight million rows, which find duplicates, and otherwise nothing that grows with the set.
 """
 
@@ -18,7 +18,17 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from packer_cli.audit.documents import LISTED, LONGEST_HEADER, NEARLY, TELLING, Batch, Habits, look
+from packer_cli._kernels.documents import hash_documents
+from packer_cli.audit.documents import (
+    LISTED,
+    LONGEST_HEADER,
+    NEARLY,
+    TELLING,
+    Batch,
+    Habits,
+    count,
+    look,
+)
 from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
 from packer_cli.packing.plan import Planner
 from packer_cli.records import IGNORED, Int64, offsets_of
@@ -28,7 +38,7 @@ from packer_cli.result.wording import plural
 __all__ = ["FORMATS", "RULES", "Audit", "Batch", "Finding", "Set", "audit", "look", "open_set"]
 
 Severity = Literal["error", "warning", "note"]
-_EXAMPLES, _EMPTIEST = 10, 5
+_EXAMPLES, _TOLD, _EMPTIEST = 10, 3, 5
 _NONE = np.empty(0, np.int64)
 _FEW = 0.1  # share of documents with EOS below which none is expected
 _MUCH = 0.25  # of all tokens, for one
@@ -41,17 +51,26 @@ _MOST_LENGTHS = 1 << 20
 @dataclass
 class Finding:
     """What a rule found. `rows`: how many have it; `examples`: (row, place in it), the first;
-    `more`: words that belong to it.
+    `earlier`: rows that these are equal to; `more`: words that belong to it.
     """
 
     rule: str
     severity: Severity
     rows: int = 0
     examples: list[tuple[int, int]] = field(default_factory=list)
+    earlier: list[int] = field(default_factory=list)
     more: str = ""
+
+    def as_json(self) -> list[dict[str, int]]:
+        """The examples."""
+        told = [{"row": row, "place": place} for row, place in self.examples]
+        pairs = zip(told, self.earlier, strict=False)
+        return [own | {"earlier": row} for own, row in pairs] if self.earlier else told
 
     def add(self, batch: Batch, places: Int64) -> None:
         """Count the rows of places."""
+        if not len(places):
+            return
         rows, first = np.unique(batch.rows_at(places), return_index=True)
         self.rows += len(rows)
         few = slice(0, _EXAMPLES - len(self.examples))
@@ -60,27 +79,8 @@ class Finding:
 
 
 @dataclass
-class Memory:
-    """What rules know of earlier batches.
-
-    digests     (digest, number) int64[2, rows] of rows that were read
-    last        the number of the last row, and its tokens
-    common      how often each of `Habits.common` was there
-    lengths     of the first documents, of which `underfilled` packs rows anew
-    cuts, rests  how many documents are cut, and how many are the rest of one
-    """
-
-    digests: list[Int64] = field(default_factory=list)
-    last: tuple[int, bytes] = (-2, b"")
-    common: dict[int, int] = field(default_factory=dict)
-    lengths: list[Int64] = field(default_factory=list)
-    cuts: int = 0
-    rests: int = 0
-
-
-@dataclass
 class Audit:
-    """What was read, and what is wrong with it.
+    """What was read, what is wrong with it, and what rules know of earlier rows.
 
     set_         that was read, and what its `habits` are
     of           rows of the whole set; `rows`, `documents`, `tokens`: that were read
@@ -88,6 +88,11 @@ class Audit:
     not_applied  rule -> why
     emptiest     (tokens, row) of the rows with the fewest
     packed       whether a row has several documents
+    digests      (digest, number) int64[2, rows] of the first rows
+    last         the number of the last row, and its tokens
+    common       how often each of `Habits.common` is there
+    lengths      of the first documents, of which `underfilled` packs rows anew
+    cuts, rests  how many documents are cut, and how many are the rest of one
     """
 
     set_: Set
@@ -100,7 +105,12 @@ class Audit:
     not_applied: dict[str, str] = field(default_factory=dict)
     emptiest: list[tuple[int, int]] = field(default_factory=list)
     packed: bool = False
-    memory: Memory = field(default_factory=Memory)
+    digests: list[Int64] = field(default_factory=list)
+    last: tuple[int, bytes] = (-2, b"")
+    common: dict[int, int] = field(default_factory=dict)
+    lengths: list[Int64] = field(default_factory=list)
+    cuts: int = 0
+    rests: int = 0
 
     @property
     def is_sound(self) -> bool:
@@ -113,7 +123,7 @@ class Audit:
                 "severity": one.severity,
                 "rows": one.rows,
                 "share": one.rows / max(self.rows, 1),
-                "examples": [{"row": row, "place": place} for row, place in one.examples],
+                "examples": one.as_json(),
             }
             for one in self.findings
         ]
@@ -158,7 +168,7 @@ def audit(
         batch, shifted = Batch(raw, set_, habits), _NONE
         result.add(batch)
         for name, finding in found.items():
-            places = RULES[name].find(batch, result.memory)
+            places = RULES[name].find(batch, result)
             if name == "labels-shifted":
                 shifted = batch.rows_at(places)
             elif len(shifted) and "labels" in RULES[name].needs:  # of such a row, all are wrong
@@ -175,7 +185,7 @@ def audit(
 # --- ends and beginnings of documents
 
 
-def no_eos(b: Batch, memory: Memory) -> Int64:
+def no_eos(b: Batch, result: Audit) -> Int64:
     places: Int64 = b.last[b.bare & ~b.full]
     return places
 
@@ -186,48 +196,48 @@ def is_rare(found: dict[str, Finding], result: Audit) -> None:
         own.severity, own.more = "warning", share
 
 
-def eos_untrained(b: Batch, memory: Memory) -> Int64:
+def eos_untrained(b: Batch, result: Audit) -> Int64:
     last = b.last[b.ended & (b.last > b.begins)]
     return last[b.trained[last - 1] & ~b.trained[last]]
 
 
-def eos_inside(b: Batch, memory: Memory) -> Int64:
+def eos_inside(b: Batch, result: Audit) -> Int64:
     places = np.flatnonzero(b.ids == b.habits.eos)
     document = b.document_at(places)
     is_inside = (document >= 0) & (places < np.minimum(b.last, b.stops - 1)[document])
     return places[is_inside]
 
 
-def bos_missing(b: Batch, memory: Memory) -> Int64:
+def bos_missing(b: Batch, result: Audit) -> Int64:
     places: Int64 = b.begins[b.begun & (b.ids[b.begins] != b.habits.bos)]
-    memory.rests += 0 if "segments" in b.set_.names else len(places)
+    result.rests += 0 if "segments" in b.set_.names else len(places)
     return places
 
 
-def bos_doubled(b: Batch, memory: Memory) -> Int64:
+def bos_doubled(b: Batch, result: Audit) -> Int64:
     begins = b.begins[b.sizes > 1]
     both = (b.ids[begins] == b.habits.bos) & (b.ids[begins + 1] == b.habits.bos)
     places: Int64 = begins[both] + 1
     return places
 
 
-def cut(b: Batch, memory: Memory) -> Int64:
+def cut(b: Batch, result: Audit) -> Int64:
     places = b.last[b.bare & b.full]
-    memory.cuts += len(places)
-    memory.rests += int((~b.begun).sum())
+    result.cuts += len(places)
+    result.rests += int((~b.begun).sum())
     return places
 
 
 def goes_on(found: dict[str, Finding], result: Audit) -> None:
     """Documents that are cut go on where as many begin inside, which `segments` or BOS tells."""
-    own, bos, cuts = found["cut"], found.get("bos-missing"), result.memory.cuts
+    own, bos, cuts = found["cut"], found.get("bos-missing"), result.cuts
     own.more, of_packer = plural(cuts, "document"), "segments" in result.set_.names
     if result.rows < result.of or (bos is None and not of_packer):
         why = "a sample does not tell" if result.rows < result.of else "without BOS nothing tells"
         own.severity, own.more = "note", f"{own.more}; {why} whether they go on"
         if bos is not None and cuts and not of_packer:
             bos.severity, bos.more = "note", "some may be the rest of a document that is cut"
-    elif cuts == result.memory.rests:
+    elif cuts == result.rests:
         own.rows = 0
         if bos is not None and not of_packer:
             bos.rows = 0
@@ -236,30 +246,28 @@ def goes_on(found: dict[str, Finding], result: Audit) -> None:
 # --- what is trained on
 
 
-def untrained_row(b: Batch, memory: Memory) -> Int64:
-    return b.rows_where((b.by_row(b.counted) == 0) & (b.filled > 1))
+def untrained_row(b: Batch, result: Audit) -> Int64:
+    return b.rows_where((b.labels_in == 0) & (b.filled > 1))
 
 
-def untrained_document(b: Batch, memory: Memory) -> Int64:
-    least = 2 + b.set_.meaning.spare  # tokens, of which one can have a label
-    wrong = (b.counted[b.stops] == b.counted[b.begins]) & (b.sizes >= least)
-    wrong &= b.by_row(b.counted)[b.row_of] > 0
+def untrained_document(b: Batch, result: Audit) -> Int64:
+    least = 2 + b.spare  # tokens, of which one can have a label
+    wrong = (b.labels_of == 0) & (b.sizes >= least) & (b.labels_in[b.row_of] > 0)
     if "segments" in b.set_.names:  # the other pieces may have labels
         wrong &= b.begun & ~b.full
     places: Int64 = b.begins[wrong]
     return places
 
 
-def all_trained(b: Batch, memory: Memory) -> Int64:
-    wrong = (b.masked <= 0) & (b.counted[b.stops] - b.counted[b.begins] > 1) & b.begun
+def all_trained(b: Batch, result: Audit) -> Int64:
+    wrong = (b.masked <= 0) & (b.labels_of > 1) & b.begun
     if b.habits.header is not None:
-        turns = offsets_of(b.ids == b.habits.header[0])
-        wrong &= turns[b.stops] - turns[b.begins] > 1
+        wrong &= count(b.ids == b.habits.header[0], b.begins, b.stops) > 1
     places: Int64 = b.begins[wrong]
     return places
 
 
-def labels_shifted(b: Batch, memory: Memory) -> Int64:
+def labels_shifted(b: Batch, result: Audit) -> Int64:
     is_own = b.set_.meaning.shift == "own"
     if is_own and not len(b.others):
         return _NONE
@@ -267,12 +275,12 @@ def labels_shifted(b: Batch, memory: Memory) -> Int64:
     labelled[b.offsets[1:][np.diff(b.offsets) > 0] - 1] = False  # what comes next is not there
     following = np.append(b.labels[:-1] == b.ids[1:], False)
     flags = (labelled, labelled & own, labelled & following)
-    number, of_own, of_next = (b.by_row(offsets_of(one)) for one in flags)
+    number, of_own, of_next = map(b.by_row, flags)
     right, wrong = (of_own, of_next) if is_own else (of_next, of_own)
     return b.rows_where((number > 0) & (wrong >= NEARLY * number) & (right < NEARLY * number))
 
 
-def labels_differ(b: Batch, memory: Memory) -> Int64:
+def labels_differ(b: Batch, result: Audit) -> Int64:
     places = b.others
     is_last = np.isin(places + 1, b.offsets)
     following = b.ids[np.minimum(places + 1, len(b.ids) - 1)]
@@ -280,13 +288,13 @@ def labels_differ(b: Batch, memory: Memory) -> Int64:
     return places[~allowed]
 
 
-def cross_document_target(b: Batch, memory: Memory) -> Int64:
+def cross_document_target(b: Batch, result: Audit) -> Int64:
     behind = np.flatnonzero((b.begins[1:] == b.stops[:-1]) & ~b.lasts[:-1]) + 1
     places: Int64 = b.begins[behind]
     return places[b.trained[places]]
 
 
-def padding_trained(b: Batch, memory: Memory) -> Int64:
+def padding_trained(b: Batch, result: Audit) -> Int64:
     return np.flatnonzero(b.trained & ~b.inside)
 
 
@@ -309,13 +317,13 @@ def _spans(b: Batch) -> tuple[Int64, Int64, Int64]:
     return spans, mark, end
 
 
-def header_trained(b: Batch, memory: Memory) -> Int64:
+def header_trained(b: Batch, result: Audit) -> Int64:
     spans, mark, _ = _spans(b)
     places: Int64 = spans[spans == mark]
     return places
 
 
-def header_partly_trained(b: Batch, memory: Memory) -> Int64:
+def header_partly_trained(b: Batch, result: Audit) -> Int64:
     spans, mark, end = _spans(b)
     partly = (spans > mark) & (spans < end) & (end - mark <= LONGEST_HEADER)
     places: Int64 = spans[(mark >= 0) & (partly | (spans == end + 1))]
@@ -325,7 +333,7 @@ def header_partly_trained(b: Batch, memory: Memory) -> Int64:
 # --- boundaries
 
 
-def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
+def boundaries_disagree(b: Batch, result: Audit) -> Int64:
     told = b.told.values() if len(b.told) > 1 else ()
     inner = [np.setdiff1d(one, b.offsets) for one in told]
     inner = [one[one < b.used[b.rows_at(one)]] for one in inner]
@@ -333,7 +341,7 @@ def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
     if b.told and b.habits.eos is not None and b.habits.ends >= _FEW and not b.set_.documents:
         # documents without EOS, where EOS is inside another one of the row
         bare = np.flatnonzero(b.bare & ~b.lasts)
-        rows = b.rows_at(eos_inside(b, memory)) if len(bare) else _NONE
+        rows = b.rows_at(eos_inside(b, result)) if len(bare) else _NONE
         found.append(b.begins[bare[np.isin(b.row_of[bare], rows)] + 1])
     if b.real is not None:
         found.append(np.flatnonzero(b.inside != b.real))
@@ -345,48 +353,61 @@ def boundaries_disagree(b: Batch, memory: Memory) -> Int64:
 # --- tokens and rows
 
 
-def ids_out_of_range(b: Batch, memory: Memory) -> Int64:
+def ids_out_of_range(b: Batch, result: Audit) -> Int64:
     most = b.habits.vocabulary or np.iinfo(np.int64).max
     if not len(b.ids) or (int(b.ids.min()) >= 0 and int(b.ids.max()) < most):
         return _NONE
     return np.flatnonzero((b.ids < 0) | (b.ids >= most))
 
 
-def dominant_token(b: Batch, memory: Memory) -> Int64:
+def dominant_token(b: Batch, result: Audit) -> Int64:
     found = [_NONE]
+    used = np.bincount(b.row_of, b.sizes, b.rows)
     for token in b.habits.common:
-        counts = offsets_of((b.ids == token) & b.inside)
-        memory.common[token] = memory.common.get(token, 0) + int(counts[-1])
-        used = np.bincount(b.row_of, b.sizes, b.rows)
-        found.append(b.rows_where(b.by_row(counts) > _MUCH * np.maximum(used, 1)))
+        counts = b.by_row((b.ids == token) & b.inside)
+        result.common[token] = result.common.get(token, 0) + int(counts.sum())
+        found.append(b.rows_where(counts > _MUCH * np.maximum(used, 1)))
     return np.unique(np.concatenate(found))
 
 
 def is_much(found: dict[str, Finding], result: Audit) -> None:
     own, tokens = found["dominant-token"], max(result.tokens, 1)
-    shares = {token: number / tokens for token, number in result.memory.common.items()}
+    shares = {token: number / tokens for token, number in result.common.items()}
     much = [f"{share:.1%} are {token}" for token, share in shares.items() if share > _MUCH]
     own.more, own.rows = ", ".join(much), own.rows if much else 0
 
 
-def duplicate_rows(b: Batch, memory: Memory) -> Int64:
+def duplicate_rows(b: Batch, result: Audit) -> Int64:
     """No place: all rows together tell."""
-    if sum(one.shape[1] for one in memory.digests) < _MOST_ROWS:
-        digests = [*map(hash, b.contents)]  # of 64 bits
-        both = np.array([digests, range(b.first, b.first + b.rows)], np.int64)
-        memory.digests.append(both[:, b.filled > 0])
+    if result.rows - b.rows < _MOST_ROWS:
+        words = np.ascontiguousarray(b.ids).view(np.uint32)
+        edges = np.stack([b.offsets[:-1], b.used], axis=1).reshape(-1)
+        edges = np.append(edges, len(b.ids)) * (b.ids.itemsize // words.itemsize)
+        digests = np.empty((len(edges) - 1, 2), np.uint64)  # of rows, and of what is behind them
+        hash_documents(words, edges, digests)
+        both = np.stack([digests[::2, 0].view(np.int64), b.first + np.arange(b.rows)])
+        result.digests.append(both[:, b.filled > 0])
     return _NONE
 
 
 def repeated(found: dict[str, Finding], result: Audit) -> None:
-    own, (digests, numbers) = found["duplicate-rows"], np.concatenate(result.memory.digests, axis=1)
+    own, (digests, numbers) = found["duplicate-rows"], np.concatenate(result.digests, axis=1)
     order = np.argsort(digests, kind="stable")
-    again = np.sort(numbers[order[1:][digests[order[1:]] == digests[order[:-1]]]])
-    own.rows, own.examples = len(again), [(row, 0) for row in again[:_EXAMPLES].tolist()]
-    own.more = f"among the first {_MOST_ROWS:,} rows" if result.rows > _MOST_ROWS else ""
+    _, begins, counts = np.unique(digests[order], return_index=True, return_counts=True)
+    earlier = np.repeat(numbers[order[begins]], counts)  # the first row of as many as are equal
+    again = numbers[order] > earlier
+    own.rows = int(again.sum())
+    rows = numbers[order][again]
+    few = np.argsort(rows)[:_EXAMPLES]
+    own.earlier = earlier[again][few].tolist()
+    own.examples = [(row, 0) for row in rows[few].tolist()]
+    pairs = zip(own.examples, own.earlier, strict=True)
+    told = [f"row {row} is row {first}" for (row, _), first in pairs][:_TOLD]
+    told += [f"among the first {_MOST_ROWS:,} rows"] * (result.rows > _MOST_ROWS)
+    own.more = ", ".join(told)
 
 
-def overlap(b: Batch, memory: Memory) -> Int64:
+def overlap(b: Batch, result: Audit) -> Int64:
     """Rows that begin with at least _SHARED tokens with which the row before them ends, whatever
     BOS is before and EOS behind that.
     """
@@ -395,19 +416,21 @@ def overlap(b: Batch, memory: Memory) -> Int64:
         b"" if one is None else np.array([one], b.ids.dtype).tobytes()
         for one in (b.habits.bos, b.habits.eos)
     )
-    number, before = memory.last
+    number, before = result.last
     if number != b.first - 1:
         before = b""
-    for row, content in enumerate(b.contents):
-        own = content.removeprefix(bos)
+    data = b.ids.tobytes()
+    edges = (np.stack([b.offsets[:-1], b.used], axis=1) * width).tolist()
+    for row, (begin, stop) in enumerate(edges):
+        own = data[begin:stop].removeprefix(bos)
         if _goes_on(before, own, width):
             found.append(row)
-        before = own[: len(own) - b.set_.meaning.spare * width]
+        before = own[: len(own) - b.spare * width]
         if b.habits.tail and before[:-width].endswith(eos):
             before = before[:-width]
         while eos and before.endswith(eos):
             before = before[:-width]
-    memory.last = b.first + b.rows - 1, before
+    result.last = b.first + b.rows - 1, before
     return b.offsets[found]
 
 
@@ -427,16 +450,16 @@ def _goes_on(before: bytes, row: bytes, width: int) -> bool:
     return False
 
 
-def underfilled(b: Batch, memory: Memory) -> Int64:
-    if sum(map(len, memory.lengths)) < _MOST_LENGTHS:
-        memory.lengths.append(b.sizes)
+def underfilled(b: Batch, result: Audit) -> Int64:
+    if result.documents - len(b.sizes) < _MOST_LENGTHS:
+        result.lengths.append(b.sizes)
     return b.rows_where(b.filled < (b.habits.length or 0))
 
 
 def best_fit(found: dict[str, Finding], result: Audit) -> None:
     """How many rows best-fit needs for the documents, or for the first million of them."""
     own, length = found["underfilled"], int(result.habits.length or 0)
-    lengths = np.concatenate(result.memory.lengths)
+    lengths = np.concatenate(result.lengths)
     kept = lengths[lengths <= length].astype(np.int32)
     if not result.packed or not len(kept):
         own.rows = 0
@@ -455,7 +478,7 @@ def best_fit(found: dict[str, Finding], result: Audit) -> None:
 class Rule(NamedTuple):
     """A rule. `needs`: what must be told, see `_lacks`; `settle`: what all rows together tell."""
 
-    find: Callable[[Batch, Memory], Int64]
+    find: Callable[[Batch, Audit], Int64]
     severity: Severity
     needs: tuple[str, ...]
     means: str
@@ -560,9 +583,9 @@ def _lacks(rule: Rule, result: Audit) -> str:
         and not names & {"cu_seqlens", "seq_lengths", "seq_lens", "position_ids"}
         and "no padding is told, by a column or its place",
         "headers": habits.header is None and "no token is told that begins every turn",
-        "conversations": habits.header is None and habits.masks < 0.5
-        and "no conversations are told: no token begins every turn, and few documents have a part "
-        "that is not trained on",
+        "conversations": habits.header is None and habits.masks < NEARLY
+        and "no conversations are told: no token begins every turn, and not nearly all documents "
+        "have a part that is not trained on",
         "length": habits.length is None and "rows have no length of their own: give --max-length",
         "ends of rows": habits.flows and "documents flow on into the next row",
         "EOS tells": not set_.meaning.by_eos and "EOS does not tell boundaries in this format",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.audit.sets import MASKS, Column, Raw, Set
+from packer_cli.audit.sets import MASKS, Column, Raw, Set, even_spans
 from packer_cli.errors import DataError
 from packer_cli.records import IGNORED, Int64, offsets_of
 from packer_cli.result.manifest import Manifest, TokenizerInfo
@@ -32,11 +32,11 @@ LISTED = {  # by lengths of documents, or what lengths are told by -> their room
     "seq_lens": "seq_lens_padded",
 }  # fmt: skip
 TELLING = (*LISTED, "attention_mask", "position_ids")
-_LOOK_TOKENS, _LOOK_ROWS = 1 << 21, 1 << 14
+_LOOK_TOKENS, _LOOK_ROWS, _SPANS = 1 << 21, 1 << 14, 8
 _FEWEST = 4  # documents, of which something can be plain
 _PLAIN = 0.5  # share of documents
 _RARE = 0.2  # of its places that a token has at the ends of documents, if it marks them
-NEARLY, _MOSTLY = 0.9, 0.75
+NEARLY, _MOSTLY, _NEARLY_ALL = 0.9, 0.75, 0.95
 _COMMON = 0.1  # of tokens; exact counts tell whether it is a quarter
 _ROLES, _MOST_ROLES = 8, 0.95  # so many tokens are so many of those behind the mark of a turn
 _MANY = 32  # documents of a kind
@@ -94,20 +94,20 @@ class Batch:
     labels          int[T] as they are stored; the ids, without the column
     others          places of labels that are neither -100 nor the token
     trained         bool[T]: each token, whether a model is trained to predict it
-    counted         int64[T + 1], trained tokens before each place
     real            bool[T] by attention_mask; None where it does not tell padding
     inside          bool[T], whether a place is in a document, or padding
     told            where documents begin by each column that tells
     begins, stops   int64[d], of documents, in ascending order; `sizes`: tokens of each, 1 or more
-    ends            int64[d], `stops` without what is a target alone
+    spare           tokens of each document that are targets alone and padding, 0 or 1
+    ends            int64[d], `stops` without these
     row_of, lasts   int64[d], bool[d], the row of each, and whether it is the last there
     begun           bool[d]: False for a piece whose document began before
     ended, last     bool[d], whether it ends with EOS, and int64[d], its place; or the last token's
     bare            bool[d], whether it ends with neither EOS nor what others of its kind end with
     full            bool[d], whether it ends where its row is full
+    labels_of       int64[d], trained tokens of each document; `labels_in`: int64[r], of each row
     masked          int64[d], tokens that are not trained, though the one before them could tell
     used            int64[r], where the last document ends; where the row begins, without one
-    contents        r bytes, the ids of each row up to there
     filled          int64[r], tokens up to there; `lengths`: without those that are targets alone
     """
 
@@ -133,21 +133,17 @@ class Batch:
         self.lasts = np.append(self.row_of[1:] != self.row_of[:-1], True)[: len(begins)]
         self.used = self.offsets[:-1].copy()
         self.used[self.row_of[self.lasts]] = stops[self.lasts]
-        data, width = ids.tobytes(), ids.itemsize
-        places = zip(
-            (self.offsets[:-1] * width).tolist(), (self.used * width).tolist(), strict=True
-        )
-        self.contents = [data[begin:stop] for begin, stop in places]
         self.filled: Int64 = self.used - self.offsets[:-1]
-        spare = set_.meaning.spare
-        self.lengths = self.filled - spare * np.bincount(self.row_of, minlength=self.rows)
+        alone = set_.meaning.spare * np.bincount(self.row_of, minlength=self.rows)
+        self.lengths = self.filled - alone
         is_full = habits.flows | (self.lengths[self.row_of] == (habits.length or -1))
         self.full: Bool = self.lasts & is_full
         start = raw.columns.get("segments.start", Column(_NONE, _NONE)).values
         self.begun: Bool = start[keep] == 0 if len(start) == len(keep) else self.sizes > 0
         if habits.flows:
             self.begun &= ~np.isin(begins, self.offsets)
-        self.ends: Int64 = np.maximum(stops - spare, begins + 1)
+        self.spare = set_.meaning.spare if habits.pad is not None else 0
+        self.ends: Int64 = np.maximum(stops - self.spare, begins + 1)
         before = np.maximum(self.ends - 1 - habits.tail, begins)
         is_tailed = (ids[self.ends - 1] != habits.eos) & (ids[before] == habits.eos)
         self.last: Int64 = np.where(is_tailed, before, self.ends - 1)
@@ -157,15 +153,15 @@ class Batch:
             tails = ids[np.maximum(self.ends[:, None] - np.arange(len(other), 0, -1), 0)]
             self.bare &= (tails != np.array(other)).any(axis=1)
         self.trained = _trained(raw, set_.meaning.shift)
-        if spare:  # nothing predicts it
+        if set_.meaning.spare:  # nothing predicts it
             self.trained[begins] = False
-        self.counted = offsets_of(self.trained)
-        trained = self.counted[stops] - self.counted[begins + 1]
-        self.masked: Int64 = self.sizes - 1 - spare - trained
+        self.labels_of = count(self.trained, begins, stops)
+        self.labels_in = self.by_row(self.trained)
+        self.masked: Int64 = self.sizes - 1 - self.spare - self.labels_of + self.trained[begins]
 
-    def by_row(self, counts: Int64) -> Int64:
-        """int64[r], of counts int64[T + 1] of something before each place, what rows have of it."""
-        return counts[self.offsets[1:]] - counts[self.offsets[:-1]]
+    def by_row(self, flags: Bool) -> Int64:
+        """int64[r], of flags bool[T], how many each row has."""
+        return count(flags, self.offsets[:-1], self.offsets[1:])
 
     def rows_where(self, flags: Bool) -> Int64:
         """int64, the first places of the rows that bool[r] marks."""
@@ -180,6 +176,16 @@ class Batch:
         return np.searchsorted(self.begins, places, side="right") - 1
 
 
+def count(flags: Bool, begins: Int64, stops: Int64) -> Int64:
+    """int64[n], how many of flags bool[T] are in each stretch; they are in ascending order."""
+    edges = np.stack([begins, stops], axis=1).reshape(-1)
+    if not len(edges):
+        return _NONE
+    ended = np.append(flags, False).view(np.int8)  # so that the last edge is a place, too
+    sums = np.add.reduceat(ended, edges, dtype=np.int32)[::2]
+    return np.where(stops > begins, sums, 0).astype(np.int64)
+
+
 def _documents(
     ids: npt.NDArray[Any], offsets: Int64, real: Bool | None,
     told: dict[str, tuple[Int64, Int64]], set_: Set, habits: Habits,
@@ -192,13 +198,16 @@ def _documents(
         after = np.flatnonzero(ids == habits.eos) + 1 + habits.tail
         begins, stops = _stretches(flags, after, offsets)
     else:
-        begins, stops = _reach(flags, offsets)
+        begins, stops = _reach(flags, offsets[:-1], offsets[1:])
     if habits.pad is None or real is not None:
         return begins, stops
-    ends = _reach(ids != habits.pad, offsets)[1]
-    if habits.pad == habits.eos:  # the first of it is the end of a document
-        ends = np.minimum(ends + 1, offsets[1:])
-    most = ends[np.searchsorted(offsets, begins, side="right") - 1]
+    spare = set_.meaning.spare
+    padded = (begins, stops) if spare else (offsets[:-1], offsets[1:])
+    most = _reach(ids != habits.pad, *padded)[1]
+    # the first of it is the end of a document, if it is EOS
+    most = np.minimum(most + spare + (habits.pad == habits.eos), padded[1])
+    if not spare:
+        most = most[np.searchsorted(offsets, begins, side="right") - 1]
     return np.minimum(begins, most), np.minimum(stops, most)
 
 
@@ -232,7 +241,7 @@ def _told(raw: Raw, set_: Set, real: Bool | None) -> dict[str, tuple[Int64, Int6
         elif name == "position_ids":  # LLaMA-Factory's padding has position 0
             flags = real
             if flags is None:
-                ends = _reach(values != 0, offsets)[1] - offsets[:-1]
+                ends = _reach(values != 0, offsets[:-1], offsets[1:])[1] - offsets[:-1]
                 flags = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets)) < (
                     np.repeat(ends, np.diff(offsets))
                 )
@@ -300,16 +309,16 @@ def _stretches(real: Bool, edges: Int64, offsets: Int64) -> tuple[Int64, Int64]:
     return cuts[:-1][keep], cuts[1:][keep]
 
 
-def _reach(flags: Bool, offsets: Int64) -> tuple[Int64, Int64]:
-    """int64[r] each, from the first place of each row with a flag to behind the last one; the
-    row's begin, where it has none.
+def _reach(flags: Bool, begins: Int64, stops: Int64) -> tuple[Int64, Int64]:
+    """int64[n] each, from the first place with a flag of each stretch to behind the last one; its
+    begin, where it has none.
     """
     places = np.flatnonzero(flags)
-    edges = np.searchsorted(places, offsets)
-    has = np.diff(edges) > 0
-    begins, stops = offsets[:-1].copy(), offsets[:-1].copy()
-    begins[has], stops[has] = places[edges[:-1][has]], places[edges[1:][has] - 1] + 1
-    return begins, stops
+    first, end = np.searchsorted(places, begins), np.searchsorted(places, stops)
+    has = end > first
+    reached, left = begins.copy(), begins.copy()
+    reached[has], left[has] = places[first[has]], places[end[has] - 1] + 1
+    return reached, left
 
 
 def _trained(raw: Raw, shift: str) -> Bool:
@@ -343,7 +352,7 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         masked=real is not None and not real.all(),
     )
     habits = _padding(_of_tokenizer(habits, tokenizer, set_), raw, set_)
-    lengths = np.diff(offsets) if real is None else np.diff(offsets_of(real)[offsets])
+    lengths = np.diff(offsets) if real is None else count(real, offsets[:-1], offsets[1:])
     told = {*TELLING} & {*set_.names} - {"attention_mask"}
     is_full = len(lengths) > 1 and float((lengths == habits.length).mean()) >= NEARLY
     is_told = bool(told) or set_.documents or habits.pad is not None
@@ -357,6 +366,11 @@ def look(set_: Set, tokenizer: TokenizerInfo | None, max_length: int | None) -> 
         batch = Batch(raw, set_, habits)
     habits = _ending(batch)
     habits = replace(habits, others=_other_ends(Batch(raw, set_, habits)))
+    if habits.length is None:
+        batch = Batch(raw, set_, habits)
+        longest = int(batch.lengths.max(initial=0))
+        if batch.bare[batch.lasts & (batch.lengths[batch.row_of] == longest)].any():
+            habits = replace(habits, length=longest)  # it is the only full one, and ends there
     if habits.bos is None and tokenizer is None:
         habits = _beginning(batch, habits)
     return _shares(Batch(raw, set_, habits))
@@ -366,20 +380,22 @@ def _looked_at(set_: Set) -> Raw:
     """Evenly spread rows as if they followed one another: the first row, to know how long rows are,
     and then so many that memory holds them.
     """
-    first = next(set_.read(np.array([[0, 1]])))
-    length = max(1, len(first.columns["input_ids"].values))
+    length = max(1, len(next(set_.read(np.array([[0, 1]]))).columns["input_ids"].values))
     wanted = min(max(_LOOK_TOKENS // length, 16), _LOOK_ROWS)
     raws, tokens = list[Raw](), 0
-    for raw in set_.read(set_.cheap_spans(wanted)):
+    for raw in set_.read(even_spans(set_.rows, wanted, -(-wanted // _SPANS))):
         columns = {name: Column(of.values.copy(), of.offsets) for name, of in raw.columns.items()}
         raws.append(raw._replace(columns=columns))  # a copy, since views hold all that was read
         tokens += len(raw.columns["input_ids"].values)
         if tokens > 2 * _LOOK_TOKENS:  # the first row was a short one
             break
-    return Raw(0, {name: _joined([one.columns[name] for one in raws]) for name in first.columns})
+    names = raws[0].columns
+    return Raw(0, {name: _joined([one.columns[name] for one in raws]) for name in names})
 
 
 def _joined(columns: Sequence[Column]) -> Column:
+    if len(columns) == 1:  # perhaps a very long row
+        return columns[0]
     lengths = np.concatenate([np.diff(one.offsets) for one in columns])
     return Column(np.concatenate([one.values for one in columns]), offsets_of(lengths))
 
@@ -412,6 +428,8 @@ def _of_tokenizer(habits: Habits, info: TokenizerInfo | None, set_: Set) -> Habi
 def _padding(habits: Habits, raw: Raw, set_: Set) -> Habits:
     """Padding by its place: at the ends of rows that are all as long, stretches of one token."""
     without, (ids, offsets) = replace(habits, pad=None), raw.columns["input_ids"]
+    if set_.meaning.spare:
+        return _spare(without, raw, set_)
     if {*LISTED} & {*set_.names} or habits.masked or set_.documents:
         return without
     lengths = np.diff(offsets)
@@ -425,7 +443,30 @@ def _padding(habits: Habits, raw: Raw, set_: Set) -> Habits:
     if habits.pad is None and float((lengths == habits.length).mean()) < NEARLY:
         return habits  # rows of several lengths are not padded
     habits.told["padding"] = f"{token}, which fills the ends of rows"
-    return replace(habits, pad=token)
+    return _filled(replace(habits, pad=token), raw, set_, offsets[:-1], offsets[1:])
+
+
+def _spare(habits: Habits, raw: Raw, set_: Set) -> Habits:
+    """Padding of documents that each end with a target which is not trained, and perhaps more."""
+    begins, stops = next(iter(_told(raw, set_, None).values()))
+    begins, stops = begins[stops > begins], stops[stops > begins]
+    token, share = _mode(raw.columns["input_ids"].values[stops - 1])
+    if share < NEARLY or _trained(raw, set_.meaning.shift)[stops - 1].any():
+        return habits
+    habits.told["padding"] = f"{token}, with which documents are filled up"
+    return _filled(replace(habits, pad=token), raw, set_, begins, stops)
+
+
+def _filled(habits: Habits, raw: Raw, set_: Set, begins: Int64, stops: Int64) -> Habits:
+    """Habits of a set whose stretches are filled up with padding: it is EOS if the first of it is
+    trained.
+    """
+    first = _reach(raw.columns["input_ids"].values != habits.pad, begins, stops)[1]
+    trained = _trained(raw, set_.meaning.shift)[first[first < stops - set_.meaning.spare]]
+    if habits.eos is not None or _share(trained) < _PLAIN:
+        return habits
+    habits.told["EOS"] = f"{habits.pad}, with which documents end"
+    return replace(habits, eos=habits.pad)
 
 
 def _mode(tokens: npt.NDArray[Any]) -> tuple[int, float]:
@@ -438,27 +479,30 @@ def _mode(tokens: npt.NDArray[Any]) -> tuple[int, float]:
 
 
 def _ending(b: Batch) -> Habits:
-    """EOS by the ends of documents that are not cut. Behind it may be a line end, which is
-    everywhere, or what is never trained.
+    """EOS by the ends of documents that are not cut: the token with which most end, or the one
+    before it, if that is a line end: it is often elsewhere, and nearly always behind the other.
     """
-    stops, found = b.ends[~b.full & (b.ends - b.begins > 1)], list[tuple[bool, int, int, int]]()
+    stops = b.ends[~b.full & (b.ends - b.begins > 1)]
     if b.habits.eos is not None:  # by the tokenizer: do documents end with it, or one place before?
         return replace(b.habits, tail=_tail(b, stops, b.habits.eos))
-    alone = b.ids[b.stops[b.ends < b.stops] - 1]  # targets, which may be any token
-    for tail in (0, 1) if len(stops) >= _FEWEST else ():
-        places = stops - 1 - tail
-        token, share = _mode(b.ids[places])
-        everywhere = int((b.ids == token).sum() - (alone == token).sum())
-        places = places[b.ids[places] == token]
-        if share >= _PLAIN and len(places) >= _RARE * everywhere:
-            is_trained = not b.set_.says_what_is_trained or bool(b.trained[places].any())
-            at_ends = int((b.ids[np.maximum(b.ends - 1 - tail, b.begins)] == token).sum())
-            found.append((not is_trained, everywhere - at_ends, tail, token))
-    if not found:
+    if len(stops) < _FEWEST:
         return b.habits
-    *_, tail, token = min(found)
+    real = b.inside.copy()
+    real[b.stops[b.ends < b.stops] - 1] = False  # targets alone, which may be any token
+    found = list[tuple[int, Bool, int]]()
+    for tail in (0, 1):
+        token, _ = _mode(b.ids[stops - 1 - tail])
+        has = (b.ids[stops - 1] == token) | (b.ids[stops - 2] == token)
+        found.append((token, has, int(((b.ids == token) & real).sum())))
+    (_, has, everywhere), (_, has_before, _) = found
+    is_line_end = everywhere >= 2 * len(stops) and _share(has_before[has]) >= _NEARLY_ALL
+    token, has, everywhere = found[_share(has) < _PLAIN or is_line_end]
+    # where padding is told by its place alone, it may be EOS
+    least = _PLAIN if b.habits.pad is None else NEARLY
+    if _share(has) < least or has.sum() < _RARE * everywhere:
+        return b.habits
     b.habits.told["EOS"] = f"{token}, with which documents end"
-    return replace(b.habits, eos=token, tail=tail or _tail(b, stops, token))
+    return replace(b.habits, eos=token, tail=_tail(b, stops, token))
 
 
 def _tail(b: Batch, stops: Int64, eos: int) -> int:

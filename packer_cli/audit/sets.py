@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -55,7 +55,6 @@ _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # that are decoded together
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_SPANS = 8  # of rows, for a look
 _DECODED_BYTES = 2 << 20  # of Parquet
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
@@ -153,7 +152,6 @@ class File(NamedTuple):
     batches    gives (number of the first row, record batch), in ascending order, for all rows of
                the spans that it is asked for, and perhaps more
     documents  whether rows are documents, which are not packed yet
-    starts     rows before which nothing need be read to read them
     """
 
     place: str
@@ -162,7 +160,6 @@ class File(NamedTuple):
     batches: Callable[[Int64], Iterator[tuple[int, Any]]]
     ignored: Mapping[str, str] = {}
     documents: bool = False
-    starts: Sequence[int] = (0,)
 
 
 @dataclass(frozen=True)
@@ -206,17 +203,6 @@ class Set:
         """(file, number of the row in it)."""
         number = int(np.searchsorted(self._firsts, row, side="right")) - 1
         return self.files[number].place, row - int(self._firsts[number])
-
-    def cheap_spans(self, wanted: int) -> Int64:
-        """About as many rows as are wanted, evenly spread over those that are soon read."""
-        pairs = zip(self.files, self._firsts.tolist(), strict=False)
-        starts = np.array([first + at for file, first in pairs for at in file.starts])
-        few = np.unique(np.linspace(0, len(starts) - 1, _SPANS).astype(np.int64))
-        if len(few) < _SPANS:
-            return even_spans(self.rows, wanted)
-        begins = starts[few]
-        ends = np.append(begins[1:], self.rows)
-        return np.stack([begins, np.minimum(begins + max(1, wanted // _SPANS), ends)], axis=1)
 
     def read(self, spans: Int64) -> Iterator[Raw]:
         """Rows spans[k, 0] <= row < spans[k, 1], int64[n, 2], in ascending order, a few at a time.
@@ -443,20 +429,16 @@ def _parquet(file: InputFile) -> File:
                     if at + batch.num_rows >= wanted[-1]:
                         break
 
-    starts = firsts[:-1].tolist()
-    return File(file.path, int(firsts[-1]), names, batches, ignored, starts=starts)
+    return File(file.path, int(firsts[-1]), names, batches, ignored)
 
 
-_Values = list[int | bool] | None
-_Line: Any = msgspec.defstruct(
-    "_Line", [("input_ids", list[int]), *((name, _Values, None) for name in _READ[1:-1])]
-)
+_fields_in = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_list_in = msgspec.json.Decoder(list[int | bool] | None).decode
 
 
 def _json(file: InputFile) -> File:
     """A file of JSON lines or an array, whose columns are the fields of its first record."""
     reader, config = reader_for(file.format), DocumentConfig()
-    decode = msgspec.json.Decoder(_Line).decode
     assert isinstance(reader, JsonlReader)  # noqa: S101 by its format
 
     def records() -> Iterator[tuple[int, bytes | memoryview]]:
@@ -470,17 +452,15 @@ def _json(file: InputFile) -> File:
 
     def decoded(number: int, piece: bytes | memoryview) -> dict[str, list[int]]:
         try:
-            fields = msgspec.structs.asdict(decode(piece))
+            fields = _fields_in(piece)
+            lists = {name: _list_in(fields[name]) for name in _READ[:-1] if name in fields}
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ValueError(f"row {number}: {error}") from error
-        return {name: own for name, own in fields.items() if own is not None}
+        if number == 0 and lists.get("input_ids") is None:
+            _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
+        return {name: own for name, own in lists.items() if own is not None}
 
     with _readable(file.path):
-        for _, piece in islice(records(), 1):
-            with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-                fields = msgspec.json.decode(piece, type=dict[str, msgspec.Raw])
-                if "input_ids" not in fields:
-                    _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
         names = next((list(decoded(*one)) for one in records()), ["input_ids"])
         rows = sum(1 for _ in records())
 

@@ -9,19 +9,24 @@ import json
 import lzma
 import random
 from pathlib import Path
+from typing import Any
 
+import audited as written
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers
 from audited import (
+    BOS,
     DEFECTS,
     EOS,
     FIRST,
     IDS,
     LENGTH,
     LINE,
+    MARK,
+    PAD,
     Sets,
     audited,
     bridge,
@@ -182,6 +187,29 @@ def test_documents_of_two_kinds_end_in_two_ways(
     assert found(report) == ({rule: 1} if rule else {})
 
 
+@pytest.mark.parametrize("pad", [PAD, EOS])
+@pytest.mark.parametrize("write", [trl, parquet, bridge])
+@pytest.mark.parametrize("chats", [0, 1, 5])
+def test_eos_of_texts_with_line_ends_beside_chats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pad: int, write: Any, chats: int
+) -> None:
+    """EOS also ends turns and fills rows; the line end before that of texts is nowhere else."""
+    monkeypatch.setattr(written, "PAD", pad)
+    sets, random_ = conversations(1), random.Random(1)
+    for number, (_, one) in enumerate(sets.documents()):
+        if number % 10 < chats:
+            turns = [at for at, token in enumerate(one.ids) if token == MARK]
+            for at in turns[1:]:  # in place of the last word, so that rows stay as long
+                one.ids[at - 1] = EOS
+        else:
+            words = [random_.randrange(FIRST, IDS) for _ in one.ids[3:]]
+            one.ids[:] = [BOS, *words, IDS + 1, EOS]
+            one.trained[:] = [False] + [True] * (len(one.ids) - 1)
+    write(sets, tmp_path / "set")
+    assert "EOS          2, with which documents end" in packer("audit", tmp_path / "set").stdout
+    assert {*found(audited(tmp_path / "set"))} <= {"all-trained"}
+
+
 @pytest.mark.parametrize("ending", [[], [300]])
 @pytest.mark.parametrize("column", ["seq_lengths", "labels"])
 def test_eos_that_no_document_has(tmp_path: Path, column: str, ending: list[int]) -> None:
@@ -239,6 +267,44 @@ def test_the_target_alone_of_an_export_is_no_end(tokenizer: str) -> None:
         assert "no-eos" not in report["not_applied"]
 
 
+@pytest.mark.parametrize("tokenizer", ["bytes", "own"])
+@pytest.mark.parametrize("multiple", [8, 64])
+@pytest.mark.usefixtures("folder")
+def test_padding_between_segments_of_an_export_is_no_text(tokenizer: str, multiple: int) -> None:
+    """It is most of the tokens, it may be EOS, and it is not what documents end with."""
+    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
+    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
+    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
+    command = ["pack", "a.jsonl", "-l", 128, "-t", tokenizer, "--segment-multiple", multiple]
+    assert packer(*command, "-q", "-o", "rows").exit_code == 0
+    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    for options in ([], ["-t", tokenizer]):
+        report = audited("out", *options)
+        own = found(report)
+        own.pop("duplicate-rows", None)
+        assert own == {}
+        assert {"no-eos", "cut", "eos-untrained"}.isdisjoint(report["not_applied"])
+
+
+@pytest.mark.parametrize("eos", [True, False])
+def test_documents_of_megatron_bridge_itself(tmp_path: Path, eos: bool) -> None:
+    """Their last token is a target, and it is trained: no padding follows."""
+    sets = conversations(1)
+    missing = set() if eos else DEFECTS["no-eos"](sets, 1)
+    columns: dict[str, list[Any]] = {"input_ids": [], "loss_mask": [], "seq_start_id": []}
+    for row in range(len(sets.rows)):
+        documents = sets.rows[row]
+        columns["input_ids"].append(sets.ids(row))
+        columns["loss_mask"].append(
+            [flag for one in documents for flag in [*map(int, one.trained[1:]), 0]]
+        )
+        columns["seq_start_id"].append([0, *np.cumsum(sets.lengths(row))[:-1].tolist()])
+    report = audited(_parquet(pa.table(columns), tmp_path))
+    assert report["format"] == "megatron-bridge"
+    assert found(report) == ({} if eos else {"no-eos": len(missing)})
+    assert "no-eos" not in report["not_applied"]
+
+
 @pytest.mark.usefixtures("folder")
 def test_documents_that_packer_truncates_are_cut() -> None:
     Path("a.jsonl").write_bytes(text_lines(*random_texts(99)))
@@ -268,6 +334,30 @@ def test_a_cut_is_a_note_where_nothing_tells_whether_it_goes_on(
     assert rows
     assert "cut" in notes or options
     assert found(report) == {}
+
+
+@pytest.mark.parametrize(("texts", "wrong"), [(0, 0), (1, 1), (40, 0)])
+def test_texts_beside_prompts_have_nothing_masked(tmp_path: Path, texts: int, wrong: int) -> None:
+    """Of prompts without headers, few that are all trained are told; not those of another kind."""
+    random_ = random.Random(1)
+    rows = [[random_.randrange(FIRST, IDS) for _ in range(20 + row)] + [EOS] for row in range(90)]
+    begins = [1 if row < texts else 15 for row in range(len(rows))]
+    labels = [[-100] * at + one[at:] for one, at in zip(rows, begins, strict=True)]
+    report = audited(_parquet(pa.table({"input_ids": rows, "labels": labels}), tmp_path))
+    assert found(report) == ({"all-trained": wrong} if wrong else {})
+
+
+def test_the_only_full_row_may_end_without_eos(tmp_path: Path) -> None:
+    """No two rows are as long, so nothing else tells how long a row is."""
+    documents = [one for _, one in conversations(1, rows=80).documents()]
+    lengths = {len(one.ids): [one] for one in documents}
+    longest = lengths[max(lengths)][0]
+    longest.ids[-1] = FIRST
+    sets = Sets([*lengths.values()], [[] for _ in lengths])
+    trl(sets, tmp_path / "set")
+    report = audited(tmp_path / "set")
+    assert found(report).keys() <= {"cut", "bos-missing"}
+    assert {one["rule"]: one["rows"] for one in report["findings"]}["cut"] == 1
 
 
 # --- what cannot be read
@@ -621,6 +711,10 @@ def test_show_refuses_what_is_for_packer_alone(sound: Path) -> None:
     assert_error(packer("show", sound, 99), 2, "there is no row 99")
 
 
+def _words(result: Any) -> str:
+    return " ".join(result.stdout.split())
+
+
 def test_files_of_tokens_are_read_together(tmp_path: Path) -> None:
     sets = conversations(1)
     rows = DEFECTS["no-eos"](sets, 1)
@@ -631,6 +725,11 @@ def test_files_of_tokens_are_read_together(tmp_path: Path) -> None:
     assert rows
     assert (report["format"], report["rows"]) == ("megatron", 2 * len(sets.rows))
     assert found(report)["duplicate-rows"] == len(sets.rows)
+    (own,) = [one for one in report["findings"] if one["rule"] == "duplicate-rows"]
+    count = len(sets.rows)
+    told = [{"row": count + row, "place": 0, "earlier": row} for row in range(10)]
+    assert own["examples"] == told
+    assert f"row {count} is row 0, row {count + 1} is row 1" in _words(packer("audit", tmp_path))
 
 
 def test_npy_windows(tmp_path: Path) -> None:
