@@ -31,7 +31,7 @@ from packer_cli.audit.documents import (
 )
 from packer_cli.audit.sets import FORMATS, Set, even_spans, open_set
 from packer_cli.packing.plan import Planner
-from packer_cli.records import IGNORED, Int64, offsets_of
+from packer_cli.records import IGNORED, Int64
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.result.wording import plural
 
