@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from packer_cli.child_process import settle_in
 from packer_cli.cli.reports import notes, print_note, print_results, refuse_name
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
@@ -38,6 +37,8 @@ def pack(
 
     Example: packer pack data.jsonl --max-length 4096 --tokenizer ./my-model
     """
+    from packer_cli.child_process import settle_in
+
     settle_in()
     from packer_cli.options.recipe import order_of
     from packer_cli.result.manifest import Manifest
@@ -79,6 +80,8 @@ def tokenize(
 
     Example: packer tokenize data.jsonl --tokenizer ./my-model --output tokens
     """
+    from packer_cli.child_process import settle_in
+
     settle_in()
     from packer_cli.options.recipe import with_text_field
     from packer_cli.run import pipeline

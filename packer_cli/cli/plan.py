@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from packer_cli.child_process import settle_in
 from packer_cli.cli.pack import Inputs, default_output
 from packer_cli.cli.reports import Page, check_page, notes, print_note, refuse_name, show_reports
 from packer_cli.errors import ThresholdMissed, UsageError, named
@@ -77,6 +76,8 @@ def plan(
 
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
+    from packer_cli.child_process import settle_in
+
     settle_in()
     from packer_cli.options.recipe import is_recipe
     from packer_cli.reports.plan import plan_report
