@@ -29,6 +29,7 @@ OF_TOKENS: dict[str, Callable[[int, int, int], Any]] = {  # of a token, its plac
     "half:float16": lambda token, place, record: token % 7 / 8,
     "brain:bfloat16": lambda token, place, record: place,
     "long:int64": lambda token, place, record: token << 40,
+    "word:uint16": lambda token, place, record: token * 65,
     "small:uint8": lambda token, place, record: token % 251,
     "flag:bool": lambda token, place, record: token % 3 == 0,
     "top:int32[3]": lambda token, place, record: [token, place, record],
