@@ -143,6 +143,15 @@ def test_values_stay_with_their_tokens(form: str, options: str) -> None:
         assert packer("verify", f"o{view}").exit_code == 0
 
 
+def test_plans_know_how_much_is_carried() -> None:
+    assert packer("tokenize", write("jsonl", records()), *CARRY, "-o", "tokens").exit_code == 0
+    planned = packer("plan", "tokens", "-l", 64, "--json")
+    assert planned.exit_code == 0, planned.stderr
+    (one,) = json.loads(planned.stdout)["outcomes"]
+    assert packer("pack", "tokens", "-l", 64, "-q", "-o", "out").exit_code == 0
+    assert one["bytes"] == json.loads(packer("stats", "out", "--json").stdout)["bytes"]
+
+
 def test_updates_carry_the_same_columns() -> None:
     made, command = records(), ["-l", 64, *CARRY, "--unit-bytes", "5k", "-q", "-o", "out"]
     path = write("jsonl", made[:40])
