@@ -43,7 +43,7 @@ KEYS = {
 }
 _READER = ParquetReader()
 _MOST_ROWS = 1 << 16  # that are decoded at once
-_MOST_OPEN = 64  # files
+_MOST_OPEN = 32  # files, of each of which a few megabytes are held
 _TIP = "write a value for each token of the document, in its order"
 
 
@@ -133,7 +133,8 @@ class Attached:
                 raise DataError(
                     f"{self.place(row)}: has the {same_what} of {self.place(other)}, and other "
                     f"values of {named(self.names)}",
-                    "leave one of the two out",
+                    "leave one of the two out; or write the column document instead, by which "
+                    "equal documents have values of their own",
                 )
 
     def file_of(self, row: Int64) -> Int64:

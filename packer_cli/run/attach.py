@@ -48,7 +48,7 @@ from packer_cli.run.identity import Attachment, Chosen, Run, refuse_other_packer
 Bool = npt.NDArray[np.bool_]
 
 _BYTES_PER_TOKEN, _MOST_DOCUMENTS = 4, 1 << 16
-_VALUE_BYTES = 32 << 20  # that are read together
+_VALUE_BYTES = 16 << 20  # that are read together
 
 
 def settle_attachment(

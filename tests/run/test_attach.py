@@ -179,6 +179,27 @@ def test_what_documents_had_stays() -> None:
     )
 
 
+@pytest.mark.parametrize("way", ["input_ids", "content_hash", "place"])
+def test_pairs(way: str) -> None:
+    """Their tokens do not tell which side is the chosen one; all else does."""
+    sides = {"prompt": "which?", "chosen": "this", "rejected": "that"}
+    turned = sides | {"chosen": "that", "rejected": "this"}
+    Path("pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (sides, turned)))
+    tokenizer = chat_tokenizer(Path("tokenizer"))
+    assert packer("tokenize", "pairs.jsonl", "-t", tokenizer, "-q", "-o", "out").exit_code == 0
+    write(rows_of("out", way))
+    if way == "input_ids":
+        assert_error(
+            attach("scores.parquet", more=("-q",)), 2, "which side of a pair is the chosen"
+        )
+        return
+    assert attach("scores.parquet").exit_code == 0
+    assert packer("verify", "out", "--against-inputs").exit_code == 0
+    assert packer("pack", "out", "-l", 64, "-q", "-o", "rows").exit_code == 0
+    assert open_packed("rows").facts.config.carry == [f"ids:uint16[{K}]/token",
+                                                      f"logprobs:float16[{K}]/token"]  # fmt: skip
+
+
 def test_documents_without_values() -> None:
     """Left out, unless they have defaults; counted and told, as are rows of no document."""
     tokenize()
