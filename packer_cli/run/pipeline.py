@@ -133,8 +133,7 @@ def _to_attach(directory: str, destination: Path | str, options: RunOptions) -> 
         (is_given, f"--attach does not go with {name}", tip) for name, is_given in others.items()
     )
     for place in map(Path, dict.fromkeys((directory, str(destination)))):
-        if output.is_replacing(place):
-            output.clean(place, options)
+        output.clean(place, options)
     is_same = storage.identity(directory) == storage.identity(str(destination))
     return replace(options, overwrite=options.overwrite or is_same)
 
