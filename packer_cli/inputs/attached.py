@@ -6,10 +6,10 @@
     document   document           its number
     place      file, position     as the tokenized directory has them
 
-Where a file has several of these, the first counts. Keys of all rows are held, 24 bytes a row;
-values never are: they are read by row group, a few megabytes at once, forwards in each file. So
-they come fast in the order of the documents, also where each of many files has every n-th, and
-slowly where rows are shuffled.
+Where a file has several of these, the first counts. Keys of all rows are held, 24 bytes a row, and
+some 100 while they are sorted. Values never are: they are read by row group, a few megabytes at
+once, forwards in each file. So they come fast in the order of the documents, also where each of
+many files has every n-th, and slowly where rows are shuffled.
 """
 
 from __future__ import annotations
@@ -251,15 +251,19 @@ def _batches(file: InputFile, names: list[str], group: int = 0) -> Iterator[Any]
         storage.open_arrow(file.path, file.status()) as source,
         _READER.opened(file, source) as table,
     ):
-        found: list[str] = table.schema.names
-        for name in names:
-            if (number := found.count(name)) != 1:
-                raise DataError(
-                    f"{file.path}: {number or 'no'} column{'s' * (number > 1)} '{name}'; columns "
-                    f"found: {named(found)}",
-                    "write the same columns into all of the files",
-                )
+        _refuse_lacking(file, table.schema.names, names)
         yield from table.batches(Slice(file.index, group, None, 0), names, _MOST_ROWS)
+
+
+def _refuse_lacking(file: InputFile, found: list[str], names: list[str]) -> None:
+    """DataError for columns that a file does not have once."""
+    for name in names:
+        if (number := found.count(name)) != 1:
+            raise DataError(
+                f"{file.path}: {number or 'no'} column{'s' * (number > 1)} '{name}'; columns "
+                f"found: {named(found)}",
+                "name columns that all of the files have with --carry NAME:TYPE",
+            )
 
 
 def _keys_in(file: InputFile, by: str) -> UInt64:
@@ -327,7 +331,7 @@ _EXPECTED = {
 
 def matched_by(file: InputFile, columns: Sequence[Carried]) -> tuple[str, list[Carried]]:
     """How documents are found by the rows of a file, one of KEYS; and the columns with what has a
-    value of them. UsageError for files that do not tell, or lack a column.
+    value of them. UsageError for a file that does not tell, DataError for one that lacks a column.
     """
     with (
         reading(file),
@@ -342,14 +346,9 @@ def matched_by(file: InputFile, columns: Sequence[Carried]) -> tuple[str, list[C
             f"found: {named(schema.names)}",
             "write input_ids beside the values; or content_hash, document, or file and position",
         )
+    _refuse_lacking(file, schema.names, [one.name for one in columns])
     made = list[Carried]()
     for one in columns:
-        if one.name not in schema.names:
-            raise UsageError(
-                f"--attach: {file.path} has no column '{one.name}'; columns found: "
-                f"{named(schema.names)}",
-                "name its columns with --carry NAME:TYPE",
-            )
         kind, depth = schema.field(one.name).type, -int(one.count is not None)
         while is_list(kind):
             kind, depth = kind.value_type, depth + 1

@@ -300,14 +300,6 @@ def _of_documents(manifest: Result) -> Iterator[Figure]:
     mean = f"{f['tokens_per_document']:,.1f} tokens each"
     yield Figure("documents", count(f["documents"]), f"{mean}; {disk}")
     yield from _tokens(f)
-    if its := f.get("attached"):
-        which = "are left out" if f["dropped_documents"] else "have those of --carry-default"
-        for title, number, meaning in (
-            ("no values", its["documents_without"], f"documents without any {which}"),
-            ("no document", its["rows_without"], "rows of attached files are of none"),
-        ):
-            if number:
-                yield Figure(title, count(number), meaning, is_loss=True)
     yield from _unusual(f)
 
 

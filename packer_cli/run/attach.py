@@ -67,10 +67,10 @@ def settle_attachment(
     may not, or all do.
     """
     directory = opened(file)
-    facts, place = directory.facts, directory.path
+    facts, then = directory.facts, directory.facts.packer_version
     _refuse_other_columns(directory, config)
-    then = facts.packer_version
-    refuse_other_packer(place, then, f"tokenize it again, or attach with packer {then}")
+    tip = f"tokenize it again, or attach with packer {then}"
+    refuse_other_packer(directory.path, then, tip)
     if other := [one.path for one in found if one.format != "parquet"]:
         raise UsageError(f"--attach: {other[0]} is not Parquet", "write the values as Parquet")
     first = len(facts.inputs)
@@ -79,33 +79,42 @@ def settle_attachment(
     carry = tuple(map(str, columns))
     check_defaults(config.carried, config.carry_default)
     attached = attached_of(files, carry, by, directory.has_pairs)
-    at = attached.find(attached.keys_in(directory))
-    lost = np.flatnonzero(at < 0)
-    matched = np.zeros(len(attached.row), bool)
-    matched[at[at >= 0]] = True
-    unused = attached.rows - int(attached.copies[matched].sum())
-    rows, what = plural(attached.rows, "row"), " and ".join(KEYS[by])
-    options.notify(
-        f"{place}: {rows} in {named([one.path for one in files], 3)}, matched by {what}: "
-        f"{plural(len(directory) - len(lost), 'document')} of {len(directory):,} found"
-    )
-    if len(lost) == len(directory) or (len(lost) and missing == "error"):
-        number = int(lost[0])
-        how = "no document has" if len(lost) == len(directory) else f"{len(lost):,} documents lack"
-        raise DataError(
-            f"{place}, {reader_for(TOKENIZED).describe(file, number)}: has no values in the "
-            f"attached files, by {what}; {how} any",
-            "were they written for this directory, with this tokenizer? see docs/carried.md",
-        )
-    then_config = document_config_of(facts)
+    without = _without(file, attached, missing, options)
+    attachment = Attachment(replace(file, index=first), files, carry, by, *without)
+    earlier = document_config_of(facts)
     its = replace(
-        then_config,
-        carry=(*then_config.carry, *carry),
-        carry_default=(*then_config.carry_default, *config.carry_default),
+        earlier,
+        carry=(*earlier.carry, *carry),
+        carry_default=(*earlier.carry_default, *config.carry_default),
     )
-    attachment = Attachment(replace(file, index=first), files, carry, by, len(lost), unused)
     units = EarlierDocuments(directory).units
     return Run(its, shape_of(facts), _inputs_then(directory), units, chosen, attachment)
+
+
+def _without(
+    file: InputFile, attached: Attached, missing: str, options: EncodingOptions
+) -> tuple[int, int]:
+    """How many documents of a directory have no values, and how many rows belong to no document.
+    Raises DataError where `missing` says so, or no document has any.
+    """
+    directory = opened(file)
+    at = attached.find(attached.keys_in(directory))
+    lost, matched = np.flatnonzero(at < 0), np.zeros(len(attached.row), bool)
+    matched[at[at >= 0]] = True
+    what, there = " and ".join(KEYS[attached.by]), len(directory) - len(lost)
+    options.notify(
+        f"{directory.path}: {plural(attached.rows, 'row')} in "
+        f"{named([one.path for one in attached.files], 3)}, matched by {what}: "
+        f"{plural(there, 'document')} of {len(directory):,} found"
+    )
+    if not there or (len(lost) and missing == "error"):
+        lack = f"{plural(len(lost), 'document lacks', 'documents lack')} them"
+        raise DataError(
+            f"{directory.path}, {reader_for(TOKENIZED).describe(file, int(lost[0]))}: has no "
+            f"values in the attached files, by {what}; {lack if there else 'nor has any other'}",
+            "write values for all documents of this directory: see docs/carried.md",
+        )
+    return len(lost), attached.rows - int(attached.copies[matched].sum())
 
 
 def has_attached(facts: Result, files: Sequence[InputFile], columns: Sequence[str]) -> bool:

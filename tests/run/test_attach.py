@@ -19,6 +19,8 @@ from chats import assistant, chat, chat_tokenizer, user
 from support import assert_error, contents, jsonl, packer, random_texts
 
 from packer_cli import open_packed
+from packer_cli.result.layout import digest
+from packer_cli.result.manifest import to_bytes
 from packer_cli.result.tokenized import Tokens, open_tokenized
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -200,6 +202,40 @@ def test_pairs(way: str) -> None:
                                                       f"logprobs:float16[{K}]/token"]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("inputs", "options", "then"),
+    [
+        ("a.jsonl chat.jsonl", "", ""),
+        ("chat.jsonl", "--turns each", ""),
+        ("a.jsonl b.jsonl", "", "tokenize b.jsonl --update --prune"),
+        ("a.jsonl", "", "rm a.jsonl"),
+    ],
+)
+def test_whatever_was_tokenized(inputs: str, options: str, then: str) -> None:
+    """Several shapes, several documents of a record, inputs that are gone."""
+    talks = [chat(user("hi"), assistant("ho" * n), user("x"), assistant("y")) for n in range(9)]
+    Path("chat.jsonl").write_text("".join(json.dumps(one) + "\n" for one in talks))
+    for seed, name in enumerate(("a", "b")):
+        Path(f"{name}.jsonl").write_bytes(jsonl(*random_texts(20, 50, seed, f"{name} ")))
+    given = ("-t", chat_tokenizer(Path("tokenizer")), *options.split(), "-q", "-o", "out")
+    assert packer("tokenize", *inputs.split(), *given).exit_code == 0
+    if then.startswith("rm"):
+        Path("a.jsonl").unlink()
+    elif then:
+        assert packer(*then.split(), *given).exit_code == 0
+    rows = rows_of("out", "place")
+    write(rows)
+    result = attach("scores.parquet")
+    assert result.exit_code == 0, result.stderr
+    again = () if then.startswith("rm") else ("--against-inputs",)
+    for _ in range(2):  # the second time without the files
+        verified = packer("verify", "out", *again)
+        assert verified.exit_code == 0, verified.stdout
+        Path("scores.parquet").unlink(missing_ok=True)
+    assert packer("pack", "out", "-l", 64, "--keep-untrained", "-q", "-o", "rows").exit_code == 0
+    assert assert_attached("rows") == open_tokenized("out").facts.tokens
+
+
 def test_documents_without_values() -> None:
     """Left out, unless they have defaults; counted and told, as are rows of no document."""
     tokenize()
@@ -209,7 +245,7 @@ def test_documents_without_values() -> None:
            {"input_ids": [1, 2], "ids": [[1] * K] * 2, "logprobs": [[0] * K] * 2}])  # fmt: skip
     ended = attach("scores.parquet", more=("--carry-missing", "error", "-q"))
     lost = sum(row["input_ids"] == gone for row in rows)
-    assert_error(ended, 1, "out, document 7 (out.jsonl at", f"{lost} documents lack")
+    assert_error(ended, 1, "out, document 7 (out.jsonl at", f"{lost} document lacks them")
     result = attach("scores.parquet", more=("-o", "new"))
     assert result.exit_code == 0, result.stderr
     text = f"{lost} of {len(rows)} documents have no attached values, and are left out"
@@ -256,9 +292,13 @@ CASES: dict[str, tuple[Any, tuple[str, ...]]] = {
         lambda rows: rows[8].update(input_ids=[-1]),
         ("row group 1, row 1 (row 8 of the file): its input_ids are not a list of token ids",),
     ),
+    "no column": (
+        lambda rows: [row.pop("logprobs") for row in rows],
+        ("scores.parquet: no column 'logprobs'; columns found: input_ids, ids",),
+    ),
     "of others": (
         lambda rows: [row.update(input_ids=[3, *row["input_ids"]]) for row in rows],
-        ("out, document 0 (out.jsonl at", "has no values in the attached files", "no document"),
+        ("out, document 0 (out.jsonl at", "has no values in the attached files", "nor has any"),
     ),
 }  # fmt: skip
 
@@ -284,7 +324,6 @@ def test_files_that_do_not_fit(case: str) -> None:
             "tokenize a.jsonl --attach s.parquet --carry ids:uint16[3]",
             ("a.jsonl is not a tokenized directory",),
         ),
-        ("tokenize out --attach s.parquet --carry x:int32", ("s.parquet has no column 'x'",)),
         ("tokenize out --attach a.jsonl --carry ids:uint16[3]", ("a.jsonl is not Parquet",)),
         ("tokenize out --attach bare.parquet --carry ids:uint16[3]", ("does not tell which",)),
         ("tokenize out --attach s.parquet --carry ids:uint16[3] --bos", ("--bos: out is",)),
@@ -326,8 +365,18 @@ def test_verify_compares_the_files() -> None:
     gone = packer("verify", "out", "--against-inputs")
     assert gone.exit_code == 0
     assert "the values of ids, logprobs are not compared" in gone.stderr
-    rows[4]["ids"][0][1] += 1
+    rows[10]["ids"][0][1] += 1
     write(rows)
     changed = packer("verify", "out", "--against-inputs")
     assert (changed.exit_code, "scores.parquet: " in changed.stdout) == (1, True)
     assert "attach the files as they are" in changed.stderr
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    size, sha256 = digest("scores.parquet")
+    manifest["attached"]["files"] = [{"path": "scores.parquet", "size": size, "sha256": sha256}]
+    Path("out/manifest.json").write_bytes(to_bytes(manifest))
+    forged = packer("verify", "out", "--against-inputs")
+    first = rows[10]["ids"][0]
+    assert forged.exit_code == 1
+    before = [first[0], first[1] - 1, first[2]]
+    assert f"ids has {before} at place 0 of document 10" in forged.stdout
+    assert f"{first} expected when encoded again: in segment 0, of" in forged.stdout
