@@ -208,12 +208,9 @@ def with_carried(records: Records, given: Given, config: DocumentConfig, tip: st
         if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
             values[one.name] = 0
             continue
-        column = given.values.get(one.name)
-        found = None if column is None else _carried_together(one, column, kept, lengths)
-        if found is None:
-            default = default_of(one, defaults[one.name]) if one.name in defaults else None
-            found, wrong = _carried_one_by_one(one, column, kept, lengths, default)
-            bad = wrong | bad
+        default = default_of(one, defaults[one.name]) if one.name in defaults else None
+        found, wrong = carried_in(one, given.values.get(one.name), kept, lengths, default)
+        bad = wrong | bad
         of_records = one.of != TOKEN and sizes is not None
         values[one.name] = np.repeat(found, lengths, axis=0) if of_records else found
     carried = together(values)
@@ -229,6 +226,22 @@ def with_carried(records: Records, given: Given, config: DocumentConfig, tip: st
         fields=good.fields, carried=good.carried,
         bad=sorted([*records.bad, *refused], key=lambda record: record.position),
     )  # fmt: skip
+
+
+def carried_in(
+    column: Carried, given: Any, kept: Int64, lengths: Int64, default: Any = None
+) -> tuple[_Array, dict[int, str]]:
+    """The values of the kept records, end to end, and what is wrong with some of them, by their
+    numbers.
+
+    given    m values as in `with_carried`, or None; kept: int64[n], which of them
+    lengths  int64[n], how many tokens each has, where tokens have values
+    default  of records without a value; None: they are bad
+    """
+    found = None if given is None else _carried_together(column, given, kept, lengths)
+    if found is not None:
+        return found, {}
+    return _carried_one_by_one(column, given, kept, lengths, default)
 
 
 def _real_tokens(masks: Any, kept: Int64, lengths: Int64) -> npt.NDArray[np.bool_]:

@@ -29,6 +29,7 @@ TYPES = {
     "bfloat16": "uint16",
     "int32": "int32",
     "int64": "int64",
+    "uint16": "uint16",
     "uint8": "uint8",
     "bool": "uint8",
 }
@@ -83,8 +84,8 @@ class Carried:
     @property
     def bytes(self) -> int:
         """How many bytes a value takes, or `count` values."""
-        sizes = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
-        return sizes.get(self.type, 1) * (self.count or 1)
+        sizes = {"float32": 4, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
+        return sizes.get(self.type, 2) * (self.count or 1)
 
     @property
     def is_float(self) -> bool:

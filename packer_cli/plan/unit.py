@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec import field, structs
 
 from packer_cli.mixing.units import unit_bytes_of
-from packer_cli.options.options import OF_SEGMENTS, PackConfig
+from packer_cli.options.options import PADDED_BOUNDARIES, PackConfig
 from packer_cli.packing.window import trained_in
 from packer_cli.plan.sample import Part, PartReader
 from packer_cli.progress import Progress
@@ -24,6 +24,7 @@ from packer_cli.records import Int64, Stock, TokenBatch, WorkUnit, offsets_of
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import PART, Shard, named_by_digest
 from packer_cli.result.manifest import TokenizedManifest
+from packer_cli.result.reader import values_type
 from packer_cli.result.shard_writer import (
     ShardParts,
     fixed,
@@ -235,20 +236,20 @@ class _Unwritten:
 
 def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
     """How many bytes a record batch of so many rows has in a shard. Pages of its zeros are never
-    touched. NumPy knows its types by the names that Arrow gives them.
+    touched.
     """
     columns = []
     for column in schema:
         kind = column.type
         if pa.types.is_fixed_size_list(kind):
-            zeros = np.zeros((rows, kind.list_size), str(kind.value_type))
-            columns.append(fixed(kind, zeros))
+            columns.append(fixed(kind, np.zeros((rows, kind.list_size), values_type(kind))))
             continue
         ends = np.zeros(rows + 1, np.int32)
-        ends[-1] = segments + (0 if column.name in OF_SEGMENTS else rows)
+        ends[-1] = segments + (rows if column.name in ("cu_seqlens", PADDED_BOUNDARIES) else 0)
         of_structs = pa.types.is_struct(kind.value_type)
-        types = [one.type for one in kind.value_type] if of_structs else [kind.value_type]
-        parts = [np.zeros(ends[-1], str(one)) for one in types]
+        types = [one.type.to_pandas_dtype() for one in kind.value_type] if of_structs else []
+        types = types or [values_type(kind)]
+        parts = [np.zeros(ends[-1], one) for one in types]
         columns.append(ragged(kind, ends, parts))
     return int(pa.ipc.get_record_batch_size(pa.record_batch(columns, schema=schema)))
 

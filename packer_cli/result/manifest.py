@@ -324,6 +324,29 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
         return self.config.shape == "tokens" and names == {MANIFEST}
 
 
+class AttachedFile(Struct, frozen=True):
+    """A file whose values were attached to documents."""
+
+    path: str
+    size: Count
+    sha256: str
+
+
+class AttachedValues(Struct, frozen=True):
+    """Values that were attached to the documents of a tokenized directory.
+
+    columns  the names of those that hold them
+    by       what of documents the files have, one of `inputs.attached.KEYS`
+    documents_without, rows_without  how many documents had no values, and rows no document
+    """
+
+    columns: list[str]
+    by: str
+    files: list[AttachedFile]
+    documents_without: Count
+    rows_without: Count
+
+
 @built
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
     """The description of a tokenized directory. Its `shards` are those of the documents, each
@@ -335,6 +358,7 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     )
     command = "tokenize"
     kind: Literal["tokenized"]
+    attached: AttachedValues | None = None
 
 
 def shares(sources: Sequence[Source]) -> list[tuple[float, float]]:

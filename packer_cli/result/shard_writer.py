@@ -549,6 +549,8 @@ class DocumentWriter:
         self._index: list[Any] = []  # of the open part
         self._waiting: list[TokenBatch] = []
         self._tokens = 0
+        each = 8 + sum(one.bytes for one in carried.values())
+        self._batch_tokens = 8 * _BATCH_TOKENS // each  # fewer where they carry much
         # for ids of batches put together, again and again: fresh memory costs more than the copy
         self._room = np.empty(_ROOM_TOKENS, np.uint32)
 
@@ -561,7 +563,7 @@ class DocumentWriter:
             self._flush()
         self._waiting.append(batch)
         self._tokens += tokens
-        if self._tokens >= _BATCH_TOKENS:
+        if self._tokens >= self._batch_tokens:
             self._flush()
 
     def _flush(self) -> None:

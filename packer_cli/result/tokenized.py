@@ -464,7 +464,7 @@ def spread_order(keys: UInt64) -> Int64:
 
 def repeated(hashes: UInt64) -> Bool:
     """bool[n], which of `hashes` uint64[n, 2] equal an earlier one."""
-    order, same = _grouped(hashes)
+    order, same = grouped(hashes)
     found = np.zeros(len(hashes), bool)
     found[order[same]] = True
     return found
@@ -472,15 +472,17 @@ def repeated(hashes: UInt64) -> Bool:
 
 def among(hashes: UInt64, contents: UInt64) -> Bool:
     """bool[n], which of `hashes` uint64[n, 2] are one of the contents uint64[m, 2]."""
-    order, same = _grouped(np.concatenate([contents, hashes]))
+    order, same = grouped(np.concatenate([contents, hashes]))
     begin = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
     found = np.zeros(len(order), bool)
     found[order] = order[begin] < len(contents)
     return found[len(contents) :]
 
 
-def _grouped(hashes: UInt64) -> tuple[Int64, Bool]:
-    """A stable order in which equal hashes come together, and where in it one is that before."""
+def grouped(hashes: UInt64) -> tuple[Int64, Bool]:
+    """A stable order of hashes uint64[n, 2], by their first halves, in which equal ones come
+    together; and where in it one is that before.
+    """
     order = np.argsort(hashes[:, 0], kind="stable")
     same, other = (_as_before(half) for half in hashes[order].T)
     if (same & ~other).any():  # half of a hash does not tell them apart

@@ -63,9 +63,9 @@ class PackedDataset:
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`; of
     pairs also pair int32[segments] and side int8[segments]. Columns of `--carry` have their own
-    types, bfloat16 and bool among them: those of tokens [L], or [L, K] where each has K values,
-    with 0 on padding; those of records [segments] or [segments, K]. Value i is that of token i,
-    also beside shift_labels.
+    types, bfloat16 and bool among them, but for uint16, which is int32: those of tokens [L], or
+    [L, K] where each has K values, with 0 on padding; those of records [segments] or [segments, K].
+    Value i is that of token i, also beside shift_labels.
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
@@ -215,8 +215,8 @@ class PackedDataset:
         carried = {}
         for name, one in packed.facts.config.carried.items():
             if name in found:
-                carried[name] = getattr(torch, one.type)
-                found[name] = _with_signs(found[name])
+                carried[name] = getattr(torch, "int32" if one.type == "uint16" else one.type)
+                found[name] = _with_signs(found[name], np.int32 if one.type == "uint16" else None)
         ragged = {name: found[name] for name in names if isinstance(found[name], Lists)}
         fixed = {name: torch.from_numpy(found[name]) for name in names if name not in ragged}
         if packed.label_shift == "pre" and "labels" in fixed:
@@ -238,10 +238,14 @@ class PackedDataset:
         return found
 
 
-def _with_signs(stored: Any) -> Any:
-    """What is stored as uint16, as int16: with it torch can do more than hold it."""
+def _with_signs(stored: Any, numbers: Any = None) -> Any:
+    """What is stored as uint16, as int16, or where it is `numbers` as these: with unsigned ones
+    torch can do little.
+    """
     if isinstance(stored, Lists):
-        return Lists(_with_signs(stored.values), stored.ends)
+        return Lists(_with_signs(stored.values, numbers), stored.ends)
+    if numbers is not None:
+        return stored.astype(numbers)
     return stored.view(np.int16) if stored.dtype == np.uint16 else stored
 
 

@@ -43,7 +43,10 @@ from packer_cli.result.wording import plural
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 
-_SOMETIMES = {"unread", "unused", "dropped_length", "attention_cost", "incomplete"}
+_SOMETIMES = {
+    "unread", "unused", "dropped_length", "attention_cost", "incomplete", "dropped_documents",
+    "dropped_tokens",
+}  # fmt: skip
 
 
 class Remedy(NamedTuple):
@@ -64,6 +67,10 @@ CHANGED = Remedy(
     "changed inputs",
     "restore them, or run packer {} --update on the inputs as they are now; its --prune removes "
     "documents of inputs that are gone",
+)
+ATTACHED = Remedy(
+    "changed attached files",
+    "restore them, or tokenize the inputs again with --overwrite, and attach the files as they are",
 )
 DIFFERENT = Remedy(
     "a result that differs from what its inputs and options give",

@@ -42,7 +42,7 @@ TYPES = {
     "logprobs": "float32", "loss_weights": "float32", "advantages": "float16", "half": "bfloat16",
     "sampled": "bool", "age": "uint8", "step": "int64", "solved": "bool", "score": "bfloat16",
     "record_weight": "float32", "teacher_ids": f"int32[{K}]", "teacher_logprobs": f"float16[{K}]",
-    "pair_of": "int32[2]",
+    "pair_of": "int32[2]", "word": "uint16[2]",
 }  # fmt: skip
 OF_RECORDS = ("advantages", "step", "solved", "score", "record_weight", "pair_of")
 CARRY = [part for name, kind in TYPES.items() for part in ("--carry", f"{name}:{kind}")]
@@ -86,14 +86,16 @@ def _records() -> list[dict[str, Any]]:
                 "score": float(random.normal()),
                 "record_weight": [0.3, 0.0, 2.0][number % 3],
                 "pair_of": [number, -number],
+                "word": [[1, 65535 - i] for i in own],
             }
         )
     return records
 
 
 def _typed(name: str, values: Any) -> Any:
-    """Values as a tensor of the column's type."""
-    return torch.tensor(values).to(getattr(torch, TYPES[name].partition("[")[0]))
+    """Values as a tensor of the column's type, but for uint16."""
+    kind = TYPES[name].partition("[")[0]
+    return torch.tensor(values).to(getattr(torch, "int32" if kind == "uint16" else kind))
 
 
 EXACT = _records()

@@ -30,6 +30,7 @@ OF_TOKENS: dict[str, Callable[[int, int, int], Any]] = {  # of a token, its plac
     "half:float16": lambda token, place, record: token % 7 / 8,
     "brain:bfloat16": lambda token, place, record: place,
     "long:int64": lambda token, place, record: token << 40,
+    "word:uint16": lambda token, place, record: token * 65,
     "small:uint8": lambda token, place, record: token % 251,
     "flag:bool": lambda token, place, record: token % 3 == 0,
     "top:int32[3]": lambda token, place, record: [token, place, record],
@@ -141,6 +142,15 @@ def test_values_stay_with_their_tokens(form: str, options: str) -> None:
         assert again.exit_code == 0, again.stderr
         assert assert_carried(f"o{view}", made) == seen
         assert packer("verify", f"o{view}").exit_code == 0
+
+
+def test_plans_know_how_much_is_carried() -> None:
+    assert packer("tokenize", write("jsonl", records()), *CARRY, "-o", "tokens").exit_code == 0
+    planned = packer("plan", "tokens", "-l", 64, "--json")
+    assert planned.exit_code == 0, planned.stderr
+    (one,) = json.loads(planned.stdout)["outcomes"]
+    assert packer("pack", "tokens", "-l", 64, "-q", "-o", "out").exit_code == 0
+    assert one["bytes"] == json.loads(packer("stats", "out", "--json").stdout)["bytes"]
 
 
 def test_updates_carry_the_same_columns() -> None:
