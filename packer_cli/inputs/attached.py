@@ -14,7 +14,6 @@ many files has every n-th, and slowly where rows are shuffled.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -61,8 +60,8 @@ class Attached:
         self, files: Sequence[InputFile], columns: Sequence[Carried], by: str, *, pairs: bool
     ) -> None:
         """`columns`: with what has a value of them; `by`: one of KEYS; `pairs`: whether documents
-        are of preference. Raises DataError for files that cannot be read, and two rows of one
-        document that hold different values.
+        are of preference. Of rows of equal content the first counts. Raises DataError for files
+        that cannot be read, and for two rows of one document by its number or place.
         """
         if pairs and by == "input_ids":
             raise UsageError(
@@ -78,7 +77,8 @@ class Attached:
         every = np.concatenate([np.empty((0, 2), np.uint64), *keys])
         del keys
         order, same = grouped(every)
-        self._refuse_unlike(order, same)
+        if self.by in ("document", "place"):
+            self._refuse_several(order, same)
         self._keys, self.row = every[order[~same]], order[~same]
         self.copies = np.diff(np.append(np.flatnonzero(~same), len(same)))
 
@@ -116,26 +116,15 @@ class Attached:
             return _pairs(position, file)
         return directory.content_hashes
 
-    def _refuse_unlike(self, order: Int64, same: npt.NDArray[np.bool_]) -> None:
-        """DataError for rows of one document with other values. `order`, `same`: as of `grouped`,
-        of all rows.
-        """
-        of_several = same | np.append(same[1:], False)
-        rows, of = order[of_several], np.cumsum(~same)[of_several]
-        ascending = np.argsort(rows)
-        first = dict[int, tuple[int, bytes]]()
-        rows, of = rows[ascending], of[ascending]
-        digests = AttachedValues(self).digests(rows)
-        for row, key, digest in zip(rows.tolist(), of.tolist(), digests, strict=True):
-            other, its = first.setdefault(key, (row, digest))
-            if its != digest:
-                same_what = " and ".join(KEYS[self.by])
-                raise DataError(
-                    f"{self.place(row)}: has the {same_what} of {self.place(other)}, and other "
-                    f"values of {named(self.names)}",
-                    "leave one of the two out; or write the column document instead, by which "
-                    "equal documents have values of their own",
-                )
+    def _refuse_several(self, order: Int64, same: npt.NDArray[np.bool_]) -> None:
+        """DataError for two rows of one document. `order`, `same`: as of `grouped`, of all rows."""
+        if same.any():
+            at = int(np.argmax(same))
+            what = " and ".join(KEYS[self.by])
+            raise DataError(
+                f"{self.place(int(order[at]))}: has the {what} of {self.place(int(order[at - 1]))}",
+                "leave one of the two out",
+            )
 
     def file_of(self, row: Int64) -> Int64:
         """int64[n], the numbers of the files that rows are in."""
@@ -208,19 +197,6 @@ class AttachedValues:
                     place = slice(offsets[document], offsets[document + 1])
                     out[one.name][place] = values[ends[at] : ends[at + 1]]
         return out
-
-    def digests(self, rows: Int64) -> Iterator[bytes]:
-        """A digest of the values of each of some rows, ascending."""
-        for first, batch, begin, end in self._batches(rows):
-            for at in (rows[begin:end] - first).tolist():
-                digest = hashlib.blake2b(digest_size=16)
-                for one in self._attached.columns:
-                    values = batch.column(one.name).slice(at, 1)
-                    while is_list(values.type):
-                        digest.update(pc.list_value_length(values).to_numpy(False).tobytes())
-                        values = values.flatten()
-                    digest.update(values.to_numpy(zero_copy_only=False).tobytes())
-                yield digest.digest()
 
     def _batches(self, rows: Int64) -> Iterator[tuple[int, Any, int, int]]:
         """(number of the first row, record batch, begin, end): where rows[begin:end] of ascending

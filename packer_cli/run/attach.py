@@ -101,10 +101,13 @@ def _without(
     lost, matched = np.flatnonzero(at < 0), np.zeros(len(attached.row), bool)
     matched[at[at >= 0]] = True
     what, there = " and ".join(KEYS[attached.by]), len(directory) - len(lost)
+    repeated = ""
+    if more := attached.rows - len(attached.row):
+        repeated = f"; {plural(more, 'row')} of the same content as an earlier one, which counts"
     options.notify(
         f"{directory.path}: {plural(attached.rows, 'row')} in "
         f"{named([one.path for one in attached.files], 3)}, matched by {what}: "
-        f"{plural(there, 'document')} of {len(directory):,} found"
+        f"{plural(there, 'document')} of {len(directory):,} found{repeated}"
     )
     if not there or (len(lost) and missing == "error"):
         lack = f"{plural(len(lost), 'document lacks', 'documents lack')} them"
