@@ -33,7 +33,7 @@ from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shape_rules import by_file_shape, trained_on
-from packer_cli.options.shapes import Shape, prompts_described
+from packer_cli.options.shapes import TRACE, Shape, prompts_described
 from packer_cli.records import (
     HIGHEST_ID,
     InputFile,
@@ -94,8 +94,9 @@ def choose_encoding(
     """The choice that `tokenizer` and `config` name. Raises UsageError."""
     notify, warn = options.notify, options.warn
     chosen, origin = choose(tokenizer)
-    if shape.kind == "tokens" and origin == "default":
-        notify("input_ids found: no tokenizer needed; padding is id 0")
+    if shape.is_of_tokens and origin == "default":
+        what = "traces" if shape.kind == TRACE else "input_ids"
+        notify(f"{what} found: no tokenizer needed; padding is id 0")
         return Chosen(None)
     if chosen == BYTES and origin == "default":
         warn(
@@ -124,6 +125,8 @@ def _choose_template(
     template = find_template(config.chat_template, files)
     if not shape.members:  # else said already, with the files
         notify(f"records: {shape.described()}")
+    if shape.kind == TRACE:  # it is compared with, where there is one
+        return template
     if prompts := prompts_described(shape, config.prompt_template):
         notify(f"{prompts}; see --prompt-template")
     if not any(uses_template(*own) for own in by_file_shape(config, shape).values()):
@@ -237,7 +240,11 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         return _tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
     if run.chosen.name is None:
-        return Source(_by_file(_plain_reads(own)), plain_encoder(None))
+        return Source(_by_file(_plain_reads(own)), _by_shape({
+            name: _trace_encoder(*one, plain_encoder(None)) if one[0].kind == TRACE
+            else plain_encoder(None)
+            for name, one in own.items()
+        }))  # fmt: skip
     reads, renders, processes = _composing(own, run, options.max_seconds_per_record)
     rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
@@ -275,14 +282,17 @@ def _composing(
     reads = _plain_reads(own)
     renders, processes = dict[str | None, _Render](), None
     composers = _composers(own, run.chosen.files, run.chosen.template)
-    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
+    rendered = {name: one for name, one in composers.items() if uses_template(*one[:2])}
     if rendered:
         from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
 
         processes = ComposingProcesses(seconds, rendered)
     for name, parts in composers.items():
         if processes is not None and name in rendered:
-            renders[name], reads[name] = partial(processes.render, name), processes.read
+            renders[name] = partial(processes.render, name)
+            if own[name][0].kind == TRACE:  # the ids are there
+                continue
+            reads[name] = processes.read
             if not run.resumable:
                 reads[name] = partial(_read_here, *own[name], processes)
         else:
@@ -304,7 +314,8 @@ def _read_plainly(
     has no room for it.
     """
     found = reader_for(file.format).read(file, part, shape, config)
-    return map(partial(_carrying, config), found) if config.carried else found
+    is_lacking = config.carried and shape.kind != TRACE
+    return map(partial(_carrying, config), found) if is_lacking else found
 
 
 def _carrying(config: DocumentConfig, records: Records) -> Records:
@@ -316,6 +327,10 @@ def _carrying(config: DocumentConfig, records: Records) -> Records:
 
 def _by_file(reads: dict[str | None, Read]) -> Read:
     return lambda file, part: reads[file.shape](file, part)
+
+
+def _by_shape(encoders: dict[str | None, Encode]) -> Encode:
+    return lambda records, file: encoders[file.shape](records, file)
 
 
 def _read_here(
@@ -338,7 +353,7 @@ def _read_here(
 
 def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
     """Some texts from the beginning of the input, to check the fast engine."""
-    if shape.kind == "tokens":
+    if shape.is_of_tokens:
         return
     with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
         for records in read(file, part):
@@ -363,7 +378,15 @@ def _source(
     around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
     encoders = dict[str | None, Encode]()
     for name, (its, its_config) in own.items():
-        if name in renders:
+        highest = None
+        if its.is_of_tokens:
+            highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
+        if its.kind == TRACE:
+            encoders[name] = _trace_encoder(
+                its, its_config, plain_encoder(tokenizers[name], highest), renders.get(name),
+                tokenizers[name],
+            )  # fmt: skip
+        elif name in renders:
             from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
 
             glued = not uses_template(its, its_config)
@@ -371,16 +394,16 @@ def _source(
                 renders[name], its_config, tokenizers[name], glued=glued
             )
         else:
-            highest = None
-            if its.kind == "tokens":
-                highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
             encoders[name] = _plain_encoder(tokenizers[name], files, its_config, highest)
-
-    def encode(records: Records, file: InputFile) -> Encoded:
-        return encoders[file.shape](records, file)
-
     info = structs.replace(infos[0], **around)
-    return Source(_by_file(reads), encode, tokenizer, processes, info=info)
+    return Source(_by_file(reads), _by_shape(encoders), tokenizer, processes, info=info)
+
+
+def _trace_encoder(*parts: Any) -> Encode:
+    """`TraceEncoder` of its arguments."""
+    from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 a run of texts needs none
+
+    return TraceEncoder(*parts)
 
 
 def _plain_encoder(
@@ -417,7 +440,16 @@ def _composers(
     own: _Own, files: TokenizerFiles | None, template: TemplateChoice | None
 ) -> dict[str | None, tuple[Any, ...]]:
     """The arguments of `make_composer`, of the shapes that are supervised."""
-    supervised = {name: one for name, one in own.items() if one[0].is_supervised}
+    supervised = {name: one for name, one in own.items() if one[0].is_composed}
+    if template is not None:  # messages of traces are rendered to compare them with the ids
+        supervised |= {
+            name: (
+                Shape("messages"),
+                DocumentConfig(train_on="all", template_args=config.template_args),
+            )
+            for name, (shape, config) in own.items()
+            if shape.kind == TRACE
+        }
     if not supervised:
         return {}
     from packer_cli.chat.templates import special_tokens  # noqa: PLC0415

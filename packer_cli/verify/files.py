@@ -22,7 +22,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import TRAIN, PackConfig
 from packer_cli.records import Notify
-from packer_cli.result.counts import Counts
+from packer_cli.result.counts import OF_TRACES, Counts
 from packer_cli.result.layout import (
     INCOMPLETE,
     INDEX,
@@ -44,7 +44,7 @@ from packer_cli.result.wording import plural
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 
-_SOMETIMES = {"unread", "unused", "dropped_length", "attention_cost", "incomplete"}
+_SOMETIMES = {"unread", "unused", "dropped_length", "attention_cost", "incomplete", *OF_TRACES}
 
 
 class Remedy(NamedTuple):

@@ -1,0 +1,542 @@
+"""Agent traces to documents: one for each branch, of the token ids that the model saw.
+
+    {"traces": [TRACE, ..]}                            an episode of the verifiers package
+    {"nodes": [{"parent": 0, "token_ids": [..]}, ..]}  one of its traces: a graph of messages
+    {"prompt_ids": [..], "completion_ids": [..]}       the flat form of other frameworks
+
+A branch is the way from a root to a leaf, in the order of leaves; its document is the ids of its
+nodes, end to end. What comes before a token is the same in all branches that share it, and so is
+its loss: it is trained on in the first of them alone, and has the weight 0 in the others.
+
+Records are decoded one by one; the tokens of a batch of them are moved together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError, parse_json
+from packer_cli.errors import named
+from packer_cli.inputs.token_columns import value_of
+from packer_cli.options.carried import LOSS_WEIGHTS, RECORD, SAMPLED, Carried, is_of_loss
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, value_at
+from packer_cli.records import (
+    HIGHEST_ID,
+    MOST_TURNS,
+    BadRecord,
+    InputFile,
+    Int64,
+    Records,
+    UInt8,
+    UInt32,
+    Values,
+    offsets_of,
+    turn_position,
+)
+from packer_cli.result.carried import default_of, row_type, stored, together
+from packer_cli.result.counts import Counts
+from packer_cli.tokenization.encoding import Encode, Encoded
+from packer_cli.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from packer_cli.chat.renderer import Document
+
+_MEND = "mend the record, or use --on-error skip"
+_COMPARED_BYTES = 4 << 20  # of a file, about, whose branches are compared with the chat template
+_UNKNOWN_BYTES = 1 << 28  # of stdin
+_Array = npt.NDArray[Any]
+_Record = Mapping[str, Any]
+_Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
+Talk = tuple[list[Any], Any]  # messages and tools
+
+
+class _TraceError(ValueError):
+    """A record that is no trace. `tip`: what to do."""
+
+    def __init__(self, message: str, tip: str = _MEND) -> None:
+        super().__init__(message)
+        self.tip = tip
+
+
+_REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is bad
+
+
+@dataclass
+class _Made:
+    """Documents of records, and what they are made of.
+
+    record, number  of each document: the index of its record, and which branch of it it is
+    talks           by the number of a document, what is to give the same ids
+    """
+
+    nodes: list[Any] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)  # numbers of nodes, branch after branch
+    sizes: list[int] = field(default_factory=list)  # nodes of each branch
+    record: list[int] = field(default_factory=list)
+    number: list[int] = field(default_factory=list)
+    values: list[dict[str, _Array]] = field(default_factory=list)  # of records, of each branch
+    talks: dict[int, Talk] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+
+class Branches(NamedTuple):
+    """Branches as records of token ids.
+
+    records  a document for each, at the position of its record
+    number   int64[n], of each branch in its record
+    talks    by the number of a document, the messages and tools that are to give its ids
+    """
+
+    records: Records
+    number: Int64
+    counts: Counts
+    talks: dict[int, Talk]
+
+
+class Traces:
+    """Makes documents of traces. Safe to share between threads."""
+
+    def __init__(self, shape: Shape, config: DocumentConfig, *, compares: bool = False) -> None:
+        """`config`: as `for_shape` gives it; `compares`: whether a chat template is to give the ids
+        of some branches once more.
+        """
+        self._columns, self._config, self._compares = shape.columns, config, compares
+        self._defaults = dict(config.carry_default)
+        columns = config.carried
+        self._sampled = [one for name, one in columns.items() if name in SAMPLED]
+        self._weights = [one for name, one in columns.items() if is_of_loss(name)]
+        self._of_records = [one for one in columns.values() if one.of == RECORD]
+
+    def branches(self, records: Records, file: InputFile) -> Branches:
+        """The documents of a batch of records; those that are no traces join `bad`."""
+        positions, fields = records.positions.tolist(), records.fields or []
+        share = self._compares * min(1.0, _COMPARED_BYTES / (file.size or _UNKNOWN_BYTES))
+        compared = [_hashed(position) < share for position in positions]
+        bad, good = list(records.bad), [*range(len(fields))]
+        try:
+            made = self._made(fields, compared)
+            tokens, carried = self._tokens(made)
+        except _REASONS:
+            for at, position in enumerate(positions):
+                try:
+                    self._tokens(self._made([fields[at]], [compared[at]]))
+                except _REASONS as error:
+                    tip = getattr(error, "tip", _MEND)
+                    bad.append(BadRecord(position, str(error), tip))
+                    good.remove(at)
+            made = self._made([fields[at] for at in good], [compared[at] for at in good])
+            tokens, carried = self._tokens(made)
+        documents = replace(
+            records,
+            positions=records.positions[np.array(good, np.int64)[made.record]],
+            fields=None,
+            tokens=tokens,
+            carried=carried,
+            bad=sorted(bad, key=lambda one: one.position),
+        )
+        return Branches(documents, np.array(made.number, np.int64), made.counts, made.talks)
+
+    # -- A record to its branches
+
+    def _made(self, fields: Sequence[_Record], compared: Sequence[bool]) -> _Made:
+        """Raises _REASONS."""
+        made = _Made()
+        for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
+            number = 0
+            for where, trace, nodes in self._traces(record, is_compared):
+                paths = _paths([node.parent for node in nodes], where)
+                first, number = number, number + len(paths)
+                if number > MOST_TURNS:
+                    raise _TraceError(f"{number:,} branches, expected at most {MOST_TURNS:,}")
+                if not self._is_wanted(trace, record):
+                    made.counts.filtered_traces += 1
+                    continue
+                self._check(nodes, where)
+                values = {
+                    one.name: self._value(one, trace, record, where) for one in self._of_records
+                }
+                base = len(made.nodes)
+                made.nodes += nodes
+                for at, path in enumerate(paths):
+                    if is_compared and getattr(nodes[0], "message", None) is not None:
+                        talk = [nodes[node].message for node in path]
+                        made.talks[len(made.number)] = talk, self._found("tools", trace, record)
+                    made.entries += [base + node for node in path]
+                    made.sizes.append(len(path))
+                    made.record.append(index)
+                    made.number.append(first + at)
+                    made.values.append(values)
+                made.counts.traces += 1
+                made.counts.branches += len(paths)
+        return made
+
+    def _traces(self, record: _Record, with_messages: bool) -> Iterator[tuple[str, _Record, Any]]:
+        """(its name, for people, the trace, its nodes), of all traces of a record."""
+        names = *(one.name for one in self._sampled), *["message"] * with_messages
+        episode, nodes = (_at(record, self._columns[own]) for own in ("traces", "nodes"))
+        if episode is not None:
+            for number, trace in enumerate(_listed(episode)):
+                where = f"trace {number}"
+                yield where, trace, _nodes(trace.get("nodes"), names, where)
+        elif nodes is not None:
+            yield "the trace", record, _nodes(nodes, names, "the trace")
+        else:
+            yield "the trace", record, self._flat(record)
+
+    def _flat(self, record: _Record) -> list[Any]:
+        """A prompt and its completion as two nodes."""
+        columns = self._columns
+        given = {own: _plain(_at(record, column)) for own, column in columns.items()}
+        for own in ("prompt_ids", "completion_ids"):
+            if not isinstance(given[own], list):
+                raise _TraceError(f"no list of token ids in '{columns[own]}', nor traces or nodes")
+        for own in ("prompt_mask", "completion_mask"):
+            if not (given[own] is None or {*given[own]} <= {0, 1}):
+                raise _TraceError(f"{columns[own]} holds other values than 0 and 1")
+            given[own] = given[own] and [*map(bool, given[own])]
+        size, weights = len(given["completion_ids"]), given["loss_weights"]
+        mask = given["completion_mask"] or [True] * size
+        node = {"token_ids": given["completion_ids"], "mask": mask, "sampled": True}
+        for one in self._sampled:
+            values = given[one.name]
+            if isinstance(values, int | float):
+                values = [values] * size
+            if values:
+                _check_length("the trace", columns[one.name], values, size, "completion_ids")
+                _check_length("the trace", "completion_mask", mask, size, "completion_ids")
+                node[one.name] = [value for value, on in zip(values, mask, strict=True) if on]
+        if weights is not None:
+            node["loss_weights"] = weights if isinstance(weights, dict) else {"": weights}
+        prompt = {"token_ids": given["prompt_ids"], "mask": given["prompt_mask"]}
+        nodes = [prompt, node | {"parent": 0}] if given["prompt_ids"] else [node]
+        return _nodes(nodes, [one.name for one in self._sampled], "the trace")
+
+    def _is_wanted(self, trace: _Record, record: _Record) -> bool:
+        """Whether a trace is trained on, its reward is high enough, and it is no older than it may
+        be.
+        """
+        config = self._config
+        if self._found("agent.trainable", trace, record) is False:
+            return False
+        number = partial(self._number, trace=trace, record=record)
+        is_good = config.min_reward is None or number("reward") >= config.min_reward
+        return is_good and (config.max_age is None or number("age") <= config.max_age)
+
+    def _number(self, own: str, trace: _Record, record: _Record) -> float:
+        value = self._found(own, trace, record)
+        if not isinstance(value, int | float):
+            what = "no" if value is None else f"{value!r} is no"
+            option = {"reward": "--min-reward", "age": "--max-age"}[own]
+            raise _TraceError(
+                f"{what} {own}, which {option} needs",
+                f"--field {own}=NAME names another field, --on-error skip leaves such records out",
+            )
+        return value
+
+    def _found(self, name: str, trace: _Record, record: _Record) -> Any:
+        """A value of a trace, or else of its episode; None where neither has one."""
+        column = self._columns.get(name, name) if name in IN_TRACES else name
+        for one in (trace, record):
+            if (value := _plain(_at(one, column))) is not None:
+                # of a reward, what it is worth
+                return _worth(value) if isinstance(value, dict) and "score" in value else value
+        if name == "reward":
+            rewards = _plain(trace.get("rewards"))
+            parts = [one for one in rewards.values() if one] if isinstance(rewards, dict) else []
+            return sum(map(_worth, parts)) if parts else None
+        span = _plain(_at(record, "run.work.policy")) if name == "age" else None
+        return span["end"] - span["start"] if isinstance(span, dict) else None
+
+    def _value(self, column: Carried, trace: _Record, record: _Record, where: str) -> _Array:
+        value = self._found(column.name, trace, record)
+        if value is None and column.name in self._defaults:
+            return np.asarray(default_of(column, self._defaults[column.name]))
+        try:
+            return value_of(column, value, column.dtype.shape)
+        except ValueError as error:
+            raise _TraceError(f"{where}: {error}") from error
+
+    def _check(self, nodes: Sequence[Any], where: str) -> None:
+        """Fill in what nodes may leave out: masks, values of `SAMPLED` and weights, which become
+        lists by column, None for those of the mask. INOUT nodes.
+        """
+        streams = sorted({stream for node in nodes for stream in node.loss_weights or ()})
+        chosen = {one.name: self._stream(one.name, streams, where) for one in self._weights}
+        for number, node in enumerate(nodes):
+            place, size = f"{where}, node {number}", len(node.token_ids or ())
+            if not size:
+                raise _TraceError(f"{place} has no token_ids, expected those that the model saw")
+            if node.mask or node.sampled:
+                _check_length(place, "mask", node.mask or (), size, "token_ids")
+            else:
+                node.mask = [False] * size
+            count = node.mask.count(True)
+            for one in self._sampled:
+                values = getattr(node, one.name) or self._missing(one.name, count, place)
+                _check_length(place, one.name, values, count, "mask, of those that are true,")
+                setattr(node, one.name, values)
+            given, node.loss_weights = node.loss_weights or {}, {}
+            for name, stream in chosen.items():
+                weights = None if stream is None else given.get(stream)
+                if stream is not None and weights is None:
+                    [weight] = self._missing(name, 1, place) if count else [0.0]
+                    weights = [weight * on for on in node.mask]
+                if weights is not None:
+                    _check_length(place, name, weights, size, "token_ids")
+                node.loss_weights[name] = weights
+
+    def _stream(self, name: str, streams: list[str], where: str) -> str | None:
+        """The stream of weights that a column has; None: those of the mask."""
+        if name != LOSS_WEIGHTS:
+            return name.partition(".")[2]
+        if len(streams) > 1:
+            raise _TraceError(
+                f"{where} has several loss_weights: {named(streams)}",
+                f"name one: --carry {LOSS_WEIGHTS}.{streams[0]}:float32",
+            )
+        return streams[0] if streams else None
+
+    def _missing(self, name: str, count: int, place: str) -> list[float]:
+        """The values of sampled tokens of a node that has none."""
+        if count and name not in self._defaults:
+            raise _TraceError(
+                f"{place} has no {name}, expected {count}, one for each sampled token",
+                f"mend the record, or give --carry-default {name}=0, or use --on-error skip",
+            )
+        return [json.loads(self._defaults[name])] * count if count else []
+
+    # -- Branches to tokens
+
+    def _tokens(self, made: _Made) -> tuple[tuple[UInt32, Int64, UInt8], Values]:
+        """Ids, offsets and what is trained on, as in `TokenBatch`, and what is carried. Raises
+        ValueError for values that a column cannot hold. OUT made.counts.
+        """
+        nodes, entries = made.nodes, np.array(made.entries, np.int64)
+        sizes = np.array([len(node.token_ids) for node in nodes], np.int64)
+        starts, lengths = offsets_of(sizes), sizes[entries]
+        total, ends = int(starts[-1]), offsets_of(lengths)
+        is_first = np.zeros(len(entries), bool)
+        is_first[np.unique(entries, return_index=True)[1]] = True
+        index = np.repeat(starts[entries] - ends[:-1], lengths) + np.arange(ends[-1])
+        own = np.repeat(is_first, lengths)
+        made.counts.shared_tokens = int(lengths[~is_first].sum())
+
+        def flat(lists: Iterator[Any], dtype: Any, count: int = total) -> _Array:
+            return np.fromiter(chain.from_iterable(lists), dtype, count)
+
+        ids = flat((node.token_ids for node in nodes), np.uint32)
+        mask = flat((node.mask for node in nodes), bool)
+        offsets = ends[offsets_of(made.sizes)]
+        values = np.zeros(len(index), row_type([*self._config.carried.values()]))
+        trained = np.zeros(total, bool)
+        for one in self._weights:
+            given = [node.loss_weights[one.name] for node in nodes]
+            weights = flat(
+                (node.mask if its is None else its for its, node in zip(given, nodes, strict=True)),
+                np.float64,
+            )
+            trained |= weights != 0
+            values[one.name] = np.where(own, stored(one, weights)[index], 0)
+        for one in self._sampled:
+            spread = np.zeros(total, one.dtype)
+            its = flat((getattr(node, one.name) for node in nodes), np.float64, int(mask.sum()))
+            spread[mask] = stored(one, its)
+            values[one.name] = spread[index]
+        for one in self._of_records:
+            of_branches = [branch[one.name] for branch in made.values]
+            if of_branches:
+                values[one.name] = np.repeat(np.stack(of_branches), np.diff(offsets), axis=0)
+        flags = (trained[index] & own).astype(np.uint8)
+        return (ids[index], offsets, flags), together(values)
+
+
+class TraceEncoder:
+    """An `encoding.Encode`. Safe to share between threads."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        config: DocumentConfig,
+        encode: Encode,
+        render: Callable[[Conversation], Document] | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`encode`: of token ids. `render` and `tokenizer`: what a chat template gives, which the
+        ids of some branches are compared with.
+        """
+        self._encode, self._render, self._tokenizer = encode, render, tokenizer
+        self._traces = Traces(shape, config, compares=render is not None)
+
+    def __call__(self, records: Records, file: InputFile) -> Encoded:
+        made = self._traces.branches(records, file)
+        batch, bad, counts = self._encode(made.records, file)
+        counts.add(made.counts)
+        counts.compared_branches = len(made.talks)
+        counts.drifted_branches = sum(
+            not self._gives(batch.ids[batch.offsets[number] : batch.offsets[number + 1]], talk)
+            for number, talk in made.talks.items()
+        )
+        position = turn_position(batch.position, made.number)
+        return Encoded(replace(batch, position=position), bad, counts)
+
+    def _gives(self, ids: UInt32, talk: Talk) -> bool:
+        """Whether the chat template gives these ids; it may end the last turn, which the model did
+        not.
+        """
+        if self._render is None or self._tokenizer is None:
+            return True
+        from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
+
+        fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
+        shape = Shape("messages", {name: name for name in fields})
+        try:
+            conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
+            text = self._render(conversation).text if conversation else ""
+        except (RefusedError, UndecidableError, ValueError):
+            return False
+        made = self._tokenizer.encode_bare([text], None, None)[0]
+        return np.array_equal(made[: len(ids)], ids)
+
+
+# -- What a record holds
+
+
+def _plain(value: Any) -> Any:
+    """A value, which JSON has not been decoded of yet."""
+    return _decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+_decode = msgspec.json.Decoder().decode
+_listed_decoder = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+def _at(record: _Record, column: str) -> Any:
+    """What a record has there, decoded only where dots lead into it; None for nothing."""
+    if column in record or "." not in column:
+        return record.get(column)
+    outer = {name: _plain(one) for name, one in record.items() if may_hold((name,), column)}
+    value = value_at(outer, column)
+    return None if value is ABSENT else value
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    """The traces of an episode. Raises ValueError."""
+    traces = _listed_decoder(value) if isinstance(value, msgspec.Raw) else value
+    if not isinstance(traces, list) or not all(isinstance(one, dict) for one in traces):
+        raise _TraceError("traces are no list of objects")
+    return traces
+
+
+def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
+    """The nodes of a trace, with `names` beside what all have. Raises ValueError."""
+    kind, decode = _node_type(tuple(names))
+    try:
+        return decode(value) if isinstance(value, msgspec.Raw) else msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _TraceError(f"{where}: nodes: {error}") from error
+
+
+@lru_cache  # a class takes longer to make than a small file to read
+def _node_type(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], list[Any]]]:
+    """The type of lists of nodes, and what decodes JSON of one.
+
+    token_ids     int[n]
+    mask          bool[n], which of them the model sampled
+    loss_weights  by stream, float[n]
+    names         those of `SAMPLED`, float[m], one for each sampled token; `message` as it is
+    """
+    fields: list[Any] = [
+        ("parent", Any, None),
+        ("token_ids", _Ids | None, None),
+        ("mask", list[bool] | None, None),
+        ("sampled", bool, False),
+        ("loss_weights", dict[str, list[float]] | None, None),
+        *((name, Any if name == "message" else list[float] | None, None) for name in names),
+    ]
+    node: Any = msgspec.defstruct("Node", fields)
+    kind: Any = list[node]
+    return kind, msgspec.json.Decoder(kind).decode
+
+
+def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
+    """The nodes of each branch, from its root on. Raises ValueError."""
+    for number, parent in enumerate(parents):
+        if isinstance(parent, list):
+            raise _TraceError(f"{where}, node {number} has {len(parent)} parents, expected one")
+        is_node = type(parent) is int and 0 <= parent < len(parents)
+        if parent is not None and not is_node:
+            raise _TraceError(
+                f"{where}, node {number}: parent is {parent!r}, expected the number of a node, "
+                f"0 to {len(parents) - 1}"
+            )
+    inner, paths, reached = {*parents}, list[list[int]](), set[int]()
+    for leaf in range(len(parents)):
+        if leaf in inner:
+            continue
+        path, at = list[int](), leaf
+        while at is not None and len(path) <= len(parents):
+            path.append(at)
+            at = parents[at]
+        if at is None:
+            reached.update(path)
+        paths.append(path[::-1])
+    if cyclic := {*range(len(parents))} - reached:
+        raise _TraceError(f"{where}, node {min(cyclic)} is in a cycle, expected a way to a root")
+    return paths
+
+
+def _check_length(place: str, name: str, values: Sequence[Any], size: int, other: str) -> None:
+    if len(values) != size:
+        raise _TraceError(f"{place}: {name} has {len(values)} values, {other} {size}")
+
+
+def _worth(reward: dict[str, Any]) -> float:
+    """A reward with its weight."""
+    score, weight = reward["score"], reward.get("weight", 1.0)
+    if not isinstance(score, int | float) or not isinstance(weight, int | float):
+        raise _TraceError(f"a reward is {score!r} times {weight!r}, expected two numbers")
+    return score * weight
+
+
+def _hashed(position: int) -> float:
+    """A number from 0 to 1 that is nearly random."""
+    return (position * 0x9E3779B97F4A7C15 % (1 << 64)) / (1 << 64)
+
+
+# -- Messages as verifiers has them, for chat templates
+
+
+def _tools(tools: Any) -> Any:
+    if not isinstance(tools, list):
+        return None
+    return [
+        {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
+        for one in tools
+    ]
+
+
+def _with_calls(message: Any) -> Any:
+    """A message whose calls of tools are objects, and their arguments, too."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not calls:
+        return message
+    return message | {"tool_calls": [*map(_call, calls)]}
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, dict) or "function" in call:
+        return call
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = parse_json(arguments, "arguments")
+    return {"type": "function", "function": {"name": call.get("name"), "arguments": arguments}}
