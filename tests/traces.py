@@ -1,12 +1,15 @@
 """Episodes of agents as the verifiers package writes them, for tests and for the benchmark.
 
-episodes(2000)     until they have so many branches
-branches_of(trace) each branch's nodes, by a walk of its own
+    python tests/traces.py FILE BYTES TOKENS
+
+writes about so many bytes of them, with so many tokens in a node on average.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,3 +94,16 @@ def branches_of(trace: Json) -> list[list[int]]:
                 path.insert(0, parent)
             paths.append(path)
     return paths
+
+
+def main(path: str, most: int, tokens: int) -> None:
+    size = 0
+    with open(path, "w", encoding="utf-8") as file:
+        for one in episodes(most, tokens):  # more branches than there is room for
+            size += file.write(json.dumps(one, separators=(",", ":")) + "\n")
+            if size >= most:
+                return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

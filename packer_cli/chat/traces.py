@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from packer_cli._kernels.inputs import read_lists
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError, parse_json
 from packer_cli.errors import named
 from packer_cli.inputs.token_columns import value_of
@@ -57,6 +58,8 @@ _UNKNOWN_BYTES = 1 << 28  # of stdin
 _Array = npt.NDArray[Any]
 _Record = Mapping[str, Any]
 _Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
+_Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
+_NOTHING = msgspec.Raw(b"[]")
 Talk = tuple[list[Any], Any]  # messages and tools
 
 
@@ -75,18 +78,27 @@ _REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is
 class _Made:
     """Documents of records, and what they are made of.
 
+    traces          (its name, for people, the number of its first node), of each
+    entries         numbers of nodes, branch after branch, `sizes` of them in each
     record, number  of each document: the index of its record, and which branch of it it is
+    values          of each document, what its record carries
     talks           by the number of a document, what is to give the same ids
     """
 
     nodes: list[Any] = field(default_factory=list)
-    entries: list[int] = field(default_factory=list)  # numbers of nodes, branch after branch
-    sizes: list[int] = field(default_factory=list)  # nodes of each branch
+    traces: list[tuple[str, int]] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     record: list[int] = field(default_factory=list)
     number: list[int] = field(default_factory=list)
-    values: list[dict[str, _Array]] = field(default_factory=list)  # of records, of each branch
+    values: list[dict[str, _Array]] = field(default_factory=list)
     talks: dict[int, Talk] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
+
+    def place(self, node: int) -> str:
+        """For people."""
+        where, first = next(one for one in reversed(self.traces) if one[1] <= node)
+        return f"{where}, node {node - first}"
 
 
 class Branches(NamedTuple):
@@ -161,11 +173,11 @@ class Traces:
                 if not self._is_wanted(trace, record):
                     made.counts.filtered_traces += 1
                     continue
-                self._check(nodes, where)
                 values = {
                     one.name: self._value(one, trace, record, where) for one in self._of_records
                 }
                 base = len(made.nodes)
+                made.traces.append((where, base))
                 made.nodes += nodes
                 for at, path in enumerate(paths):
                     if is_compared and getattr(nodes[0], "message", None) is not None:
@@ -195,30 +207,28 @@ class Traces:
 
     def _flat(self, record: _Record) -> list[Any]:
         """A prompt and its completion as two nodes."""
-        columns = self._columns
-        given = {own: _plain(_at(record, column)) for own, column in columns.items()}
-        for own in ("prompt_ids", "completion_ids"):
-            if not isinstance(given[own], list):
-                raise _TraceError(f"no list of token ids in '{columns[own]}', nor traces or nodes")
-        for own in ("prompt_mask", "completion_mask"):
-            if not (given[own] is None or {*given[own]} <= {0, 1}):
-                raise _TraceError(f"{columns[own]} holds other values than 0 and 1")
-            given[own] = given[own] and [*map(bool, given[own])]
-        size, weights = len(given["completion_ids"]), given["loss_weights"]
-        mask = given["completion_mask"] or [True] * size
-        node = {"token_ids": given["completion_ids"], "mask": mask, "sampled": True}
+        wanted = _Flat.__struct_fields__[:5], [one.name for one in self._sampled]
+        given = {own: _plain(_at(record, self._columns[own])) for own in chain(*wanted)}
+        try:
+            flat = msgspec.convert(
+                {own: value for own, value in given.items() if value is not None}, _Flat
+            )
+        except msgspec.ValidationError as error:
+            raise _TraceError(f"the record is no trace: {error}") from error
+        size = len(flat.completion_ids)
+        mask = [True] * size if flat.completion_mask is None else flat.completion_mask
+        node: dict[str, Any] = {"token_ids": flat.completion_ids, "mask": mask, "sampled": True}
         for one in self._sampled:
-            values = given[one.name]
-            if isinstance(values, int | float):
-                values = [values] * size
-            if values:
-                _check_length("the trace", columns[one.name], values, size, "completion_ids")
-                _check_length("the trace", "completion_mask", mask, size, "completion_ids")
+            values = getattr(flat, one.name)
+            values = values if isinstance(values, list) else [values] * size
+            if values and values[0] is not None:
+                for name, its in ((self._columns[one.name], values), ("completion_mask", mask)):
+                    _check_length("the trace", name, len(its), size, "completion_ids")
                 node[one.name] = [value for value, on in zip(values, mask, strict=True) if on]
-        if weights is not None:
+        if (weights := flat.loss_weights) is not None:
             node["loss_weights"] = weights if isinstance(weights, dict) else {"": weights}
-        prompt = {"token_ids": given["prompt_ids"], "mask": given["prompt_mask"]}
-        nodes = [prompt, node | {"parent": 0}] if given["prompt_ids"] else [node]
+        prompt = {"token_ids": flat.prompt_ids, "mask": flat.prompt_mask}
+        nodes = [prompt, node | {"parent": 0}] if flat.prompt_ids else [node]
         return _nodes(nodes, [one.name for one in self._sampled], "the trace")
 
     def _is_wanted(self, trace: _Record, record: _Record) -> bool:
@@ -248,14 +258,16 @@ class Traces:
         column = self._columns.get(name, name) if name in IN_TRACES else name
         for one in (trace, record):
             if (value := _plain(_at(one, column))) is not None:
-                # of a reward, what it is worth
-                return _worth(value) if isinstance(value, dict) and "score" in value else value
+                is_reward = isinstance(value, dict) and "score" in value
+                return _worth(value) if is_reward else value
         if name == "reward":
             rewards = _plain(trace.get("rewards"))
             parts = [one for one in rewards.values() if one] if isinstance(rewards, dict) else []
             return sum(map(_worth, parts)) if parts else None
         span = _plain(_at(record, "run.work.policy")) if name == "age" else None
-        return span["end"] - span["start"] if isinstance(span, dict) else None
+        span = span if isinstance(span, dict) else {}
+        edges: list[Any] = [span.get(edge) for edge in ("start", "end")]
+        return edges[1] - edges[0] if [*map(type, edges)] == [int, int] else None
 
     def _value(self, column: Carried, trace: _Record, record: _Record, where: str) -> _Array:
         value = self._found(column.name, trace, record)
@@ -265,35 +277,6 @@ class Traces:
             return value_of(column, value, column.dtype.shape)
         except ValueError as error:
             raise _TraceError(f"{where}: {error}") from error
-
-    def _check(self, nodes: Sequence[Any], where: str) -> None:
-        """Fill in what nodes may leave out: masks, values of `SAMPLED` and weights, which become
-        lists by column, None for those of the mask. INOUT nodes.
-        """
-        streams = sorted({stream for node in nodes for stream in node.loss_weights or ()})
-        chosen = {one.name: self._stream(one.name, streams, where) for one in self._weights}
-        for number, node in enumerate(nodes):
-            place, size = f"{where}, node {number}", len(node.token_ids or ())
-            if not size:
-                raise _TraceError(f"{place} has no token_ids, expected those that the model saw")
-            if node.mask or node.sampled:
-                _check_length(place, "mask", node.mask or (), size, "token_ids")
-            else:
-                node.mask = [False] * size
-            count = node.mask.count(True)
-            for one in self._sampled:
-                values = getattr(node, one.name) or self._missing(one.name, count, place)
-                _check_length(place, one.name, values, count, "mask, of those that are true,")
-                setattr(node, one.name, values)
-            given, node.loss_weights = node.loss_weights or {}, {}
-            for name, stream in chosen.items():
-                weights = None if stream is None else given.get(stream)
-                if stream is not None and weights is None:
-                    [weight] = self._missing(name, 1, place) if count else [0.0]
-                    weights = [weight * on for on in node.mask]
-                if weights is not None:
-                    _check_length(place, name, weights, size, "token_ids")
-                node.loss_weights[name] = weights
 
     def _stream(self, name: str, streams: list[str], where: str) -> str | None:
         """The stream of weights that a column has; None: those of the mask."""
@@ -319,45 +302,62 @@ class Traces:
 
     def _tokens(self, made: _Made) -> tuple[tuple[UInt32, Int64, UInt8], Values]:
         """Ids, offsets and what is trained on, as in `TokenBatch`, and what is carried. Raises
-        ValueError for values that a column cannot hold. OUT made.counts.
+        _REASONS. OUT made.counts.
         """
-        nodes, entries = made.nodes, np.array(made.entries, np.int64)
-        sizes = np.array([len(node.token_ids) for node in nodes], np.int64)
+        entries = np.array(made.entries, np.int64)
+        ids, mask, sizes = _ids_of(made)
         starts, lengths = offsets_of(sizes), sizes[entries]
-        total, ends = int(starts[-1]), offsets_of(lengths)
+        ends = offsets_of(lengths)
+        index = np.repeat(starts[entries] - ends[:-1], lengths) + np.arange(ends[-1])
         is_first = np.zeros(len(entries), bool)
         is_first[np.unique(entries, return_index=True)[1]] = True
-        index = np.repeat(starts[entries] - ends[:-1], lengths) + np.arange(ends[-1])
         own = np.repeat(is_first, lengths)
         made.counts.shared_tokens = int(lengths[~is_first].sum())
-
-        def flat(lists: Iterator[Any], dtype: Any, count: int = total) -> _Array:
-            return np.fromiter(chain.from_iterable(lists), dtype, count)
-
-        ids = flat((node.token_ids for node in nodes), np.uint32)
-        mask = flat((node.mask for node in nodes), bool)
         offsets = ends[offsets_of(made.sizes)]
         values = np.zeros(len(index), row_type([*self._config.carried.values()]))
-        trained = np.zeros(total, bool)
+        trained = np.zeros(len(ids), bool)
         for one in self._weights:
-            given = [node.loss_weights[one.name] for node in nodes]
-            weights = flat(
-                (node.mask if its is None else its for its, node in zip(given, nodes, strict=True)),
-                np.float64,
-            )
+            weights = self._weights_of(one.name, made, mask, starts)
             trained |= weights != 0
             values[one.name] = np.where(own, stored(one, weights)[index], 0)
         for one in self._sampled:
-            spread = np.zeros(total, one.dtype)
-            its = flat((getattr(node, one.name) for node in nodes), np.float64, int(mask.sum()))
-            spread[mask] = stored(one, its)
+            spread = np.zeros(len(ids), one.dtype)
+            spread[mask] = stored(one, self._spread(one.name, made, mask, starts))
             values[one.name] = spread[index]
         for one in self._of_records:
-            of_branches = [branch[one.name] for branch in made.values]
-            if of_branches:
-                values[one.name] = np.repeat(np.stack(of_branches), np.diff(offsets), axis=0)
+            if made.values:
+                of_branches = np.stack([branch[one.name] for branch in made.values])
+                values[one.name] = np.repeat(of_branches, np.diff(offsets), axis=0)
         flags = (trained[index] & own).astype(np.uint8)
         return (ids[index], offsets, flags), together(values)
+
+    def _spread(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
+        """float64, the values of all sampled tokens."""
+        values = [getattr(node, name) or () for node in made.nodes]
+        counts = np.diff(offsets_of(mask)[starts])
+        for node in np.flatnonzero(counts != [*map(len, values)]).tolist():
+            place, count = made.place(node), int(counts[node])
+            values[node] = values[node] or self._missing(name, count, place)
+            what = "mask, of those that are true,"
+            _check_length(place, name, len(values[node]), count, what)
+        return np.fromiter(chain.from_iterable(values), np.float64, int(counts.sum()))
+
+    def _weights_of(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
+        """float64, the weights of all tokens of nodes."""
+        weights = mask.astype(np.float64)
+        edges = [first for _, first in made.traces] + [len(made.nodes)]
+        for (where, begin), end in zip(made.traces, edges[1:], strict=True):
+            streams = {its for node in made.nodes[begin:end] for its in node.loss_weights or ()}
+            stream = self._stream(name, sorted(streams), where)
+            for node in range(begin, end) if stream is not None else ():
+                own = weights[starts[node] : starts[node + 1]]  # those of the mask
+                given = (made.nodes[node].loss_weights or {}).get(stream)
+                if given is not None:
+                    _check_length(made.place(node), name, len(given), len(own), "token_ids")
+                    own[:] = given
+                elif own.any():
+                    own *= self._missing(name, 1, made.place(node))
+        return weights
 
 
 class TraceEncoder:
@@ -437,28 +437,42 @@ def _listed(value: Any) -> list[dict[str, Any]]:
     return traces
 
 
+class _Flat(msgspec.Struct):
+    """A prompt and its completion."""
+
+    prompt_ids: _Ids
+    completion_ids: _Ids
+    prompt_mask: _Mask | None = None
+    completion_mask: _Mask | None = None
+    loss_weights: dict[str, list[float]] | list[float] | None = None
+    logprobs: list[float] | float | None = None
+    advantages: list[float] | float | None = None
+    reference_logprobs: list[float] | float | None = None
+
+
 def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
     """The nodes of a trace, with `names` beside what all have. Raises ValueError."""
-    kind, decode = _node_type(tuple(names))
+    is_json = isinstance(value, msgspec.Raw)
+    kind, decode = _node_type(tuple(names), msgspec.Raw if is_json else Any)
     try:
-        return decode(value) if isinstance(value, msgspec.Raw) else msgspec.convert(value, kind)
+        return decode(value) if is_json else msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _TraceError(f"{where}: nodes: {error}") from error
 
 
 @lru_cache  # a class takes longer to make than a small file to read
-def _node_type(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], list[Any]]]:
+def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any], list[Any]]]:
     """The type of lists of nodes, and what decodes JSON of one.
 
-    token_ids     int[n]
-    mask          bool[n], which of them the model sampled
+    token_ids     n ids, of type `lists`
+    mask          which of them the model sampled, alike; may be empty where it sampled none
     loss_weights  by stream, float[n]
     names         those of `SAMPLED`, float[m], one for each sampled token; `message` as it is
     """
     fields: list[Any] = [
         ("parent", Any, None),
-        ("token_ids", _Ids | None, None),
-        ("mask", list[bool] | None, None),
+        ("token_ids", lists, _NOTHING),
+        ("mask", lists, _NOTHING),
         ("sampled", bool, False),
         ("loss_weights", dict[str, list[float]] | None, None),
         *((name, Any if name == "message" else list[float] | None, None) for name in names),
@@ -466,6 +480,45 @@ def _node_type(names: tuple[str, ...]) -> tuple[Any, Callable[[Any], list[Any]]]
     node: Any = msgspec.defstruct("Node", fields)
     kind: Any = list[node]
     return kind, msgspec.json.Decoder(kind).decode
+
+
+def _ids_of(made: _Made) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
+    """Ids of all nodes, bool of each whether it is sampled, and how many each node has. Raises
+    ValueError.
+    """
+    ids, sizes = _lists_of("token_ids", _Ids, made)
+    marks, marked = _lists_of("mask", _Mask, made)
+    has_mask = marked > 0
+    has_mask |= np.fromiter((node.sampled for node in made.nodes), bool, len(made.nodes))
+    for node in np.flatnonzero((sizes == 0) | (has_mask & (marked != sizes))).tolist():
+        place = made.place(node)
+        if not sizes[node]:
+            raise _TraceError(f"{place} has no token_ids, expected those that the model saw")
+        _check_length(place, "mask", int(marked[node]), int(sizes[node]), "token_ids")
+    mask = np.zeros(len(ids), bool)
+    mask[np.repeat(has_mask, sizes)] = marks
+    return ids, mask, sizes
+
+
+def _lists_of(name: str, kind: Any, made: _Made) -> tuple[UInt32, Int64]:
+    """The values of a field of all nodes, and how many each has. Raises ValueError."""
+    values = [getattr(node, name) for node in made.nodes]
+    if all(type(one) is msgspec.Raw for one in values):
+        text, sizes = b"".join(values), np.empty(len(values), np.int64)
+        numbers = np.empty(len(text) // 2 + 1, np.uint32)
+        count = read_lists(np.frombuffer(text, np.uint8), numbers, sizes)
+        # a true is no id, and a 2 is none of a mask
+        is_right = b"e" not in text if kind is _Ids else numbers[: max(count, 0)].max(initial=0) < 2
+        if count >= 0 and is_right:
+            return numbers[:count], sizes
+    lists = list[list[int]]()
+    for number, value in enumerate(values):
+        try:
+            lists.append(msgspec.convert(_plain(value) or [], kind))
+        except msgspec.ValidationError as error:
+            raise _TraceError(f"{made.place(number)}: {name}: {error}") from error
+    sizes = np.array([*map(len, lists)], np.int64)
+    return np.fromiter(chain.from_iterable(lists), np.uint32, int(sizes.sum())), sizes
 
 
 def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
@@ -495,14 +548,15 @@ def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
     return paths
 
 
-def _check_length(place: str, name: str, values: Sequence[Any], size: int, other: str) -> None:
-    if len(values) != size:
-        raise _TraceError(f"{place}: {name} has {len(values)} values, {other} {size}")
+def _check_length(place: str, name: str, found: int, size: int, other: str) -> None:
+    if found != size:
+        raise _TraceError(f"{place}: {name} has {found} values, {other} {size}")
 
 
-def _worth(reward: dict[str, Any]) -> float:
-    """A reward with its weight."""
-    score, weight = reward["score"], reward.get("weight", 1.0)
+def _worth(reward: Any) -> float:
+    """A reward with its weight. Raises ValueError."""
+    given = reward if isinstance(reward, dict) else {"score": reward}
+    score, weight = given.get("score"), given.get("weight", 1.0)
     if not isinstance(score, int | float) or not isinstance(weight, int | float):
         raise _TraceError(f"a reward is {score!r} times {weight!r}, expected two numbers")
     return score * weight

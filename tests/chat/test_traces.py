@@ -251,7 +251,15 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
     ),
     "two streams": (TWO, (), "several loss_weights: a, b"),
     "no such stream": (FORK, NAMED, "node 1 has no loss_weights.b"),
-    "an id that is none": (nodes_of({"token_ids": [-1]}), (), "`int` >= 0 - at `$[0].token_ids["),
+    "an id that is none": (
+        nodes_of(ROOT, {"parent": 0, "token_ids": [-1]}), (),
+        "node 1: token_ids: Expected `int` >= 0 - at `$[0]`",
+    ),
+    "true is no id": (nodes_of({"token_ids": [True]}), (), "token_ids: Expected `int`, got `bool`"),
+    "a reward of words": (
+        FORK | {"rewards": {"a": {"score": "high"}}}, ("--min-reward", "0"),
+        "a reward is 'high' times 1.0, expected two numbers",
+    ),
     "no reward": (FORK, ("--min-reward", "0"), "no reward, which --min-reward needs"),
     "no age": (FORK, ("--max-age", "1"), "no age, which --max-age needs"),
     "no metric": (FORK, ("--carry", "metrics.x:int32"), "the trace: no value of 'metrics.x'"),
@@ -260,8 +268,13 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         "logprobs holds -1000000000.0, which no float16 is",
     ),
     "no completion": ({"prompt_ids": [1], "completion_ids": None}, (),
-                      "no list of token ids in 'completion_ids'"),
-    "a mask of 2": (FLAT | {"completion_mask": [1, 2, 1]}, (), "holds other values than 0 and 1"),
+                      "the record is no trace: Object missing required field `completion_ids`"),
+    "a mask of 2": (
+        FLAT | {"completion_mask": [1, 2, 1]}, (), "`int` <= 1 - at `$.completion_mask[1]`",
+    ),
+    "a node's mask of 2": (
+        nodes_of({"token_ids": [1], "mask": [2]}), (), "node 0: mask: Expected `int` <= 1",
+    ),
 }  # fmt: skip
 
 
