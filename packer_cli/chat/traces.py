@@ -14,11 +14,12 @@ Records are decoded one by one; the tokens of a batch of them are moved together
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -60,7 +61,8 @@ _Record = Mapping[str, Any]
 _Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
 _Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
 _NOTHING = msgspec.Raw(b"[]")
-Talk = tuple[list[Any], Any]  # messages and tools
+_Tokens = tuple[UInt32, Int64, UInt8]  # ids, offsets and what is trained on, as in `TokenBatch`
+_Talk = tuple[list[Any], Any]  # messages and tools
 
 
 class _TraceError(ValueError):
@@ -78,7 +80,7 @@ _REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is
 class _Made:
     """Documents of records, and what they are made of.
 
-    traces          (its name, for people, the number of its first node), of each
+    names, firsts   of each trace: what it is called, and the number of its first node
     entries         numbers of nodes, branch after branch, `sizes` of them in each
     record, number  of each document: the index of its record, and which branch of it it is
     values          of each document, what its record carries
@@ -86,82 +88,109 @@ class _Made:
     """
 
     nodes: list[Any] = field(default_factory=list)
-    traces: list[tuple[str, int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     record: list[int] = field(default_factory=list)
     number: list[int] = field(default_factory=list)
     values: list[dict[str, _Array]] = field(default_factory=list)
-    talks: dict[int, Talk] = field(default_factory=dict)
+    talks: dict[int, _Talk] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
     def place(self, node: int) -> str:
         """For people."""
-        where, first = next(one for one in reversed(self.traces) if one[1] <= node)
-        return f"{where}, node {node - first}"
+        trace = bisect_right(self.firsts, node) - 1
+        return f"{self.names[trace]}, node {node - self.firsts[trace]}"
 
 
-class Branches(NamedTuple):
-    """Branches as records of token ids.
+class TraceEncoder:
+    """An `encoding.Encode`. Safe to share between threads."""
 
-    records  a document for each, at the position of its record
-    number   int64[n], of each branch in its record
-    talks    by the number of a document, the messages and tools that are to give its ids
-    """
-
-    records: Records
-    number: Int64
-    counts: Counts
-    talks: dict[int, Talk]
-
-
-class Traces:
-    """Makes documents of traces. Safe to share between threads."""
-
-    def __init__(self, shape: Shape, config: DocumentConfig, *, compares: bool = False) -> None:
-        """`config`: as `for_shape` gives it; `compares`: whether a chat template is to give the ids
-        of some branches once more.
+    def __init__(
+        self,
+        shape: Shape,
+        config: DocumentConfig,
+        encode: Encode,
+        render: Callable[[Conversation], Document] | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`config`: as `for_shape` gives it; `encode`: of token ids; `render` and `tokenizer`: what
+        a chat template gives, which the ids of some branches are compared with.
         """
-        self._columns, self._config, self._compares = shape.columns, config, compares
+        self._columns, self._config, self._encode = shape.columns, config, encode
+        self._render, self._tokenizer = render, tokenizer
         self._defaults = dict(config.carry_default)
         columns = config.carried
         self._sampled = [one for name, one in columns.items() if name in SAMPLED]
         self._weights = [one for name, one in columns.items() if is_of_loss(name)]
         self._of_records = [one for one in columns.values() if one.of == RECORD]
 
-    def branches(self, records: Records, file: InputFile) -> Branches:
-        """The documents of a batch of records; those that are no traces join `bad`."""
-        positions, fields = records.positions.tolist(), records.fields or []
-        share = self._compares * min(1.0, _COMPARED_BYTES / (file.size or _UNKNOWN_BYTES))
-        compared = [_hashed(position) < share for position in positions]
-        bad, good = list(records.bad), [*range(len(fields))]
+    def __call__(self, records: Records, file: InputFile) -> Encoded:
+        """The branches of a batch of records; those that are no traces join `bad`."""
+        fields, bad = records.fields or [], list(records.bad)
+        share = 0.0
+        if self._render is not None:
+            share = min(1.0, _COMPARED_BYTES / (file.size or _UNKNOWN_BYTES))
+        compared = [_hashed(position) < share for position in records.positions.tolist()]
+        kept = np.arange(len(fields))
         try:
-            made = self._made(fields, compared)
-            tokens, carried = self._tokens(made)
+            made, tokens, carried = self._documents(fields, compared)
         except _REASONS:
-            for at, position in enumerate(positions):
-                try:
-                    self._tokens(self._made([fields[at]], [compared[at]]))
-                except _REASONS as error:
-                    tip = getattr(error, "tip", _MEND)
-                    bad.append(BadRecord(position, str(error), tip))
-                    good.remove(at)
-            made = self._made([fields[at] for at in good], [compared[at] for at in good])
-            tokens, carried = self._tokens(made)
-        documents = replace(
-            records,
-            positions=records.positions[np.array(good, np.int64)[made.record]],
-            fields=None,
-            tokens=tokens,
-            carried=carried,
-            bad=sorted(bad, key=lambda one: one.position),
+            faults = [self._fault(record) for record in fields]
+            kept = np.flatnonzero([fault is None for fault in faults])
+            bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _MEND))
+                    for at, fault in enumerate(faults) if fault is not None]  # fmt: skip
+            bad.sort(key=lambda one: one.position)
+            made, tokens, carried = self._documents(
+                [fields[at] for at in kept], [compared[at] for at in kept]
+            )
+        positions = records.positions[kept[made.record]]
+        records = replace(
+            records, positions=positions, fields=None, tokens=tokens, carried=carried, bad=bad
         )
-        return Branches(documents, np.array(made.number, np.int64), made.counts, made.talks)
+        batch, bad, counts = self._encode(records, file)
+        counts.add(made.counts)
+        counts.compared_branches = len(made.talks)
+        counts.drifted_branches = sum(
+            not self._gives(batch.ids[batch.offsets[number] : batch.offsets[number + 1]], talk)
+            for number, talk in made.talks.items()
+        )
+        position = turn_position(batch.position, np.array(made.number, np.int64))
+        return Encoded(replace(batch, position=position), bad, counts)
+
+    def _fault(self, record: _Record) -> Exception | None:
+        """What is wrong with a record."""
+        try:
+            self._documents([record], [False])
+        except _REASONS as error:
+            return error
+        return None
+
+    def _gives(self, ids: UInt32, talk: _Talk) -> bool:
+        """Whether the chat template gives these ids; it may end the last turn, which the model did
+        not.
+        """
+        if self._render is None or self._tokenizer is None:
+            return True
+        from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
+
+        fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
+        shape = Shape("messages", {name: name for name in fields})
+        try:
+            conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
+            text = self._render(conversation).text if conversation else ""
+        except (RefusedError, UndecidableError, ValueError):
+            return False
+        made = self._tokenizer.encode_bare([text], None, None)[0]
+        return np.array_equal(made[: len(ids)], ids)
 
     # -- A record to its branches
 
-    def _made(self, fields: Sequence[_Record], compared: Sequence[bool]) -> _Made:
-        """Raises _REASONS."""
+    def _documents(
+        self, fields: Sequence[_Record], compared: Sequence[bool]
+    ) -> tuple[_Made, _Tokens, Values]:
+        """The branches of records, their tokens, and what is carried. Raises _REASONS."""
         made = _Made()
         for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
             number = 0
@@ -177,7 +206,8 @@ class Traces:
                     one.name: self._value(one, trace, record, where) for one in self._of_records
                 }
                 base = len(made.nodes)
-                made.traces.append((where, base))
+                made.names.append(where)
+                made.firsts.append(base)
                 made.nodes += nodes
                 for at, path in enumerate(paths):
                     if is_compared and getattr(nodes[0], "message", None) is not None:
@@ -190,14 +220,19 @@ class Traces:
                     made.values.append(values)
                 made.counts.traces += 1
                 made.counts.branches += len(paths)
-        return made
+        return made, *self._tokens(made)
+
+    def _field(self, own: str, record: _Record) -> Any:
+        """A field of the shape; None where the record has none, or another field has its name."""
+        return _at(record, self._columns[own]) if own in self._columns else None
 
     def _traces(self, record: _Record, with_messages: bool) -> Iterator[tuple[str, _Record, Any]]:
         """(its name, for people, the trace, its nodes), of all traces of a record."""
         names = *(one.name for one in self._sampled), *["message"] * with_messages
-        episode, nodes = (_at(record, self._columns[own]) for own in ("traces", "nodes"))
+        episode, nodes = (self._field(own, record) for own in ("traces", "nodes"))
         if episode is not None:
-            for number, trace in enumerate(_listed(episode)):
+            traces = _typed(episode, list[dict[str, Any]], "traces", _decode_traces)
+            for number, trace in enumerate(traces):
                 where = f"trace {number}"
                 yield where, trace, _nodes(trace.get("nodes"), names, where)
         elif nodes is not None:
@@ -207,14 +242,13 @@ class Traces:
 
     def _flat(self, record: _Record) -> list[Any]:
         """A prompt and its completion as two nodes."""
-        wanted = _Flat.__struct_fields__[:5], [one.name for one in self._sampled]
-        given = {own: _plain(_at(record, self._columns[own])) for own in chain(*wanted)}
-        try:
-            flat = msgspec.convert(
-                {own: value for own, value in given.items() if value is not None}, _Flat
-            )
-        except msgspec.ValidationError as error:
-            raise _TraceError(f"the record is no trace: {error}") from error
+        given = {
+            own: value
+            for own in _Flat.__struct_fields__
+            if own not in SAMPLED or own in self._config.carried
+            if (value := _plain(self._field(own, record))) is not None
+        }
+        flat = _typed(given, _Flat, "the record is no trace")
         size = len(flat.completion_ids)
         mask = [True] * size if flat.completion_mask is None else flat.completion_mask
         node: dict[str, Any] = {"token_ids": flat.completion_ids, "mask": mask, "sampled": True}
@@ -300,10 +334,8 @@ class Traces:
 
     # -- Branches to tokens
 
-    def _tokens(self, made: _Made) -> tuple[tuple[UInt32, Int64, UInt8], Values]:
-        """Ids, offsets and what is trained on, as in `TokenBatch`, and what is carried. Raises
-        _REASONS. OUT made.counts.
-        """
+    def _tokens(self, made: _Made) -> tuple[_Tokens, Values]:
+        """Raises _REASONS. OUT made.counts."""
         entries = np.array(made.entries, np.int64)
         ids, mask, sizes = _ids_of(made)
         starts, lengths = offsets_of(sizes), sizes[entries]
@@ -345,8 +377,8 @@ class Traces:
     def _weights_of(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
         """float64, the weights of all tokens of nodes."""
         weights = mask.astype(np.float64)
-        edges = [first for _, first in made.traces] + [len(made.nodes)]
-        for (where, begin), end in zip(made.traces, edges[1:], strict=True):
+        edges = pairwise([*made.firsts, len(made.nodes)])
+        for where, (begin, end) in zip(made.names, edges, strict=True):
             streams = {its for node in made.nodes[begin:end] for its in node.loss_weights or ()}
             stream = self._stream(name, sorted(streams), where)
             for node in range(begin, end) if stream is not None else ():
@@ -360,54 +392,6 @@ class Traces:
         return weights
 
 
-class TraceEncoder:
-    """An `encoding.Encode`. Safe to share between threads."""
-
-    def __init__(
-        self,
-        shape: Shape,
-        config: DocumentConfig,
-        encode: Encode,
-        render: Callable[[Conversation], Document] | None = None,
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        """`encode`: of token ids. `render` and `tokenizer`: what a chat template gives, which the
-        ids of some branches are compared with.
-        """
-        self._encode, self._render, self._tokenizer = encode, render, tokenizer
-        self._traces = Traces(shape, config, compares=render is not None)
-
-    def __call__(self, records: Records, file: InputFile) -> Encoded:
-        made = self._traces.branches(records, file)
-        batch, bad, counts = self._encode(made.records, file)
-        counts.add(made.counts)
-        counts.compared_branches = len(made.talks)
-        counts.drifted_branches = sum(
-            not self._gives(batch.ids[batch.offsets[number] : batch.offsets[number + 1]], talk)
-            for number, talk in made.talks.items()
-        )
-        position = turn_position(batch.position, made.number)
-        return Encoded(replace(batch, position=position), bad, counts)
-
-    def _gives(self, ids: UInt32, talk: Talk) -> bool:
-        """Whether the chat template gives these ids; it may end the last turn, which the model did
-        not.
-        """
-        if self._render is None or self._tokenizer is None:
-            return True
-        from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
-
-        fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
-        shape = Shape("messages", {name: name for name in fields})
-        try:
-            conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
-            text = self._render(conversation).text if conversation else ""
-        except (RefusedError, UndecidableError, ValueError):
-            return False
-        made = self._tokenizer.encode_bare([text], None, None)[0]
-        return np.array_equal(made[: len(ids)], ids)
-
-
 # -- What a record holds
 
 
@@ -416,8 +400,18 @@ def _plain(value: Any) -> Any:
     return _decode(value) if isinstance(value, msgspec.Raw) else value
 
 
+def _typed(value: Any, kind: Any, what: str, decode: Callable[[Any], Any] | None = None) -> Any:
+    """A value as the type, which `decode` gives of JSON. Raises ValueError; `what` it is."""
+    try:
+        if decode is not None and isinstance(value, msgspec.Raw):
+            return decode(value)
+        return msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        raise _TraceError(f"{what}: {error}") from error
+
+
 _decode = msgspec.json.Decoder().decode
-_listed_decoder = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_decode_traces = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 def _at(record: _Record, column: str) -> Any:
@@ -427,14 +421,6 @@ def _at(record: _Record, column: str) -> Any:
     outer = {name: _plain(one) for name, one in record.items() if may_hold((name,), column)}
     value = value_at(outer, column)
     return None if value is ABSENT else value
-
-
-def _listed(value: Any) -> list[dict[str, Any]]:
-    """The traces of an episode. Raises ValueError."""
-    traces = _listed_decoder(value) if isinstance(value, msgspec.Raw) else value
-    if not isinstance(traces, list) or not all(isinstance(one, dict) for one in traces):
-        raise _TraceError("traces are no list of objects")
-    return traces
 
 
 class _Flat(msgspec.Struct):
@@ -452,12 +438,9 @@ class _Flat(msgspec.Struct):
 
 def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
     """The nodes of a trace, with `names` beside what all have. Raises ValueError."""
-    is_json = isinstance(value, msgspec.Raw)
-    kind, decode = _node_type(tuple(names), msgspec.Raw if is_json else Any)
-    try:
-        return decode(value) if is_json else msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise _TraceError(f"{where}: nodes: {error}") from error
+    kind, decode = _node_type(tuple(names), msgspec.Raw if isinstance(value, msgspec.Raw) else Any)
+    made: list[Any] = _typed(value, kind, f"{where}: nodes", decode)
+    return made
 
 
 @lru_cache  # a class takes longer to make than a small file to read
@@ -511,12 +494,10 @@ def _lists_of(name: str, kind: Any, made: _Made) -> tuple[UInt32, Int64]:
         is_right = b"e" not in text if kind is _Ids else numbers[: max(count, 0)].max(initial=0) < 2
         if count >= 0 and is_right:
             return numbers[:count], sizes
-    lists = list[list[int]]()
-    for number, value in enumerate(values):
-        try:
-            lists.append(msgspec.convert(_plain(value) or [], kind))
-        except msgspec.ValidationError as error:
-            raise _TraceError(f"{made.place(number)}: {name}: {error}") from error
+    lists = [
+        _typed(_plain(value) or [], kind, f"{made.place(number)}: {name}")
+        for number, value in enumerate(values)
+    ]
     sizes = np.array([*map(len, lists)], np.int64)
     return np.fromiter(chain.from_iterable(lists), np.uint32, int(sizes.sum())), sizes
 

@@ -108,10 +108,10 @@ class Shape:
     @property
     def required(self) -> list[str]:
         """The own names of the fields that every record must have."""
-        forms = _FORMS.get(self.kind) or (KINDS[self.kind],)
-        owns = [[names[0] for names in form.required] for form in forms]
         if self.kind == TRACE:  # a file may have records of all forms
             return []
+        forms = _FORMS.get(self.kind) or (KINDS[self.kind],)
+        owns = [[names[0] for names in form.required] for form in forms]
         return next((own for own in owns if self.columns.keys() >= {*own}), owns[0])
 
     @property
@@ -311,6 +311,11 @@ def find_shape(
         raise DataError(
             f"{where}: records have no '{absent[0]}'; fields found: {named(fields)}",
             "name the right field with --text-field, or with --field NAME=COLUMN",
+        )
+    if wanted and Shape(wanted).is_of_tokens and not tokens:
+        raise DataError(
+            f"{where}: records of shape {wanted} hold lists, and its format has none",
+            "convert it to JSON lines or Parquet, or choose another --shape",
         )
     kinds = [wanted] if wanted else [k for k in KINDS if tokens or not Shape(k).is_of_tokens]
     forms = [

@@ -240,11 +240,8 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         return _tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
     if run.chosen.name is None:
-        return Source(_by_file(_plain_reads(own)), _by_shape({
-            name: _trace_encoder(*one, plain_encoder(None)) if one[0].kind == TRACE
-            else plain_encoder(None)
-            for name, one in own.items()
-        }))  # fmt: skip
+        encoders = {name: _plain_encoder(*one) for name, one in own.items()}
+        return Source(_by_file(_plain_reads(own)), _by_shape(encoders))
     reads, renders, processes = _composing(own, run, options.max_seconds_per_record)
     rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
@@ -378,15 +375,7 @@ def _source(
     around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
     encoders = dict[str | None, Encode]()
     for name, (its, its_config) in own.items():
-        highest = None
-        if its.is_of_tokens:
-            highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-        if its.kind == TRACE:
-            encoders[name] = _trace_encoder(
-                its, its_config, plain_encoder(tokenizers[name], highest), renders.get(name),
-                tokenizers[name],
-            )  # fmt: skip
-        elif name in renders:
+        if its.is_composed:
             from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
 
             glued = not uses_template(its, its_config)
@@ -394,27 +383,32 @@ def _source(
                 renders[name], its_config, tokenizers[name], glued=glued
             )
         else:
-            encoders[name] = _plain_encoder(tokenizers[name], files, its_config, highest)
+            encoders[name] = _plain_encoder(
+                its, its_config, tokenizers[name], files, renders.get(name)
+            )
     info = structs.replace(infos[0], **around)
     return Source(_by_file(reads), _by_shape(encoders), tokenizer, processes, info=info)
 
 
-def _trace_encoder(*parts: Any) -> Encode:
-    """`TraceEncoder` of its arguments."""
-    from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 a run of texts needs none
-
-    return TraceEncoder(*parts)
-
-
 def _plain_encoder(
-    tokenizer: Tokenizer,
-    files: TokenizerFiles | None,
+    shape: Shape,
     config: DocumentConfig,
-    highest: int | None,
+    tokenizer: Tokenizer | None = None,
+    files: TokenizerFiles | None = None,
+    render: _Render | None = None,
 ) -> Encode:
-    """Makes tokens of texts. `highest`: the highest id, where records are tokens already."""
+    """Makes tokens of texts, and documents of token ids. `render`: gives what traces are compared
+    with.
+    """
+    highest = None
+    if shape.is_of_tokens and tokenizer is not None:
+        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
     fim = fill_in_middle(config, files)
     encode = plain_encoder(tokenizer, highest, _specials_of(files, config), fim)
+    if shape.kind == TRACE:
+        from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 a run of texts needs none
+
+        return TraceEncoder(shape, config, encode, render, tokenizer)
     if config.turns != "each":
         return encode
 

@@ -348,6 +348,7 @@ def test_other_fields_tell_rewards_and_ages() -> None:
         (("a.jsonl",), ("--carry", "reward:float32/token"), 2, "a value of each record"),
         (("a.jsonl",), ("--carry", "logprobs:float32[2]"), 2, "a value of each token"),
         (("a.jsonl",), ("--overlong", "split"), 2, "records of shape trace must not be cut"),
+        (("a.csv",), ("--shape", "trace"), 1, "records of shape trace hold lists"),
     ],
 )
 def test_what_does_not_go_with_traces(
@@ -355,6 +356,7 @@ def test_what_does_not_go_with_traces(
 ) -> None:
     write("a.jsonl", [FLAT])
     write("text.jsonl", [{"text": "a"}])
+    Path("a.csv").write_text("prompt_ids,completion_ids\n1,2\n")
     assert_error(packer("pack", *files, "-l", 64, "-q", "-o", "out", *options), code, said)
 
 
