@@ -259,7 +259,8 @@ def _tokens(f: dict[str, Any]) -> Iterator[Figure]:
         yield Figure("turns", count(f["trained_turns"]), "written by the assistant")
     if f["traces"]:
         shared = f"{f['shared_tokens']:,} tokens shared with an earlier one, and trained on there"
-        yield Figure("traces", count(f["traces"]), f"with {f['branches']:,} branches; {shared}")
+        branches = plural(f["branches"], "branch", "branches")
+        yield Figure("traces", count(f["traces"]), f"with {branches}; {shared}")
     if f["compared_branches"]:
         yield Figure("drift", count(f["drifted_branches"]), f"of {f['compared_branches']:,} "
                      "branches compared, the chat template gives other ids")  # fmt: skip
