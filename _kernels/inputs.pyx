@@ -131,6 +131,57 @@ ctypedef fused Integer:
     uint64_t
 
 
+cdef int64_t _read_lists(
+    const uint8_t* text, int64_t n, uint32_t* numbers, int64_t* sizes, int64_t most
+) noexcept nogil:
+    cdef int64_t at = 0, count = 0, lists = 0, begin = 0
+    cdef uint64_t value = 0
+    cdef bint is_open = False  # in a value
+    cdef uint8_t byte
+    while at < n:
+        byte = text[at]
+        if c"0" <= byte <= c"9":
+            value = 10 * value + (byte - c"0")
+            if value > 0x7FFFFFFF:
+                return -1
+            is_open = True
+        elif byte == c"," or byte == c"]":
+            if is_open:
+                numbers[count] = <uint32_t>value
+                count += 1
+                value, is_open = 0, False
+            if byte == c"]":
+                if lists == most:
+                    return -1
+                sizes[lists] = count - begin
+                lists, begin = lists + 1, count
+        elif byte == c"t" or byte == c"f":
+            value, is_open = byte == c"t", True
+            at += 3 if value else 4
+        elif byte != c"[" and KIND[byte] != BLANK:
+            return -1
+        at += 1
+    return count if lists == most else -1
+
+
+def read_lists(const uint8_t[::1] text, uint32_t[::1] numbers, int64_t[::1] sizes) -> int:
+    """Read JSON lists of ids, or of true and false, which are 1 and 0. Returns how many values they
+    have; -1 where one is neither, or above 2^31 - 1, or where there are not as many lists as sizes.
+
+    IN  text     uint8[n], lists in valid JSON, end to end
+    OUT numbers  uint32[m], m >= n / 2: the values
+    OUT sizes    int64[k], how many of them each list has
+    """
+    cdef int64_t count, n = text.shape[0]
+    if numbers.shape[0] < n // 2:
+        raise ValueError(f"{numbers.shape[0]} numbers for {n} bytes")
+    if n == 0 or sizes.shape[0] == 0 or numbers.shape[0] == 0:
+        return 0 if n == sizes.shape[0] == 0 else -1
+    with nogil:
+        count = _read_lists(&text[0], n, &numbers[0], &sizes[0], sizes.shape[0])
+    return count
+
+
 def copy_ids(const Integer[::1] values, uint32_t[::1] out) -> bool:
     """OUT out uint32[T], the values; whether all of them are between 0 and 2^31 - 1."""
     cdef int64_t i

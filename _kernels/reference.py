@@ -465,6 +465,14 @@ def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
     return [i for row in rows for i in row], np.cumsum([0, *map(len, rows)]).tolist(), exchanges
 
 
+def read_lists(texts):
+    """The lists of ids, or of true and false, in JSON; None where one holds anything else."""
+    lists = [json.loads(text) for text in texts]
+    values = [value for one in lists for value in one]
+    are_ids = all(isinstance(value, int) and 0 <= value < 1 << 31 for value in values)
+    return [[int(value) for value in one] for one in lists] if are_ids else None
+
+
 def copy_ids(values):
     """(ids, whether they all are ids)"""
     return values, all(0 <= value < 1 << 31 for value in values)

@@ -1,9 +1,11 @@
-"""What does it cost to carry values beside tokens?
+"""What does it cost to carry values beside tokens, and how fast are agent traces?
 
 200 million token ids in documents of 670 on average, from Arrow, with 0, 4 and 8 bytes of values
-for each token: processor time of whole processes, in turn. And a teacher's 32 ids and
+for each token: processor time of whole processes, in turn. Then a teacher's 32 ids and
 log-probabilities for each of 10 million tokens, attached from Parquet to a tokenized directory,
-against pyarrow's reading alone. A minute; 6 GB of disk.
+against pyarrow's reading alone; and 100 MB of traces in JSON lines, of nodes with 300 tokens on
+average, without and with log-probabilities: the time of whole processes with two workers. Two
+minutes; 6 GB of disk.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measuring import report, run
 from runs import pack
-from settings import Settings, from_environment
+from settings import CHECKOUT, Settings, from_environment
 
-MOST, RUNS = 1.1, 3
+MOST, RUNS, LEAST_MB = 1.1, 3, 100.0
+_NODE = 300  # tokens, on average
 _DOCUMENTS, _MEAN = 2000, 670  # of a record batch
 _K, _MOST_BYTES = 32, 130
 _READ = """import sys, pyarrow.parquet as pq
@@ -107,9 +110,42 @@ def _attach(settings: Settings) -> None:
     )
 
 
+def _traces(settings: Settings) -> None:
+    """Rows of agent traces, without a tokenizer."""
+    most = 2_000_000 if settings.quick else 100_000_000
+    with inputs.Output(settings) as output:
+        path = output.with_name("traces.jsonl")
+        run([sys.executable, CHECKOUT / "tests" / "traces.py", path, str(most), str(_NODE)])
+        size = path.stat().st_size
+        command = [settings.packer, "pack", path, "--max-length", "8192", "--workers", "2",
+                   "--output", output, "--overwrite", "--quiet", "--json"]  # fmt: skip
+        for what, carry in (("", ()), (" with log-probabilities", ("--carry", "logprobs:float32"))):
+            runs = [run([*map(str, command), *carry]) for _ in range(1 if settings.quick else RUNS)]
+            best = min(runs, key=lambda one: one.seconds)
+            rate = size / best.seconds / 1e6
+            report(
+                f"pack, {size / 1e6:.0f} MB of agent traces{what}",
+                "" if carry or settings.quick else f">= {LEAST_MB:.0f} MB/s on two cores",
+                f"{rate:.0f} MB/s ({best.seconds:.2f} s, {best.processor_seconds:.2f} s of "
+                "processor time)",
+                None if carry or settings.quick else rate >= LEAST_MB,
+                mb_s=rate,
+                share_of_target=rate / LEAST_MB,
+                seconds=[one.seconds for one in runs],
+                processor_seconds=[one.processor_seconds for one in runs],
+            )
+        path.unlink()
+
+
 def main() -> None:
     settings = from_environment()
     _attach(settings)
+    _of_columns(settings)
+    _traces(settings)
+
+
+def _of_columns(settings: Settings) -> None:
+    """Rows of token ids from Arrow."""
     tokens = 4_000_000 if settings.quick else 200_000_000
     with inputs.Output(settings) as output:
         path = output.with_name("carried.arrow")

@@ -38,7 +38,7 @@ from packer_cli.result.opening import (
     open_packed,
     tokens_of_each,
 )
-from packer_cli.result.origins import Origin, Origins, place_in, sound_rows, unit_of
+from packer_cli.result.origins import Origin, Origins, place_in, sound_rows, turn_of, unit_of
 from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import TokenizedDirectory
@@ -50,7 +50,8 @@ __all__ = ["Found", "Place", "Run", "TracedStep", "find", "trace"]
 _COLUMNS = ("cu_seqlens", PADDED_BOUNDARIES, "segments")
 _PLACES_AT_ONCE = 1 << 20  # whose rows are looked at together
 _DOCUMENT = re.compile(
-    r"(.+)(?::| byte | row | document )(\d{1,18})(?: turn (\d{1,5}))?", re.ASCII | re.DOTALL
+    r"(.+)(?::| byte | row | document )(\d{1,18})(?: (?:turn|branch) (\d{1,5}))?",
+    re.ASCII | re.DOTALL,
 )
 _NONE = np.iinfo(np.int64).max  # a position that no document has
 _LOSSES = {
@@ -404,7 +405,7 @@ class Steps:
 class _Input:
     """An input that a name may mean: `number` in the result `part`.
 
-    turns   as --turns of the run that read it
+    turns   as --turns of the run that read it; `turn_is` "branch" where they are branches
     within  where it is one of the inputs of a tokenized directory: that directory, and its number
             there
     """
@@ -415,6 +416,7 @@ class _Input:
     number: int
     turns: str = "all"
     within: tuple[TokenizedDirectory, int] | None = None
+    turn_is: str = "turn"
 
     def positions(self, position: int, turn: int | None = None) -> Int64:
         """int64[n], the positions by which rows refer to the documents at a position of it, or to
@@ -452,7 +454,7 @@ class Search:
                     "pack again with that column; packer trace --step names rows",
                 )
         inputs, position, turn = _named(run, text)
-        self.document = place_in(inputs[0].path, inputs[0].unit, position, turn)
+        self.document = place_in(inputs[0].path, inputs[0].unit, position, turn, inputs[0].turn_is)
         self._pieces: dict[int, list[int]] = {}  # of each row, by the numbers of its segments
         for one in inputs:
             sought, first = one.positions(position, turn), int(run.firsts[one.part])
@@ -518,7 +520,7 @@ def _inputs(run: Run) -> Iterator[_Input]:
         for number, one in packed.facts.inputs_now.items():
             if one.format != TOKENIZED:
                 unit = unit_of(one, config.input_format)
-                yield _Input(one.path, unit, part, number, config.turns)
+                yield _Input(one.path, unit, part, number, config.turns, turn_is=turn_of(config))
                 continue
             yield _Input(os.path.dirname(one.path), "document", part, number)
             directory = run.origins[part].tokenized(number)
@@ -526,7 +528,9 @@ def _inputs(run: Run) -> Iterator[_Input]:
                 its = directory.facts.config
                 for file, first in enumerate(directory.facts.inputs):
                     unit = unit_of(first, its.input_format)
-                    yield _Input(first.path, unit, part, number, its.turns, (directory, file))
+                    yield _Input(
+                        first.path, unit, part, number, its.turns, (directory, file), turn_of(its)
+                    )
 
 
 def _segments_of(packed: PackedDirectory, number: int) -> Iterator[Int64]:

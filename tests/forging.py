@@ -55,7 +55,7 @@ class Result:
 
     def add(self, name: str, more: int, unit: int = 0) -> None:
         """To a figure, of the whole and of one unit."""
-        self.manifest[name] += more
+        self.manifest[name] = self.manifest.get(name, 0) + more
         counts = self.record(unit)["counts"]
         counts[name] = counts.get(name, 0) + more
         if name in ("truncated_tokens", "dropped_tokens"):

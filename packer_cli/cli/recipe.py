@@ -169,7 +169,7 @@ class _Source:
             return "no field is known to hold text: name it with text_field"
         if self.of_messages and not has_template:
             return "messages need a chat template: name chat_template, or a tokenizer that has one"
-        return "its tokens must be of the tokenizer of the others" * (self.shape.kind == "tokens")
+        return "its tokens must be of the tokenizer of the others" * self.shape.is_of_tokens
 
     def lines(self, name: str, size: int, folder: str) -> list[str]:
         """The lines in a recipe that is kept in `folder`. `size`: bytes of all sources."""

@@ -157,7 +157,7 @@ def _texts(name: str, files: TokenizerFiles) -> Iterator[str]:
     own = by_file_shape(for_shape(config, shape_of_all), shape_of_all)
     for file in inputs:
         shape, config = own[file.shape]
-        composer = composer_of(shape, config, files) if shape.is_supervised else None
+        composer = composer_of(shape, config, files) if shape.is_composed else None
         whole = Slice(file.index, 0, None, 0)
         for records in reader_for(file.format).read(file, whole, shape, config):
             composed = composer.compose(records) if composer else records

@@ -35,7 +35,7 @@ from packer_cli.inputs.token_columns import (
 )
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import Shape
+from packer_cli.options.shapes import FACTS_OF_TRACES, TRACE, Shape, may_hold
 from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice, Texts, offsets_of
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
@@ -85,6 +85,9 @@ def _columns_to_read(
     file: InputFile, schema: Any, shape: Shape, config: DocumentConfig
 ) -> list[str]:
     """The columns to read, checked for presence and, unless they are carried, for type."""
+    if shape.kind == TRACE:
+        used = [*shape.columns.values(), *config.carried, *FACTS_OF_TRACES]
+        return [name for name in schema.names if any(may_hold((name,), one) for one in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _is_text if shape.kind == "text" else _is_integer_list
     wanted = [shape.columns[own] for own in shape.required]
@@ -206,7 +209,7 @@ class ColumnarReader(Reader):
             for batch in table.batches(part, names, most):
                 yield from _records(batch, row, shape, most, config, table.row_bytes)
                 row += batch.num_rows
-            if not part.start and shape.kind != "tokens":
+            if not part.start and not shape.is_of_tokens:
                 yield from _looks(table, part._replace(stop=1), shape, config)
             yield Records.end(hashed.stretches())
 
@@ -284,7 +287,7 @@ def _sizes(column: Any) -> Int64:
 
 def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig) -> Records:
     records = _bare_records_of(batch, shape, first_row)
-    if not config.carried:
+    if not config.carried or shape.kind == TRACE:
         return records
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
     values = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
@@ -299,7 +302,8 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
 
 def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    columns = {own: batch.column(name) for own, name in shape.columns.items()
+    of_traces = {name: name for name in batch.schema.names} if shape.kind == TRACE else None
+    columns = {own: batch.column(name) for own, name in (of_traces or shape.columns).items()
                if name in batch.schema.names}  # fmt: skip
     if shape.kind == "tokens":
         if (tokens := _faultless_tokens(columns)) is not None:

@@ -15,7 +15,15 @@ from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.options.carried import MESSAGE, RECORD, TOKEN, Carried
+from packer_cli.options.carried import (
+    LOSS_WEIGHTS,
+    MESSAGE,
+    RECORD,
+    SAMPLED,
+    TOKEN,
+    Carried,
+    is_of_loss,
+)
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs
 from packer_cli.options.shapes import (
@@ -158,6 +166,25 @@ def carried_by(
                  for name, one in columns.items())  # fmt: skip
 
 
+def carried_by_traces(config: DocumentConfig) -> tuple[str, ...]:
+    """--carry with what has the values in traces, and the weights of the loss, without which a
+    token of several branches has none. UsageError as `carried_by`.
+    """
+    columns = dict(config.carried)
+    if not any(is_of_loss(name) for name in columns):
+        columns[LOSS_WEIGHTS] = Carried(LOSS_WEIGHTS, "float32")
+    check_defaults(columns, config.carry_default)
+    for name, one in columns.items():
+        of = TOKEN if name in SAMPLED or is_of_loss(name) else RECORD
+        if one.of not in ("", of) or (of == TOKEN and one.count is not None):
+            raise UsageError(
+                f"--carry: {one}: in traces, {name} is a value of each {of}",
+                f"write {name}:{one.type}",
+            )
+        columns[name] = replace(one, of=of)
+    return tuple(map(str, columns.values()))
+
+
 def _bare(config: DocumentConfig) -> DocumentConfig:
     """The options without what is carried, which need not be told yet to look at records."""
     plain = {one.name: getattr(config, one.name) for one in fields(DocumentConfig)}
@@ -209,7 +236,8 @@ class _Look:
         shapes = [(file, shape) for file, shape in zip(files, found, strict=True) if shape]
         for file, shape in shapes:
             first, other = shapes[0]
-            if (shape.kind == "tokens") != (other.kind == "tokens"):
+            # what the tokens of traces are trained with is not known of others
+            if shape.kind != other.kind and (shape.is_of_tokens or other.is_of_tokens):
                 what = f"holds {shape.kind}, {first.path} holds {other.kind}"
                 raise DataError(f"{file.path}: {what}", "pack them with two commands")
         return {file.index: shape for file, shape in shapes}
@@ -229,7 +257,7 @@ class _Look:
             return None
         fields = [*fields, *self._held_later(file, fields)]
         shape = self._found_without_lacking(file, fields)
-        if shape.is_supervised:
+        if shape.is_composed:
             used = shape.columns.values()
             self.unused[file.path] = [
                 name

@@ -142,7 +142,7 @@ class Sample:
         # by column, whether its value counts only where it is text
         self._used = {name: name in texts for name in used_columns(shape, config)}
         self._passed = 0
-        self._is_none = shape.kind == "tokens"
+        self._is_none = shape.is_of_tokens
 
     def of(self, count: int, fields: Callable[[int], Mapping[str, Any] | None]) -> LookedAt:
         """The content of the next `count` records. `fields` gives all fields of one, by its index;

@@ -48,6 +48,7 @@ from packer_cli.inputs.token_columns import NAMES, Given, token_records, with_ca
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
+    TRACE,
     Shape,
     fits_a_shape,
     may_hold,
@@ -188,6 +189,8 @@ class JsonlReader(LineReader):
                 masks = [row[2] for row in rows]
                 given = Given(positions, _given(decoded, carried), sizes, masks)
                 return with_carried(records, given, config, tip)
+            if shape.kind == TRACE:
+                return Records(positions, fields=decoded, bad=bad, consumed=consumed)
             strings = [record.text for record in decoded] if shape.kind == "text" else None
             fields = [*map(msgspec.structs.asdict, decoded)] if strings is None else None
             looked_at = sample.of(len(found.pieces), partial(_all_of, found))
@@ -434,7 +437,11 @@ _CARRIED = "carried_{}"  # the own name of a carried column
 
 
 def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
-    """A decoder of records to structs with the shape's own names."""
+    """A decoder of records to structs with the shape's own names; of traces, whose parts are not
+    all decoded, to dicts from the input's names to JSON.
+    """
+    if shape.kind == TRACE:
+        return _names_decoder
     carried = [(_CARRIED.format(number), name) for number, name in enumerate(config.carried)]
     optional = *shape.optional, *(own for own, _ in carried)
     # values of other fields contain each other, as in messages, so the garbage collector

@@ -34,6 +34,8 @@ TYPES = {
     "bool": "uint8",
 }
 TOKEN, MESSAGE, RECORD = "token", "message", "record"
+# In traces, what each token has that the model sampled, and the weights of all tokens.
+SAMPLED, LOSS_WEIGHTS = ("logprobs", "advantages", "reference_logprobs"), "loss_weights"
 _FORM = re.compile(r"(.+):([a-z0-9]+)(?:\[([0-9]+)\])?(?:/(token|message|record))?", re.DOTALL)
 _TIP = "write NAME:TYPE, such as logprobs:float32, or NAME:TYPE[K] for K values a token"
 _MOST_VALUES = 1 << 12
@@ -95,6 +97,11 @@ class Carried:
     def is_of_segments(self) -> bool:
         """Whether rows have a value for each segment, rather than for each token."""
         return self.of == RECORD
+
+
+def is_of_loss(name: str) -> bool:
+    """Whether a column of traces is the weights of the loss, or one of several streams of them."""
+    return name.partition(".")[0] == LOSS_WEIGHTS
 
 
 @lru_cache

@@ -23,9 +23,10 @@ from packer_cli.options.option import (
     Rule,
     Share,
     Size,
+    Whole,
     option,
 )
-from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, check_fields
+from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, TRACE, check_fields
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -34,13 +35,17 @@ MESSAGES = Need(
     "messages, which a chat template renders",
     lambda shape, config: shape.is_chat or shape.of_messages or config.prompt_template == "chat",
 )
+_TEMPLATED = Need(  # traces are compared with what it gives
+    MESSAGES.what, lambda shape, config: shape.kind == TRACE or MESSAGES.is_met(shape, config)
+)
 _CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
 _KEYS = Need(
     "messages where it names their role or content",
     lambda shape, config: not config.message_keys or shape.is_chat or shape.of_messages,
 )
 _SPEAKERS = Need("messages", lambda shape, config: shape.is_chat or shape.of_messages)
-_TEXT = Need("records with text", lambda shape, config: shape.kind != "tokens")
+_TEXT = Need("records with text", lambda shape, config: not shape.is_of_tokens)
+_TRACES = Need("traces", lambda shape, config: shape.kind == TRACE)
 _PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")
 
 
@@ -111,7 +116,7 @@ class DocumentConfig(Options):
         None,
         "Template that renders messages. Default: the tokenizer's own.",
         metavar="FILE|NAME",
-        needs=MESSAGES,
+        needs=_TEMPLATED,
     )
     template_args: Arguments = option(
         (),
@@ -120,7 +125,7 @@ class DocumentConfig(Options):
         flag="--template-arg",
         key="template_args",
         metavar="NAME=VALUE",
-        needs=MESSAGES,
+        needs=_TEMPLATED,
         elsewhere="--chat-template-kwargs --template-kwargs",
     )
     prompt_template: str | None = option(
@@ -228,6 +233,15 @@ class DocumentConfig(Options):
         "The value of --carry where a record or source has none. May be repeated.",
         metavar="NAME=VALUE",
     )
+    min_reward: float | None = option(
+        None, "Leave out traces with a lower reward.", metavar="X", needs=_TRACES
+    )
+    max_age: Whole | None = option(
+        None,
+        "Leave out traces during which the policy took more steps.",
+        metavar="N",
+        needs=_TRACES,
+    )
     on_error: str = option(
         "fail",
         "What a bad record does:",
@@ -305,7 +319,10 @@ class DocumentConfig(Options):
         return self.sample_by == "document"
 
     def as_json(self) -> dict[str, object]:
-        """For manifests, which are what they were before columns could be carried."""
+        """For manifests, which are what they were before columns could be carried, and traces left
+        out.
+        """
         options = dataclasses.asdict(self)
-        unused = ("carry", "carry_default") if not self.carry else ()
+        unused = {"carry", "carry_default"} if not self.carry else set[str]()
+        unused |= {name for name in ("min_reward", "max_age") if options[name] is None}
         return {name: value for name, value in options.items() if name not in unused}

@@ -11,7 +11,7 @@ from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import MESSAGES, DocumentConfig
 from packer_cli.options.option import Need, Option, Rule, apart, options_of, refuse
 from packer_cli.options.options import PAIR_COLUMNS, PackConfig
-from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, Shape
+from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, TRACE, Shape
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _APART = "pack them with two commands"
@@ -63,7 +63,7 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
     if not shape.members:
         return _for_one(config, shape)
     own = [for_member(config, member) for member in members]
-    first, names = own[0], ("train_on", "prompt_template", "add_bos", "add_eos")
+    first, names = own[0], ("train_on", "prompt_template", "add_bos", "add_eos", "turns")
     common = [name for name in names if len({getattr(one, name) for one in own}) == 1]
     return replace(config, **{name: getattr(first, name) for name in common})
 
@@ -150,7 +150,7 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
         other |= {name: one.default for name, one in options if one.needs is MESSAGES}
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
-    if member.kind == "tokens":
+    if member.is_of_tokens:
         other |= dict.fromkeys(("add_bos", "add_eos", "separator"))
     return other
 
@@ -160,11 +160,12 @@ def _for_one(config: _Config, shape: Shape) -> _Config:
     template = config.prompt_template or shape.prompt_templates[0]
     refuse(_rules_of_one(config, shape, train_on))
     # a chat template writes BOS and the ends of turns itself
-    as_they_are = shape.is_chat or template == "chat" or shape.kind == "tokens"
+    as_they_are = shape.is_chat or template == "chat" or shape.is_of_tokens
     return replace(
         config,
         train_on=train_on,
         prompt_template=template,
+        turns="each" if shape.kind == TRACE else config.turns,  # its branches
         add_bos=False if as_they_are and config.add_bos is None else config.add_bos,
         add_eos=not as_they_are if config.add_eos is None else config.add_eos,
     )
@@ -228,8 +229,8 @@ def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterat
     for option, is_given in given.items():
         yield apart(option, is_given, "--train-on all", train_on == "all")
     yield (
-        shape.kind == "tokens" and (config.add_bos or config.add_eos or config.separator),
-        "--bos, --eos and --separator are not for input_ids, which are packed as they are",
+        shape.is_of_tokens and (config.add_bos or config.add_eos or config.separator),
+        "--bos, --eos and --separator are not for token ids, which are packed as they are",
         "leave them out, or put the tokens into the input",
     )
 

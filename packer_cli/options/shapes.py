@@ -20,6 +20,7 @@ from packer_cli.errors import DataError, UsageError, named, one_of
 
 CHAT = ("messages", "conversations")
 PREFERENCE = "preference"
+TRACE = "trace"
 LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
@@ -71,6 +72,16 @@ class Shape:
         return self.kind not in ("text", "tokens")
 
     @property
+    def is_of_tokens(self) -> bool:
+        """Whether the records hold token ids, which become documents as they are."""
+        return self.kind in ("tokens", TRACE)
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether texts are made of the records' fields: of messages, prompts and the like."""
+        return self.is_supervised and not self.is_of_tokens
+
+    @property
     def stays_whole(self) -> bool:
         """Whether a part of a record would be trained on without what it answers."""
         return self.is_supervised or self.of_supervised
@@ -80,7 +91,7 @@ class Shape:
         """What can be trained on, the default first."""
         if self.is_chat:
             return ("assistant", "last-assistant", "final", "all")
-        if self.kind == PREFERENCE:
+        if self.kind in (PREFERENCE, TRACE):
             return ("completion",)
         return ("completion", "all") if self.is_supervised else ("all",)
 
@@ -97,6 +108,8 @@ class Shape:
     @property
     def required(self) -> list[str]:
         """The own names of the fields that every record must have."""
+        if self.kind == TRACE:  # a file may have records of all forms
+            return []
         forms = _FORMS.get(self.kind) or (KINDS[self.kind],)
         owns = [[names[0] for names in form.required] for form in forms]
         return next((own for own in owns if self.columns.keys() >= {*own}), owns[0])
@@ -139,7 +152,7 @@ def prompt_templates(shape: Shape, given: str | None) -> dict[str, str]:
     return {
         one.name: given if given in one.prompt_templates else one.prompt_templates[0]
         for one in shape.each
-        if one.is_supervised and not one.is_chat
+        if one.is_composed and not one.is_chat
     }
 
 
@@ -182,12 +195,14 @@ def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
 class _Kind:
     """The required fields, each with its possible names in step, and the optional ones.
 
-    others  names that an optional field may have, too
+    others    names that an optional field may have, too
+    is_asked  whether only --shape asks for records of this form
     """
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
     others: _Names = field(default_factory=dict)
+    is_asked: bool = False
 
 
 # What well-known sets call optional fields: OpenOrca, Dolly, and sets made by models that reason.
@@ -196,6 +211,36 @@ _REASONING: _Names = {REASONING: ("reasoning_content", "thinking")}
 _INPUT: _Names = {"input": (CONTEXT,)}
 # Fields beside a prompt and its answer that only a chat template has a place for.
 ONLY_IN_CHATS = frozenset(("tools", REASONING, *_REASONING[REASONING]))
+# What verl, TRL, SkyRL, prime-rl and others call the fields of a prompt and its completion as ids.
+_TRACE: _Names = {
+    "traces": ("traces",),
+    "nodes": ("nodes",),
+    "prompt_ids": ("prompt_ids", "prompt_token_ids"),
+    "completion_ids": ("completion_ids", "completion_token_ids", "response_ids"),
+    "prompt_mask": ("prompt_mask",),
+    "completion_mask": ("completion_mask", "response_mask", "loss_mask", "loss_masks"),
+    "logprobs": ("logprobs", "completion_logprobs", "response_logprobs", "rollout_log_probs",
+                 "rollout_logprobs"),
+    "advantages": ("advantages", "advantage"),
+    "reference_logprobs": ("reference_logprobs", "ref_logprobs", "ref_log_prob"),
+    "loss_weights": ("loss_weights",),
+    "reward": ("reward",),
+    "age": ("age",),
+}  # fmt: skip
+IN_TRACES = ("reward", "age")  # fields that may lie within a trace of an episode
+# What else is read of traces and of their episodes.
+FACTS_OF_TRACES = ("rewards", "agent", "run", "tools")
+
+
+def _of_traces(*required: str) -> _Kind:
+    """The form of traces with these fields; all others may be there in other records."""
+    return _Kind(
+        tuple(_TRACE[own] for own in required),
+        tuple(own for own in _TRACE if own not in required),
+        {own: names[1:] for own, names in _TRACE.items()},
+    )
+
+
 # In the order in which they are tried: the most specific shape comes first.
 KINDS = {
     "messages": _Kind((("messages",),), ("tools", SYSTEM, ARGUMENTS)),
@@ -219,6 +264,7 @@ KINDS = {
         {"prompt": ("question", "query", "instruction")} | _SYSTEM,
     ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
+    TRACE: _of_traces("traces"),
 }
 # Fields that no shape requires.
 OPTIONAL = frozenset(own for kind in KINDS.values() for own in kind.optional) - {"prompt"}
@@ -226,13 +272,15 @@ OPTIONAL = frozenset(own for kind in KINDS.values() for own in kind.optional) - 
 _FORMS = {
     PREFERENCE: (
         KINDS[PREFERENCE],
-        _Kind((("messages",), (LABEL,)), ("tools", SYSTEM, ARGUMENTS), _SYSTEM),
+        _Kind((("messages",), (LABEL,)), ("tools", SYSTEM, ARGUMENTS), _SYSTEM, is_asked=True),
         _Kind(
             (*KINDS["prompt-completion"].required, (LABEL,)),
             ("tools", CONTEXT, SYSTEM, ARGUMENTS),
             _SYSTEM,
+            is_asked=True,
         ),
-    )
+    ),
+    TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids")),
 }
 # what other tools call them
 OTHER_NAMES = {
@@ -243,6 +291,7 @@ OTHER_NAMES = {
     "text": ("pretrain",),
     "tokens": ("input-ids", "pretokenized"),
     PREFERENCE: ("dpo", "kto"),
+    TRACE: ("traces", "rollout"),
 }
 FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
                 | {name for k in KINDS.values() for name in k.optional}
@@ -257,17 +306,23 @@ def find_shape(
     `wanted`: --shape, or None to detect it; `renamed`: --field. `tokens`: whether the format can
     hold lists of ids. Raises DataError when no shape fits, naming the fields found.
     """
-    if absent := [name for name in renamed.values() if not may_hold(fields, name)]:
+    if absent := [name for own, name in renamed.items()
+                  if own not in IN_TRACES and not may_hold(fields, name)]:  # fmt: skip
         raise DataError(
             f"{where}: records have no '{absent[0]}'; fields found: {named(fields)}",
             "name the right field with --text-field, or with --field NAME=COLUMN",
         )
-    kinds = [wanted] if wanted else [k for k in KINDS if tokens or k != "tokens"]
-    # some forms are those of records only where --shape asks for them
+    if wanted and Shape(wanted).is_of_tokens and not tokens:
+        raise DataError(
+            f"{where}: records of shape {wanted} hold lists, and its format has none",
+            "convert it to JSON lines or Parquet, or choose another --shape",
+        )
+    kinds = [wanted] if wanted else [k for k in KINDS if tokens or not Shape(k).is_of_tokens]
     forms = [
         (kind, form)
         for kind in kinds
-        for form in (_FORMS.get(kind, (KINDS[kind],)) if wanted else (KINDS[kind],))
+        for form in _FORMS.get(kind, (KINDS[kind],))
+        if wanted or not form.is_asked
     ]
     fitting = [
         Shape(kind, columns)

@@ -26,7 +26,7 @@ from packer_cli.options.options import (
     PackConfig,
     keeps_order,
 )
-from packer_cli.options.shapes import kinds_of, prompts_described
+from packer_cli.options.shapes import TRACE, kinds_of, prompts_described
 from packer_cli.packing.figures import cost_spread
 from packer_cli.reports.report import (
     OF_SOURCES,
@@ -189,7 +189,7 @@ def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> dict[str, 
         for side, one in costs.items()
         if one["rows"]
     }
-    return {name: totals[name] for name in names} | {
+    return {name: totals.get(name, 0) for name in names} | {
         "max_length": config.max_length,
         "strategy": config.strategy,
         "rows_over_bound": totals["rows"] / max(totals["lower_bound_rows"], 1),
@@ -261,6 +261,13 @@ def _tokens(f: dict[str, Any]) -> Iterator[Figure]:
     yield Figure("tokens", count(f["tokens"]), trained)
     if f["trained_turns"]:
         yield Figure("turns", count(f["trained_turns"]), "written by the assistant")
+    if f["traces"]:
+        shared = f"{f['shared_tokens']:,} tokens shared with an earlier one, and trained on there"
+        branches = plural(f["branches"], "branch", "branches")
+        yield Figure("traces", count(f["traces"]), f"with {branches}; {shared}")
+    if f["compared_branches"]:
+        yield Figure("drift", count(f["drifted_branches"]), f"of {f['compared_branches']:,} "
+                     "branches compared, the chat template gives other ids")  # fmt: skip
 
 
 def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
@@ -268,6 +275,8 @@ def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
     for title, number, meaning in (
         ("untrained", f.get("untrained_documents"), f"of the dropped {f.get('name')}s, without a "
          "token to train on"),
+        ("filtered", f["filtered_traces"], "traces left out, by --min-reward, --max-age, or as of "
+         "an agent that is not trained"),
         ("empty", f["empty_documents"], "documents without a token, not packed"),
         ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
         ("damaged", f["rejected_files"], "of these are whole inputs that cannot be decoded"),
@@ -575,7 +584,8 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
     for name, one in options_of(kind).items():
         default = defaults.get(name)
         value = config.get(name, default)
-        if name in _NOT_OPTIONS or (name not in _SHOWN and value == default):
+        is_own = name == "turns" and config["shape"] == TRACE  # nobody asks for it
+        if name in _NOT_OPTIONS or is_own or (name not in _SHOWN and value == default):
             continue
         option = one.name(name, value)
         if isinstance(value, bool):

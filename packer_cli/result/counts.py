@@ -105,6 +105,13 @@ _RECORDED_FIRST = (
 )
 
 
+# Totals that manifests name where there are any: those of all other records keep their bytes.
+OF_TRACES = (
+    "traces", "branches", "shared_tokens", "filtered_traces", "compared_branches",
+    "drifted_branches",
+)  # fmt: skip
+
+
 def _powers() -> Int64:
     return np.zeros(_POWER_BUCKETS, np.int64)
 
@@ -140,6 +147,8 @@ class DocumentTotals(Struct):
 
     edge_tokens     hold the end of a prompt and the beginning of its answer
     looked_at_...   records of which all fields were read, and the characters in them
+    traces          that became `branches`, a document each; `filtered_traces` did not
+    shared_tokens   of branches, which an earlier branch of their trace has, too
     """
 
     documents: Count = 0
@@ -179,6 +188,12 @@ class DocumentTotals(Struct):
     edge_tokens: Count = 0
     looked_at_records: Count = 0
     looked_at_characters: Count = 0
+    traces: Count = 0
+    branches: Count = 0
+    shared_tokens: Count = 0
+    filtered_traces: Count = 0
+    compared_branches: Count = 0
+    drifted_branches: Count = 0
 
 
 class Totals(DocumentTotals):

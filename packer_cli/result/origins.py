@@ -16,6 +16,7 @@ from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import PADDED_BOUNDARIES
+from packer_cli.options.shapes import TRACE
 from packer_cli.records import MOST_TURNS, Int64, record_position
 from packer_cli.result.layout import MANIFEST, digest
 from packer_cli.result.manifest import TOKENIZED, Input, Manifest
@@ -31,7 +32,8 @@ class Origin:
     start      the segment's first token in its document
     tokenized  (directory, number of the document) where it came through a tokenized directory
     name       of the recipe's source
-    turn       of the assistant, counted from 0, where the document is one of several of a record
+    turn       of the assistant, or branch of traces, counted from 0, where the document is one of
+               several of a record; `turn_is` says which
     """
 
     file: str
@@ -41,6 +43,7 @@ class Origin:
     tokenized: tuple[str, int] | None = None
     name: str | None = None
     turn: int | None = None
+    turn_is: str = "turn"
 
     def __str__(self) -> str:
         """For people, safe to print: web: a.jsonl byte 65 turn 2 from its token 16."""
@@ -50,13 +53,15 @@ class Origin:
             directory, number = self.tokenized
             through = f" (document {number} of {one_line(directory)})"
         start = f" from its token {self.start}" if self.start else ""
-        place = place_in(self.file, self.unit, self.position, self.turn)
+        place = place_in(self.file, self.unit, self.position, self.turn, self.turn_is)
         return f"{named}{place}{through}{start}"
 
 
-def place_in(file: str, unit: str, position: int, turn: int | None = None) -> str:
+def place_in(
+    file: str, unit: str, position: int, turn: int | None = None, turn_is: str = "turn"
+) -> str:
     """A place in an input for people: a.jsonl byte 65."""
-    of_record = "" if turn is None else f" turn {turn}"
+    of_record = "" if turn is None else f" {turn_is} {turn}"
     return f"{'stdin' if file == '-' else one_line(file)} {unit} {position}{of_record}"
 
 
@@ -70,7 +75,7 @@ def origin_as_json(origin: Origin | None) -> dict[str, Any]:
         "file": origin.file,
         "position": origin.position,
         "position_unit": origin.unit,
-        **({} if origin.turn is None else {"turn": origin.turn}),
+        **({} if origin.turn is None else {origin.turn_is: origin.turn}),
         **({"tokenized": through[0], "document": through[1]} if through else {}),
         "start": origin.start,
     }
@@ -178,7 +183,13 @@ def input_origin(one: Input, config: DocumentConfig, position: int) -> Origin:
     record, turn = record_position(position, config.turns), None
     if config.turns == "each":
         turn = position % MOST_TURNS
-    return Origin(one.path, record, unit_of(one, config.input_format), 0, turn=turn)
+    unit, turn_is = unit_of(one, config.input_format), turn_of(config)
+    return Origin(one.path, record, unit, 0, turn=turn, turn_is=turn_is)
+
+
+def turn_of(config: DocumentConfig) -> str:
+    """What the documents of a record are, where there are several."""
+    return "branch" if config.shape == TRACE else "turn"
 
 
 def unit_of(one: Input, input_format: str | None) -> str:

@@ -25,7 +25,7 @@ from packer_cli.options.options import PackConfig
 from packer_cli.ownership import unchanged, write_file, written
 from packer_cli.packing.figures import lower_bound_rows, squared_sums
 from packer_cli.records import InputFile
-from packer_cli.result.counts import Counts
+from packer_cli.result.counts import OF_TRACES, Counts
 from packer_cli.result.layout import (
     FORMAT_VERSION,
     INDEX,
@@ -416,7 +416,11 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
 def _totals(counts: Counts, names: Iterable[str], histograms: Any) -> dict[str, Any]:
     named = {"unread": counts.unread, "unused": counts.unused}  # by the names of fields
     return {
-        **{name: getattr(counts, name) for name in names},
+        **{
+            name: figure
+            for name in names
+            if (figure := getattr(counts, name)) or name not in OF_TRACES
+        },
         **{name: dict(sorted(total.items())) for name, total in named.items() if total},
         "histograms": {
             name: getattr(counts, name).tolist() for name in histograms.__struct_fields__

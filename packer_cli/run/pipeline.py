@@ -34,7 +34,13 @@ from packer_cli.errors import (
     nearest,
 )
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
-from packer_cli.inputs.detection import NOTHING_KNOWN, KnownShapes, carried_by, detect_shape
+from packer_cli.inputs.detection import (
+    NOTHING_KNOWN,
+    KnownShapes,
+    carried_by,
+    carried_by_traces,
+    detect_shape,
+)
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import carried_of, is_tokenized, opened
 from packer_cli.interrupts import Task, run_all
@@ -44,7 +50,7 @@ from packer_cli.options.option import refuse
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import for_shape, refuse_idle
-from packer_cli.options.shapes import ARGUMENTS, LABEL
+from packer_cli.options.shapes import ARGUMENTS, LABEL, TRACE
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
@@ -187,7 +193,8 @@ def settle(
         if some:
             options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
-    carry = carried_by(files, shape, config, known)
+    is_trace = shape.kind == TRACE
+    carry = carried_by_traces(config) if is_trace else carried_by(files, shape, config, known)
     config = for_shape(replace(config, carry=carry), shape)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)

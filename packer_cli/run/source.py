@@ -35,7 +35,7 @@ from packer_cli.options.option import options_of
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.options.shape_rules import by_file_shape, trained_on
-from packer_cli.options.shapes import Shape, prompts_described
+from packer_cli.options.shapes import TRACE, Shape, prompts_described
 from packer_cli.records import (
     HIGHEST_ID,
     InputFile,
@@ -97,8 +97,9 @@ def choose_encoding(
     """The choice that `tokenizer` and `config` name. Raises UsageError."""
     notify, warn = options.notify, options.warn
     chosen, origin = choose(tokenizer)
-    if shape.kind == "tokens" and origin == "default":
-        notify("input_ids found: no tokenizer needed; padding is id 0")
+    if shape.is_of_tokens and origin == "default":
+        what = "traces" if shape.kind == TRACE else "input_ids"
+        notify(f"{what} found: no tokenizer needed; padding is id 0")
         return Chosen(None)
     if chosen == BYTES and origin == "default":
         warn(
@@ -127,6 +128,8 @@ def _choose_template(
     template = find_template(config.chat_template, files)
     if not shape.members:  # else said already, with the files
         notify(f"records: {shape.described()}")
+    if shape.kind == TRACE:  # it is compared with, where there is one
+        return template
     if prompts := prompts_described(shape, config.prompt_template):
         notify(f"{prompts}; see --prompt-template")
     if not any(uses_template(*own) for own in by_file_shape(config, shape).values()):
@@ -260,7 +263,8 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
         return _tokenized_again(inputs, run.row_config)
     own, files = by_file_shape(run.config, run.shape), run.chosen.files
     if run.chosen.name is None:
-        return Source(_reading(own), plain_encoder(None))
+        encoders = {name: _plain_encoder(*one) for name, one in own.items()}
+        return Source(_reading(own), _by_shape(encoders))
     read, renders, processes = _composing(own, run, options.max_seconds_per_record)
     rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
@@ -297,14 +301,17 @@ def _composing(
     """
     reads, renders, processes = dict[str | None, Read](), dict[str | None, _Render](), None
     composers = _composers(own, run.chosen.files, run.chosen.template)
-    rendered = {name: one for name, one in composers.items() if uses_template(*own[name])}
+    rendered = {name: one for name, one in composers.items() if uses_template(*one[:2])}
     if rendered:
         from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
 
         processes = ComposingProcesses(seconds, rendered)
     for name, parts in composers.items():
         if processes is not None and name in rendered:
-            renders[name], reads[name] = partial(processes.render, name), processes.read
+            renders[name] = partial(processes.render, name)
+            if own[name][0].kind == TRACE:  # the ids are there
+                continue
+            reads[name] = processes.read
             if not run.resumable:
                 reads[name] = partial(_read_here, _reading(own), processes)
         else:
@@ -325,7 +332,8 @@ def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})
             return others[file.shape](file, part)
         shape, config = own[file.shape]
         found = reader_for(file.format).read(file, part, shape, config)
-        return map(partial(_carrying, config), found) if config.carried else found
+        is_lacking = config.carried and shape.kind != TRACE
+        return map(partial(_carrying, config), found) if is_lacking else found
 
     return read
 
@@ -335,6 +343,10 @@ def _carrying(config: DocumentConfig, records: Records) -> Records:
         return records
     sizes = None if records.tokens is None else np.diff(records.tokens[1])
     return with_carried(records, Given(records.positions, {}, sizes), config)
+
+
+def _by_shape(encoders: dict[str | None, Encode]) -> Encode:
+    return lambda records, file: encoders[file.shape](records, file)
 
 
 def _read_here(
@@ -353,7 +365,7 @@ def _read_here(
 
 def _first_texts(shape: Shape, file: InputFile, part: Slice, read: Read) -> Iterator[str]:
     """Some texts from the beginning of the input, to check the fast engine."""
-    if shape.kind == "tokens":
+    if shape.is_of_tokens:
         return
     with peeking(), suppress(DamagedInputError):  # which the unit that reads it meets, too
         for records in read(file, part):
@@ -378,7 +390,7 @@ def _source(
     around = {name: _agreed(infos, name) for name in ("prefix", "suffix")}
     encoders = dict[str | None, Encode]()
     for name, (its, its_config) in own.items():
-        if name in renders:
+        if its.is_composed:
             from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
 
             glued = not uses_template(its, its_config)
@@ -386,27 +398,32 @@ def _source(
                 renders[name], its_config, tokenizers[name], glued=glued
             )
         else:
-            highest = None
-            if its.kind == "tokens":
-                highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
-            encoders[name] = _plain_encoder(tokenizers[name], files, its_config, highest)
-
-    def encode(records: Records, file: InputFile) -> Encoded:
-        return encoders[file.shape](records, file)
-
+            encoders[name] = _plain_encoder(
+                its, its_config, tokenizers[name], files, renders.get(name)
+            )
     info = structs.replace(infos[0], **around)
-    return Source(read, encode, tokenizer, processes, info=info)
+    return Source(read, _by_shape(encoders), tokenizer, processes, info=info)
 
 
 def _plain_encoder(
-    tokenizer: Tokenizer,
-    files: TokenizerFiles | None,
+    shape: Shape,
     config: DocumentConfig,
-    highest: int | None,
+    tokenizer: Tokenizer | None = None,
+    files: TokenizerFiles | None = None,
+    render: _Render | None = None,
 ) -> Encode:
-    """Makes tokens of texts. `highest`: the highest id, where records are tokens already."""
+    """Makes tokens of texts, and documents of token ids. `render`: gives what traces are compared
+    with.
+    """
+    highest = None
+    if shape.is_of_tokens and tokenizer is not None:
+        highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
     fim = fill_in_middle(config, files)
     encode = plain_encoder(tokenizer, highest, _specials_of(files, config), fim)
+    if shape.kind == TRACE:
+        from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 a run of texts needs none
+
+        return TraceEncoder(shape, config, encode, render, tokenizer)
     if config.turns != "each":
         return encode
 
@@ -432,7 +449,16 @@ def _composers(
     own: _Own, files: TokenizerFiles | None, template: TemplateChoice | None
 ) -> dict[str | None, tuple[Any, ...]]:
     """The arguments of `make_composer`, of the shapes that are supervised."""
-    supervised = {name: one for name, one in own.items() if one[0].is_supervised}
+    supervised = {name: one for name, one in own.items() if one[0].is_composed}
+    if template is not None:  # messages of traces are rendered to compare them with the ids
+        supervised |= {
+            name: (
+                Shape("messages"),
+                DocumentConfig(train_on="all", template_args=config.template_args),
+            )
+            for name, (shape, config) in own.items()
+            if shape.kind == TRACE
+        }
     if not supervised:
         return {}
     from packer_cli.chat.templates import special_tokens  # noqa: PLC0415

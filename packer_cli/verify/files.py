@@ -21,7 +21,7 @@ from packer_cli.errors import DataError, Interrupted, os_errors
 from packer_cli.options.formats import format_named
 from packer_cli.options.options import TRAIN
 from packer_cli.records import Notify
-from packer_cli.result.counts import Counts
+from packer_cli.result.counts import OF_TRACES, Counts
 from packer_cli.result.layout import (
     INCOMPLETE,
     INDEX,
@@ -45,7 +45,7 @@ from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 
 _SOMETIMES = {
     "unread", "unused", "dropped_length", "attention_cost", "incomplete", "dropped_documents",
-    "dropped_tokens",
+    "dropped_tokens", *OF_TRACES,
 }  # fmt: skip
 
 

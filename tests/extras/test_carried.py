@@ -20,6 +20,7 @@ from support import packer
 from tiny_models import tiny_llama
 from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import DataLoader
+from traces import branches_of, episodes
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.torch import (
@@ -348,6 +349,34 @@ def test_weights_of_1_are_the_loss_of_the_model(
         ones = torch.ones_like(batch["loss_weights"])
         found = weighted_loss(model(**inputs_of(batch)).logits, batch | {"ones": ones}, "ones")
         torch.testing.assert_close(found, expected.double(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("way", ["varlen", "padded"])
+def test_the_loss_of_traces_is_that_of_their_nodes(folder: Path, model: Any, way: str) -> None:
+    """Each sampled token counts once, however many branches have it, with weights or without."""
+    records = list(episodes(40, tokens=5))
+    losses = []
+    for trace in (one for record in records for one in record["traces"]):
+        nodes, seen = trace["nodes"], set[int]()
+        for node in nodes:
+            node["token_ids"] = [1 + i % len(PLACES) for i in node["token_ids"]]
+        for path in branches_of(trace):
+            ids = torch.tensor([i for n in path for i in nodes[n]["token_ids"]])
+            own = torch.tensor(
+                [on and n not in seen for n in path for on in nodes[n]["mask"]], dtype=torch.bool
+            )
+            seen.update(path)
+            logits = model(input_ids=ids[None]).logits[0, :-1]
+            losses.append(cross_entropy(logits, ids[1:], reduction="none")[own[1:]])
+    Path("t.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert packer("pack", "t.jsonl", "-l", 256, "-o", "out").exit_code == 0
+    dataset = PackedDataset("out")
+    assert json.loads(Path("out/manifest.json").read_text())["shared_tokens"] > 100
+    batch = COLLATORS[way](dataset.__getitems__(range(len(dataset))))
+    expected = torch.cat(losses).mean()
+    plain = model(**inputs_of(batch), labels=batch["labels"]).loss  # in float32
+    torch.testing.assert_close(plain.double(), expected, atol=1e-6, rtol=0)
+    assert_same(model, weighted_loss(model(**inputs_of(batch)).logits, batch), expected)
 
 
 def test_weights_of_0_count_nothing(results: dict[str, Path]) -> None:

@@ -823,6 +823,26 @@ def find_texts(
 
 
 @twin_of(
+    st.lists(
+        st.lists(st.integers(0, 1 << 31) | st.booleans() | st.sampled_from([None, -1, 1.5, 7])),
+        max_size=5,
+    ),
+    st.sampled_from([None, 1]), st.booleans(),
+)  # fmt: skip
+def read_lists(lists: list[list[Any]], indent: int | None, is_ids: bool) -> tuple[Any, Any]:
+    """JSON of ids, of booleans, and of what is neither."""
+    if is_ids:
+        lists = [[value for value in one if type(value) in (int, bool)] for one in lists]
+    written = [json.dumps(one, indent=indent).encode() for one in lists]
+    text = fixed([*b"".join(written)], np.uint8)
+    numbers, sizes = output(len(text) // 2 + 1, np.uint32), np.zeros(len(lists), np.int64)
+    count = inputs.read_lists(text, numbers, sizes)
+    ends = ends_of(sizes)
+    found = [numbers[a:b].tolist() for a, b in pairwise(ends.tolist())] if count >= 0 else None
+    return found, reference.read_lists(written)
+
+
+@twin_of(
     st.lists(st.text(st.sampled_from("aé\u0100Ж日👍\U0010ffff"), max_size=9), max_size=5),
     st.sets(st.sampled_from([0x100, 0x416, 0x65E5, 0x1F44D, 0x10FFFF])),
     st.sampled_from([0, 63, 64, 255, 256, 1000]), st.sampled_from("aжç"), st.integers(1, 255),

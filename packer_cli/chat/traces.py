@@ -1,0 +1,577 @@
+"""Agent traces to documents: one for each branch, of the token ids that the model saw.
+
+    {"traces": [TRACE, ..]}                            an episode of the verifiers package
+    {"nodes": [{"parent": 0, "token_ids": [..]}, ..]}  one of its traces: a graph of messages
+    {"prompt_ids": [..], "completion_ids": [..]}       the flat form of other frameworks
+
+A branch is the way from a root to a leaf, in the order of leaves; its document is the ids of its
+nodes, end to end. What comes before a token is the same in all branches that share it, and so is
+its loss: it is trained on in the first of them alone, and has the weight 0 in the others.
+
+Records are decoded one by one; the tokens of a batch of them are moved together.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from packer_cli._kernels.inputs import read_lists
+from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError, parse_json
+from packer_cli.errors import named
+from packer_cli.inputs.token_columns import value_of
+from packer_cli.options.carried import LOSS_WEIGHTS, RECORD, SAMPLED, Carried, is_of_loss
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, value_at
+from packer_cli.records import (
+    HIGHEST_ID,
+    MOST_TURNS,
+    BadRecord,
+    InputFile,
+    Int64,
+    Records,
+    UInt8,
+    UInt32,
+    Values,
+    offsets_of,
+    turn_position,
+)
+from packer_cli.result.carried import default_of, row_type, stored, together
+from packer_cli.result.counts import Counts
+from packer_cli.tokenization.encoding import Encode, Encoded
+from packer_cli.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from packer_cli.chat.renderer import Document
+
+_MEND = "mend the record, or use --on-error skip"
+_COMPARED_BYTES = 4 << 20  # of a file, about, whose branches are compared with the chat template
+_UNKNOWN_BYTES = 1 << 28  # of stdin
+_Array = npt.NDArray[Any]
+_Record = Mapping[str, Any]
+_Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
+_Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
+_NOTHING = msgspec.Raw(b"[]")
+_Tokens = tuple[UInt32, Int64, UInt8]  # ids, offsets and what is trained on, as in `TokenBatch`
+_Talk = tuple[list[Any], Any]  # messages and tools
+
+
+class _TraceError(ValueError):
+    """A record that is no trace. `tip`: what to do."""
+
+    def __init__(self, message: str, tip: str = _MEND) -> None:
+        super().__init__(message)
+        self.tip = tip
+
+
+_REASONS = (ValueError, msgspec.MsgspecError, RecursionError)  # why a record is bad
+
+
+@dataclass
+class _Made:
+    """Documents of records, and what they are made of.
+
+    names, firsts   of each trace: what it is called, and the number of its first node
+    entries         numbers of nodes, branch after branch, `sizes` of them in each
+    record, number  of each document: the index of its record, and which branch of it it is
+    values          of each document, what its record carries
+    talks           by the number of a document, what is to give the same ids
+    """
+
+    nodes: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    record: list[int] = field(default_factory=list)
+    number: list[int] = field(default_factory=list)
+    values: list[dict[str, _Array]] = field(default_factory=list)
+    talks: dict[int, _Talk] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+
+    def place(self, node: int) -> str:
+        """For people."""
+        trace = bisect_right(self.firsts, node) - 1
+        return f"{self.names[trace]}, node {node - self.firsts[trace]}"
+
+
+class TraceEncoder:
+    """An `encoding.Encode`. Safe to share between threads."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        config: DocumentConfig,
+        encode: Encode,
+        render: Callable[[Conversation], Document] | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """`config`: as `for_shape` gives it; `encode`: of token ids; `render` and `tokenizer`: what
+        a chat template gives, which the ids of some branches are compared with.
+        """
+        self._columns, self._config, self._encode = shape.columns, config, encode
+        self._render, self._tokenizer = render, tokenizer
+        self._defaults = dict(config.carry_default)
+        columns = config.carried
+        self._sampled = [one for name, one in columns.items() if name in SAMPLED]
+        self._weights = [one for name, one in columns.items() if is_of_loss(name)]
+        self._of_records = [one for one in columns.values() if one.of == RECORD]
+
+    def __call__(self, records: Records, file: InputFile) -> Encoded:
+        """The branches of a batch of records; those that are no traces join `bad`."""
+        fields, bad = records.fields or [], list(records.bad)
+        share = 0.0
+        if self._render is not None:
+            share = min(1.0, _COMPARED_BYTES / (file.size or _UNKNOWN_BYTES))
+        compared = [_hashed(position) < share for position in records.positions.tolist()]
+        kept = np.arange(len(fields))
+        try:
+            made, tokens, carried = self._documents(fields, compared)
+        except _REASONS:
+            faults = [self._fault(record) for record in fields]
+            kept = np.flatnonzero([fault is None for fault in faults])
+            bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _MEND))
+                    for at, fault in enumerate(faults) if fault is not None]  # fmt: skip
+            bad.sort(key=lambda one: one.position)
+            made, tokens, carried = self._documents(
+                [fields[at] for at in kept], [compared[at] for at in kept]
+            )
+        positions = records.positions[kept[made.record]]
+        records = replace(
+            records, positions=positions, fields=None, tokens=tokens, carried=carried, bad=bad
+        )
+        batch, bad, counts = self._encode(records, file)
+        counts.add(made.counts)
+        counts.compared_branches = len(made.talks)
+        counts.drifted_branches = sum(
+            not self._gives(batch.ids[batch.offsets[number] : batch.offsets[number + 1]], talk)
+            for number, talk in made.talks.items()
+        )
+        position = turn_position(batch.position, np.array(made.number, np.int64))
+        return Encoded(replace(batch, position=position), bad, counts)
+
+    def _fault(self, record: _Record) -> Exception | None:
+        """What is wrong with a record."""
+        try:
+            self._documents([record], [False])
+        except _REASONS as error:
+            return error
+        return None
+
+    def _gives(self, ids: UInt32, talk: _Talk) -> bool:
+        """Whether the chat template gives these ids; it may end the last turn, which the model did
+        not.
+        """
+        if self._render is None or self._tokenizer is None:
+            return True
+        from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
+
+        fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
+        shape = Shape("messages", {name: name for name in fields})
+        try:
+            conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
+            text = self._render(conversation).text if conversation else ""
+        except (RefusedError, UndecidableError, ValueError):
+            return False
+        made = self._tokenizer.encode_bare([text], None, None)[0]
+        return np.array_equal(made[: len(ids)], ids)
+
+    # -- A record to its branches
+
+    def _documents(
+        self, fields: Sequence[_Record], compared: Sequence[bool]
+    ) -> tuple[_Made, _Tokens, Values]:
+        """The branches of records, their tokens, and what is carried. Raises _REASONS."""
+        made = _Made()
+        for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
+            number = 0
+            for where, trace, nodes in self._traces(record, is_compared):
+                paths = _paths([node.parent for node in nodes], where)
+                first, number = number, number + len(paths)
+                if number > MOST_TURNS:
+                    raise _TraceError(f"{number:,} branches, expected at most {MOST_TURNS:,}")
+                if not self._is_wanted(trace, record):
+                    made.counts.filtered_traces += 1
+                    continue
+                values = {
+                    one.name: self._value(one, trace, record, where) for one in self._of_records
+                }
+                base = len(made.nodes)
+                made.names.append(where)
+                made.firsts.append(base)
+                made.nodes += nodes
+                for at, path in enumerate(paths):
+                    if is_compared and getattr(nodes[0], "message", None) is not None:
+                        talk = [nodes[node].message for node in path]
+                        made.talks[len(made.number)] = talk, self._found("tools", trace, record)
+                    made.entries += [base + node for node in path]
+                    made.sizes.append(len(path))
+                    made.record.append(index)
+                    made.number.append(first + at)
+                    made.values.append(values)
+                made.counts.traces += 1
+                made.counts.branches += len(paths)
+        return made, *self._tokens(made)
+
+    def _field(self, own: str, record: _Record) -> Any:
+        """A field of the shape; None where the record has none, or another field has its name."""
+        return _at(record, self._columns[own]) if own in self._columns else None
+
+    def _traces(self, record: _Record, with_messages: bool) -> Iterator[tuple[str, _Record, Any]]:
+        """(its name, for people, the trace, its nodes), of all traces of a record."""
+        names = *(one.name for one in self._sampled), *["message"] * with_messages
+        episode, nodes = (self._field(own, record) for own in ("traces", "nodes"))
+        if episode is not None:
+            traces = _typed(episode, list[dict[str, Any]], "traces", _decode_traces)
+            for number, trace in enumerate(traces):
+                where = f"trace {number}"
+                yield where, trace, _nodes(trace.get("nodes"), names, where)
+        elif nodes is not None:
+            yield "the trace", record, _nodes(nodes, names, "the trace")
+        else:
+            yield "the trace", record, self._flat(record)
+
+    def _flat(self, record: _Record) -> list[Any]:
+        """A prompt and its completion as two nodes."""
+        given = {
+            own: value
+            for own in _Flat.__struct_fields__
+            if own not in SAMPLED or own in self._config.carried
+            if (value := _plain(self._field(own, record))) is not None
+        }
+        flat = _typed(given, _Flat, "the record is no trace")
+        size = len(flat.completion_ids)
+        mask = [True] * size if flat.completion_mask is None else flat.completion_mask
+        node: dict[str, Any] = {"token_ids": flat.completion_ids, "mask": mask, "sampled": True}
+        for one in self._sampled:
+            values = getattr(flat, one.name)
+            values = values if isinstance(values, list) else [values] * size
+            if values and values[0] is not None:
+                for name, its in ((self._columns[one.name], values), ("completion_mask", mask)):
+                    _check_length("the trace", name, len(its), size, "completion_ids")
+                node[one.name] = [value for value, on in zip(values, mask, strict=True) if on]
+        if (weights := flat.loss_weights) is not None:
+            node["loss_weights"] = weights if isinstance(weights, dict) else {"": weights}
+        prompt = {"token_ids": flat.prompt_ids, "mask": flat.prompt_mask}
+        nodes = [prompt, node | {"parent": 0}] if flat.prompt_ids else [node]
+        return _nodes(nodes, [one.name for one in self._sampled], "the trace")
+
+    def _is_wanted(self, trace: _Record, record: _Record) -> bool:
+        """Whether a trace is trained on, its reward is high enough, and it is no older than it may
+        be.
+        """
+        config = self._config
+        if self._found("agent.trainable", trace, record) is False:
+            return False
+        number = partial(self._number, trace=trace, record=record)
+        is_good = config.min_reward is None or number("reward") >= config.min_reward
+        return is_good and (config.max_age is None or number("age") <= config.max_age)
+
+    def _number(self, own: str, trace: _Record, record: _Record) -> float:
+        value = self._found(own, trace, record)
+        if not isinstance(value, int | float):
+            what = "no" if value is None else f"{value!r} is no"
+            option = {"reward": "--min-reward", "age": "--max-age"}[own]
+            raise _TraceError(
+                f"{what} {own}, which {option} needs",
+                f"--field {own}=NAME names another field, --on-error skip leaves such records out",
+            )
+        return value
+
+    def _found(self, name: str, trace: _Record, record: _Record) -> Any:
+        """A value of a trace, or else of its episode; None where neither has one."""
+        column = self._columns.get(name, name) if name in IN_TRACES else name
+        for one in (trace, record):
+            if (value := _plain(_at(one, column))) is not None:
+                is_reward = isinstance(value, dict) and "score" in value
+                return _worth(value) if is_reward else value
+        if name == "reward":
+            rewards = _plain(trace.get("rewards"))
+            parts = [one for one in rewards.values() if one] if isinstance(rewards, dict) else []
+            return sum(map(_worth, parts)) if parts else None
+        span = _plain(_at(record, "run.work.policy")) if name == "age" else None
+        span = span if isinstance(span, dict) else {}
+        edges: list[Any] = [span.get(edge) for edge in ("start", "end")]
+        return edges[1] - edges[0] if [*map(type, edges)] == [int, int] else None
+
+    def _value(self, column: Carried, trace: _Record, record: _Record, where: str) -> _Array:
+        value = self._found(column.name, trace, record)
+        if value is None and column.name in self._defaults:
+            return np.asarray(default_of(column, self._defaults[column.name]))
+        try:
+            return value_of(column, value, column.dtype.shape)
+        except ValueError as error:
+            raise _TraceError(f"{where}: {error}") from error
+
+    def _stream(self, name: str, streams: list[str], where: str) -> str | None:
+        """The stream of weights that a column has; None: those of the mask."""
+        if name != LOSS_WEIGHTS:
+            return name.partition(".")[2]
+        if len(streams) > 1:
+            raise _TraceError(
+                f"{where} has several loss_weights: {named(streams)}",
+                f"name one: --carry {LOSS_WEIGHTS}.{streams[0]}:float32",
+            )
+        return streams[0] if streams else None
+
+    def _missing(self, name: str, count: int, place: str) -> list[float]:
+        """The values of sampled tokens of a node that has none."""
+        if count and name not in self._defaults:
+            raise _TraceError(
+                f"{place} has no {name}, expected {count}, one for each sampled token",
+                f"mend the record, or give --carry-default {name}=0, or use --on-error skip",
+            )
+        return [json.loads(self._defaults[name])] * count if count else []
+
+    # -- Branches to tokens
+
+    def _tokens(self, made: _Made) -> tuple[_Tokens, Values]:
+        """Raises _REASONS. OUT made.counts."""
+        entries = np.array(made.entries, np.int64)
+        ids, mask, sizes = _ids_of(made)
+        starts, lengths = offsets_of(sizes), sizes[entries]
+        ends = offsets_of(lengths)
+        index = np.repeat(starts[entries] - ends[:-1], lengths) + np.arange(ends[-1])
+        is_first = np.zeros(len(entries), bool)
+        is_first[np.unique(entries, return_index=True)[1]] = True
+        own = np.repeat(is_first, lengths)
+        made.counts.shared_tokens = int(lengths[~is_first].sum())
+        offsets = ends[offsets_of(made.sizes)]
+        values = np.zeros(len(index), row_type([*self._config.carried.values()]))
+        trained = np.zeros(len(ids), bool)
+        for one in self._weights:
+            weights = self._weights_of(one.name, made, mask, starts)
+            trained |= weights != 0
+            values[one.name] = np.where(own, stored(one, weights)[index], 0)
+        for one in self._sampled:
+            spread = np.zeros(len(ids), one.dtype)
+            spread[mask] = stored(one, self._spread(one.name, made, mask, starts))
+            values[one.name] = spread[index]
+        for one in self._of_records:
+            if made.values:
+                of_branches = np.stack([branch[one.name] for branch in made.values])
+                values[one.name] = np.repeat(of_branches, np.diff(offsets), axis=0)
+        flags = (trained[index] & own).astype(np.uint8)
+        return (ids[index], offsets, flags), together(values)
+
+    def _spread(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
+        """float64, the values of all sampled tokens."""
+        values = [getattr(node, name) or () for node in made.nodes]
+        counts = np.diff(offsets_of(mask)[starts])
+        for node in np.flatnonzero(counts != [*map(len, values)]).tolist():
+            place, count = made.place(node), int(counts[node])
+            values[node] = values[node] or self._missing(name, count, place)
+            what = "mask, of those that are true,"
+            _check_length(place, name, len(values[node]), count, what)
+        return np.fromiter(chain.from_iterable(values), np.float64, int(counts.sum()))
+
+    def _weights_of(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
+        """float64, the weights of all tokens of nodes."""
+        weights = mask.astype(np.float64)
+        edges = pairwise([*made.firsts, len(made.nodes)])
+        for where, (begin, end) in zip(made.names, edges, strict=True):
+            streams = {its for node in made.nodes[begin:end] for its in node.loss_weights or ()}
+            stream = self._stream(name, sorted(streams), where)
+            for node in range(begin, end) if stream is not None else ():
+                own = weights[starts[node] : starts[node + 1]]  # those of the mask
+                given = (made.nodes[node].loss_weights or {}).get(stream)
+                if given is not None:
+                    _check_length(made.place(node), name, len(given), len(own), "token_ids")
+                    own[:] = given
+                elif own.any():
+                    own *= self._missing(name, 1, made.place(node))
+        return weights
+
+
+# -- What a record holds
+
+
+def _plain(value: Any) -> Any:
+    """A value, which JSON has not been decoded of yet."""
+    return _decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _typed(value: Any, kind: Any, what: str, decode: Callable[[Any], Any] | None = None) -> Any:
+    """A value as the type, which `decode` gives of JSON. Raises ValueError; `what` it is."""
+    try:
+        if decode is not None and isinstance(value, msgspec.Raw):
+            return decode(value)
+        return msgspec.convert(_plain(value), kind)
+    except msgspec.ValidationError as error:
+        raise _TraceError(f"{what}: {error}") from error
+
+
+_decode = msgspec.json.Decoder().decode
+_decode_traces = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+def _at(record: _Record, column: str) -> Any:
+    """What a record has there, decoded only where dots lead into it; None for nothing."""
+    if column in record or "." not in column:
+        return record.get(column)
+    outer = {name: _plain(one) for name, one in record.items() if may_hold((name,), column)}
+    value = value_at(outer, column)
+    return None if value is ABSENT else value
+
+
+class _Flat(msgspec.Struct):
+    """A prompt and its completion."""
+
+    prompt_ids: _Ids
+    completion_ids: _Ids
+    prompt_mask: _Mask | None = None
+    completion_mask: _Mask | None = None
+    loss_weights: dict[str, list[float]] | list[float] | None = None
+    logprobs: list[float] | float | None = None
+    advantages: list[float] | float | None = None
+    reference_logprobs: list[float] | float | None = None
+
+
+def _nodes(value: Any, names: Sequence[str], where: str) -> list[Any]:
+    """The nodes of a trace, with `names` beside what all have. Raises ValueError."""
+    kind, decode = _node_type(tuple(names), msgspec.Raw if isinstance(value, msgspec.Raw) else Any)
+    made: list[Any] = _typed(value, kind, f"{where}: nodes", decode)
+    return made
+
+
+@lru_cache  # a class takes longer to make than a small file to read
+def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any], list[Any]]]:
+    """The type of lists of nodes, and what decodes JSON of one.
+
+    token_ids     n ids, of type `lists`
+    mask          which of them the model sampled, alike; may be empty where it sampled none
+    loss_weights  by stream, float[n]
+    names         those of `SAMPLED`, float[m], one for each sampled token; `message` as it is
+    """
+    fields: list[Any] = [
+        ("parent", Any, None),
+        ("token_ids", lists, _NOTHING),
+        ("mask", lists, _NOTHING),
+        ("sampled", bool, False),
+        ("loss_weights", dict[str, list[float]] | None, None),
+        *((name, Any if name == "message" else list[float] | None, None) for name in names),
+    ]
+    node: Any = msgspec.defstruct("Node", fields)
+    kind: Any = list[node]
+    return kind, msgspec.json.Decoder(kind).decode
+
+
+def _ids_of(made: _Made) -> tuple[UInt32, npt.NDArray[np.bool_], Int64]:
+    """Ids of all nodes, bool of each whether it is sampled, and how many each node has. Raises
+    ValueError.
+    """
+    ids, sizes = _lists_of("token_ids", _Ids, made)
+    marks, marked = _lists_of("mask", _Mask, made)
+    has_mask = marked > 0
+    has_mask |= np.fromiter((node.sampled for node in made.nodes), bool, len(made.nodes))
+    for node in np.flatnonzero((sizes == 0) | (has_mask & (marked != sizes))).tolist():
+        place = made.place(node)
+        if not sizes[node]:
+            raise _TraceError(f"{place} has no token_ids, expected those that the model saw")
+        _check_length(place, "mask", int(marked[node]), int(sizes[node]), "token_ids")
+    mask = np.zeros(len(ids), bool)
+    mask[np.repeat(has_mask, sizes)] = marks
+    return ids, mask, sizes
+
+
+def _lists_of(name: str, kind: Any, made: _Made) -> tuple[UInt32, Int64]:
+    """The values of a field of all nodes, and how many each has. Raises ValueError."""
+    values = [getattr(node, name) for node in made.nodes]
+    if all(type(one) is msgspec.Raw for one in values):
+        text, sizes = b"".join(values), np.empty(len(values), np.int64)
+        numbers = np.empty(len(text) // 2 + 1, np.uint32)
+        count = read_lists(np.frombuffer(text, np.uint8), numbers, sizes)
+        # a true is no id, and a 2 is none of a mask
+        is_right = b"e" not in text if kind is _Ids else numbers[: max(count, 0)].max(initial=0) < 2
+        if count >= 0 and is_right:
+            return numbers[:count], sizes
+    lists = [
+        _typed(_plain(value) or [], kind, f"{made.place(number)}: {name}")
+        for number, value in enumerate(values)
+    ]
+    sizes = np.array([*map(len, lists)], np.int64)
+    return np.fromiter(chain.from_iterable(lists), np.uint32, int(sizes.sum())), sizes
+
+
+def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
+    """The nodes of each branch, from its root on. Raises ValueError."""
+    for number, parent in enumerate(parents):
+        if isinstance(parent, list):
+            raise _TraceError(f"{where}, node {number} has {len(parent)} parents, expected one")
+        is_node = type(parent) is int and 0 <= parent < len(parents)
+        if parent is not None and not is_node:
+            raise _TraceError(
+                f"{where}, node {number}: parent is {parent!r}, expected the number of a node, "
+                f"0 to {len(parents) - 1}"
+            )
+    inner, paths, reached = {*parents}, list[list[int]](), set[int]()
+    for leaf in range(len(parents)):
+        if leaf in inner:
+            continue
+        path, at = list[int](), leaf
+        while at is not None and len(path) <= len(parents):
+            path.append(at)
+            at = parents[at]
+        if at is None:
+            reached.update(path)
+        paths.append(path[::-1])
+    if cyclic := {*range(len(parents))} - reached:
+        raise _TraceError(f"{where}, node {min(cyclic)} is in a cycle, expected a way to a root")
+    return paths
+
+
+def _check_length(place: str, name: str, found: int, size: int, other: str) -> None:
+    if found != size:
+        raise _TraceError(f"{place}: {name} has {found} values, {other} {size}")
+
+
+def _worth(reward: Any) -> float:
+    """A reward with its weight. Raises ValueError."""
+    given = reward if isinstance(reward, dict) else {"score": reward}
+    score, weight = given.get("score"), given.get("weight", 1.0)
+    if not isinstance(score, int | float) or not isinstance(weight, int | float):
+        raise _TraceError(f"a reward is {score!r} times {weight!r}, expected two numbers")
+    return score * weight
+
+
+def _hashed(position: int) -> float:
+    """A number from 0 to 1 that is nearly random."""
+    return (position * 0x9E3779B97F4A7C15 % (1 << 64)) / (1 << 64)
+
+
+# -- Messages as verifiers has them, for chat templates
+
+
+def _tools(tools: Any) -> Any:
+    if not isinstance(tools, list):
+        return None
+    return [
+        {"type": "function", "function": one} if isinstance(one, dict) and "name" in one else one
+        for one in tools
+    ]
+
+
+def _with_calls(message: Any) -> Any:
+    """A message whose calls of tools are objects, and their arguments, too."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not calls:
+        return message
+    return message | {"tool_calls": [*map(_call, calls)]}
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, dict) or "function" in call:
+        return call
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = parse_json(arguments, "arguments")
+    return {"type": "function", "function": {"name": call.get("name"), "arguments": arguments}}
