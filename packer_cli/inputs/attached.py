@@ -43,6 +43,7 @@ KEYS = {
 _READER = ParquetReader()
 _MOST_ROWS = 1 << 16  # that are decoded at once
 _MOST_OPEN = 32  # files, of each of which a few megabytes are held
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # and so far from any small number
 _TIP = "write a value for each token of the document, in its order"
 
 
@@ -101,19 +102,19 @@ class Attached:
     def keys_of(self, batch: TokenBatch, numbers: Int64) -> UInt64:
         """uint64[n, 2] of documents, which have these numbers."""
         if self.by == "document":
-            return _pairs(numbers)
+            return pairs_of(numbers)
         if self.by == "place":
-            return _pairs(batch.position, batch.file)
+            return pairs_of(batch.position, batch.file)
         return content_hashes(batch.ids, batch.offsets, batch.chosen)
 
     def keys_in(self, directory: TokenizedDirectory) -> UInt64:
         """uint64[n, 2] of all documents of a tokenized directory."""
         numbers = np.arange(len(directory))
         if self.by == "document":
-            return _pairs(numbers)
+            return pairs_of(numbers)
         if self.by == "place":
             file, position = directory.places(numbers)
-            return _pairs(position, file)
+            return pairs_of(position, file)
         return directory.content_hashes
 
     def _refuse_several(self, order: Int64, same: npt.NDArray[np.bool_]) -> None:
@@ -285,12 +286,14 @@ def _of_numbers(*columns: Any) -> UInt64:
     numbers = [column.to_numpy() for column in columns]
     if any(one.dtype.kind not in "iu" for one in numbers):
         raise ValueError
-    return _pairs(*reversed(numbers))
+    return pairs_of(*reversed(numbers))
 
 
-def _pairs(first: Int64, second: Any = 0) -> UInt64:
+def pairs_of(first: Int64, second: Any = 0) -> UInt64:
+    """Keys of pairs of numbers, with first halves that hardly any share, as `find` needs them."""
     keys = np.empty((len(first), 2), np.uint64)
-    keys[:, 0], keys[:, 1] = first.astype(np.uint64), np.asarray(second).astype(np.uint64)
+    keys[:, 1] = second
+    keys[:, 0] = first.astype(np.uint64) + keys[:, 1] * _ODD
     return keys
 
 

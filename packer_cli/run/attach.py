@@ -119,10 +119,22 @@ def _without(
     return len(lost), attached.rows - int(attached.copies[matched].sum())
 
 
-def has_attached(facts: Result, files: Sequence[InputFile], columns: Sequence[str]) -> bool:
-    """Whether a result has the values of these files, in columns of these names."""
+def has_attached(
+    facts: Result, files: Sequence[InputFile], missing: str, config: DocumentConfig
+) -> bool:
+    """Whether a result has the values of these files, as these options give them."""
     its = facts.attached if isinstance(facts, TokenizedManifest) else None
-    if its is None or [*columns] != its.columns:
+    if its is None or [*config.carried] != its.columns:
+        return False
+    if missing == "error" and its.documents_without:
+        return False
+    for name, then in facts.config.carried.items():
+        now = config.carried.get(name, then)
+        if replace(now, of=now.of or then.of) != then:
+            return False
+    if [one for one in facts.config.carry_default if one[0] in its.columns] != [
+        *config.carry_default
+    ]:
         return False
     if [one.size for one in files] != [one.size for one in its.files]:
         return False

@@ -19,6 +19,7 @@ from chats import assistant, chat, chat_tokenizer, user
 from support import assert_error, contents, jsonl, packer, random_texts
 
 from packer_cli import open_packed
+from packer_cli.inputs.attached import pairs_of
 from packer_cli.result.layout import digest
 from packer_cli.result.manifest import to_bytes
 from packer_cli.result.tokenized import Tokens, open_tokenized
@@ -273,6 +274,12 @@ def test_documents_without_values() -> None:
     assert packer("verify", "out", "--against-inputs").exit_code == 0
 
 
+def test_places_are_found_at_once() -> None:
+    """Also where all documents are the first of their file: halves of keys tell them apart."""
+    keys = pairs_of(np.zeros(1000, np.int64), np.arange(1000))
+    assert len(np.unique(keys[:, 0])) == 1000
+
+
 def test_two_rows_of_one_document() -> None:
     """Of equal content the first counts, as equal documents get unlike values on a GPU."""
     tokenize()
@@ -359,18 +366,26 @@ def test_what_cannot_be_attached(command: str, parts: tuple[str, ...]) -> None:
 
 
 def test_the_same_command_again() -> None:
-    """Does nothing; other files are refused."""
+    """Does nothing; other files, other options and another place are refused."""
     tokenize()
-    write(rows_of("out"))
+    write(rows_of("out")[5:-5])
     assert attach("scores.parquet").exit_code == 0
     before = contents("out")
     again = attach("scores.parquet")
     assert (again.exit_code, contents("out")) == (0, before)
     assert "out: up to date" in again.stderr
     write(rows_of("out"), "others.parquet", group=3)
-    assert_error(
-        attach("others.parquet", more=("-q",)), 2, "out: has attached values already: ids, logprobs"
-    )
+    given = ("tokenize", "out", "--attach", "scores.parquet")
+    wide = ("--carry", f"ids:int32[{K}]", "--carry", f"logprobs:float16[{K}]")
+    for result in (
+        attach("others.parquet", more=("-q",)),
+        attach("scores.parquet", more=("-q", "-o", "new")),
+        attach("scores.parquet", more=("-q", "--carry-missing", "error")),
+        attach("scores.parquet", more=("-q", "--carry-default", "ids=0")),
+        packer(*given, *wide, "-q"),
+    ):
+        assert_error(result, 2, "out: has attached values already: ids, logprobs")
+    assert not Path("new").exists()
 
 
 def test_verify_compares_the_files() -> None:
