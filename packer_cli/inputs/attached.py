@@ -15,6 +15,7 @@ many files has every n-th, and slowly where rows are shuffled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packer_cli import storage
-from packer_cli.errors import DataError, UsageError, named
+from packer_cli.errors import DamagedInputError, DataError, UsageError, named
 from packer_cli.inputs.columnar import ParquetReader, reading
 from packer_cli.inputs.token_columns import carried_in, faultless, is_list
 from packer_cli.options.carried import MESSAGE, RECORD, TOKEN, Carried, carried_columns
@@ -44,7 +45,7 @@ _READER = ParquetReader()
 _MOST_ROWS = 1 << 16  # that are decoded at once
 _MOST_OPEN = 32  # files, of each of which a few megabytes are held
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # and so far from any small number
-_TIP = "write a value for each token of the document, in its order"
+_TIP = "write a value for each token of the document, in its order; or with /record one for all"
 
 
 class Attached:
@@ -221,13 +222,23 @@ class AttachedValues:
             at = end
 
 
+@contextmanager
+def _opened(file: InputFile) -> Iterator[Any]:
+    """The table of a file. Raises DataError."""
+    try:
+        with (
+            reading(file),
+            storage.open_arrow(file.path, file.status()) as source,
+            _READER.opened(file, source) as table,
+        ):
+            yield table
+    except DamagedInputError as error:  # inputs may be left out, but not these
+        raise DataError(error.message, "write the file again") from error
+
+
 def _batches(file: InputFile, names: list[str], group: int = 0) -> Iterator[Any]:
     """Record batches of some columns of a file, from a row group on. Raises DataError."""
-    with (
-        reading(file),
-        storage.open_arrow(file.path, file.status()) as source,
-        _READER.opened(file, source) as table,
-    ):
+    with _opened(file) as table:
         _refuse_lacking(file, table.schema.names, names)
         yield from table.batches(Slice(file.index, group, None, 0), names, _MOST_ROWS)
 
@@ -245,26 +256,26 @@ def _refuse_lacking(file: InputFile, found: list[str], names: list[str]) -> None
 
 def _keys_in(file: InputFile, by: str) -> UInt64:
     """uint64[rows, 2], what tells the document of each row. Raises DataError."""
-    keys, row, made = [np.empty((0, 2), np.uint64)], 0, _KEYS[by]
+    keys, row = [np.empty((0, 2), np.uint64)], 0
     for batch in _batches(file, [*KEYS[by]]):
-        try:
-            keys.append(made(*batch.columns))
-        except (ValueError, TypeError, AttributeError, pa.ArrowException):
-            at = next(at for at in range(batch.num_rows) if not _is_sound(made, batch.slice(at, 1)))
+        if (found := _made(by, batch)) is None:
+            single = (_made(by, batch.slice(at, 1)) for at in range(batch.num_rows))
+            at = next(at for at, one in enumerate(single) if one is None)
             raise DataError(
                 f"{file.path}, {_READER.describe(file, row + at)}: {_EXPECTED[by]}",
                 "write what packer's own shards have, or leave the row out",
-            ) from None
+            )
+        keys.append(found)
         row += batch.num_rows
     return np.concatenate(keys)
 
 
-def _is_sound(made: Any, batch: Any) -> bool:
+def _made(by: str, batch: Any) -> UInt64 | None:
+    """The keys of a batch; None where one of them is none."""
     try:
-        made(*batch.columns)
+        return _KEYS[by](*batch.columns)
     except (ValueError, TypeError, AttributeError, pa.ArrowException):
-        return False
-    return True
+        return None
 
 
 def _of_tokens(column: Any) -> UInt64:
@@ -312,11 +323,7 @@ def matched_by(file: InputFile, columns: Sequence[Carried]) -> tuple[str, list[C
     """How documents are found by the rows of a file, one of KEYS; and the columns with what has a
     value of them. UsageError for a file that does not tell, DataError for one that lacks a column.
     """
-    with (
-        reading(file),
-        storage.open_arrow(file.path, file.status()) as source,
-        _READER.opened(file, source) as table,
-    ):
+    with _opened(file) as table:
         schema = table.schema
     by = next((by for by, names in KEYS.items() if {*names} <= {*schema.names}), "")
     if not by:

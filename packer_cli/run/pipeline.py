@@ -128,7 +128,10 @@ def _to_attach(directory: str, destination: Path | str, options: RunOptions) -> 
     """
     tip, others = "leave it out", {"--update or --add": options.update, "--rank": options.as_rank}
     others |= {"--engine ray": options.engine == "ray"}
-    others |= {"an --output that is a URL": storage.is_url(str(destination))}
+    if storage.is_url(str(destination)):
+        raise UsageError(
+            f"--attach: {destination} is a URL", "name a local directory, and a local --output"
+        )
     refuse(
         (is_given, f"--attach does not go with {name}", tip) for name, is_given in others.items()
     )

@@ -274,6 +274,17 @@ def test_documents_without_values() -> None:
     assert packer("verify", "out", "--against-inputs").exit_code == 0
 
 
+def test_a_damaged_file() -> None:
+    """Cannot be left out, as an input can: its documents would go with it."""
+    tokenize()
+    write(rows_of("out"))
+    Path("scores.parquet").write_bytes(Path("scores.parquet").read_bytes()[:-9])
+    result = attach("scores.parquet", more=("-q",))
+    assert_error(result, 1, "scores.parquet: not a readable parquet file")
+    assert "tip: write the file again" in result.stderr
+    assert "--on-error" not in result.stderr
+
+
 def test_places_are_found_at_once() -> None:
     """Also where all documents are the first of their file: halves of keys tell them apart."""
     keys = pairs_of(np.zeros(1000, np.int64), np.arange(1000))
@@ -353,6 +364,14 @@ def test_files_that_do_not_fit(case: str) -> None:
         ("tokenize out --attach s.parquet --carry ids:uint16[3] --bos", ("--bos: out is",)),
         ("tokenize out --attach s.parquet --carry ids:uint16[3] --add", ("not go with --update",)),
         ("tokenize out --attach s.parquet --carry ids:int32[3]/message", ("have no messages",)),
+        (
+            "tokenize out --attach s.parquet --carry ids:int32[3] -o s3://a/b",
+            ("s3://a/b is a URL",),
+        ),
+        (
+            f"tokenize out --attach s.parquet {' '.join(CARRY)} --carry-default ids=0",
+            ("--carry-default: logprobs has none",),
+        ),
         ("tokenize out", ("is tokenized already",)),
     ],
 )
