@@ -431,3 +431,22 @@ def test_verify_compares_the_files() -> None:
     before = [first[0], first[1] - 1, first[2]]
     assert f"ids has {before} at place 0 of document 10" in forged.stdout
     assert f"{first} expected when encoded again: in segment 0, of" in forged.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"columns": ["ids", "others"]}, "attached: others is not carried"),
+        ({"documents_without": 3}, "0 documents are left out, 3 lack attached values"),
+        ({"by": "colour"}, "matching regex '^(input_ids|hash|document|place)$'"),
+    ],
+)
+def test_a_manifest_that_says_other_things(change: dict[str, Any], part: str) -> None:
+    tokenize()
+    write(rows_of("out"))
+    assert attach("scores.parquet").exit_code == 0
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    manifest["attached"] |= change
+    Path("out/manifest.json").write_bytes(to_bytes(manifest))
+    result = packer("verify", "out")
+    assert (result.exit_code, part in result.stdout + result.stderr) == (1, True)
