@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, UsageError, named
 from packer_cli.inputs.columnar import ParquetReader, reading
+from packer_cli.inputs.discovery import changed, check_unchanged
 from packer_cli.inputs.token_columns import carried_in, faultless, is_list
 from packer_cli.options.carried import MESSAGE, RECORD, TOKEN, Carried, carried_columns
 from packer_cli.records import InputFile, Int64, Slice, TokenBatch, UInt64, offsets_of
@@ -145,7 +146,7 @@ class _Cursor:
         self._edges = np.cumsum([0, *(one.rows for one in _READER.groups(file))])
         group = int(np.searchsorted(self._edges, row, side="right")) - 1
         self.first, self.end = int(self._edges[group]), int(self._edges[group])
-        self._batches = _batches(file, names, group)
+        self._file, self._batches = file, _batches(file, names, group)
         self.batch: Any = None
 
     def is_before(self, row: int) -> bool:
@@ -154,9 +155,11 @@ class _Cursor:
         return self.first <= row and bool(self._edges[group] <= self.end)
 
     def go_on(self) -> None:
-        """Read the next rows."""
+        """Read the next rows. Raises DataError where they have gone."""
         self.first = self.end
-        self.batch = next(self._batches)
+        self.batch = next(self._batches, None)
+        if self.batch is None:
+            raise changed(self._file, "it has fewer rows")
         self.end += self.batch.num_rows
 
 
@@ -233,6 +236,7 @@ def _opened(file: InputFile) -> Iterator[Any]:
         ):
             yield table
     except DamagedInputError as error:  # inputs may be left out, but not these
+        check_unchanged(file)
         raise DataError(error.message, "write the file again") from error
 
 

@@ -19,7 +19,11 @@ from chats import assistant, chat, chat_tokenizer, user
 from support import assert_error, contents, jsonl, packer, random_texts
 
 from packer_cli import open_packed
-from packer_cli.inputs.attached import pairs_of
+from packer_cli.errors import DataError
+from packer_cli.inputs.attached import Attached, AttachedValues, pairs_of
+from packer_cli.inputs.discovery import input_file
+from packer_cli.options.carried import TOKEN, Carried
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.result.layout import digest
 from packer_cli.result.manifest import to_bytes
 from packer_cli.result.tokenized import Tokens, open_tokenized
@@ -283,6 +287,24 @@ def test_a_damaged_file() -> None:
     assert_error(result, 1, "scores.parquet: not a readable parquet file")
     assert "tip: write the file again" in result.stderr
     assert "--on-error" not in result.stderr
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_file_that_loses_rows(is_seen: bool) -> None:
+    """After its keys are read, so that a batch of values is not there; whether the row groups that
+    are looked at are still those of before or not.
+    """
+    rows = [{"document": n, "ids": [[n] * K]} for n in range(20)]
+    file = input_file(0, write(rows, "s.parquet"), DocumentConfig())
+    columns = [Carried("ids", "uint16", K, TOKEN)]
+    attached = Attached([file], columns, "document", pairs=False)
+    values = AttachedValues(attached)
+    one = np.ones(1, np.int64)
+    assert values.of(np.array([3]), one)["ids"].tolist() == [[3] * K]
+    write(rows[:9], "s.parquet")
+    attached.files = [input_file(0, "s.parquet", DocumentConfig())] if is_seen else [file]
+    with pytest.raises(DataError, match=r"s.parquet: changed while it was read"):
+        AttachedValues(attached).of(np.array([13]), one)
 
 
 def test_places_are_found_at_once() -> None:
