@@ -15,6 +15,7 @@ many files has every n-th, and slowly where rows are shuffled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -25,8 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packer_cli import storage
-from packer_cli.errors import DataError, UsageError, named
+from packer_cli.errors import DamagedInputError, DataError, UsageError, named
 from packer_cli.inputs.columnar import ParquetReader, reading
+from packer_cli.inputs.discovery import changed, check_unchanged
 from packer_cli.inputs.token_columns import carried_in, faultless, is_list
 from packer_cli.options.carried import MESSAGE, RECORD, TOKEN, Carried, carried_columns
 from packer_cli.records import InputFile, Int64, Slice, TokenBatch, UInt64, offsets_of
@@ -43,7 +45,8 @@ KEYS = {
 _READER = ParquetReader()
 _MOST_ROWS = 1 << 16  # that are decoded at once
 _MOST_OPEN = 32  # files, of each of which a few megabytes are held
-_TIP = "write a value for each token of the document, in its order"
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # and so far from any small number
+_TIP = "write a value for each token of the document, in its order; or with /record one for all"
 
 
 class Attached:
@@ -101,19 +104,19 @@ class Attached:
     def keys_of(self, batch: TokenBatch, numbers: Int64) -> UInt64:
         """uint64[n, 2] of documents, which have these numbers."""
         if self.by == "document":
-            return _pairs(numbers)
+            return pairs_of(numbers)
         if self.by == "place":
-            return _pairs(batch.position, batch.file)
+            return pairs_of(batch.position, batch.file)
         return content_hashes(batch.ids, batch.offsets, batch.chosen)
 
     def keys_in(self, directory: TokenizedDirectory) -> UInt64:
         """uint64[n, 2] of all documents of a tokenized directory."""
         numbers = np.arange(len(directory))
         if self.by == "document":
-            return _pairs(numbers)
+            return pairs_of(numbers)
         if self.by == "place":
             file, position = directory.places(numbers)
-            return _pairs(position, file)
+            return pairs_of(position, file)
         return directory.content_hashes
 
     def _refuse_several(self, order: Int64, same: npt.NDArray[np.bool_]) -> None:
@@ -143,7 +146,7 @@ class _Cursor:
         self._edges = np.cumsum([0, *(one.rows for one in _READER.groups(file))])
         group = int(np.searchsorted(self._edges, row, side="right")) - 1
         self.first, self.end = int(self._edges[group]), int(self._edges[group])
-        self._batches = _batches(file, names, group)
+        self._file, self._batches = file, _batches(file, names, group)
         self.batch: Any = None
 
     def is_before(self, row: int) -> bool:
@@ -152,9 +155,11 @@ class _Cursor:
         return self.first <= row and bool(self._edges[group] <= self.end)
 
     def go_on(self) -> None:
-        """Read the next rows."""
+        """Read the next rows. Raises DataError where they have gone."""
         self.first = self.end
-        self.batch = next(self._batches)
+        self.batch = next(self._batches, None)
+        if self.batch is None:
+            raise changed(self._file, "it has fewer rows")
         self.end += self.batch.num_rows
 
 
@@ -220,13 +225,24 @@ class AttachedValues:
             at = end
 
 
+@contextmanager
+def _opened(file: InputFile) -> Iterator[Any]:
+    """The table of a file. Raises DataError."""
+    try:
+        with (
+            reading(file),
+            storage.open_arrow(file.path, file.status()) as source,
+            _READER.opened(file, source) as table,
+        ):
+            yield table
+    except DamagedInputError as error:  # inputs may be left out, but not these
+        check_unchanged(file)
+        raise DataError(error.message, "write the file again") from error
+
+
 def _batches(file: InputFile, names: list[str], group: int = 0) -> Iterator[Any]:
     """Record batches of some columns of a file, from a row group on. Raises DataError."""
-    with (
-        reading(file),
-        storage.open_arrow(file.path, file.status()) as source,
-        _READER.opened(file, source) as table,
-    ):
+    with _opened(file) as table:
         _refuse_lacking(file, table.schema.names, names)
         yield from table.batches(Slice(file.index, group, None, 0), names, _MOST_ROWS)
 
@@ -244,26 +260,26 @@ def _refuse_lacking(file: InputFile, found: list[str], names: list[str]) -> None
 
 def _keys_in(file: InputFile, by: str) -> UInt64:
     """uint64[rows, 2], what tells the document of each row. Raises DataError."""
-    keys, row, made = [np.empty((0, 2), np.uint64)], 0, _KEYS[by]
+    keys, row = [np.empty((0, 2), np.uint64)], 0
     for batch in _batches(file, [*KEYS[by]]):
-        try:
-            keys.append(made(*batch.columns))
-        except (ValueError, TypeError, AttributeError, pa.ArrowException):
-            at = next(at for at in range(batch.num_rows) if not _is_sound(made, batch.slice(at, 1)))
+        if (found := _made(by, batch)) is None:
+            single = (_made(by, batch.slice(at, 1)) for at in range(batch.num_rows))
+            at = next(at for at, one in enumerate(single) if one is None)
             raise DataError(
                 f"{file.path}, {_READER.describe(file, row + at)}: {_EXPECTED[by]}",
                 "write what packer's own shards have, or leave the row out",
-            ) from None
+            )
+        keys.append(found)
         row += batch.num_rows
     return np.concatenate(keys)
 
 
-def _is_sound(made: Any, batch: Any) -> bool:
+def _made(by: str, batch: Any) -> UInt64 | None:
+    """The keys of a batch; None where one of them is none."""
     try:
-        made(*batch.columns)
+        return _KEYS[by](*batch.columns)
     except (ValueError, TypeError, AttributeError, pa.ArrowException):
-        return False
-    return True
+        return None
 
 
 def _of_tokens(column: Any) -> UInt64:
@@ -285,12 +301,14 @@ def _of_numbers(*columns: Any) -> UInt64:
     numbers = [column.to_numpy() for column in columns]
     if any(one.dtype.kind not in "iu" for one in numbers):
         raise ValueError
-    return _pairs(*reversed(numbers))
+    return pairs_of(*reversed(numbers))
 
 
-def _pairs(first: Int64, second: Any = 0) -> UInt64:
+def pairs_of(first: Int64, second: Any = 0) -> UInt64:
+    """Keys of pairs of numbers, with first halves that hardly any share, as `find` needs them."""
     keys = np.empty((len(first), 2), np.uint64)
-    keys[:, 0], keys[:, 1] = first.astype(np.uint64), np.asarray(second).astype(np.uint64)
+    keys[:, 1] = second
+    keys[:, 0] = first.astype(np.uint64) + keys[:, 1] * _ODD
     return keys
 
 
@@ -309,11 +327,7 @@ def matched_by(file: InputFile, columns: Sequence[Carried]) -> tuple[str, list[C
     """How documents are found by the rows of a file, one of KEYS; and the columns with what has a
     value of them. UsageError for a file that does not tell, DataError for one that lacks a column.
     """
-    with (
-        reading(file),
-        storage.open_arrow(file.path, file.status()) as source,
-        _READER.opened(file, source) as table,
-    ):
+    with _opened(file) as table:
         schema = table.schema
     by = next((by for by, names in KEYS.items() if {*names} <= {*schema.names}), "")
     if not by:

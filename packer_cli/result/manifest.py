@@ -336,13 +336,13 @@ class AttachedValues(Struct, frozen=True):
     """Values that were attached to the documents of a tokenized directory.
 
     columns  the names of those that hold them
-    by       what of documents the files have, one of `inputs.attached.KEYS`
+    by       what of documents the files have, as in `inputs.attached.KEYS`
     documents_without, rows_without  how many documents had no values, and rows no document
     """
 
-    columns: list[str]
-    by: str
-    files: list[AttachedFile]
+    columns: Annotated[list[str], Meta(min_length=1)]
+    by: Annotated[str, Meta(pattern="^(input_ids|hash|document|place)$")]
+    files: Annotated[list[AttachedFile], Meta(min_length=1)]
     documents_without: Count
     rows_without: Count
 

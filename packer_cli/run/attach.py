@@ -76,7 +76,7 @@ def settle_attachment(
     files = tuple(replace(one, index=first + 1 + number) for number, one in enumerate(found))
     by, columns = matched_by(files[0], [*config.carried.values()])
     carry = tuple(map(str, columns))
-    check_defaults(config.carried, config.carry_default)
+    _refuse_defaults(config)
     attached = attached_of(files, carry, by, directory.has_pairs)
     without = _without(file, attached, missing, options)
     attachment = Attachment(replace(file, index=first), files, carry, by, *without)
@@ -119,10 +119,22 @@ def _without(
     return len(lost), attached.rows - int(attached.copies[matched].sum())
 
 
-def has_attached(facts: Result, files: Sequence[InputFile], columns: Sequence[str]) -> bool:
-    """Whether a result has the values of these files, in columns of these names."""
+def has_attached(
+    facts: Result, files: Sequence[InputFile], missing: str, config: DocumentConfig
+) -> bool:
+    """Whether a result has the values of these files, as these options give them."""
     its = facts.attached if isinstance(facts, TokenizedManifest) else None
-    if its is None or [*columns] != its.columns:
+    if its is None or [*config.carried] != its.columns:
+        return False
+    if missing == "error" and its.documents_without:
+        return False
+    for name, then in facts.config.carried.items():
+        now = config.carried.get(name, then)
+        if replace(now, of=now.of or then.of) != then:
+            return False
+    if [one for one in facts.config.carry_default if one[0] in its.columns] != [
+        *config.carry_default
+    ]:
         return False
     if [one.size for one in files] != [one.size for one in its.files]:
         return False
@@ -144,6 +156,17 @@ def _refuse_other_columns(directory: TokenizedDirectory, config: DocumentConfig)
     if both := [name for name in config.carried if name in directory.carried]:
         raise UsageError(
             f"{directory.path}: carries {both[0]} already", "leave it out, or rename the column"
+        )
+
+
+def _refuse_defaults(config: DocumentConfig) -> None:
+    """UsageError for defaults that no document can have."""
+    check_defaults(config.carried, config.carry_default)
+    if config.carry_default and (bare := config.carried.keys() - {*dict(config.carry_default)}):
+        raise UsageError(
+            f"--carry-default: {named(sorted(bare))} has none, so documents without values would "
+            "be left out all the same",
+            "give each attached column a default, or none of them",
         )
 
 

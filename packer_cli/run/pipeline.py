@@ -107,7 +107,7 @@ def pack(
         options = _to_attach(inputs[0], destination, options)
     files = find_inputs(inputs, config, options.notify)
     if attach:
-        run = _settle_attachment(files, config, tokenizer_name, attach, options)
+        run = _settle_attachment(files, destination, config, tokenizer_name, attach, options)
         if run is None:  # nothing need be done
             options.notify(f"{inputs[0]}: up to date")
             return load_as_is(inputs[0])
@@ -134,25 +134,33 @@ def _to_attach(directory: str, destination: Path | str, options: RunOptions) -> 
     """
     tip, others = "leave it out", {"--update or --add": options.update, "--rank": options.as_rank}
     others |= {"--engine ray": options.engine == "ray"}
-    others |= {"an --output that is a URL": storage.is_url(str(destination))}
+    if storage.is_url(str(destination)):
+        raise UsageError(
+            f"--attach: {destination} is a URL", "name a local directory, and a local --output"
+        )
     refuse(
         (is_given, f"--attach does not go with {name}", tip) for name, is_given in others.items()
     )
     for place in map(Path, dict.fromkeys((directory, str(destination)))):
         output.clean(place, options)
-    is_same = storage.identity(directory) == storage.identity(str(destination))
-    return replace(options, overwrite=options.overwrite or is_same)
+    return replace(options, overwrite=options.overwrite or _is_same(directory, destination))
+
+
+def _is_same(one: Path | str, other: Path | str) -> bool:
+    return storage.identity(str(one)) == storage.identity(str(other))
 
 
 def _settle_attachment(
     files: list[InputFile],
+    destination: Path | str,
     config: DocumentConfig,
     tokenizer_name: str | None,
     attach: tuple[list[str], str],
     options: EncodingOptions,
 ) -> Run | None:
-    """The run that attaches values; None where the directory has them already. UsageError for
-    inputs that are no tokenized directory, and options that come too late.
+    """The run that attaches values; None where the directory, in place of which they were to be,
+    has them already. UsageError for inputs that are no tokenized directory, and options that come
+    too late.
     """
     if not is_tokenized(files) or len(files) > 1:
         raise UsageError(
@@ -161,7 +169,10 @@ def _settle_attachment(
         )
     _, chosen = choose_tokenized(files, config, tokenizer_name, options.notify, attaching=True)
     found = find_inputs(attach[0], DocumentConfig(), options.notify)
-    if has_attached(opened(files[0]).facts, found, [*config.carried]):
+    directory = opened(files[0])
+    if _is_same(directory.path, destination) and has_attached(
+        directory.facts, found, attach[1], config
+    ):
         return None
     return settle_attachment(files[0], found, attach[1], config, chosen, options)
 

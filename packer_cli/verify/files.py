@@ -38,7 +38,13 @@ from packer_cli.result.layout import (
     kind_of,
     saved_dataset,
 )
-from packer_cli.result.manifest import Manifest, Result, checksum, run_of_sides
+from packer_cli.result.manifest import (
+    Manifest,
+    Result,
+    TokenizedManifest,
+    checksum,
+    run_of_sides,
+)
 from packer_cli.result.wording import plural
 from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
@@ -198,6 +204,20 @@ def check_manifest(directory: Path, facts: Result, findings: Findings) -> None:
     findings.add(MANIFEST, *uncovered(facts, {}))
     if isinstance(facts, Manifest):
         findings.add(MANIFEST, *_wrong_tables(facts))
+    if isinstance(facts, TokenizedManifest):
+        findings.add(MANIFEST, *_wrong_attached(facts))
+
+
+def _wrong_attached(facts: TokenizedManifest) -> Iterator[str]:
+    """Attached values that are not those of the options and totals."""
+    its, config = facts.attached, facts.config
+    columns = its.columns if its else []
+    if bare := [one for one in columns if one not in config.carried]:
+        yield f"attached: {bare[0]} is not carried"
+    has_defaults = {*columns} <= {*dict(config.carry_default)}
+    lost = its.documents_without if its and not has_defaults else 0
+    if facts.dropped_documents != lost:
+        yield f"{facts.dropped_documents} documents are left out, {lost} lack attached values"
 
 
 def _wrong_tables(facts: Manifest) -> Iterator[str]:

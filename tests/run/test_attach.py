@@ -19,6 +19,11 @@ from chats import assistant, chat, chat_tokenizer, user
 from support import assert_error, contents, jsonl, packer, random_texts
 
 from packer_cli import open_packed
+from packer_cli.errors import DataError
+from packer_cli.inputs.attached import Attached, AttachedValues, pairs_of
+from packer_cli.inputs.discovery import input_file
+from packer_cli.options.carried import TOKEN, Carried
+from packer_cli.options.documents import DocumentConfig
 from packer_cli.result.layout import digest
 from packer_cli.result.manifest import to_bytes
 from packer_cli.result.tokenized import Tokens, open_tokenized
@@ -273,6 +278,41 @@ def test_documents_without_values() -> None:
     assert packer("verify", "out", "--against-inputs").exit_code == 0
 
 
+def test_a_damaged_file() -> None:
+    """Cannot be left out, as an input can: its documents would go with it."""
+    tokenize()
+    write(rows_of("out"))
+    Path("scores.parquet").write_bytes(Path("scores.parquet").read_bytes()[:-9])
+    result = attach("scores.parquet", more=("-q",))
+    assert_error(result, 1, "scores.parquet: not a readable parquet file")
+    assert "tip: write the file again" in result.stderr
+    assert "--on-error" not in result.stderr
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_file_that_loses_rows(is_seen: bool) -> None:
+    """After its keys are read, so that a batch of values is not there; whether the row groups that
+    are looked at are still those of before or not.
+    """
+    rows = [{"document": n, "ids": [[n] * K]} for n in range(20)]
+    file = input_file(0, write(rows, "s.parquet"), DocumentConfig())
+    columns = [Carried("ids", "uint16", K, TOKEN)]
+    attached = Attached([file], columns, "document", pairs=False)
+    values = AttachedValues(attached)
+    one = np.ones(1, np.int64)
+    assert values.of(np.array([3]), one)["ids"].tolist() == [[3] * K]
+    write(rows[:9], "s.parquet")
+    attached.files = [input_file(0, "s.parquet", DocumentConfig())] if is_seen else [file]
+    with pytest.raises(DataError, match=r"s.parquet: changed while it was read"):
+        AttachedValues(attached).of(np.array([13]), one)
+
+
+def test_places_are_found_at_once() -> None:
+    """Also where all documents are the first of their file: halves of keys tell them apart."""
+    keys = pairs_of(np.zeros(1000, np.int64), np.arange(1000))
+    assert len(np.unique(keys[:, 0])) == 1000
+
+
 def test_two_rows_of_one_document() -> None:
     """Of equal content the first counts, as equal documents get unlike values on a GPU."""
     tokenize()
@@ -346,6 +386,14 @@ def test_files_that_do_not_fit(case: str) -> None:
         ("tokenize out --attach s.parquet --carry ids:uint16[3] --bos", ("--bos: out is",)),
         ("tokenize out --attach s.parquet --carry ids:uint16[3] --add", ("not go with --update",)),
         ("tokenize out --attach s.parquet --carry ids:int32[3]/message", ("have no messages",)),
+        (
+            "tokenize out --attach s.parquet --carry ids:int32[3] -o s3://a/b",
+            ("s3://a/b is a URL",),
+        ),
+        (
+            f"tokenize out --attach s.parquet {' '.join(CARRY)} --carry-default ids=0",
+            ("--carry-default: logprobs has none",),
+        ),
         ("tokenize out", ("is tokenized already",)),
     ],
 )
@@ -359,18 +407,26 @@ def test_what_cannot_be_attached(command: str, parts: tuple[str, ...]) -> None:
 
 
 def test_the_same_command_again() -> None:
-    """Does nothing; other files are refused."""
+    """Does nothing; other files, other options and another place are refused."""
     tokenize()
-    write(rows_of("out"))
+    write(rows_of("out")[5:-5])
     assert attach("scores.parquet").exit_code == 0
     before = contents("out")
     again = attach("scores.parquet")
     assert (again.exit_code, contents("out")) == (0, before)
     assert "out: up to date" in again.stderr
     write(rows_of("out"), "others.parquet", group=3)
-    assert_error(
-        attach("others.parquet", more=("-q",)), 2, "out: has attached values already: ids, logprobs"
-    )
+    given = ("tokenize", "out", "--attach", "scores.parquet")
+    wide = ("--carry", f"ids:int32[{K}]", "--carry", f"logprobs:float16[{K}]")
+    for result in (
+        attach("others.parquet", more=("-q",)),
+        attach("scores.parquet", more=("-q", "-o", "new")),
+        attach("scores.parquet", more=("-q", "--carry-missing", "error")),
+        attach("scores.parquet", more=("-q", "--carry-default", "ids=0")),
+        packer(*given, *wide, "-q"),
+    ):
+        assert_error(result, 2, "out: has attached values already: ids, logprobs")
+    assert not Path("new").exists()
 
 
 def test_verify_compares_the_files() -> None:
@@ -397,3 +453,22 @@ def test_verify_compares_the_files() -> None:
     before = [first[0], first[1] - 1, first[2]]
     assert f"ids has {before} at place 0 of document 10" in forged.stdout
     assert f"{first} expected when encoded again: in segment 0, of" in forged.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"columns": ["ids", "others"]}, "attached: others is not carried"),
+        ({"documents_without": 3}, "0 documents are left out, 3 lack attached values"),
+        ({"by": "colour"}, "matching regex '^(input_ids|hash|document|place)$'"),
+    ],
+)
+def test_a_manifest_that_says_other_things(change: dict[str, Any], part: str) -> None:
+    tokenize()
+    write(rows_of("out"))
+    assert attach("scores.parquet").exit_code == 0
+    manifest = json.loads(Path("out/manifest.json").read_text())
+    manifest["attached"] |= change
+    Path("out/manifest.json").write_bytes(to_bytes(manifest))
+    result = packer("verify", "out")
+    assert (result.exit_code, part in result.stdout + result.stderr) == (1, True)
