@@ -175,9 +175,9 @@ class TraceEncoder:
             return True
         from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
 
-        fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
-        shape = Shape("messages", {name: name for name in fields})
+        shape = Shape("messages", {name: name for name in ("messages", "tools")})
         try:
+            fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
             conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
             text = self._render(conversation).text if conversation else ""
         except (RefusedError, UndecidableError, ValueError):
@@ -563,7 +563,7 @@ def _tools(tools: Any) -> Any:
 def _with_calls(message: Any) -> Any:
     """A message whose calls of tools are objects, and their arguments, too."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if not calls:
+    if not isinstance(calls, list):
         return message
     return message | {"tool_calls": [*map(_call, calls)]}
 

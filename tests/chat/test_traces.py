@@ -369,14 +369,17 @@ def test_what_fits_another_shape_is_no_trace_unless_it_is_asked_for() -> None:
 
 def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
     """Of ids that the template gives, of a turn that was cut off, and of a word put otherwise; and
-    of calls of tools as verifiers has them, and a message that is none.
+    of calls of tools as verifiers has them, of some that the model wrote badly, and a message that
+    is none.
     """
     folder = chat_tokenizer(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(locate(str(folder)))
     call = {"id": "1", "name": "rain", "arguments": '{"at": "Oslo"}'}
     written = '<call>{"name": "rain", "arguments": {"at": "Oslo"}}</call>'
     said = [("Yes.", "Yes.<|im_end|>"), ("Yes.", "Yes."), ("Yes.", "Ye" + "s!<|im_end|>"),
-            ([call], f"{written}<|im_end|>"), (7, "Yes.<|im_end|>")]  # fmt: skip
+            ([call], f"{written}<|im_end|>"), (7, "Yes.<|im_end|>"),
+            ([call | {"arguments": '{"at": Oslo'}], f"{written}<|im_end|>"),
+            ([7], f"{written}<|im_end|>")]  # fmt: skip
     asked, records = "<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n", []
     for answer, text in said:
         ids = [tokenizer.encode_bare([one], None, None)[0].tolist() for one in (asked, text)]
@@ -388,7 +391,7 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
         ))  # fmt: skip
     write("a.jsonl", records)
     facts = run("a.jsonl", "-t", folder)
-    assert (facts["compared_branches"], facts["drifted_branches"]) == (5, 2)
-    assert "of 5 branches compared" in packer("stats", "out").stdout
+    assert (facts["compared_branches"], facts["drifted_branches"]) == (7, 4)
+    assert "of 7 branches compared" in packer("stats", "out").stdout
     verified = packer("verify", "out", "--against-inputs")
     assert verified.exit_code == 0, verified.stdout
