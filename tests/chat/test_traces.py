@@ -169,6 +169,18 @@ DOCUMENTS: dict[str, tuple[Json, tuple[str, ...], list[Any]]] = {
          "rollout_log_probs": [-1, -2]},
         ("--carry", "logprobs:float32"), [([1, 2, 3], [0, -1, 0])],
     ),
+    "TRL": (FLAT | {"tool_mask": [1, 0, 1]}, (), [([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])]),
+    "other forms are null": (FLAT | {"traces": None, "nodes": None}, (),
+                             [([1, 2, 3, 4, 5], [0, 0, 1, 1, 1])]),
+    "another stream is null": (
+        weighted({"a": [0, 0.5], "b": None}, *({"a": [1], "b": None},) * 3), (),
+        [([1, 2, 3, 4], [0, 0.5, 1, 1]), ([1, 2, 3, 5], [0, 0, 0, 1])],
+    ),
+    "rewards that are numbers": (
+        FLAT | {"rewards": {"a": 0.0, "b": None}},
+        ("--carry", "loss_weights:float32", "--min-reward", "0"),
+        [([1, 2, 3, 4, 5], [0, 0, 1, 1, 1])],
+    ),
     "one advantage": (
         FLAT | {"advantage": 0.5}, ("--carry", "advantages:float32"),
         [([1, 2, 3, 4, 5], [0, 0, 0.5, 0.5, 0.5])],
@@ -323,6 +335,26 @@ def test_traces_are_left_out_and_counted(options: tuple[str, ...], branches: lis
     told = packer("stats", "out").stdout
     assert re.search(rf"^filtered +{facts['filtered_traces']}  traces left out", told, re.M)
     assert f"with {len(branches):,} branches" in told
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_records_of_all_forms_in_one_file(form: str) -> None:
+    """What a later record calls its mask counts, too."""
+    sampled = {"parent": 0, "token_ids": [5], "sampled": True, "mask": [True]}
+    records: list[Json] = [
+        {"prompt_ids": [1], "completion_ids": [2, 3], "completion_mask": [0, 1]},
+        {"prompt_ids": [1], "completion_ids": [2, 3]},
+        {"prompt_token_ids": [1], "response_ids": [2, 3], "response_mask": [1, 0]},
+        {"nodes": [{"token_ids": [4]}, sampled]},
+    ]
+    path = f"a.{form}"
+    if form == "parquet":  # every row has all columns
+        names = dict.fromkeys(name for one in records for name in one)
+        records = [dict.fromkeys(names) | one for one in records]
+    write(path, records)
+    run(path)
+    weights = [one.tolist() for _, one in sorted(recover_documents("out", "loss_weights").items())]
+    assert weights == [[0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 1]]
 
 
 def test_other_fields_tell_rewards_and_ages() -> None:
