@@ -526,20 +526,30 @@ def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
                 f"{where}, node {number}: parent is {parent!r}, expected the number of a node, "
                 f"0 to {len(parents) - 1}"
             )
-    inner, paths, reached = {*parents}, list[list[int]](), set[int]()
+    _check_ends(parents, where)
+    inner, paths = {*parents}, list[list[int]]()
     for leaf in range(len(parents)):
-        if leaf in inner:
-            continue
-        path, at = list[int](), leaf
-        while at is not None and len(path) <= len(parents):
-            path.append(at)
-            at = parents[at]
-        if at is None:
-            reached.update(path)
-        paths.append(path[::-1])
-    if cyclic := {*range(len(parents))} - reached:
-        raise _TraceError(f"{where}, node {min(cyclic)} is in a cycle, expected a way to a root")
+        if leaf not in inner:
+            path, at = list[int](), leaf
+            while at is not None:
+                path.append(at)
+                at = parents[at]
+            paths.append(path[::-1])
     return paths
+
+
+def _check_ends(parents: Sequence[int | None], where: str) -> None:
+    """Raises ValueError where a way from a node does not end at a root."""
+    ending = set[int]()
+    for node in range(len(parents)):
+        at: int | None = node
+        way = set[int]()
+        while at is not None and at not in ending:
+            if at in way:
+                raise _TraceError(f"{where}, node {at} is in a cycle, expected a way to a root")
+            way.add(at)
+            at = parents[at]
+        ending |= way
 
 
 def _check_length(place: str, name: str, found: int, size: int, other: str) -> None:
