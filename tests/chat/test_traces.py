@@ -337,6 +337,13 @@ def test_traces_are_left_out_and_counted(options: tuple[str, ...], branches: lis
     assert f"with {len(branches):,} branches" in told
 
 
+def test_a_run_that_leaves_out_all_traces_says_so() -> None:
+    write("a.jsonl", [EPISODE])
+    result = packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out", "--min-reward", "99")
+    assert_error(result, 1, "0 rejected records, 4 traces left out, no tokens")
+    assert "--min-reward, --max-age" in result.stderr
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_records_of_all_forms_in_one_file(form: str) -> None:
     """What a later record calls its mask counts, too."""
