@@ -396,7 +396,7 @@ class TraceEncoder:
                     _check_length(made.place(node), name, len(its), len(own), "token_ids")
                     own[:] = its
                 elif own.any():
-                    own *= self._missing(name, 1, made.place(node))
+                    own *= self._missing(name, int(own.sum()), made.place(node))[0]
         return weights
 
 

@@ -262,7 +262,11 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         weighted({"a": [0, 0]}, {"a": [1, 1]}, {}, {}), (), "node 1: loss_weights has 2 values",
     ),
     "two streams": (TWO, (), "several loss_weights: a, b"),
-    "no such stream": (FORK, NAMED, "node 1 has no loss_weights.b"),
+    "a node without the stream": (
+        weighted({"a": [0, 0]}, {}, {"a": [1]}, {"a": [1]}), (),
+        "node 1 has no loss_weights, expected 1, one for each sampled token",
+    ),
+    "no such stream": (FORK, NAMED, "node 1 has no loss_weights.b, expected 1, one for"),
     "an id that is none": (
         nodes_of(ROOT, {"parent": 0, "token_ids": [-1]}), (),
         "node 1: token_ids: Expected `int` >= 0 - at `$[0]`",
@@ -397,6 +401,22 @@ def test_what_does_not_go_with_traces(
     write("text.jsonl", [{"text": "a"}])
     Path("a.csv").write_text("prompt_ids,completion_ids\n1,2\n")
     assert_error(packer("pack", *files, "-l", 64, "-q", "-o", "out", *options), code, said)
+
+
+def test_records_of_ids_beside_traces_have_the_weight_1() -> None:
+    """What the tip says; with 0 they would not be trained on."""
+    write("a.jsonl", [FLAT])
+    write("b.jsonl", [{"input_ids": [1, 2], "labels": [-100, 2]}])
+    for name in "ab":
+        assert packer("tokenize", f"{name}.jsonl", "-q", "-o", name).exit_code == 0
+    command = ["pack", "a", "b", "-l", 64, "-q", "-o", "out"]
+    refused = packer(*command)
+    assert_error(refused, 2, "a carries loss_weights, b does not")
+    default = refused.stderr.rpartition("--carry-default ")[2].strip()
+    assert packer(*command, "--carry-default", default).exit_code == 0
+    assert sorted(one.tolist() for one in recover_documents("out", "loss_weights").values()) == [
+        [0, 0, 1, 1, 1], [1, 1],
+    ]  # fmt: skip
 
 
 def test_what_fits_another_shape_is_no_trace_unless_it_is_asked_for() -> None:
