@@ -213,8 +213,8 @@ class TraceEncoder:
                 made.firsts.append(base)
                 made.nodes += nodes
                 for at, path in enumerate(paths):
-                    if is_compared and getattr(nodes[0], "message", None) is not None:
-                        talk = [nodes[node].message for node in path]
+                    talk = [getattr(nodes[node], "message", None) for node in path]
+                    if is_compared and None not in talk:
                         made.talks[len(made.number)] = talk, self._found("tools", trace, record)
                     made.entries += [base + node for node in path]
                     made.sizes.append(len(path))

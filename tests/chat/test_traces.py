@@ -429,7 +429,7 @@ def test_what_fits_another_shape_is_no_trace_unless_it_is_asked_for() -> None:
 def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
     """Of ids that the template gives, of a turn that was cut off, and of a word put otherwise; and
     of calls of tools as verifiers has them, of some that the model wrote badly, and a message that
-    is none.
+    is none. A branch that lacks a message is not compared.
     """
     folder = chat_tokenizer(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(locate(str(folder)))
@@ -448,6 +448,8 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
             {"token_ids": ids[0], "message": {"role": "user", "content": "Rain?"}},
             {"parent": 0, "token_ids": ids[1], "message": message},
         ))  # fmt: skip
+    without = {"parent": 0, "token_ids": [5]}  # nothing to render
+    records.append(nodes_of(records[0]["nodes"][0], without))
     write("a.jsonl", records)
     facts = run("a.jsonl", "-t", folder)
     assert (facts["compared_branches"], facts["drifted_branches"]) == (7, 4)
