@@ -390,6 +390,8 @@ def test_other_fields_tell_rewards_and_ages() -> None:
         (("a.jsonl",), ("--carry", "logprobs:float32/record"), 2, "a value of each token"),
         (("a.jsonl",), ("--carry", "reward:float32/token"), 2, "a value of each record"),
         (("a.jsonl",), ("--carry", "logprobs:float32[2]"), 2, "a value of each token"),
+        (("a.jsonl",), ("--carry", "loss_weights:bool"), 2, "loss_weights has floats"),
+        (("a.jsonl",), ("--carry", "advantages:int32"), 2, "advantages has floats"),
         (("a.jsonl",), ("--overlong", "split"), 2, "records of shape trace must not be cut"),
         (("a.csv",), ("--shape", "trace"), 1, "records of shape trace hold lists"),
     ],
