@@ -136,7 +136,7 @@ cdef int64_t _read_lists(
 ) noexcept nogil:
     cdef int64_t at = 0, count = 0, lists = 0, begin = 0
     cdef uint64_t value = 0
-    cdef bint is_open = False  # in a value
+    cdef bint is_open = False, is_list = False  # in a value, in a list
     cdef uint8_t byte
     while at < n:
         byte = text[at]
@@ -151,24 +151,29 @@ cdef int64_t _read_lists(
                 count += 1
                 value, is_open = 0, False
             if byte == c"]":
-                if lists == most:
+                if lists == most or not is_list:
                     return -1
                 sizes[lists] = count - begin
-                lists, begin = lists + 1, count
+                lists, begin, is_list = lists + 1, count, False
+        elif byte == c"[":
+            if is_list or is_open:  # a list in a list, or a value before it that is none
+                return -1
+            is_list = True
         elif byte == c"t" or byte == c"f":
             value, is_open = byte == c"t", True
             at += 3 if value else 4
-        elif byte != c"[" and KIND[byte] != BLANK:
+        elif KIND[byte] != BLANK:
             return -1
         at += 1
-    return count if lists == most else -1
+    return count if lists == most and not is_open else -1
 
 
 def read_lists(const uint8_t[::1] text, uint32_t[::1] numbers, int64_t[::1] sizes) -> int:
     """Read JSON lists of ids, or of true and false, which are 1 and 0. Returns how many values they
-    have; -1 where one is neither, or above 2^31 - 1, or where there are not as many lists as sizes.
+    have; -1 where one is neither, or above 2^31 - 1, where a value is no list, or where there are not
+    as many lists as sizes.
 
-    IN  text     uint8[n], lists in valid JSON, end to end
+    IN  text     uint8[n], values in valid JSON, end to end
     OUT numbers  uint32[m], m >= n / 2: the values
     OUT sizes    int64[k], how many of them each list has
     """

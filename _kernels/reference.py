@@ -466,8 +466,10 @@ def balance_rows(  # noqa: PLR0912 one loop in the other, as the rule is
 
 
 def read_lists(texts):
-    """The lists of ids, or of true and false, in JSON; None where one holds anything else."""
+    """The lists of ids, or of true and false, in JSON; None where anything else is there."""
     lists = [json.loads(text) for text in texts]
+    if not all(isinstance(one, list) for one in lists):
+        return None
     values = [value for one in lists for value in one]
     are_ids = all(isinstance(value, int) and 0 <= value < 1 << 31 for value in values)
     return [[int(value) for value in one] for one in lists] if are_ids else None

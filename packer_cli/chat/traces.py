@@ -31,7 +31,7 @@ from packer_cli.errors import named
 from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.carried import LOSS_WEIGHTS, RECORD, SAMPLED, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, value_at
+from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_in_traces, value_at
 from packer_cli.records import (
     HIGHEST_ID,
     MOST_TURNS,
@@ -60,7 +60,9 @@ _Array = npt.NDArray[Any]
 _Record = Mapping[str, Any]
 _Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
 _Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
+_Streams = dict[str, list[float] | None]
 _NOTHING = msgspec.Raw(b"[]")
+_NULL = b"null"
 _Tokens = tuple[UInt32, Int64, UInt8]  # ids, offsets and what is trained on, as in `TokenBatch`
 _Talk = tuple[list[Any], Any]  # messages and tools
 
@@ -119,6 +121,7 @@ class TraceEncoder:
         a chat template gives, which the ids of some branches are compared with.
         """
         self._columns, self._config, self._encode = shape.columns, config, encode
+        self._names = names_in_traces(shape)
         self._render, self._tokenizer = render, tokenizer
         self._defaults = dict(config.carry_default)
         columns = config.carried
@@ -175,9 +178,9 @@ class TraceEncoder:
             return True
         from packer_cli.chat.exchanges import conversation_of  # noqa: PLC0415 jinja2 is slow
 
-        fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
-        shape = Shape("messages", {name: name for name in fields})
+        shape = Shape("messages", {name: name for name in ("messages", "tools")})
         try:
+            fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
             conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
             text = self._render(conversation).text if conversation else ""
         except (RefusedError, UndecidableError, ValueError):
@@ -210,8 +213,8 @@ class TraceEncoder:
                 made.firsts.append(base)
                 made.nodes += nodes
                 for at, path in enumerate(paths):
-                    if is_compared and getattr(nodes[0], "message", None) is not None:
-                        talk = [nodes[node].message for node in path]
+                    talk = [getattr(nodes[node], "message", None) for node in path]
+                    if is_compared and None not in talk:
                         made.talks[len(made.number)] = talk, self._found("tools", trace, record)
                     made.entries += [base + node for node in path]
                     made.sizes.append(len(path))
@@ -224,7 +227,8 @@ class TraceEncoder:
 
     def _field(self, own: str, record: _Record) -> Any:
         """A field of the shape; None where the record has none, or another field has its name."""
-        return _at(record, self._columns[own]) if own in self._columns else None
+        values = (_at(record, name) for name in self._names.get(own, ()))
+        return next((value for value in values if not _is_null(value)), None)
 
     def _traces(self, record: _Record, with_messages: bool) -> Iterator[tuple[str, _Record, Any]]:
         """(its name, for people, the trace, its nodes), of all traces of a record."""
@@ -256,7 +260,7 @@ class TraceEncoder:
             values = getattr(flat, one.name)
             values = values if isinstance(values, list) else [values] * size
             if values and values[0] is not None:
-                for name, its in ((self._columns[one.name], values), ("completion_mask", mask)):
+                for name, its in ((one.name, values), ("completion_mask", mask)):
                     _check_length("the trace", name, len(its), size, "completion_ids")
                 node[one.name] = [value for value, on in zip(values, mask, strict=True) if on]
         if (weights := flat.loss_weights) is not None:
@@ -296,7 +300,8 @@ class TraceEncoder:
                 return _worth(value) if is_reward else value
         if name == "reward":
             rewards = _plain(trace.get("rewards"))
-            parts = [one for one in rewards.values() if one] if isinstance(rewards, dict) else []
+            rewards = rewards.values() if isinstance(rewards, dict) else []
+            parts = [one for one in rewards if one is not None]
             return sum(map(_worth, parts)) if parts else None
         span = _plain(_at(record, "run.work.policy")) if name == "age" else None
         span = span if isinstance(span, dict) else {}
@@ -379,16 +384,19 @@ class TraceEncoder:
         weights = mask.astype(np.float64)
         edges = pairwise([*made.firsts, len(made.nodes)])
         for where, (begin, end) in zip(made.names, edges, strict=True):
-            streams = {its for node in made.nodes[begin:end] for its in node.loss_weights or ()}
+            given = (node.loss_weights or {} for node in made.nodes[begin:end])
+            streams = {
+                name for of_node in given for name, its in of_node.items() if its is not None
+            }
             stream = self._stream(name, sorted(streams), where)
             for node in range(begin, end) if stream is not None else ():
                 own = weights[starts[node] : starts[node + 1]]  # those of the mask
-                given = (made.nodes[node].loss_weights or {}).get(stream)
-                if given is not None:
-                    _check_length(made.place(node), name, len(given), len(own), "token_ids")
-                    own[:] = given
+                its = (made.nodes[node].loss_weights or {}).get(stream)
+                if its is not None:
+                    _check_length(made.place(node), name, len(its), len(own), "token_ids")
+                    own[:] = its
                 elif own.any():
-                    own *= self._missing(name, 1, made.place(node))
+                    own *= self._missing(name, int(own.sum()), made.place(node))[0]
         return weights
 
 
@@ -398,6 +406,11 @@ class TraceEncoder:
 def _plain(value: Any) -> Any:
     """A value, which JSON has not been decoded of yet."""
     return _decode(value) if isinstance(value, msgspec.Raw) else value
+
+
+def _is_null(value: Any) -> bool:
+    is_json = isinstance(value, msgspec.Raw)
+    return value is None or (is_json and len(value) == len(_NULL) and bytes(value) == _NULL)
 
 
 def _typed(value: Any, kind: Any, what: str, decode: Callable[[Any], Any] | None = None) -> Any:
@@ -430,7 +443,7 @@ class _Flat(msgspec.Struct):
     completion_ids: _Ids
     prompt_mask: _Mask | None = None
     completion_mask: _Mask | None = None
-    loss_weights: dict[str, list[float]] | list[float] | None = None
+    loss_weights: _Streams | list[float] | None = None
     logprobs: list[float] | float | None = None
     advantages: list[float] | float | None = None
     reference_logprobs: list[float] | float | None = None
@@ -456,8 +469,8 @@ def _node_type(names: tuple[str, ...], lists: Any) -> tuple[Any, Callable[[Any],
         ("parent", Any, None),
         ("token_ids", lists, _NOTHING),
         ("mask", lists, _NOTHING),
-        ("sampled", bool, False),
-        ("loss_weights", dict[str, list[float]] | None, None),
+        ("sampled", bool | None, False),
+        ("loss_weights", _Streams | None, None),
         *((name, Any if name == "message" else list[float] | None, None) for name in names),
     ]
     node: Any = msgspec.defstruct("Node", fields)
@@ -513,20 +526,30 @@ def _paths(parents: Sequence[Any], where: str) -> list[list[int]]:
                 f"{where}, node {number}: parent is {parent!r}, expected the number of a node, "
                 f"0 to {len(parents) - 1}"
             )
-    inner, paths, reached = {*parents}, list[list[int]](), set[int]()
+    _check_ends(parents, where)
+    inner, paths = {*parents}, list[list[int]]()
     for leaf in range(len(parents)):
-        if leaf in inner:
-            continue
-        path, at = list[int](), leaf
-        while at is not None and len(path) <= len(parents):
-            path.append(at)
-            at = parents[at]
-        if at is None:
-            reached.update(path)
-        paths.append(path[::-1])
-    if cyclic := {*range(len(parents))} - reached:
-        raise _TraceError(f"{where}, node {min(cyclic)} is in a cycle, expected a way to a root")
+        if leaf not in inner:
+            path, at = list[int](), leaf
+            while at is not None:
+                path.append(at)
+                at = parents[at]
+            paths.append(path[::-1])
     return paths
+
+
+def _check_ends(parents: Sequence[int | None], where: str) -> None:
+    """Raises ValueError where a way from a node does not end at a root."""
+    ending = set[int]()
+    for node in range(len(parents)):
+        at: int | None = node
+        way = set[int]()
+        while at is not None and at not in ending:
+            if at in way:
+                raise _TraceError(f"{where}, node {at} is in a cycle, expected a way to a root")
+            way.add(at)
+            at = parents[at]
+        ending |= way
 
 
 def _check_length(place: str, name: str, found: int, size: int, other: str) -> None:
@@ -563,7 +586,7 @@ def _tools(tools: Any) -> Any:
 def _with_calls(message: Any) -> Any:
     """A message whose calls of tools are objects, and their arguments, too."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if not calls:
+    if not isinstance(calls, list):
         return message
     return message | {"tool_calls": [*map(_call, calls)]}
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from packer_cli.inputs.token_columns import (
 )
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import FACTS_OF_TRACES, TRACE, Shape, may_hold
+from packer_cli.options.shapes import FACTS_OF_TRACES, TRACE, Shape, may_hold, names_in_traces
 from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice, Texts, offsets_of
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
@@ -86,7 +87,8 @@ def _columns_to_read(
 ) -> list[str]:
     """The columns to read, checked for presence and, unless they are carried, for type."""
     if shape.kind == TRACE:
-        used = [*shape.columns.values(), *config.carried, *FACTS_OF_TRACES]
+        names = chain.from_iterable(names_in_traces(shape).values())
+        used = [*names, *config.carried, *FACTS_OF_TRACES]
         return [name for name in schema.names if any(may_hold((name,), one) for one in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _is_text if shape.kind == "text" else _is_integer_list

@@ -181,6 +181,11 @@ def carried_by_traces(config: DocumentConfig) -> tuple[str, ...]:
                 f"--carry: {one}: in traces, {name} is a value of each {of}",
                 f"write {name}:{one.type}",
             )
+        if of == TOKEN and not one.is_float:
+            raise UsageError(
+                f"--carry: {one}: in traces, {name} has floats",
+                f"write {name}:float32, or float16 or bfloat16",
+            )
         columns[name] = replace(one, of=of)
     return tuple(map(str, columns.values()))
 

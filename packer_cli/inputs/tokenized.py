@@ -22,7 +22,7 @@ import numpy.typing as npt
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import parts_of
-from packer_cli.options.carried import RECORD, TOKEN, Carried
+from packer_cli.options.carried import RECORD, TOKEN, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
@@ -301,7 +301,7 @@ def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str,
             raise UsageError(
                 f"{as_named(place)} carries {name}, {as_named(lacking[0])} does not",
                 f"tokenize it with --carry {found[name][1]}, or say what it has: "
-                f"--carry-default {name}=0",
+                f"--carry-default {name}={int(is_of_loss(name))}",
             )
     check_defaults({name: one for name, (_, one) in found.items()}, config.carry_default)
     return tuple(str(one) for _, one in found.values())

@@ -178,6 +178,18 @@ def shape_named(name: str) -> Shape:
     return Shape(name.removesuffix(_OF_MESSAGES), of_messages=name.endswith(_OF_MESSAGES))
 
 
+def names_in_traces(shape: Shape) -> dict[str, list[str]]:
+    """Own name of a field of traces -> what records of a file may call it: what --field says, or
+    the name in the first record, and then the others, as a file may have records of all forms.
+    """
+    taken = {*shape.columns.values()}
+    return {
+        own: [column, *(one for one in known if column in known and one not in taken)]
+        for own, known in _TRACE.items()
+        if (column := shape.columns.get(own)) is not None
+    }
+
+
 def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
     """The shape of records that `name` was found for, with --field `renamed`; None where the name
     does not tell what the input calls its fields.
@@ -218,7 +230,8 @@ _TRACE: _Names = {
     "prompt_ids": ("prompt_ids", "prompt_token_ids"),
     "completion_ids": ("completion_ids", "completion_token_ids", "response_ids"),
     "prompt_mask": ("prompt_mask",),
-    "completion_mask": ("completion_mask", "response_mask", "loss_mask", "loss_masks"),
+    "completion_mask": ("completion_mask", "response_mask", "loss_mask", "loss_masks", "tool_mask",
+                        "env_mask"),
     "logprobs": ("logprobs", "completion_logprobs", "response_logprobs", "rollout_log_probs",
                  "rollout_logprobs"),
     "advantages": ("advantages", "advantage"),

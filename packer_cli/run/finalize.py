@@ -226,11 +226,14 @@ def _check(every: _Units, run: Run, claim: Claim) -> None:
 
 def nothing_to_pack(total: Counts, config: DocumentConfig) -> tuple[str, str]:
     """The message and the tip where no tokens are left."""
-    lost = f"{total.empty_documents} empty, {total.dropped_documents} dropped"
-    unshown = "--on-unshown, " if config.on_unshown == "error" else ""
+    lost = f"{total.empty_documents} empty, {total.dropped_documents} dropped and"
+    lost += f" {total.rejected_records} rejected records"
+    lost += f", {total.filtered_traces} traces left out" if total.filtered_traces else ""
+    also = "--on-unshown, " if config.on_unshown == "error" else ""
+    also += "--min-reward, --max-age, " if total.filtered_traces else ""
     return (
-        f"nothing to pack: {lost} and {total.rejected_records} rejected records, no tokens",
-        f"check --shape, --field, --role, {unshown}--overlong and the input",
+        f"nothing to pack: {lost}, no tokens",
+        f"check --shape, --field, --role, {also}--overlong and the input",
     )
 
 

@@ -169,6 +169,18 @@ DOCUMENTS: dict[str, tuple[Json, tuple[str, ...], list[Any]]] = {
          "rollout_log_probs": [-1, -2]},
         ("--carry", "logprobs:float32"), [([1, 2, 3], [0, -1, 0])],
     ),
+    "TRL": (FLAT | {"tool_mask": [1, 0, 1]}, (), [([1, 2, 3, 4, 5], [0, 0, 1, 0, 1])]),
+    "other forms are null": (FLAT | {"traces": None, "nodes": None}, (),
+                             [([1, 2, 3, 4, 5], [0, 0, 1, 1, 1])]),
+    "another stream is null": (
+        weighted({"a": [0, 0.5], "b": None}, *({"a": [1], "b": None},) * 3), (),
+        [([1, 2, 3, 4], [0, 0.5, 1, 1]), ([1, 2, 3, 5], [0, 0, 0, 1])],
+    ),
+    "rewards that are numbers": (
+        FLAT | {"rewards": {"a": 0.0, "b": None}},
+        ("--carry", "loss_weights:float32", "--min-reward", "0"),
+        [([1, 2, 3, 4, 5], [0, 0, 1, 1, 1])],
+    ),
     "one advantage": (
         FLAT | {"advantage": 0.5}, ("--carry", "advantages:float32"),
         [([1, 2, 3, 4, 5], [0, 0, 0.5, 0.5, 0.5])],
@@ -250,7 +262,11 @@ BAD: dict[str, tuple[Json, tuple[str, ...], str]] = {
         weighted({"a": [0, 0]}, {"a": [1, 1]}, {}, {}), (), "node 1: loss_weights has 2 values",
     ),
     "two streams": (TWO, (), "several loss_weights: a, b"),
-    "no such stream": (FORK, NAMED, "node 1 has no loss_weights.b"),
+    "a node without the stream": (
+        weighted({"a": [0, 0]}, {}, {"a": [1]}, {"a": [1]}), (),
+        "node 1 has no loss_weights, expected 1, one for each sampled token",
+    ),
+    "no such stream": (FORK, NAMED, "node 1 has no loss_weights.b, expected 1, one for"),
     "an id that is none": (
         nodes_of(ROOT, {"parent": 0, "token_ids": [-1]}), (),
         "node 1: token_ids: Expected `int` >= 0 - at `$[0]`",
@@ -325,6 +341,33 @@ def test_traces_are_left_out_and_counted(options: tuple[str, ...], branches: lis
     assert f"with {len(branches):,} branches" in told
 
 
+def test_a_run_that_leaves_out_all_traces_says_so() -> None:
+    write("a.jsonl", [EPISODE])
+    result = packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out", "--min-reward", "99")
+    assert_error(result, 1, "0 rejected records, 4 traces left out, no tokens")
+    assert "--min-reward, --max-age" in result.stderr
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_records_of_all_forms_in_one_file(form: str) -> None:
+    """What a later record calls its mask counts, too."""
+    sampled = {"parent": 0, "token_ids": [5], "sampled": True, "mask": [True]}
+    records: list[Json] = [
+        {"prompt_ids": [1], "completion_ids": [2, 3], "completion_mask": [0, 1]},
+        {"prompt_ids": [1], "completion_ids": [2, 3]},
+        {"prompt_token_ids": [1], "response_ids": [2, 3], "response_mask": [1, 0]},
+        {"nodes": [{"token_ids": [4]}, sampled]},
+    ]
+    path = f"a.{form}"
+    if form == "parquet":  # every row has all columns
+        names = dict.fromkeys(name for one in records for name in one)
+        records = [dict.fromkeys(names) | one for one in records]
+    write(path, records)
+    run(path)
+    weights = [one.tolist() for _, one in sorted(recover_documents("out", "loss_weights").items())]
+    assert weights == [[0, 0, 1], [0, 1, 1], [0, 1, 0], [0, 1]]
+
+
 def test_other_fields_tell_rewards_and_ages() -> None:
     write("a.jsonl", [FLAT | {"info": {"score": score}} for score in (1, 2)])
     fields = ("--field", "reward=info.score", "--min-reward", "1.5", "--carry", "reward:float32")
@@ -347,6 +390,8 @@ def test_other_fields_tell_rewards_and_ages() -> None:
         (("a.jsonl",), ("--carry", "logprobs:float32/record"), 2, "a value of each token"),
         (("a.jsonl",), ("--carry", "reward:float32/token"), 2, "a value of each record"),
         (("a.jsonl",), ("--carry", "logprobs:float32[2]"), 2, "a value of each token"),
+        (("a.jsonl",), ("--carry", "loss_weights:bool"), 2, "loss_weights has floats"),
+        (("a.jsonl",), ("--carry", "advantages:int32"), 2, "advantages has floats"),
         (("a.jsonl",), ("--overlong", "split"), 2, "records of shape trace must not be cut"),
         (("a.csv",), ("--shape", "trace"), 1, "records of shape trace hold lists"),
     ],
@@ -360,6 +405,22 @@ def test_what_does_not_go_with_traces(
     assert_error(packer("pack", *files, "-l", 64, "-q", "-o", "out", *options), code, said)
 
 
+def test_records_of_ids_beside_traces_have_the_weight_1() -> None:
+    """What the tip says; with 0 they would not be trained on."""
+    write("a.jsonl", [FLAT])
+    write("b.jsonl", [{"input_ids": [1, 2], "labels": [-100, 2]}])
+    for name in "ab":
+        assert packer("tokenize", f"{name}.jsonl", "-q", "-o", name).exit_code == 0
+    command = ["pack", "a", "b", "-l", 64, "-q", "-o", "out"]
+    refused = packer(*command)
+    assert_error(refused, 2, "a carries loss_weights, b does not")
+    default = refused.stderr.rpartition("--carry-default ")[2].strip()
+    assert packer(*command, "--carry-default", default).exit_code == 0
+    assert sorted(one.tolist() for one in recover_documents("out", "loss_weights").values()) == [
+        [0, 0, 1, 1, 1], [1, 1],
+    ]  # fmt: skip
+
+
 def test_what_fits_another_shape_is_no_trace_unless_it_is_asked_for() -> None:
     both = FLAT | {"prompt": "a", "completion": "b"}
     write("a.jsonl", [both])
@@ -369,14 +430,17 @@ def test_what_fits_another_shape_is_no_trace_unless_it_is_asked_for() -> None:
 
 def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
     """Of ids that the template gives, of a turn that was cut off, and of a word put otherwise; and
-    of calls of tools as verifiers has them, and a message that is none.
+    of calls of tools as verifiers has them, of some that the model wrote badly, and a message that
+    is none. A branch that lacks a message is not compared.
     """
     folder = chat_tokenizer(tmp_path / "tokenizer")
     tokenizer = load_tokenizer(locate(str(folder)))
     call = {"id": "1", "name": "rain", "arguments": '{"at": "Oslo"}'}
     written = '<call>{"name": "rain", "arguments": {"at": "Oslo"}}</call>'
     said = [("Yes.", "Yes.<|im_end|>"), ("Yes.", "Yes."), ("Yes.", "Ye" + "s!<|im_end|>"),
-            ([call], f"{written}<|im_end|>"), (7, "Yes.<|im_end|>")]  # fmt: skip
+            ([call], f"{written}<|im_end|>"), (7, "Yes.<|im_end|>"),
+            ([call | {"arguments": '{"at": Oslo'}], f"{written}<|im_end|>"),
+            ([7], f"{written}<|im_end|>")]  # fmt: skip
     asked, records = "<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n", []
     for answer, text in said:
         ids = [tokenizer.encode_bare([one], None, None)[0].tolist() for one in (asked, text)]
@@ -386,9 +450,11 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
             {"token_ids": ids[0], "message": {"role": "user", "content": "Rain?"}},
             {"parent": 0, "token_ids": ids[1], "message": message},
         ))  # fmt: skip
+    without = {"parent": 0, "token_ids": [5]}  # nothing to render
+    records.append(nodes_of(records[0]["nodes"][0], without))
     write("a.jsonl", records)
     facts = run("a.jsonl", "-t", folder)
-    assert (facts["compared_branches"], facts["drifted_branches"]) == (5, 2)
-    assert "of 5 branches compared" in packer("stats", "out").stdout
+    assert (facts["compared_branches"], facts["drifted_branches"]) == (7, 4)
+    assert "of 7 branches compared" in packer("stats", "out").stdout
     verified = packer("verify", "out", "--against-inputs")
     assert verified.exit_code == 0, verified.stdout

@@ -472,7 +472,8 @@ CLOSE = "close the quote"
 BAD = [
     ("a.txt", b"good\ncaf\xe9\n", "a.txt, line 2 (byte 5): invalid UTF-8 at byte 3 of the line"),
     ("a.csv", b"a,b\n1,2\n", "text, chosen+rejected; fields found: a, b"),
-    ("a.jsonl", b"{}\n", "text, chosen+rejected, input_ids; fields found: none"),
+    ("a.jsonl", b"{}\n", "text, chosen+rejected, input_ids, traces, nodes, "
+     "prompt_ids+completion_ids; fields found: none"),
     ("a.csv", b"text,b\n1\n", "a.csv, line 2 (byte 7): 1 field, the header has 2"),
     ("a.csv", b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
     ("a.csv", b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3"),
@@ -599,7 +600,11 @@ def test_invalid_utf8_of_a_column_is_a_bad_record_where_the_column_is_used(
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"body": ["a"], "id": [1]}, "text, chosen+rejected, input_ids; fields found: body, id"),
+        (
+            {"body": ["a"], "id": [1]},
+            "text, chosen+rejected, input_ids, traces, nodes, prompt_ids+completion_ids; "
+            "fields found: body, id",
+        ),
         ({"text": [1]}, "column 'text' has type int64, expected a string"),
         ({"text": [b"a"]}, "column 'text' has type binary, expected a string"),
         ({"input_ids": [1]}, "column 'input_ids' has type int64, expected a list of integers"),

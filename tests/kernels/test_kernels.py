@@ -824,14 +824,18 @@ def find_texts(
 
 @twin_of(
     st.lists(
-        st.lists(st.integers(0, 1 << 31) | st.booleans() | st.sampled_from([None, -1, 1.5, 7])),
+        st.lists(
+            st.integers(0, 1 << 31) | st.booleans()
+            | st.sampled_from([None, -1, 1.5, 7, 1e20, 10**20, "[1]", [], [1]])
+        ) | st.sampled_from([5, True, [[1]]]),
         max_size=5,
     ),
     st.sampled_from([None, 1]), st.booleans(),
 )  # fmt: skip
-def read_lists(lists: list[list[Any]], indent: int | None, is_ids: bool) -> tuple[Any, Any]:
-    """JSON of ids, of booleans, and of what is neither."""
+def read_lists(lists: list[Any], indent: int | None, is_ids: bool) -> tuple[Any, Any]:
+    """JSON of ids, of booleans, and of what is neither; and values that are no lists."""
     if is_ids:
+        lists = [one for one in lists if isinstance(one, list)]
         lists = [[value for value in one if type(value) in (int, bool)] for one in lists]
     written = [json.dumps(one, indent=indent).encode() for one in lists]
     text = fixed([*b"".join(written)], np.uint8)
