@@ -24,7 +24,7 @@ from packer_cli.records import Int64, Stock, TokenBatch, WorkUnit, offsets_of
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import PART, Shard, named_by_digest
 from packer_cli.result.manifest import TokenizedManifest
-from packer_cli.result.reader import values_type
+from packer_cli.result.reader import plain_type, values_type
 from packer_cli.result.shard_writer import (
     ShardParts,
     fixed,
@@ -247,7 +247,7 @@ def _batch_bytes(schema: Any, rows: int, segments: int) -> int:
         ends = np.zeros(rows + 1, np.int32)
         ends[-1] = segments + (rows if column.name in ("cu_seqlens", PADDED_BOUNDARIES) else 0)
         of_structs = pa.types.is_struct(kind.value_type)
-        types = [one.type.to_pandas_dtype() for one in kind.value_type] if of_structs else []
+        types = [plain_type(one.type) for one in kind.value_type] if of_structs else []
         types = types or [values_type(kind)]
         parts = [np.zeros(ends[-1], one) for one in types]
         columns.append(ragged(kind, ends, parts))

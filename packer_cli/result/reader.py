@@ -59,7 +59,12 @@ def values_type(kind: Any) -> np.dtype[Any]:
     item, shape = kind.value_type, tuple[int, ...]()
     if pa.types.is_fixed_size_list(item):
         item, shape = item.value_type, (item.list_size,)
-    return np.dtype((item.to_pandas_dtype(), shape))
+    return np.dtype((plain_type(item), shape))
+
+
+def plain_type(kind: Any) -> np.dtype[Any]:
+    """The numpy type of an Arrow type of numbers. (Of `to_pandas_dtype` pyarrow 20 needs pandas.)"""
+    return np.asarray(pa.array([], kind).to_numpy()).dtype
 
 
 @dataclass(frozen=True)
