@@ -291,7 +291,7 @@ def _of_python(column: Carried, value: Any) -> _Array:
     if column.type == "bool":
         kinds, expected = {bool}, "true or false"
     elif column.is_float:
-        kinds, expected = {int, float}, "numbers"
+        kinds, expected = {int, float, np.float16}, "numbers"  # the last of pyarrow 20
     if not {*map(type, leaves)} <= kinds:
         wrong = next(one for one in leaves if type(one) not in kinds)
         raise ValueError(f"{column.name} holds {wrong!r}, expected {expected}")

@@ -63,7 +63,9 @@ def values_type(kind: Any) -> np.dtype[Any]:
 
 
 def plain_type(kind: Any) -> np.dtype[Any]:
-    """The numpy type of an Arrow type of numbers. (Of `to_pandas_dtype` pyarrow 20 needs pandas.)"""
+    """The numpy type of an Arrow type of numbers. Asked for `to_pandas_dtype`, pyarrow 20 imports
+    pandas.
+    """
     return np.asarray(pa.array([], kind).to_numpy()).dtype
 
 
