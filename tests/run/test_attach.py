@@ -249,7 +249,8 @@ def test_documents_without_values() -> None:
     rows = rows_of("out")
     gone = rows[7]["input_ids"]
     write([*(row for row in rows if row["input_ids"] != gone),
-           {"input_ids": [1, 2], "ids": [[1] * K] * 2, "logprobs": [[np.float16(0)] * K] * 2}])  # fmt: skip
+           {"input_ids": [1, 2], "ids": [[1] * K] * 2,
+            "logprobs": [[np.float16(0)] * K] * 2}])  # fmt: skip
     ended = attach("scores.parquet", more=("--carry-missing", "error", "-q"))
     lost = sum(row["input_ids"] == gone for row in rows)
     assert_error(ended, 1, "out, document 7 (out.jsonl at", f"{lost} document lacks them")
