@@ -32,7 +32,7 @@ from packer_cli.options.run_options import EncodingOptions
 from packer_cli.records import InputFile, Int64, TokenBatch, Values, WorkUnit, offsets_of
 from packer_cli.result.carried import check_defaults, default_of, fields_of, row_type, together
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import REJECTED, digest
+from packer_cli.result.layout import digest
 from packer_cli.result.manifest import (
     TOKENIZED,
     Result,
@@ -41,7 +41,7 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens
 from packer_cli.result.wording import plural
-from packer_cli.run.commits import UnitRecord, counts_of, load_identities, read_units
+from packer_cli.run.commits import UnitRecord, counts_of, load_identities, placed_units, rejected_of
 from packer_cli.run.identity import Attachment, Chosen, Run, refuse_other_packer
 
 Bool = npt.NDArray[np.bool_]
@@ -188,23 +188,21 @@ class EarlierDocuments:
     def __init__(self, directory: TokenizedDirectory) -> None:
         self._directory = directory
         self._tokens = Tokens({0: directory}, directory.carried.values())
-        self._records, rejected = dict[int, tuple[UnitRecord, int]](), 0
-        for record in read_units(directory.path, directory.facts):
-            self._records[record.unit] = record, rejected
-            rejected += record.rejected
+        records = placed_units(directory.path, directory.facts)
+        self._records = {record.unit: record for record in records}
 
     @property
     def units(self) -> tuple[WorkUnit, ...]:
-        return tuple(record.work_unit for record, _ in self._records.values())
+        return tuple(record.work_unit for record in self._records.values())
 
     @cached_property
     def firsts(self) -> dict[int, int]:
         """The number of the first document of each unit."""
-        return firsts_of(record for record, _ in self._records.values())
+        return firsts_of(self._records.values())
 
     def counts(self, unit: int) -> Counts:
         """The counts of a unit, but for those of documents, which are counted as they are read."""
-        counts = counts_of(self._records[unit][0])
+        counts = counts_of(self._records[unit])
         counts.encoded_tokens -= counts.tokens
         counts.documents = counts.tokens = 0
         counts.document_length[:] = 0
@@ -214,16 +212,11 @@ class EarlierDocuments:
 
     def rejected(self, unit: int) -> bytes:
         """The lines of bad records of a unit."""
-        record, begin = self._records[unit]
-        if not record.rejected:
-            return b""
-        with open(self._directory.path / REJECTED, "rb") as file:
-            file.seek(begin)
-            return file.read(record.rejected)
+        return rejected_of(self._directory.path, self._records[unit])
 
     def read(self, unit: int) -> Iterator[TokenBatch]:
         """The documents of a unit, in their order, with what they carry."""
-        first, count = self.firsts[unit], self._records[unit][0].counts.get("documents", 0)
+        first, count = self.firsts[unit], self._records[unit].counts.get("documents", 0)
         lengths = self._directory.lengths[first : first + count]
         file, position = self._directory.places(np.arange(first, first + count))
         chosen = self._directory.chosen if self._directory.has_pairs else None

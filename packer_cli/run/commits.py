@@ -36,7 +36,16 @@ from packer_cli.inputs.discovery import changed, check_unchanged, is_pair
 from packer_cli.ownership import Folder, put_file
 from packer_cli.records import InputFile, Slice, Stretch, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import INPUT_TIMES, ROWS, UNITS, Shard, built, digest, kind_of
+from packer_cli.result.layout import (
+    INPUT_TIMES,
+    REJECTED,
+    ROWS,
+    UNITS,
+    Shard,
+    built,
+    digest,
+    kind_of,
+)
 from packer_cli.result.manifest import Input, Result, load_as_is
 from packer_cli.result.reader import PACK_AGAIN, compare_digest
 from packer_cli.run.identity import RUN, IsSame, Run, sealed, unsealed
@@ -179,6 +188,23 @@ def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
     except (ValueError, RecursionError) as error:
         message = f"{path}: has a line that is not the record of a unit: {error}"
         raise DataError(message, PACK_AGAIN) from error
+
+
+def placed_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
+    """`read_units`, each with where its part of rejected.jsonl begins."""
+    begin = 0
+    for record in read_units(directory, facts):
+        yield replace(record, rejected_from=begin)
+        begin += record.rejected
+
+
+def rejected_of(directory: Path, record: UnitRecord) -> bytes:
+    """The unit's part of rejected.jsonl; `record` as `placed_units` gives it."""
+    if not record.rejected:
+        return b""
+    with open(directory / REJECTED, "rb") as file:
+        file.seek(record.rejected_from)
+        return file.read(record.rejected)
 
 
 def _unit_path(folder: Path, unit: int) -> Path:

@@ -402,10 +402,8 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
 
 
 def _records(directory: Path, manifest: Result) -> Iterator[UnitRecord]:
-    rejected_from = 0
-    for record in commits.read_units(directory, manifest):
-        yield msgspec.structs.replace(record, reused=True, rejected_from=rejected_from)
-        rejected_from += record.rejected
+    for record in commits.placed_units(directory, manifest):
+        yield msgspec.structs.replace(record, reused=True)
 
 
 def _reusable(records: Iterable[UnitRecord], missing: set[str], same: set[int]) -> list[UnitRecord]:

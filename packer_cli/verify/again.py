@@ -70,7 +70,7 @@ from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
 from packer_cli.run.attach import Attaching, firsts_of
-from packer_cli.run.commits import UnitRecord, counts_of, read_units
+from packer_cli.run.commits import UnitRecord, counts_of, placed_units, read_units, rejected_of
 from packer_cli.run.finalize import tables_of
 from packer_cli.run.identity import Chosen, Run, may_exist
 from packer_cli.run.source import prepare
@@ -112,18 +112,17 @@ def compare_inputs(
     if _lacks_documents(facts, findings):
         return
     are_tokenized = any(file.format == TOKENIZED for file in files.values())
-    units, rejected_from = list[tuple[UnitRecord, int]](), 0
-    for record in read_units(stored.path, facts):
-        if {part.file for part in record.slices} <= files.keys():
-            units.append((record, rejected_from))
-        rejected_from += record.rejected
+    units = [
+        record
+        for record in placed_units(stored.path, facts)
+        if {part.file for part in record.slices} <= files.keys()
+    ]
     if sample is not None:
         units = _sampled(units, sample, seed)
     if not units:
         return
     try:
-        records = [record for record, _ in units]
-        job = _job(stored, files, records, _options(stored, workers, findings), findings)
+        job = _job(stored, files, units, _options(stored, workers, findings), findings)
     except PackerError as error:  # its options were never those of a run with this tokenizer
         findings.add(MANIFEST, f"damaged: config: {error.message}", remedy=DIFFERENT)
         return
@@ -131,7 +130,7 @@ def compare_inputs(
         findings.add(MANIFEST, *_other_tokenizer(facts, job.source.info), remedy=DIFFERENT)
         if findings.problems:
             return
-        tasks = (partial(_compare_unit, stored, job, *unit, findings) for unit in units)
+        tasks = (partial(_compare_unit, stored, job, unit, findings) for unit in units)
         run_all(tasks, workers, findings.stop, job.source.stop)
         job.source.confirm()
     if are_tokenized and not findings.problems:
@@ -169,13 +168,11 @@ def _job(
     return Job(run, source, NOWHERE, options, Progress(0, show=False))
 
 
-def _sampled(
-    units: list[tuple[UnitRecord, int]], sample: int, seed: int
-) -> list[tuple[UnitRecord, int]]:
+def _sampled(units: list[UnitRecord], sample: int, seed: int) -> list[UnitRecord]:
     """Units with so many documents, drawn one by one: first those that read further inputs."""
     further, others, seen = list[int](), list[int](), set[int]()
     for number in np.random.default_rng(seed).permutation(len(units)).tolist():
-        files = {part.file for part in units[number][0].slices}
+        files = {part.file for part in units[number].slices}
         (others if files <= seen else further).append(number)
         seen |= files
     taken, documents = list[int](), 0
@@ -183,16 +180,12 @@ def _sampled(
         if documents >= sample:
             break
         taken.append(number)
-        documents += max(1, units[number][0].counts.get("documents", 0))
+        documents += max(1, units[number].counts.get("documents", 0))
     return [units[number] for number in sorted(taken)]
 
 
-def _compare_unit(
-    stored: Stored, job: Job, record: UnitRecord, rejected_from: int, findings: Findings
-) -> None:
-    """Make a unit again, and add how it differs. `rejected_from`: where its part of rejected.jsonl
-    begins.
-    """
+def _compare_unit(stored: Stored, job: Job, record: UnitRecord, findings: Findings) -> None:
+    """Make a unit again, and add how it differs."""
     add = partial(findings.add, remedy=DIFFERENT)
     again = replace(job, parts=partial(Compared, stored, job, record.shards))
     try:
@@ -210,11 +203,7 @@ def _compare_unit(
             shown = isinstance(listed, int) and isinstance(value, int)
             how = f"is {listed}, {value} when" if shown else "is another when"
             add(UNITS, f"unit {record.unit}: {name} {how} packed again")
-    rejected = b""
-    if record.rejected:
-        with open(stored.path / REJECTED, "rb") as file:
-            file.seek(rejected_from)
-            rejected = file.read(record.rejected)
+    rejected = rejected_of(stored.path, record)
     if hashlib.sha256(rejected).digest() != made.rejected.sha.digest():
         text = f"the records of unit {record.unit} are not those rejected when packed again"
         add(REJECTED, f"{text}: {len(rejected)} bytes, {made.rejected.size} expected")
