@@ -21,6 +21,7 @@ from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
     BadRecord,
+    Int32,
     Int64,
     Records,
     UInt8,
@@ -32,6 +33,7 @@ from packer_cli.result.carried import default_of, row_type, stored, together
 from packer_cli.result.reader import plain_values
 
 BATCH_BYTES = 4 << 20
+_BATCH_DOCUMENTS = 1 << 16
 # A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
 _BEYOND = 1 << 62
 NAMES = ("input_ids", "labels", "attention_mask")
@@ -82,6 +84,14 @@ def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[
         [np.arange(0, len(sizes), most), full, alone, alone + 1, np.array([len(sizes)])]
     )
     return pairwise(np.unique(edges).tolist())
+
+
+def batches_of(lengths: Int32 | Int64, width: int = 4) -> Iterator[tuple[int, int]]:
+    """(start, stop) of documents that are held together. lengths int32 or int64[n], in tokens of
+    `width` bytes.
+    """
+    sizes = lengths.astype(np.int64) * width
+    return parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS)
 
 
 def token_records(rows: Sequence[Row], positions: Int64, tip: str, consumed: int) -> Records:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import parts_of
+from packer_cli.inputs.token_columns import batches_of
 from packer_cli.options.carried import RECORD, TOKEN, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
@@ -48,7 +48,6 @@ from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_
 
 Float64 = npt.NDArray[np.float64]
 
-_BATCH_DOCUMENTS = 1 << 16
 _BYTES_PER_TOKEN = 4
 _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
@@ -164,8 +163,7 @@ class TokenizedInputs:
         if self._is_mixed and len(parts) > 1:  # every stretch has all parts in their shares
             order = np.argsort(np.concatenate([*map(self._places, unit.slices)]), kind="stable")
             file, number, lengths = file[order], number[order], lengths[order]
-        sizes = lengths.astype(np.int64) * _BYTES_PER_TOKEN
-        for begin, end in parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS):
+        for begin, end in batches_of(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
     def _pool(self, index: int) -> Pool:

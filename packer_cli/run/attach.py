@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from packer_cli.errors import DataError, UsageError, named
 from packer_cli.inputs.attached import KEYS, Attached, AttachedValues, attached_of, matched_by
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.token_columns import parts_of
+from packer_cli.inputs.token_columns import batches_of
 from packer_cli.inputs.tokenized import opened
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
@@ -45,9 +44,6 @@ from packer_cli.run.commits import UnitRecord, counts_of, load_identities, place
 from packer_cli.run.identity import Attachment, Chosen, Run, refuse_other_packer
 
 Bool = npt.NDArray[np.bool_]
-
-_BYTES_PER_TOKEN, _MOST_DOCUMENTS = 4, 1 << 16
-_VALUE_BYTES = 16 << 20  # that are read together
 
 
 def settle_attachment(
@@ -220,8 +216,7 @@ class EarlierDocuments:
         lengths = self._directory.lengths[first : first + count]
         file, position = self._directory.places(np.arange(first, first + count))
         chosen = self._directory.chosen if self._directory.has_pairs else None
-        sizes = lengths.astype(np.int64) * _BYTES_PER_TOKEN
-        for begin, end in parts_of(sizes, sizes, int(sizes.max(initial=0)), _MOST_DOCUMENTS):
+        for begin, end in batches_of(lengths):
             number, length = np.arange(first + begin, first + end), lengths[begin:end]
             start = np.zeros_like(length)
             yield TokenBatch(
@@ -289,8 +284,7 @@ class UnitValues:
         found = attached.find(attached.keys_of(batch, numbers))
         found[~there] = -1
         width = row_type([*self._attaching.config.carried.values()]).itemsize
-        full = np.flatnonzero(np.diff(np.cumsum(lengths * width) // _VALUE_BYTES)) + 1
-        for begin, end in pairwise([0, *full.tolist(), len(lengths)]):
+        for begin, end in batches_of(lengths, width):
             part = _part(batch, begin, end)
             its = found[begin:end]
             carried = self._carried(part, its)
