@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +36,6 @@ from packer_cli.result.carried import row_type
 from packer_cli.result.shard_writer import HASH_BYTES, content_hashes
 from packer_cli.result.tokenized import TokenizedDirectory, grouped
 
-KEYS = {
-    "input_ids": ("input_ids",),
-    "hash": ("content_hash",),
-    "document": ("document",),
-    "place": ("file", "position"),
-}
 _READER = ParquetReader()
 _MOST_ROWS = 1 << 16  # that are decoded at once
 _MOST_OPEN = 32  # files, of each of which a few megabytes are held
@@ -62,7 +56,7 @@ class Attached:
     def __init__(
         self, files: Sequence[InputFile], columns: Sequence[Carried], by: str, *, pairs: bool
     ) -> None:
-        """`columns`: with what has a value of them; `by`: one of KEYS; `pairs`: whether documents
+        """`columns`: with what has a value of them; `by`: one of WAYS; `pairs`: whether documents
         are of preference. Of rows of equal content the first counts. Raises DataError for files
         that cannot be read, and for two rows of one document by its number or place.
         """
@@ -123,7 +117,7 @@ class Attached:
         """DataError for two rows of one document. `order`, `same`: as of `grouped`, of all rows."""
         if same.any():
             at = int(np.argmax(same))
-            what = " and ".join(KEYS[self.by])
+            what = " and ".join(WAYS[self.by].columns)
             raise DataError(
                 f"{self.place(int(order[at]))}: has the {what} of {self.place(int(order[at - 1]))}",
                 "leave one of the two out",
@@ -261,12 +255,12 @@ def _refuse_lacking(file: InputFile, found: list[str], names: list[str]) -> None
 def _keys_in(file: InputFile, by: str) -> UInt64:
     """uint64[rows, 2], what tells the document of each row. Raises DataError."""
     keys, row = [np.empty((0, 2), np.uint64)], 0
-    for batch in _batches(file, [*KEYS[by]]):
+    for batch in _batches(file, [*WAYS[by].columns]):
         if (found := _made(by, batch)) is None:
             single = (_made(by, batch.slice(at, 1)) for at in range(batch.num_rows))
             at = next(at for at, one in enumerate(single) if one is None)
             raise DataError(
-                f"{file.path}, {_READER.describe(file, row + at)}: {_EXPECTED[by]}",
+                f"{file.path}, {_READER.describe(file, row + at)}: its {WAYS[by].fault}",
                 "write what packer's own shards have, or leave the row out",
             )
         keys.append(found)
@@ -277,7 +271,7 @@ def _keys_in(file: InputFile, by: str) -> UInt64:
 def _made(by: str, batch: Any) -> UInt64 | None:
     """The keys of a batch; None where one of them is none."""
     try:
-        return _KEYS[by](*batch.columns)
+        return WAYS[by].keys(*batch.columns)
     except (ValueError, TypeError, AttributeError, pa.ArrowException):
         return None
 
@@ -312,24 +306,36 @@ def pairs_of(first: Int64, second: Any = 0) -> UInt64:
     return keys
 
 
-_KEYS: dict[str, Callable[..., UInt64]] = {
-    "input_ids": _of_tokens, "hash": _of_hashes, "document": _of_numbers, "place": _of_numbers,
-}  # fmt: skip
-_EXPECTED = {
-    "input_ids": "its input_ids are not a list of token ids",
-    "hash": "its content_hash is neither 16 bytes nor 32 hexadecimal digits",
-    "document": "its document is not a number",
-    "place": "its file and position are not numbers",
+class Way(NamedTuple):
+    """How rows tell the documents that they belong to.
+
+    columns  that tell it
+    keys     makes uint64[n, 2] of these; raises ValueError or the like for what they cannot hold
+    fault    what is then said of a row
+    """
+
+    columns: tuple[str, ...]
+    keys: Callable[..., UInt64]
+    fault: str
+
+
+WAYS = {
+    "input_ids": Way(("input_ids",), _of_tokens, "input_ids are not a list of token ids"),
+    "hash": Way(
+        ("content_hash",), _of_hashes, "content_hash is neither 16 bytes nor 32 hexadecimal digits"
+    ),
+    "document": Way(("document",), _of_numbers, "document is not a number"),
+    "place": Way(("file", "position"), _of_numbers, "file and position are not numbers"),
 }
 
 
 def matched_by(file: InputFile, columns: Sequence[Carried]) -> tuple[str, list[Carried]]:
-    """How documents are found by the rows of a file, one of KEYS; and the columns with what has a
+    """How documents are found by the rows of a file, one of WAYS; and the columns with what has a
     value of them. UsageError for a file that does not tell, DataError for one that lacks a column.
     """
     with _opened(file) as table:
         schema = table.schema
-    by = next((by for by, names in KEYS.items() if {*names} <= {*schema.names}), "")
+    by = next((by for by, way in WAYS.items() if {*way.columns} <= {*schema.names}), "")
     if not by:
         raise UsageError(
             f"--attach: {file.path} does not tell which documents its rows belong to; columns "

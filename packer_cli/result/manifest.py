@@ -336,7 +336,7 @@ class AttachedValues(Struct, frozen=True):
     """Values that were attached to the documents of a tokenized directory.
 
     columns  the names of those that hold them
-    by       what of documents the files have, as in `inputs.attached.KEYS`
+    by       what of documents the files have, as in `inputs.attached.WAYS`
     documents_without, rows_without  how many documents had no values, and rows no document
     """
 

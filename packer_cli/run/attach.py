@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.errors import DataError, UsageError, named
-from packer_cli.inputs.attached import KEYS, Attached, AttachedValues, attached_of, matched_by
+from packer_cli.inputs.attached import WAYS, Attached, AttachedValues, attached_of, matched_by
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.token_columns import batches_of
 from packer_cli.inputs.tokenized import opened
@@ -96,7 +96,7 @@ def _without(
     at = attached.find(attached.keys_in(directory))
     lost, matched = np.flatnonzero(at < 0), np.zeros(len(attached.row), bool)
     matched[at[at >= 0]] = True
-    what, there = " and ".join(KEYS[attached.by]), len(directory) - len(lost)
+    what, there = " and ".join(WAYS[attached.by].columns), len(directory) - len(lost)
     repeated = ""
     if more := attached.rows - len(attached.row):
         repeated = f"; {plural(more, 'row')} of the same content as an earlier one, which counts"

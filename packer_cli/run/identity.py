@@ -85,7 +85,7 @@ class Attachment:
     directory  the manifest of the tokenized directory
     files      with the values; they have numbers after those of the inputs
     columns    what they hold, as --carry writes it
-    by         what of documents they have, one of `inputs.attached.KEYS`
+    by         what of documents they have, one of `inputs.attached.WAYS`
     documents_without, rows_without  how many documents have no values, and rows no document
     """
 
