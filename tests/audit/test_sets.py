@@ -249,21 +249,30 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         assert report["tokens"] >= expected["tokens"], to
 
 
+def export_to_megatron_bridge(tokenizer: str, *options: Any) -> None:
+    """Rows of texts as `out`."""
+    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
+    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
+    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
+    command = ["pack", "a.jsonl", "-t", tokenizer, *options, "-q", "-o", "rows"]
+    assert packer(*command).exit_code == 0
+    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+
+
+def assert_only_duplicates(report: dict[str, Any]) -> None:
+    own = found(report)
+    own.pop("duplicate-rows", None)
+    assert own == {}
+
+
 @pytest.mark.parametrize("tokenizer", ["bytes", "own"])
 @pytest.mark.usefixtures("folder")
 def test_the_target_alone_of_an_export_is_no_end(tokenizer: str) -> None:
     """Megatron-Bridge's segments have one more token, which may be EOS, too."""
-    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
-    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
-    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
-    command = ["pack", "a.jsonl", "-l", 64, "-t", tokenizer, "-q", "-o", "rows"]
-    assert packer(*command).exit_code == 0
-    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    export_to_megatron_bridge(tokenizer, "-l", 64)
     for options in ([], ["-t", tokenizer]):
         report = audited("out", *options)
-        own = found(report)
-        own.pop("duplicate-rows", None)
-        assert own == {}
+        assert_only_duplicates(report)
         assert "no-eos" not in report["not_applied"]
 
 
@@ -272,17 +281,10 @@ def test_the_target_alone_of_an_export_is_no_end(tokenizer: str) -> None:
 @pytest.mark.usefixtures("folder")
 def test_padding_between_segments_of_an_export_is_no_text(tokenizer: str, multiple: int) -> None:
     """It is most of the tokens, it may be EOS, and it is not what documents end with."""
-    config = {"bos_token": tiny_tokenizers.BOS, "eos_token": tiny_tokenizers.EOS}
-    tiny_tokenizers.save(Path("own"), tiny_tokenizers.byte_level(), tokenizer_config=config)
-    Path("a.jsonl").write_bytes(text_lines(*[f"{one}." for one in random_texts(300)]))
-    command = ["pack", "a.jsonl", "-l", 128, "-t", tokenizer, "--segment-multiple", multiple]
-    assert packer(*command, "-q", "-o", "rows").exit_code == 0
-    assert packer("export", "rows", "--to", "megatron-bridge", "-q", "-o", "out").exit_code == 0
+    export_to_megatron_bridge(tokenizer, "-l", 128, "--segment-multiple", multiple)
     for options in ([], ["-t", tokenizer]):
         report = audited("out", *options)
-        own = found(report)
-        own.pop("duplicate-rows", None)
-        assert own == {}
+        assert_only_duplicates(report)
         assert {"no-eos", "cut", "eos-untrained"}.isdisjoint(report["not_applied"])
 
 
