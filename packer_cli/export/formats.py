@@ -550,7 +550,7 @@ class Numpy(Files):
 
 
 def _dtype_of_carried(column: Carried) -> Any:
-    """Of a value, or of its K values, as numbers."""
+    """The numpy type of a value, or of its K values, as numbers."""
     kind = as_numbers(column, np.empty(0, column.dtype.base)).dtype
     return np.dtype((kind, column.dtype.shape))
 

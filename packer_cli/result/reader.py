@@ -129,7 +129,7 @@ class Mapped:
         return cls(schema, list(batches), ends - sizes, ends, addresses)
 
     def added(self, first: int, batches: Sequence[Any]) -> Mapped:
-        """These spans and new ones, as in `of`."""
+        """A copy with further spans, as `of` takes them."""
         new = Mapped.of(self.schema, first, batches)
         both = Mapped(
             self.schema,

@@ -368,7 +368,7 @@ class _Upload:
         _unmark(url, marker)
 
     def _own(self, there: _There, names: Collection[str]) -> dict[str, tuple[int, int]]:
-        """Those of the objects that are packer's, with their sizes and versions."""
+        """The objects that are packer's, with their sizes and versions."""
         own = dict[str, tuple[int, int]]()
 
         def compare(name: str, found: storage.Stat) -> None:
