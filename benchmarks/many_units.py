@@ -26,7 +26,7 @@ from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.result.manifest import load_any
 from packer_cli.run import commits
 from packer_cli.run.identity import RUN, Chosen, Run, sealed
-from packer_cli.run.pipeline import finalize_now
+from packer_cli.run.pipeline import finish_if_last
 
 UNITS = 1_000_000
 MOST_GB = 8.0
@@ -84,7 +84,7 @@ def main() -> None:
         say(f"making {count:,} units")
         _simulate(record, folder / "out", count)
         os.sync()
-        seconds = seconds_of(lambda: finalize_now(folder / "out", RunOptions()))
+        seconds = seconds_of(lambda: finish_if_last(folder / "out", RunOptions()))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         manifest = (folder / "out" / "manifest.json").stat().st_size
         units = (folder / "out" / RECORDS).stat().st_size

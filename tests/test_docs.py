@@ -87,7 +87,7 @@ def _named_options(text: str) -> set[str]:
 OPTIONS_OF = [
     (docs_runner.page("docs/inspect.md", "\n## packer trace\n", "\n## packer verify"), "trace", ()),
     (SUPERVISED, "pack", ("--no-eos",)),
-    ("\n".join(re.findall("`--[^`]*`", README)), "pack stats show verify finalize", ()),
+    ("\n".join(re.findall("`--[^`]*`", README)), "pack stats show verify", ()),
 ]
 
 

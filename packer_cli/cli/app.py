@@ -35,7 +35,7 @@ from packer_cli.interrupts import interruptible
 
 # command -> the module that has its function, of the same name
 _COMMANDS = {
-    "pack": "pack", "tokenize": "pack", "plan": "plan", "recipe": "recipe", "finalize": "pack",
+    "pack": "pack", "tokenize": "pack", "plan": "plan", "recipe": "recipe",
     "stats": "stats", "show": "show", "trace": "trace", "verify": "verify", "audit": "audit",
     "export": "export", "tokenizer": "tokenizer",
 }  # fmt: skip
@@ -43,7 +43,7 @@ _COMMANDS = {
 _OTHER_NAMES = {
     "inspect": "show", "view": "show", "head": "show", "print": "show", "info": "stats",
     "stat": "stats", "check": "verify", "validate": "verify", "convert": "export",
-    "merge": "finalize", "find": "trace", "where": "trace", "preprocess": "pack", "lint": "audit",
+    "find": "trace", "where": "trace", "preprocess": "pack", "lint": "audit",
 }  # fmt: skip
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _MOST = 2_000  # characters of a line that tells of an error: data may be in it

@@ -1,4 +1,4 @@
-"""Commands that write results: `packer pack`, `packer tokenize` and `packer finalize`."""
+"""Commands that write results: `packer pack` and `packer tokenize`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Values
 from packer_cli.options.options import PackConfig
-from packer_cli.options.run_options import AttachOptions, OneRun, PackOptions, Reporting, RunOptions
+from packer_cli.options.run_options import AttachOptions, OneRun, PackOptions, RunOptions
 
 Inputs = Annotated[
     list[str],
@@ -101,26 +101,6 @@ def tokenize(
     manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer, attach)
     if manifest is not None:  # other ranks have units to tokenize
         print_results([(place, manifest)], as_json=how.as_json, state=state)
-
-
-def finalize(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="DIR", help="The --output of the ranks, all of which have ended."),
-    ],
-    options: Annotated[Values, (RunOptions, "no_lock")],
-    how: Reporting,
-) -> None:
-    """Finish a result that was packed by ranks, once all of its units are packed.
-
-    The last rank does this itself; use this command if it could not.
-    """
-    from packer_cli.run import pipeline
-    from packer_cli.storage import local
-
-    directory = local(name, "ranks only share local directories")
-    manifest = pipeline.finalize_now(directory, RunOptions(**options))
-    print_results([(directory, manifest)], as_json=how.as_json)
 
 
 def default_output(inputs: list[str], ending: str) -> str:

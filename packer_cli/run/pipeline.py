@@ -8,7 +8,7 @@
 
 Units go to threads, of further processes where there are many (`processes.py`). Of several ranks,
 each packs every W-th unit, from the R-th on; the last one to end finds that all units have a
-record, and finishes; `packer finalize DIR` does so by hand.
+record, and finishes. The command of any rank does so again where a rank was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import (
-    DataError,
     InputChangedError,
     Interrupted,
     PackerError,
@@ -240,7 +239,7 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
         manifest = _pack_claimed(run, claim, update=update)
         if manifest is not None:
             return manifest
-    return finalize_if_last(destination, options)
+    return finish_if_last(destination, options)
 
 
 def _pack_claimed(
@@ -456,60 +455,29 @@ def _number_of(option: str, given: str | None) -> int:
     return (int(text) - first) // max(1, step)
 
 
-class _NotPackedError(DataError):
-    """Units of other ranks are missing."""
-
-
-class _FinishedError(UsageError):
-    """A finished result, and no run that is to take its place."""
-
-
-def finalize_if_last(destination: Path, options: RunOptions) -> Result | None:
-    """The manifest, if no other rank is working and all units are packed."""
-    try:
-        return finalize_now(destination, replace(options, rank=None, world_size=None))
-    except (_FinishedError, _NotPackedError) as error:
-        if output.holds_result(destination):  # another rank was the last, perhaps just now
-            return load_as_is(destination)
-        options.notify(error.message)
-    except InUseError:
-        options.notify(f"{destination}: other ranks are at work; the last one finishes")
-    return None
-
-
-def finalize_now(destination: Path, options: RunOptions) -> Result:
-    """The manifest of what ranks have packed. Raises DataError when units are missing."""
+def finish_if_last(destination: Path, options: RunOptions) -> Result | None:
+    """Finish the result and return its manifest, if no other rank is working and all units are
+    packed; None otherwise.
+    """
+    alone = replace(options, rank=None, world_size=None)
     work = output.work_of(destination)
-    if not work or not ((work / RUN).is_file() or (work / output.REPLACING).is_file()):
-        load_as_is(destination)  # raises, if anything is wrong
-        raise _FinishedError(f"{destination}: is already finished", "see packer stats")
-    # before it is locked, or a rank that begins now would find it locked
-    _refuse_missing(destination, load_run(work / RUN), work)
-    with output.claimed(destination, [], options) as claim:
-        run = load_run(claim.work / RUN)
-        if claim.ended is not None or (run is None and output.holds_result(destination)):
-            return load_as_is(destination)
-        if run is None:
-            raise DataError(
-                f"{claim.work / RUN}: cannot be read by this packer",
-                "use the version of packer that packed it",
-            )
-        _refuse_missing(destination, run, claim.work)
-        return finalize(run, claim)
+    # looked at before it is locked, or a rank that begins now would find it locked
+    if work is None or not _tell_missing(destination, work, options):
+        try:
+            with output.claimed(destination, [], alone) as claim:
+                run = load_run(claim.work / RUN)
+                if run and not _tell_missing(destination, claim.work, options):
+                    return finalize(run, claim)
+        except InUseError:
+            options.notify(f"{destination}: other ranks are at work; the last one finishes")
+    # another rank was perhaps the last, just now
+    return load_as_is(destination) if output.holds_result(destination) else None
 
 
-def _refuse_missing(destination: Path, run: Run | None, work: Path) -> None:
+def _tell_missing(destination: Path, work: Path, options: RunOptions) -> bool:
+    """Tell how many units of the run in the work folder are missing; False for none."""
+    run = load_run(work / RUN)
     units, inputs = commits.left_to_do(run, work) if run else ([], [])
-    if run is None or not (units or inputs):
-        return
-    if output.holds_result(destination):  # ranks replace none, and an update keeps its units
-        raise _NotPackedError(
-            f"{destination}: the run that is to replace its result has not finished",
-            "run the same command again, which continues it",
-        )
-    missing = f"{len(units)} of {len(run.units)} units"
-    raise _NotPackedError(
-        f"{destination}: {missing if units else f'the digests of {len(inputs)} inputs'} are not "
-        "packed",
-        "run the failed ranks again; the last one finishes",
-    )
+    if run and units:
+        options.notify(f"{destination}: {len(units)} of {len(run.units)} units are not packed")
+    return bool(units or inputs)

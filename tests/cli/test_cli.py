@@ -47,7 +47,7 @@ def data(folder: Path) -> Path:
 def test_help_names_every_command_and_exit_code() -> None:
     text = packer("--help").stdout
     commands = get_command(app).list_commands(None)  # type: ignore[attr-defined]
-    assert len(commands) == 12
+    assert commands
     assert all(f"\n  {name} " in text for name in commands)
     assert all(f" {code} " in text for code in (0, 1, 2, 3, 130))
 

@@ -388,7 +388,6 @@ def test_names_that_are_not_utf8(data: Path) -> None:
         ["export", "data", "--to", "trl", "-o", named],
         ["show", named],
         ["verify", named],
-        ["finalize", named],
     ):
         result = unaltered(*command)
         assert result.returncode == 2, result.stderr

@@ -57,17 +57,14 @@ def test_one_after_the_other() -> None:
     """Until the last has come, there is no result."""
     for number in (2, 0, 1):
         assert packer("stats", "out").exit_code > 0
-        assert packer("finalize", "out").exit_code > 0
         done = packer(*rank(number, 3))
         assert done.exit_code == 0, done.stderr
         if number != 1:
             assert "units are not packed" in done.stderr
             assert re.search(r"^packer: out: this rank is done in \d+\.\d s$", done.stderr, re.M)
             assert done.stdout == ""
-            assert_error(packer("finalize", "out"), 1, "out: ", "units are not packed")
     assert re.search(r"^packer: out: done in \d+\.\d s$", done.stderr, re.M), done.stderr
     assert contents("out") == contents("whole")
-    assert_error(packer("finalize", "out"), 2, "out: is already finished")
 
 
 def test_all_at_once() -> None:
@@ -91,7 +88,7 @@ def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.Monke
 
 # what the last rank is about to do, for the so-manieth time, when another finishes
 MOMENTS = {
-    "packer_cli.run.pipeline.finalize_now": 0,
+    "packer_cli.run.pipeline.finish_if_last": 0,
     "packer_cli.run.commits.left_to_do": 1,
     "packer_cli.run.destination.claimed": 1,
 }
@@ -103,7 +100,7 @@ def test_a_rank_that_ends_as_another_finishes(name: str, monkeypatch: pytest.Mon
 
     def called(*given: Any, **how: Any) -> Any:
         if next(calls) == MOMENTS[name]:
-            assert unaltered("finalize", "out").returncode == 0
+            assert unaltered(*rank(0, 2)).returncode == 0
         return call(*given, **how)
 
     succeeds(*rank(0, 2))
@@ -112,19 +109,16 @@ def test_a_rank_that_ends_as_another_finishes(name: str, monkeypatch: pytest.Mon
     assert contents("out") == contents("whole")
 
 
-def test_finalize_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packer_cli.run.pipeline.finalize_if_last", lambda *given, **how: None)
-    for number in (0, 1):
-        succeeds(*rank(number, 2))
+def test_the_command_of_any_rank_finishes_what_was_killed() -> None:
+    units = len(json.loads(Path("whole/manifest.json").read_bytes())["units"])
+    succeeds(*rank(0, 2))
+    last = f"when_named('unit-', {units // 2}, kill)"
+    assert faulty(last, *rank(1, 2, "--workers", "1")).returncode == -signal.SIGKILL
     assert not Path("out/manifest.json").exists()
-    done = packer("finalize", "out", "--json")
-    rows = json.loads(Path("out/manifest.json").read_bytes())["rows"]
-    assert json.loads(done.stdout)["rows"] == rows
+    assert "out: done in " in succeeds(*rank(0, 2))
     assert contents("out") == contents("whole")
-    succeeds(*rank(0, 1, "--overlong", "drop", "--max-loss", "0.01", out="lost"))
-    done = packer("finalize", "lost")
-    assert (done.exit_code, "of the tokens were lost" in done.stderr) == (1, True)
-    assert not Path("lost/manifest.json").exists()
+    lost = packer(*rank(0, 1, "--overlong", "drop", "--max-loss", "0.01", out="lost"))
+    assert (lost.exit_code, "of the tokens were lost" in lost.stderr) == (1, True)
 
 
 def test_ranks_must_agree() -> None:
@@ -213,14 +207,11 @@ def test_a_rank_that_comes_after_an_update_has_nothing_to_do() -> None:
 
 
 def test_killed_while_putting_the_result_in_place() -> None:
-    """Any rank goes on with it, or finalize; of all at once one."""
+    """Any rank goes on with it; of all at once one."""
     succeeds(*rank(0, 2))
     killed = faulty("when_named('replacing.json', 1, kill)", *rank(1, 2))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    for copy in ("by finalize", "by all"):
-        subprocess.run(["cp", "-a", "out", copy], check=True)
-    succeeds("finalize", "by finalize")
-    assert contents("by finalize") == contents("whole")
+    subprocess.run(["cp", "-a", "out", "by all"], check=True)
     four_at_once("by all")
     succeeds(*rank(0, 2))
     assert contents("out") == contents("whole")

@@ -77,7 +77,7 @@ def test_documents_and_rows_of_a_url() -> None:
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == expected | {"directory": OUT}
     assert OUT in packer("stats", OUT).stdout
-    for command in (("verify", OUT), ("show", OUT), ("stats", OUT, "--deep"), ("finalize", OUT),
+    for command in (("verify", OUT), ("show", OUT), ("stats", OUT, "--deep"),
                     ("export", OUT, "--to", "trl", "-o", "x")):  # fmt: skip
         result = packer(*command)
         assert_error(result, 2, f"{OUT}: a URL, ")
