@@ -15,15 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from altered import faulty
 from support import contents, jsonl, packer, random_texts
 
 from packer_cli.result.layout import digest
-from packer_cli.result.tokenized import open_tokenized
 
 # PACKER_KILLS: about how many steps of each command are tried.
 KILLS = int(os.environ.get("PACKER_KILLS", "3"))
@@ -60,9 +56,6 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     for name, command in made.items():
         assert packer(*command.split(), "-q", "-o", f"in/{name}").exit_code == 0
-    documents = open_tokenized("in/a")
-    scores = {"document": np.arange(len(documents)), "score": documents.lengths.astype(np.float32)}
-    pq.write_table(pa.table(scores), "in/scores.parquet")
 
 
 class Kind(NamedTuple):
@@ -83,7 +76,6 @@ class Kind(NamedTuple):
 
     def arguments(self, command: str) -> list[str]:
         units = [] if self.is_export else ["--unit-bytes", "3k", "--workers", "1"]
-        units = units[2:] if "--attach" in command else units  # which stay as they are
         return [*command.split(), *units, "-o", *self.out.replace("HERE", os.getcwd()).split()]
 
 

@@ -31,7 +31,7 @@ SECTIONS = {
     "Input": "shape fields roles input_format sample_by on_error max_errors max_unused "
     "max_line_bytes tokenized",
     "Documents": "add_bos add_eos separator eos_token special_tokens_in_text fim_rate fim_spm_rate "
-    "fim_tokens force_split truncate_side max_loss carry carry_default attach carry_missing "
+    "fim_tokens force_split truncate_side max_loss carry carry_default "
     "min_reward max_age",
     "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
     "turn_end allow_open_turns on_unshown keep_untrained",

@@ -13,7 +13,7 @@ from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Values
 from packer_cli.options.options import PackConfig
-from packer_cli.options.run_options import AttachOptions, OneRun, PackOptions, RunOptions
+from packer_cli.options.run_options import OneRun, PackOptions, RunOptions
 
 Inputs = Annotated[
     list[str],
@@ -70,15 +70,13 @@ def tokenize(
     inputs: Inputs,
     config: Annotated[Values, DocumentConfig],
     command: Annotated[Values, (PackOptions, "tokenizer", "text_field", "output", "staging")],
-    attaching: AttachOptions,
     options: RunOptions,
     how: OneRun,
 ) -> None:
     """Tokenize data once, to pack it at any length and in any mixture.
 
     Reads what packer pack reads, and gives documents the same tokens. The directory it writes is
-    an INPUT of packer pack, packer plan and a view. With --attach, INPUT is such a directory, and
-    takes the values of files along.
+    an INPUT of packer pack, packer plan and a view.
 
     Example: packer tokenize data.jsonl --tokenizer ./my-model --output tokens
     """
@@ -91,14 +89,10 @@ def tokenize(
     its = PackOptions(**command)
     documents = DocumentConfig(**with_text_field(config | {"text_field": its.text_field}))
     refuse_name("--tokenizer", its.tokenizer)
-    attach = None
     output = its.output or default_output(inputs, "tokenized")
-    if attaching.attach:  # a shell's *.parquet gives files that look like inputs
-        attach = [*attaching.attach, *inputs[1:]], attaching.carry_missing
-        inputs, output = inputs[:1], its.output or inputs[0]
     place, staging, state = _place_of(output, its.staging)
     run = _of_run(options, how, staging)
-    manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer, attach)
+    manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer)
     if manifest is not None:  # other ranks have units to tokenize
         print_results([(place, manifest)], as_json=how.as_json, state=state)
 

@@ -86,11 +86,9 @@ def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[
     return pairwise(np.unique(edges).tolist())
 
 
-def batches_of(lengths: Int32 | Int64, width: int = 4) -> Iterator[tuple[int, int]]:
-    """(start, stop) of documents that are held together. lengths int32 or int64[n], in tokens of
-    `width` bytes.
-    """
-    sizes = lengths.astype(np.int64) * width
+def batches_of(lengths: Int32) -> Iterator[tuple[int, int]]:
+    """(start, stop) of documents that are held together. lengths int32[n], in tokens."""
+    sizes = lengths.astype(np.int64) * 4
     return parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS)
 
 

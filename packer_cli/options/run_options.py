@@ -189,24 +189,6 @@ class PackOptions(Options):
 
 
 @dataclass(frozen=True)
-class AttachOptions(Options):
-    """Options of `packer tokenize` with a tokenized directory."""
-
-    attach: tuple[str, ...] = option(
-        (),
-        "Parquet files with values of --carry for the documents of INPUT, a tokenized directory, "
-        "which is written anew with them.",
-        metavar="FILE...",
-    )
-    carry_missing: str = option(
-        "drop",
-        "What a document does for which the files have no values:",
-        choices={"drop": "it is left out, unless it has a --carry-default", "error": "end the run"},
-        goes_with=("attach", None),
-    )
-
-
-@dataclass(frozen=True)
 class Reporting(Options):
     """How every command reports."""
 

@@ -59,7 +59,6 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    TokenizedManifest,
     TokenizerInfo,
     by_source,
     shape_of,
@@ -202,9 +201,6 @@ def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> dict[str, 
 def _figures_of_documents(manifest: Result) -> dict[str, Any]:
     """Figures of a tokenized directory. `bytes`: of documents and indexes."""
     found = {name: getattr(manifest, name) for name in DOCUMENT_TOTALS}
-    if isinstance(manifest, TokenizedManifest) and manifest.attached:
-        lost = {name: getattr(manifest, name) for name in ("dropped_documents", "dropped_tokens")}
-        found |= lost | {"attached": to_builtins(manifest.attached)}
     return found | {
         "tokens_per_document": manifest.tokens / max(manifest.documents, 1),
         "shards": sum(kind_of(shard.file) == DOCUMENTS for shard in manifest.shards),
@@ -534,9 +530,6 @@ def _facts(manifest: Result) -> Iterator[Fact]:
         trained = config.train_on or "what is default for each"
         described = f"{kinds_of(shape)}{prompts and ', '}{prompts}; trained on: {trained}"
         yield Fact("records", described)
-    if isinstance(manifest, TokenizedManifest) and (its := manifest.attached):
-        files = f"{plural(len(its.files), 'file')}, {size(sum(one.size for one in its.files))}"
-        yield Fact("attached", f"{named(its.columns)}; from {files}, found by {its.by}")
     if template:
         source = template["source"] or "of the tokenizer"
         yield Fact("template", f"{source}, {_digest(template['sha256'])}")

@@ -324,29 +324,6 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
         return self.config.shape == "tokens" and names == {MANIFEST}
 
 
-class AttachedFile(Struct, frozen=True):
-    """A file whose values were attached to documents."""
-
-    path: str
-    size: Count
-    sha256: str
-
-
-class AttachedValues(Struct, frozen=True):
-    """Values that were attached to the documents of a tokenized directory.
-
-    columns  the names of those that hold them
-    by       what of documents the files have, as in `inputs.attached.WAYS`
-    documents_without, rows_without  how many documents had no values, and rows no document
-    """
-
-    columns: Annotated[list[str], Meta(min_length=1)]
-    by: Annotated[str, Meta(pattern="^(input_ids|hash|document|place)$")]
-    files: Annotated[list[AttachedFile], Meta(min_length=1)]
-    documents_without: Count
-    rows_without: Count
-
-
 @built
 class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[misc]  # msgspec's may
     """The description of a tokenized directory. Its `shards` are those of the documents, each
@@ -358,7 +335,6 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     )
     command = "tokenize"
     kind: Literal["tokenized"]
-    attached: AttachedValues | None = None
 
 
 def shares(sources: Sequence[Source]) -> list[tuple[float, float]]:

@@ -27,7 +27,6 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    TokenizedManifest,
     as_named,
     shape_of,
 )
@@ -61,7 +60,7 @@ def warnings_of(manifest: Result) -> list[Warned]:
     """Warnings of a result, the gravest first."""
     dropped = _dropped(manifest) if isinstance(manifest, Manifest) else ()
     return [
-        *dropped, *_without_values(manifest), *_left_out(manifest), *_copies(manifest),
+        *dropped, *_left_out(manifest), *_copies(manifest),
         *_unused(manifest), *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
     ]  # fmt: skip
 
@@ -103,21 +102,6 @@ def _dropped(manifest: Manifest) -> Iterator[Warned]:
                 f"{percent(tokens / encoded)} of the tokens: {why}"
             )
             yield Warned(about, text, ", ".join([*way_out, "--max-loss 1% makes it an error"]))
-
-
-def _without_values(manifest: Result) -> Iterator[Warned]:
-    its = manifest.attached if isinstance(manifest, TokenizedManifest) else None
-    if its and its.documents_without:
-        documents = plural(manifest.documents + manifest.dropped_documents, "document")
-        which, way_out = "have those of --carry-default", ""
-        if manifest.dropped_documents:
-            share = percent(manifest.dropped_tokens / encoded_tokens(manifest))
-            which, way_out = f"are left out, {share} of the tokens", "--carry-default keeps them, "
-        text = f"{its.documents_without:,} of {documents} have no attached values, and {which}"
-        yield Warned("attached", text, f"{way_out}--carry-missing error makes it an error")
-    if its and its.rows_without:
-        text = f"{plural(its.rows_without, 'row')} with attached values belong to no document"
-        yield Warned("rows", text, "were they written for this directory?")
 
 
 def _longer(manifest: Manifest) -> list[str]:

@@ -130,7 +130,6 @@ def left_to_do(
     slices = [one for unit in run.units for one in unit.slices]
     several = {one.file for one in slices} - {one.file for one in slices if one.is_whole}
     shared = [run.files[index] for index in sorted(several)]
-    shared = [*run.read] if run.attachment else shared
     units = [unit for unit in run.units[part] if read_unit(folder, unit) is None]
     return units, [one for one in shared[part] if read_input(folder, one.index) is None]
 

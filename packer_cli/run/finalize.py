@@ -19,7 +19,6 @@ from packer_cli.errors import DataError, InternalError, ThresholdMissed, os_erro
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.units import choice_of, units_of_stages
-from packer_cli.options.carried import carried_columns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.ownership import unchanged, write_file, written
@@ -43,8 +42,6 @@ from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
     TOKENIZED,
     TOTALS,
-    AttachedFile,
-    AttachedValues,
     DocumentHistograms,
     Histograms,
     Manifest,
@@ -62,7 +59,7 @@ from packer_cli.run import commits
 from packer_cli.run import destination as output
 from packer_cli.run.commits import UnitRecord, identities, squared_lengths_name
 from packer_cli.run.destination import Claim, earlier_result
-from packer_cli.run.identity import Attachment, Run
+from packer_cli.run.identity import Run
 from packer_cli.run.update import Update
 
 _COPY_BYTES = 1 << 20
@@ -81,17 +78,13 @@ def finalize(
     nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
     InternalError when tokens are missing.
     """
-    work, reused, attached = claim.work, update.reused if update else {}, None
+    work, reused = claim.work, update.reused if update else {}
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
     every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)))
     with written(work / UNITS) as lines:
         for record in _records(run, claim, reused):
             every.add(record, run)
             lines.write(commits.as_line(record))
-    if run.attachment:
-        facts = opened(run.attachment.directory).facts
-        every.digests = {at: (one.size, one.sha256) for at, one in enumerate(facts.inputs)}
-        attached = _attached(run.attachment, work)
     _check(every, run, claim)
     earlier = earlier_result(claim.folder)
     kept = {part.file for record in reused.values() for part in record.slices}
@@ -106,9 +99,7 @@ def finalize(
             found = digest(file.path) if file.format else (0, "")
         every.digests[file.index] = found
     hashes = _side_files(every, run, claim, reused)
-    manifest = manifest_of(
-        run, every.tokenizer, every.digests, every.shards, every.total, hashes, attached
-    )
+    manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
     # not part of the result's content: only --update on this machine reads it
     write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
@@ -120,18 +111,6 @@ def finalize(
         )
     put(claim)
     return manifest
-
-
-def _attached(attachment: Attachment, work: Path) -> AttachedValues:
-    """What the manifest says of attached values."""
-    files = list[AttachedFile]()
-    for file in attachment.files:
-        size, sha256 = commits.read_input(work, file.index) or digest(file.path)
-        files.append(AttachedFile(file.path, size, sha256))
-    return AttachedValues(
-        [*carried_columns(attachment.columns)], attachment.by, files, attachment.documents_without,
-        attachment.rows_without,
-    )  # fmt: skip
 
 
 @dataclass
@@ -317,7 +296,6 @@ def manifest_of(
     shards: list[Shard],
     counts: Counts,
     side_files: dict[str, str],
-    attached: AttachedValues | None = None,
 ) -> Result:
     """Manifest of a finished run. `side_files`: name -> sha256."""
     # a run that fails on bad records may keep units whose own were skipped
@@ -338,7 +316,6 @@ def manifest_of(
     }
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
-        end |= {"attached": to_builtins(attached)} if attached else {}
         return TokenizedManifest.of(kind | begin | totals_of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config, shards)
     mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
@@ -384,9 +361,7 @@ def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> Sour
 
 def totals_of_documents(counts: Counts) -> dict[str, Any]:
     """Totals of all documents of a tokenized directory, for its manifest."""
-    lost = ("dropped_documents", "dropped_tokens")  # without values that were attached to others
-    names = [*DOCUMENT_TOTALS, *(name for name in lost if getattr(counts, name))]
-    return _totals(counts, names, DocumentHistograms)
+    return _totals(counts, DOCUMENT_TOTALS, DocumentHistograms)
 
 
 def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:

@@ -79,32 +79,12 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Attachment:
-    """What a run that attaches values reads; the inputs of such a run are those of the directory.
-
-    directory  the manifest of the tokenized directory
-    files      with the values; they have numbers after those of the inputs
-    columns    what they hold, as --carry writes it
-    by         what of documents they have, one of `inputs.attached.WAYS`
-    documents_without, rows_without  how many documents have no values, and rows no document
-    """
-
-    directory: InputFile
-    files: tuple[InputFile, ...]
-    columns: tuple[str, ...]
-    by: str
-    documents_without: int
-    rows_without: int
-
-
-@dataclass(frozen=True)
 class Run:
     """All that a run's bytes depend on.
 
-    config      as `shape_rules.for_shape` gives it
-    files       by index; those without a format were removed since the last update
-    units       by ascending index
-    attachment  where documents of a tokenized directory are written anew with values of files
+    config  as `shape_rules.for_shape` gives it
+    files   by index; those without a format were removed since the last update
+    units   by ascending index
     """
 
     config: DocumentConfig
@@ -112,14 +92,7 @@ class Run:
     files: tuple[InputFile, ...]
     units: tuple[WorkUnit, ...]
     chosen: Chosen
-    attachment: Attachment | None = None
     packer_version: str = field(default_factory=lambda: packer_cli.__version__)
-
-    @property
-    def read(self) -> tuple[InputFile, ...]:
-        """The files that it reads: its inputs, but for one that attaches values."""
-        attachment = self.attachment
-        return (attachment.directory, *attachment.files) if attachment else self.files
 
     @property
     def row_config(self) -> PackConfig:
@@ -141,12 +114,10 @@ class Run:
     @property
     def resumable(self) -> bool:
         """True if its inputs can be read a second time."""
-        return bool(self.attachment) or all(file.path != STDIN for file in self.files)
+        return all(file.path != STDIN for file in self.files)
 
     def cut(self) -> Run:
         """The run with its inputs cut into work units."""
-        if self.attachment:
-            return self
         return replace(self, units=tuple(work_units(self.files, self.config)))
 
     def to_bytes(self) -> bytes:
@@ -165,7 +136,6 @@ def load_run(path: Path) -> Run | None:
             "config": PackConfig if "max_length" in content["config"] else DocumentConfig,
             "shape": Shape, "files": tuple[InputFile, ...], "units": tuple[WorkUnit, ...],
             "packer_version": str, "tokenizer": str | None, "side_files": dict[str, str],
-            "attachment": Attachment | None,
         }  # fmt: skip
         own = {name: msgspec.convert(content[name], kind) for name, kind in kinds.items()}
     except (OSError, LookupError, ValueError, TypeError, RecursionError, UsageError):
@@ -194,7 +164,7 @@ def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
     differing = differing_origin(old, new)
     if old.shape != new.shape:
         differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    differing += differing_files(old.read, new.read, is_same)
+    differing += differing_files(old.files, new.files, is_same)
     if not differing and old.units != new.units:
         differing.append("the work units are cut in another way")
     return differing

@@ -41,11 +41,10 @@ from packer_cli.inputs.detection import (
     detect_shape,
 )
 from packer_cli.inputs.discovery import find_inputs
-from packer_cli.inputs.tokenized import carried_of, is_tokenized, opened
+from packer_cli.inputs.tokenized import carried_of, is_tokenized
 from packer_cli.interrupts import Task, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.option import refuse
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import for_shape, refuse_idle
@@ -58,7 +57,6 @@ from packer_cli.result.warnings import RAW, UNUSED, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
-from packer_cli.run.attach import has_attached, settle_attachment
 from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
@@ -85,12 +83,10 @@ def pack(
     config: DocumentConfig,
     options: RunOptions,
     tokenizer_name: str | None = None,
-    attach: tuple[list[str], str] | None = None,
 ) -> Result | None:
     """Pack `inputs` into the directory `destination`, or a URL; gives the manifest, or None to a
     rank that leaves work to others. Without options of rows, when `config` is no PackConfig, the
-    documents are tokenized only. `attach`: the names of files with values, and what a document
-    without them does, where `inputs` are a tokenized directory that is to have these.
+    documents are tokenized only.
 
     Raises PackerError: UsageError before anything is written, DataError for bad records or
     storage, Interrupted for Ctrl-C. Units that are packed by then are kept for the next run.
@@ -102,17 +98,9 @@ def pack(
         check_options(url, options)
     _refuse_impossible(inputs, config, options, tokenizer_name)
     begin_stdin(options.stop.is_set)
-    if attach:
-        options = _to_attach(inputs[0], destination, options)
     files = find_inputs(inputs, config, options.notify)
-    if attach:
-        run = _settle_attachment(files, destination, config, tokenizer_name, attach, options)
-        if run is None:  # nothing need be done
-            options.notify(f"{inputs[0]}: up to date")
-            return load_as_is(inputs[0])
-    else:
-        known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
-        run = settle(files, config, tokenizer_name, options, known)
+    known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
+    run = settle(files, config, tokenizer_name, options, known)
     choice_of(run.files, run.config)  # what a recipe asks of its sources is there
     done: Result | None
     if url:
@@ -125,55 +113,6 @@ def pack(
     what = "done" if done else "this rank is done"
     options.notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
-
-
-def _to_attach(directory: str, destination: Path | str, options: RunOptions) -> RunOptions:
-    """The options with which values are attached to a tokenized directory. A result that is being
-    put in its place there is so first. Raises UsageError for options that do not go with it.
-    """
-    tip, others = "leave it out", {"--update or --add": options.update, "--rank": options.as_rank}
-    others |= {"--engine ray": options.engine == "ray"}
-    if storage.is_url(str(destination)):
-        raise UsageError(
-            f"--attach: {destination} is a URL", "name a local directory, and a local --output"
-        )
-    refuse(
-        (is_given, f"--attach does not go with {name}", tip) for name, is_given in others.items()
-    )
-    for place in map(Path, dict.fromkeys((directory, str(destination)))):
-        output.clean(place, options)
-    return replace(options, overwrite=options.overwrite or _is_same(directory, destination))
-
-
-def _is_same(one: Path | str, other: Path | str) -> bool:
-    return storage.identity(str(one)) == storage.identity(str(other))
-
-
-def _settle_attachment(
-    files: list[InputFile],
-    destination: Path | str,
-    config: DocumentConfig,
-    tokenizer_name: str | None,
-    attach: tuple[list[str], str],
-    options: EncodingOptions,
-) -> Run | None:
-    """The run that attaches values; None where the directory, in place of which they were to be,
-    has them already. UsageError for inputs that are no tokenized directory, and options that come
-    too late.
-    """
-    if not is_tokenized(files) or len(files) > 1:
-        raise UsageError(
-            f"--attach: {files[0].path} is not a tokenized directory",
-            "packer tokenize INPUT -o DIR first, then packer tokenize DIR --attach FILES",
-        )
-    _, chosen = choose_tokenized(files, config, tokenizer_name, options.notify, attaching=True)
-    found = find_inputs(attach[0], DocumentConfig(), options.notify)
-    directory = opened(files[0])
-    if _is_same(directory.path, destination) and has_attached(
-        directory.facts, found, attach[1], config
-    ):
-        return None
-    return settle_attachment(files[0], found, attach[1], config, chosen, options)
 
 
 def settle(
@@ -212,8 +151,7 @@ def settle(
 
 def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Result | None:
     """Pack all, or this rank's share, or what an update calls for."""
-    read = run.attachment.files if run.attachment else run.files
-    with output.claimed(destination, read, options) as claim:
+    with output.claimed(destination, run.files, options) as claim:
         update, earlier = None, None
         if output.holds_result(destination) and not options.overwrite:
             earlier = load_as_is(destination)
@@ -278,11 +216,6 @@ def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
         options.notify(f"{work.parents[1]}: continuing: {packed}")
     inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
     tasks, last = list[Task](), list[Task]()
-    if run.attachment:  # what a unit takes of a file is told by its digest alone
-        run_all(
-            [partial(commit_input, one, work, stop.is_set) for one in inputs], options.workers, stop
-        )
-        inputs = []
     for file in inputs:  # one at a URL is read but once more, compared with all that was packed
         hashing = last if storage.is_url(file.path) else tasks
         hashing.append(partial(commit_input, file, work, stop.is_set))

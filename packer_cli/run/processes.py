@@ -75,7 +75,7 @@ def _threads(run: Run, units: int, workers: int) -> list[int]:
     # tokenized documents are gathered without Python's lock; stdin, also by the name of a device,
     # is this process's own
     own = any(os.path.abspath(file.path).startswith(("/dev/", "/proc/")) for file in run.files)
-    if run.is_tokenized or run.attachment or own or not run.resumable or not sys.executable:
+    if run.is_tokenized or own or not run.resumable or not sys.executable:
         return [workers]
     return in_processes(min(workers, max(units, THREADS)))
 

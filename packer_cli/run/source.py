@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -24,7 +24,6 @@ import numpy as np
 from msgspec import UNSET, structs
 
 from packer_cli.errors import DamagedInputError, DataError, UsageError, os_errors
-from packer_cli.inputs.attached import attached_of
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.token_columns import Given, with_carried
@@ -53,7 +52,6 @@ from packer_cli.result.manifest import (
     load_tokenized,
 )
 from packer_cli.result.tokenized import AGAIN
-from packer_cli.run.attach import Attaching, EarlierDocuments
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
@@ -156,17 +154,13 @@ def choose_tokenized(
     config: DocumentConfig,
     tokenizer: str | None,
     notify: Notify,
-    *,
-    attaching: bool = False,
 ) -> tuple[Shape, Chosen]:
     """The shape of the records of tokenized directories, and the tokenizer that has made the
-    tokens. UsageError for options that come too late. `attaching`: documents are written anew, with
-    more that they carry.
+    tokens. UsageError for options that come too late.
     """
-    if not (attaching or isinstance(config, PackConfig)):
-        tip = "pack it: packer pack; or attach values to its documents with --attach"
-        raise UsageError(f"{as_named(files[0].path)}: is tokenized already", tip)
-    _refuse_late(files[0], config, tokenizer, {"carry", "carry_default"} if attaching else _STILL)
+    if not isinstance(config, PackConfig):
+        raise UsageError(f"{as_named(files[0].path)}: is tokenized already", "pack it: packer pack")
+    _refuse_late(files[0], config, tokenizer)
     folder = Path(files[0].path).parent
     facts = load_tokenized(folder)
     copies = {name: _kept(folder, facts, name)
@@ -189,14 +183,12 @@ def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
     return data
 
 
-def _refuse_late(
-    file: InputFile, config: DocumentConfig, tokenizer: str | None, still: Container[str]
-) -> None:
+def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None) -> None:
     defaults = {one.name: one.default for one in fields(config)}
     late = [
         option.name(name)
         for name, option in options_of(DocumentConfig).items()
-        if name not in still and getattr(config, name) != defaults[name]
+        if name not in _STILL and getattr(config, name) != defaults[name]
     ]
     if tokenizer is not None and choose(tokenizer)[1] == "--tokenizer":
         late.insert(0, "--tokenizer")
@@ -215,9 +207,8 @@ def _refuse_late(
 class Source:
     """`read` gives the records of a slice, `encode` makes tokens of them.
 
-    `tokenized`: where documents are tokens already, which neither is asked for; `earlier`: where
-    they are to be written anew. `attaching`: adds values to them. `info`: of the tokenizer that
-    makes, or has made, the tokens.
+    `tokenized`: where documents are tokens already, which neither is asked for. `info`: of the
+    tokenizer that makes, or has made, the tokens.
     """
 
     read: Read
@@ -226,8 +217,6 @@ class Source:
     processes: ComposingProcesses | None = field(default=None, repr=False)
     tokenized: TokenizedInputs | None = None
     info: TokenizerInfo | None = None
-    earlier: EarlierDocuments | None = None
-    attaching: Attaching | None = None
 
     def confirm(self) -> None:
         """Compare what is left of the fast engine's tokens, before they are relied on."""
@@ -246,16 +235,6 @@ class Source:
 
 def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> Source:
     """Load what `run` needs for `units`. Raises UsageError."""
-    if run.attachment:
-        directory = opened(run.attachment.directory)
-        earlier = EarlierDocuments(directory)
-        attached = attached_of(
-            run.attachment.files, run.attachment.columns, run.attachment.by, directory.has_pairs
-        )
-        return Source(
-            _reading({}), plain_encoder(None), info=directory.facts.tokenizer, earlier=earlier,
-            attaching=Attaching(attached, run.config, earlier.firsts),
-        )  # fmt: skip
     if run.is_tokenized:
         # inputs that no unit reads need not be there any more, as those of an update
         used = {part.file for unit in run.units for part in unit.slices}

@@ -33,7 +33,6 @@ from packer_cli.ownership import sync
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
-    Loss,
     first_overlong,
     loss_of,
     padded,
@@ -66,7 +65,6 @@ from packer_cli.result.shard_writer import (
     stored_schema,
 )
 from packer_cli.run import commits
-from packer_cli.run.attach import EarlierDocuments
 from packer_cli.run.commits import (
     UnitRecord,
     digest_as_read,
@@ -252,10 +250,8 @@ class UnitMaker:
 
     def documents(self) -> Iterator[TokenBatch]:
         """The unit's documents."""
-        source = self.job.source
-        if source.earlier is not None:
-            return self._earlier(source.earlier)
-        return self._encoded() if source.tokenized is None else self._tokenized(source.tokenized)
+        tokenized = self.job.source.tokenized
+        return self._encoded() if tokenized is None else self._tokenized(tokenized)
 
     def _encoded(self) -> Iterator[TokenBatch]:
         job = self.job
@@ -296,19 +292,6 @@ class UnitMaker:
             self.job.progress.read(0, len(batch.position))
             yield batch
         self.stretches |= tokenized.stretches(self.unit)
-        self.job.progress.read(self.unit.weight, 0)
-
-    def _earlier(self, earlier: EarlierDocuments) -> Iterator[TokenBatch]:
-        """The unit's documents as a tokenized directory has them, with what else it made."""
-        self.counts, self.stretches = earlier.counts(self.unit.index), {}
-        for batch in earlier.read(self.unit.index):
-            self.job.stop_if_asked()
-            self.job.progress.read(0, len(batch.position))
-            yield batch
-        if rejected := earlier.rejected(self.unit.index):
-            self.rejected.write(rejected)
-        for file in self.job.run.read:
-            check_unchanged(file)
         self.job.progress.read(self.unit.weight, 0)
 
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
@@ -398,23 +381,19 @@ class UnitDocuments(UnitMaker):
             has_chosen=job.run.shape.has_pairs,
             carried=carried.values(),
         )
-        limit, attaching = job.run.config.shard_bytes, job.source.attaching
-        self._values = attaching.of_unit(unit.index) if attaching else None
+        limit = job.run.config.shard_bytes
         self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts, carried)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
-        for part, stays in self._values.parts(batch) if self._values else [(batch, True)]:
-            self.job.stop_if_asked()
-            lengths = np.diff(part.offsets)
-            placed = np.where(stays, lengths, 0)
-            tokens, lost = int(placed.sum()), lengths[placed < lengths]
-            self.counts.tokens += tokens
-            self.counts.add_documents(part.file, lengths, placed)
-            self.counts.add_loss(Loss(dropped_documents=len(lost), dropped_tokens=int(lost.sum())))
-            self._writer.write(part.take(placed == lengths))
-            self.job.progress.wrote(tokens, tokens)
+        self.job.stop_if_asked()
+        lengths = np.diff(batch.offsets)
+        tokens = int(lengths.sum())
+        self.counts.tokens += tokens
+        self.counts.add_documents(batch.file, lengths, lengths)
+        self._writer.write(batch)
+        self.job.progress.wrote(tokens, tokens)
 
     def close(self) -> list[Shard]:
         shards = self._writer.close()

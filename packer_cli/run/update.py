@@ -52,7 +52,6 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    TokenizedManifest,
     load_as_is,
     shape_of,
 )
@@ -307,8 +306,6 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
     """UsageError for a finished result, in a directory or at a URL, that is not what `run` makes:
     of the same inputs and options, with all its files.
     """
-    if run.attachment:
-        raise finished(place)
     origin = replace(
         run,
         packer_version=manifest.packer_version,
@@ -377,12 +374,6 @@ def _refuse_other_options(directory: Path, manifest: Result, now: Run) -> None:
     """UsageError for options, a tokenizer or a packer other than those of the result. Of several
     shapes, those count that are there as before.
     """
-    if isinstance(manifest, TokenizedManifest) and manifest.attached:
-        raise UsageError(
-            f"{directory}: has attached values, of {named(manifest.attached.columns)}, which no "
-            "other documents have",
-            "tokenize the inputs to another --output, and attach values to that",
-        )
     packer, shape = manifest.packer_version, now.shape
     refuse_other_packer(directory, packer, f"{_ANEW}, or go on with packer {packer}")
     its_shape = shape_of(manifest)

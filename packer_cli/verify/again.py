@@ -26,8 +26,7 @@ import numpy as np
 
 import packer_cli
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError, UsageError, named
-from packer_cli.inputs.attached import attached_of
+from packer_cli.errors import DataError, PackerError, UsageError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import input_file
@@ -40,7 +39,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import SECONDS_PER_RECORD, EncodingOptions
 from packer_cli.options.shape_rules import for_shape
-from packer_cli.options.shapes import PREFERENCE, Shape, joined, shape_named
+from packer_cli.options.shapes import Shape, joined, shape_named
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, record_position
 from packer_cli.result.layout import (
@@ -60,7 +59,6 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    TokenizedManifest,
     TokenizerInfo,
     run_of_sides,
     shape_of,
@@ -69,15 +67,13 @@ from packer_cli.result.reader import Stored, segments_of
 from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import ShardParts
 from packer_cli.result.tokenized import TokenizedDirectory, open_tokenized
-from packer_cli.run.attach import Attaching, firsts_of
-from packer_cli.run.commits import UnitRecord, counts_of, placed_units, read_units, rejected_of
+from packer_cli.run.commits import UnitRecord, counts_of, placed_units, rejected_of
 from packer_cli.run.finalize import tables_of
-from packer_cli.run.identity import Chosen, Run, may_exist
+from packer_cli.run.identity import Chosen, Run
 from packer_cli.run.source import prepare
 from packer_cli.run.unit import NOWHERE, Job
 from packer_cli.tokenization.locate import locate
 from packer_cli.verify.files import (
-    ATTACHED,
     CHANGED,
     DIFFERENT,
     STALE,
@@ -108,8 +104,6 @@ def compare_inputs(
     findings.count("documents_compared", 0)
     findings.count("inputs_compared", len(files))
     if not files or not _check_slices(facts, files, findings):
-        return
-    if _lacks_documents(facts, findings):
         return
     are_tokenized = any(file.format == TOKENIZED for file in files.values())
     units = [
@@ -161,11 +155,8 @@ def _job(
     absent = InputFile(-1, "", "", None, 0, 0)  # never read: its units are not packed again
     every = [files.get(index, absent) for index in range(len(facts.inputs))]
     units = tuple(record.work_unit for record in records)
-    bare, attaching = _attaching(stored, findings)
-    run = Run(bare, shape, tuple(every), units, chosen)
-    source = replace(prepare(run, units, options), attaching=attaching)
-    run = replace(run, config=attaching.config if attaching else bare)
-    return Job(run, source, NOWHERE, options, Progress(0, show=False))
+    run = Run(config, shape, tuple(every), units, chosen)
+    return Job(run, prepare(run, units, options), NOWHERE, options, Progress(0, show=False))
 
 
 def _sampled(units: list[UnitRecord], sample: int, seed: int) -> list[UnitRecord]:
@@ -415,47 +406,6 @@ def _other_units(facts: Manifest, files: list[InputFile]) -> list[str]:
         return [text] if wrong else []
     except PackerError as error:
         return [error.message]
-
-
-def _lacks_documents(facts: Result, findings: Findings) -> bool:
-    """Whether documents cannot be made again for want of attached files, which is told. Where none
-    are left out, all but their values can.
-    """
-    attached = facts.attached if isinstance(facts, TokenizedManifest) else None
-    gone = [one.path for one in attached.files if not may_exist(one.path)] if attached else []
-    if attached and gone:
-        what = f"the values of {named(attached.columns)} are"
-        if facts.dropped_documents:  # which they are, the files alone tell
-            what = f"documents, of which those without {named(attached.columns)} are left out, are"
-        findings.notify(f"{named(gone, 3)}: not there, so {what} not compared")
-    return bool(gone and facts.dropped_documents)
-
-
-def _attaching(stored: Stored, findings: Findings) -> tuple[DocumentConfig, Attaching | None]:
-    """The options with which the inputs are read, and what adds attached values to documents; those
-    of files that are not there are left out, and those that have changed become problems.
-    """
-    facts, config = stored.facts, stored.facts.config
-    if not isinstance(facts, TokenizedManifest) or facts.attached is None:
-        return config, None
-    its, first = facts.attached, len(facts.inputs)
-    own = tuple(str(one) for name, one in config.carried.items() if name in its.columns)
-    bare = replace(
-        config,
-        carry=tuple(str(one) for one in config.carried.values() if str(one) not in own),
-        carry_default=tuple(one for one in config.carry_default if one[0] not in its.columns),
-    )
-    firsts, files = firsts_of(read_units(stored.path, facts)), tuple[InputFile, ...]()
-    if all(may_exist(one.path) for one in its.files):
-        for one in its.files:
-            findings.is_as_listed(one.path, one.path, one.sha256, one.size, ATTACHED)
-        if findings.problems:
-            return bare, None
-        names = enumerate((one.path for one in its.files), first)
-        files = tuple(input_file(index, path, DocumentConfig()) for index, path in names)
-    has_pairs = facts.config.shape == PREFERENCE
-    attached = attached_of(files, own if files else (), its.by, has_pairs and bool(files))
-    return bare, Attaching(attached, config if files else bare, firsts)
 
 
 def _chosen(stored: Stored, shape: Shape) -> Chosen:

@@ -41,7 +41,6 @@ from packer_cli.result.layout import (
 from packer_cli.result.manifest import (
     Manifest,
     Result,
-    TokenizedManifest,
     checksum,
     run_of_sides,
 )
@@ -73,10 +72,6 @@ CHANGED = Remedy(
     "changed inputs",
     "restore them, or run packer {} --update on the inputs as they are now; its --prune removes "
     "documents of inputs that are gone",
-)
-ATTACHED = Remedy(
-    "changed attached files",
-    "restore them, or tokenize the inputs again with --overwrite, and attach the files as they are",
 )
 DIFFERENT = Remedy(
     "a result that differs from what its inputs and options give",
@@ -204,20 +199,6 @@ def check_manifest(directory: Path, facts: Result, findings: Findings) -> None:
     findings.add(MANIFEST, *uncovered(facts, {}))
     if isinstance(facts, Manifest):
         findings.add(MANIFEST, *_wrong_tables(facts))
-    if isinstance(facts, TokenizedManifest):
-        findings.add(MANIFEST, *_wrong_attached(facts))
-
-
-def _wrong_attached(facts: TokenizedManifest) -> Iterator[str]:
-    """Attached values that are not those of the options and totals."""
-    its, config = facts.attached, facts.config
-    columns = its.columns if its else []
-    if bare := [one for one in columns if one not in config.carried]:
-        yield f"attached: {bare[0]} is not carried"
-    has_defaults = {*columns} <= {*dict(config.carry_default)}
-    lost = its.documents_without if its and not has_defaults else 0
-    if facts.dropped_documents != lost:
-        yield f"{facts.dropped_documents} documents are left out, {lost} lack attached values"
 
 
 def _wrong_tables(facts: Manifest) -> Iterator[str]:

@@ -36,7 +36,6 @@ name = "b"
 inputs = ["in/b.jsonl"]
 epochs = 3
 """
-ATTACH = "tokenize {} --attach in/scores.parquet --carry score:float32"
 AT_URL, STAGED = "disk://HERE/out", "disk://HERE/out --staging staging"
 KINDS = {
     "new": Kind(PACK.format(AB)),
@@ -49,8 +48,6 @@ KINDS = {
     "tokenize": Kind(TOKENIZE.format(AB)),
     "tokenize, update": Kind(TOKENIZE.format(AB) + " --update", TOKENIZE.format(A)),
     "tokenize, add": Kind(TOKENIZE.format(B) + " --add", TOKENIZE.format(A)),
-    "attach": Kind(ATTACH.format("out"), TOKENIZE.format(A)),
-    "attach, elsewhere": Kind(ATTACH.format("in/a"), finished_is_refused=True),
     "tokens": Kind("pack in/a in/b -l 64"),
     "view": Kind("pack in/a in/b -l 64 --view --overwrite", "pack in/a -l 64 --view"),
     "recipe": Kind("pack mix.toml"),
