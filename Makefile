@@ -18,7 +18,7 @@ SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-heavy test-slow test-fuzz test-places test-faults test-extras test-templates test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-pythons test-heavy test-slow test-fuzz test-places test-faults test-extras test-templates test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,11 @@ SHARED = -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 10
 
 test: $(VENV)/.testing ## the core tests
 	$(BIN)/pytest -m "not slow and not heavy" --ignore=tests/extras $(SHARED) $(ARGS)
+
+# Each CPython has an environment of its own.
+test-pythons: ## the core tests with the oldest and the newest CPython from 3.10 on that is here
+	set -e; for python in $(sort $(firstword $(CPYTHONS)) $(lastword $(CPYTHONS))); do \
+	  $$python --version; $(MAKE) test PYTHON=$$python VENV=build/$$(basename $$python); done
 
 test-heavy: $(VENV)/.testing ## larger inputs and further forms of what make test tests
 	$(BIN)/pytest -m heavy --ignore=tests/extras $(SHARED) $(ARGS)
@@ -144,10 +149,11 @@ bench: $(VENV)/.testing $(PEERS)/.installed ## every row of docs/benchmarks.md (
 bench-quick: $(VENV)/.testing ## a short form, without peers
 	$(BIN)/python benchmarks/run.py --quick $(ARGS)
 
-# CPythons to build wheels for: those on PATH, those of pyenv too.
-PYTHONS = $(or $(shell export PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd:); \
+# CPythons from 3.10 on, by version: those on PATH, those of pyenv too.
+CPYTHONS = $(or $(shell export PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | paste -sd:); \
 	for minor in $$(seq 10 19); do python3.$$minor -c \
 	'import sys; sys.implementation.name == "cpython" and print(sys.executable)' 2>/dev/null; done; true),$(PYTHON))
+PYTHONS ?= $(CPYTHONS)  # to build wheels for
 AUDIT = build/auditwheel/bin
 
 $(AUDIT)/auditwheel:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,13 @@ def test_random_text_is_refused(folder: Path) -> None:
         ("{{ " + "[" * 200 + "]" * 200 + " }}", ""),
         ("{% if messages %}" * 100 + "{% endif %}" * 100, "too many levels of indentation"),
         ("{% break %}", "'break' outside loop"),
-        ("{{ 10**5000 }}", "4300 digits"),
+        pytest.param(
+            "{{ 10**5000 }}",
+            "integer string conversion",
+            marks=pytest.mark.skipif(
+                not hasattr(sys, "get_int_max_str_digits"), reason="CPython before 3.10.7 writes it"
+            ),
+        ),
         ("{{ 1|" + "x" * 9000 + " }}", "No filter named"),
     ],
     ids=["brackets", "a sum", "lists", "ifs", "break", "digits", "a long name"],
