@@ -47,7 +47,7 @@ from packer_cli.result.layout import (
     name_by_content,
     saved_dataset,
 )
-from packer_cli.result.manifest import checksum, to_bytes
+from packer_cli.result.manifest import Manifest, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
@@ -188,7 +188,11 @@ class SavedDataset(Tables):
     def close(self) -> None:
         super().close()
         if self.parts is not None:
-            identity = f"{checksum(self.exported.facts.document)}/{type(self).__name__}"
+            facts = self.exported.facts
+            data = [shard.sha256 for shard in facts.shards]
+            if isinstance(facts, Manifest) and facts.config.view:  # whose shards hold no tokens
+                data += [one.sha256 for one in facts.inputs]
+            identity = "".join((*data, type(self).__name__))
             for name, content in saved_dataset(self.parts.names, identity).items():
                 (self.folder / name).write_bytes(content)
 
