@@ -308,7 +308,7 @@ def remove_own(parent: Folder, name: str, inside: Folder, own: re.Pattern[str]) 
 def _foreign(path: Path, why: str) -> UsageError:
     return UsageError(
         f"{path}: {why}, so packer does not write in it",
-        "move it elsewhere, or choose another --output; if an older packer left it, remove it",
+        "move it elsewhere, or choose another --output",
     )
 
 

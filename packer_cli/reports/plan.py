@@ -168,7 +168,7 @@ def _rows(one: _Figures) -> _Cells:
         error = one["standard_errors"][name]
         return f"{figure} ± {'?' if error is None else form.format(error)}"
 
-    alike = one.get("mixedness", {}).get("one_length")
+    alike = one["mixedness"]["one_length"]
     return {
         "rows": with_error("rows", count(one["rows"]), "{:,.0f}"),
         "utilization": with_error("utilization", percent(one["utilization"]), "{:.2%}"),

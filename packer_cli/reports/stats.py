@@ -193,7 +193,7 @@ def figures_of_rows(totals: Mapping[str, Any], config: PackConfig) -> dict[str, 
         "strategy": config.strategy,
         "rows_over_bound": totals["rows"] / max(totals["lower_bound_rows"], 1),
         "unpacked_ratio": totals["unpacked_rows"] / max(totals["rows"], 1),
-        **({"mixedness": mixed} if mixed else {}),
+        "mixedness": mixed,
         **({"attention_cost": spreads} if spreads else {}),
     }
 
@@ -227,8 +227,8 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
     yield Figure(f"{name}s", count(f["documents"]), f"in {plural(f['segments'], 'segment')}")
     yield from _tokens(f)
     yield Figure("padding", count(f["padding_tokens"]), "positions without a token")
-    mixed = f.get("mixedness", {})
-    if mixed.get("spread") is not None:  # where rows are of more than one segment
+    mixed = f["mixedness"]
+    if mixed["spread"] is not None:  # where rows are of more than one segment
         shares_alike = [("have nearly one length", mixed["one_length"])]
         shares_alike += [("one input", mixed["one_input"])] * (len(manifest.inputs_now) > 1)
         said = [f"{percent(share)} {what}" for what, share in shares_alike if share is not None]

@@ -52,15 +52,13 @@ def fill_histogram(row_tokens: Int64, max_length: int | Int64) -> Int64:
 
 
 def mixedness(totals: Mapping[str, Any], histograms: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """How mixed rows are, by the totals of a manifest; {} where an earlier packer did not count.
+    """How mixed rows are, by the totals of a manifest.
 
     spread      standard deviation of lengths in a row over that in the data; None without any
     one_length  share of rows with most of their segments within 5% of one length
     one_input   share of rows with most of their segments from one input; None for both: no row has
                 segments enough
     """
-    if not totals["length_squares"]:
-        return {}
     names = ("length_squares", "length_squares_in_rows", "tokens", "segments", "rows")
     of_data = length_spread(*(totals[name] for name in names))
     found = {"spread": None if math.isnan(of_data) else of_data}
@@ -121,9 +119,7 @@ def _shares() -> Int64:
 
 
 class InputTotals(Struct):
-    """What was packed of one input file, and what was not. New figures go to the end, where records
-    of earlier packers lack them.
-    """
+    """What was packed of one input file, and what was not, in the order of units' records."""
 
     documents: Count = 0
     tokens: Count = 0

@@ -75,7 +75,7 @@ _Shares = Annotated[list[Count], Meta(min_length=21, max_length=21)]
 
 class TokenizerInfo(Struct, frozen=True):
     """What encoded the documents. `sha256` "": the built-in bytes. `prefix` and `suffix`, which
-    are put around every document, are unset where an earlier packer did not record them.
+    are put around every document, are unset where not all documents have the same around them.
     """
 
     source: str
@@ -97,12 +97,12 @@ class DocumentHistograms(Struct, frozen=True):
 
 
 class Histograms(DocumentHistograms, frozen=True):
-    """Histograms of `Counts`; earlier packers did not count those with a default."""
+    """Histograms of `Counts`."""
 
     row_fill: _Shares
     segments_per_row: _Powers
-    one_length: _Shares = []
-    one_input: _Shares = []
+    one_length: _Shares
+    one_input: _Shares
 
 
 class Cost(Struct, frozen=True):

@@ -429,12 +429,12 @@ def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
 
 
 def is_input_times(content: bytes) -> bool:
-    """True if it holds only what packer writes there, in this version or an earlier one."""
+    """True if it holds only what packer writes there."""
     try:
         document = msgspec.json.decode(content, type=dict[str, list[Any]])
     except (ValueError, RecursionError):
         return False
-    return document.keys() <= {"inputs", "racy", "mtime_ns"}
+    return document.keys() <= {"inputs", "racy"}
 
 
 def replace(claim: Claim) -> None:

@@ -73,7 +73,6 @@ from packer_cli.tokenization.tokenizer import (
 from packer_cli.tokenization.trust import FIRST_DOCUMENTS_CHARACTERS
 
 if TYPE_CHECKING:
-    from packer_cli.chat.documents import Composer
     from packer_cli.chat.messages import Conversation
     from packer_cli.chat.processes import ComposingProcesses
     from packer_cli.chat.renderer import Document
@@ -413,15 +412,6 @@ def _plain_encoder(
         return encoded._replace(batch=replace(encoded.batch, position=position))
 
     return encode_one_each
-
-
-def composer_of(shape: Shape, config: DocumentConfig, files: TokenizerFiles | None) -> Composer:
-    """Makes documents of supervised records, in this process and without limits."""
-    from packer_cli.chat.documents import make_composer  # noqa: PLC0415 jinja2 is slow
-    from packer_cli.chat.templates import find_template  # noqa: PLC0415
-
-    template = find_template(config.chat_template, files)
-    return make_composer(*_composers({None: (shape, config)}, files, template)[None])
 
 
 def _composers(

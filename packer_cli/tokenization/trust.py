@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import compress, pairwise
 from pathlib import Path
@@ -239,7 +239,13 @@ def _settled() -> UInt8:
     return flags
 
 
-def assigned_characters() -> str:
-    """All on which Unicode versions agree, but for private ones."""
+def built_in_texts(added_tokens: Iterable[str]) -> Iterator[str]:
+    """Texts to compare tokenizers on: difficult ones, those with each added token, and those with
+    every character on which Unicode versions agree, but for private ones.
+    """
+    yield from BATTERY
+    yield from (f"a{token}b {token} {token}\n" for token in added_tokens)
     characters = map(chr, np.flatnonzero(_settled()).tolist())
-    return "".join(one for one in characters if unicodedata.category(one) not in ("Cs", "Co"))
+    known = [one for one in characters if unicodedata.category(one) not in ("Cs", "Co")]
+    yield from (in_contexts("".join(known[i : i + _AT_A_TIME]))
+                for i in range(0, len(known), _AT_A_TIME))  # fmt: skip
