@@ -191,7 +191,7 @@ trace packed --step 0 --ranks 1 --no-shuffle --seed 4 | --seed does not go with 
 trace packed --step 0 --ranks 1 --balance x     | --balance: 'x' is not one of step, order
 tokenizer ./no              | tokenizer ./no: no such
 tokenizer bytes             | tokenizer bytes: is built into packer, and has no files
-tokenizer tok --check       | --check: needs transformers | pip install transformers
+tokenizer tok --check       | tokenizer tok: AutoTokenizer cannot load it: | --check needs
 recipe -                    | -: a recipe names files
 recipe -q                   | Missing argument 'INPUT...'. | name files or folders
 recipe a.jsonl --schema     | --schema: is the same for all inputs | leave the inputs out
