@@ -279,16 +279,6 @@ class Texts(Sequence[str]):
         self.data, self.offsets = self.data[:0].copy(), np.zeros(1, np.int64)
 
 
-class LookedAt(NamedTuple):
-    """What a sample of records holds: how many they are, their characters, and those of texts that
-    nothing uses, by field.
-    """
-
-    records: int = 0
-    characters: int = 0
-    unused: dict[str, int] = {}  # noqa: RUF012 never changed
-
-
 @dataclass(frozen=True)
 class Records:
     """A batch of records of one file, before encoding: texts, tokens already, or fields.
@@ -311,7 +301,6 @@ class Records:
     carried    [n] what follows each record, or of token ids [T] what follows each token
     empty      how many more have no token; they are not among the n
     bad        records that could not be read; nor are they
-    looked_at  what some of them hold beside what is used
     consumed   bytes of the file (as stored on disk) read so far, for progress
     stretches  what was read of the file, at the end of a slice
     """
@@ -333,7 +322,6 @@ class Records:
     carried: Values | None = None
     empty: int = 0
     bad: list[BadRecord] = field(default_factory=list)
-    looked_at: LookedAt = field(default_factory=LookedAt)
     consumed: int = 0
     stretches: list[Stretch] = field(default_factory=list)
 

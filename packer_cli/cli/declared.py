@@ -28,7 +28,7 @@ _OTHERS = "Options"
 SECTIONS = {
     "Used most": "max_length tokenizer output sample text_field chat_template train_on overlong "
     "strategy workers overwrite batch_tokens",
-    "Input": "shape fields roles input_format sample_by on_error max_errors max_unused "
+    "Input": "shape fields roles input_format sample_by on_error max_errors "
     "max_line_bytes tokenized",
     "Documents": "add_bos add_eos separator eos_token special_tokens_in_text fim_rate fim_spm_rate "
     "fim_tokens force_split truncate_side max_loss carry carry_default "

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.byte_streams import HashedFile
-from packer_cli.inputs.formats import FIRST, Reader, Sample
+from packer_cli.inputs.formats import Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
     NAMES,
@@ -161,14 +161,6 @@ def _is_number_list(kind: Any) -> bool:
     return is_list(kind) and _is_number(kind.value_type)
 
 
-def _holds_text(kind: Any) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_holds_text(kind.field(i).type) for i in range(kind.num_fields))
-    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):  # lists
-        return _holds_text(kind.value_type)
-    return _is_text(kind)
-
-
 # --- from record batches to records
 
 
@@ -211,8 +203,6 @@ class ColumnarReader(Reader):
             for batch in table.batches(part, names, most):
                 yield from _records(batch, row, shape, most, config, table.row_bytes)
                 row += batch.num_rows
-            if not part.start and not shape.is_of_tokens:
-                yield from _looks(table, part._replace(stop=1), shape, config)
             yield Records.end(hashed.stretches())
 
     def describe(self, file: InputFile, position: int) -> str:
@@ -248,24 +238,6 @@ def _records(
             bad = [BadRecord(row + start, reason, _OVERLONG)]
             made = Records(np.empty(0, np.int64), bad=bad)
         yield replace(made, consumed=round((stop - start) * row_bytes))
-
-
-def _looks(table: Table, part: Slice, shape: Shape, config: DocumentConfig) -> Iterator[Records]:
-    """Looks at the texts of the first rows, as far as Arrow can decode all of them: those that
-    nothing uses may be damaged.
-    """
-    names = table.schema.names
-    texts = [one.name for one in table.schema if names.count(one.name) == 1
-             and _holds_text(one.type)]  # fmt: skip
-    sample, left = Sample(shape, config), FIRST
-    with suppress(pa.ArrowInvalid, UnicodeDecodeError):
-        for batch in table.batches(part, texts, left):
-            rows = batch.slice(0, left).to_pylist()
-            looked_at = sample.of(len(rows), rows.__getitem__)
-            yield Records(np.empty(0, np.int64), looked_at=looked_at)
-            left -= len(rows)
-            if not left:
-                return
 
 
 def _sizes(column: Any) -> Int64:

@@ -25,9 +25,15 @@ from packer_cli.options.carried import (
     is_of_loss,
 )
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shape_rules import refuse_labels_among_pairs
+from packer_cli.options.shape_rules import (
+    by_file_shape,
+    known_texts,
+    refuse_labels_among_pairs,
+    used_columns,
+)
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
+    ONLY_IN_CHATS,
     OPTIONAL,
     PREFERENCE,
     Shape,
@@ -42,6 +48,8 @@ from packer_cli.result.carried import check_defaults
 
 _BEGINNING = 1 << 16
 _FIRST = 64  # records
+_LONG = 100  # characters of a text: names, dates, languages and the like are shorter
+_TELLING = 20  # characters that no other text has by chance
 _REQUESTS = 16  # at a time, to a store that answers each after a while
 
 
@@ -67,12 +75,26 @@ class Detected(NamedTuple):
 
     files   say which of several shapes they have
     shape   of all of them
-    unused  by path, the fields of supervised records that no field of their shape is
+    fields  of the first record of each file that was read, by path, without carried columns
     """
 
     files: list[InputFile]
     shape: Shape
-    unused: dict[str, list[str]]
+    fields: dict[str, list[str]]
+
+
+class IgnoredColumns(NamedTuple):
+    """Columns of some files that no option uses.
+
+    with_text  those in which the first records have longer texts
+    others     the rest; empty for plain text, which often has such
+    hint       the option that uses them
+    """
+
+    paths: list[str]
+    with_text: list[str]
+    others: list[str]
+    hint: str
 
 
 def detect_shape(
@@ -100,11 +122,11 @@ def detect_shape(
     first = next(iter(found))
     # others' fields may have other names: they are not read
     if set(known.others) <= {found[first].name} and len(found) == 1:
-        return Detected(files, found[first], look.unused)
+        return Detected(files, found[first], look.fields)
     # files without records go with the first
     labels = {index: shape.described() for index, shape in shapes.items()}
     named = [replace(file, shape=labels.get(file.index, first)) for file in files]
-    return Detected(named, joined({**known.others, **found}), look.unused)
+    return Detected(named, joined({**known.others, **found}), look.fields)
 
 
 def carried_by(
@@ -211,6 +233,89 @@ def _bearer(column: Carried, value: Any) -> str:
     return TOKEN if isinstance(value, list) else RECORD
 
 
+def ignored_columns(
+    detected: Detected, shape: Shape, config: DocumentConfig
+) -> list[IgnoredColumns]:
+    """Find the columns that no option uses, from the first records of one file of each kind.
+
+    shape, config  of the run, as `for_shape` gives them
+    """
+    own_options = by_file_shape(config, shape)
+    alike: dict[tuple[str | None, str], list[InputFile]] = {}
+    for file in detected.files:
+        names = detected.fields.get(file.path)
+        if names is not None:
+            alike.setdefault((file.shape, repr(names)), []).append(file)
+    ignored = list[IgnoredColumns]()
+    for files in alike.values():
+        member, options = own_options[files[0].shape]
+        fields = detected.fields[files[0].path]
+        used, if_text = used_columns(member, options), _used_if_text(member, options)
+        others = [name for name in fields if not any(may_hold((name,), one) for one in used)]
+        names = [name for name in fields if name in others or name in if_text]
+        if member.is_of_tokens or not names:
+            continue
+        with_text = _with_unused_text(files[0], member, options, names)
+        others = [name for name in others if name not in with_text] if member.is_composed else []
+        if with_text or others:
+            only_in_chats = ONLY_IN_CHATS.issuperset([*with_text, *others])
+            hint = "--prompt-template chat uses it" if only_in_chats else "see --field"
+            paths = [file.path for file in files]
+            ignored.append(IgnoredColumns(paths, with_text, others, hint))
+    return ignored
+
+
+def _used_if_text(shape: Shape, config: DocumentConfig) -> frozenset[str]:
+    """Return the columns with well-known names that are used, but only if they hold text."""
+    known = {shape.columns[own] for own in known_texts(shape, config)}
+    return used_columns(shape, config) & known
+
+
+def _with_unused_text(
+    file: InputFile, shape: Shape, config: DocumentConfig, names: list[str]
+) -> list[str]:
+    """Return those of the columns in which the first records have texts that no used column has.
+
+    Words count rather than a URL, a digest or a picture; not all languages have spaces. A text that
+    repeats what is used, or is a rendering of it, is no loss.
+    """
+    used, if_text = used_columns(shape, config), _used_if_text(shape, config)
+    required = [shape.columns[own] for own in shape.required]
+    columns = [*dict.fromkeys([*required, *sorted(used), *names])]
+    found = set[str]()
+    with suppress(PackerError), peeking():  # the unit that reads it meets the same
+        for values in islice(_first_columns(file, columns, _bare(config)), _FIRST):
+            own = list[str]()
+            for column in used:
+                value = values.get(column)
+                if isinstance(value, str) or column not in if_text:
+                    own += _texts(value)
+            joined_texts = "\n".join(own)
+            longest = max(own, key=len, default="").strip()
+            for name in names:
+                if name in if_text and isinstance(values.get(name), str):
+                    continue
+                for text in _texts(values.get(name)):
+                    is_short = len(text) < _LONG or (" " not in text and text.isascii())
+                    repeats = len(longest) >= _TELLING and longest in text
+                    if not (is_short or repeats or text.strip() in joined_texts):
+                        found.add(name)
+    return [name for name in names if name in found]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+
+
 def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:
     """The shape of each file that has a record, by its index. DataError as `detect_shape`."""
     return _Look(config, {}).into(files)
@@ -219,14 +324,14 @@ def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape
 class _Look:
     """A look at the first records of files.
 
-    unused   as `Detected` has it
+    fields   as `Detected` has them
     lacking  by own names of fields that --field maps, the errors of files that lack the column and
              have a shape without it
     """
 
     def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
         self._config, self._known, self._carried = _bare(config), known, {*config.carried}
-        self.unused = dict[str, list[str]]()
+        self.fields = dict[str, list[str]]()
         self.lacking = dict[str, DataError]()
 
     def into(self, files: list[InputFile]) -> dict[int, Shape]:
@@ -262,14 +367,7 @@ class _Look:
             return None
         fields = [*fields, *self._held_later(file, fields)]
         shape = self._found_without_lacking(file, fields)
-        if shape.is_composed:
-            used = shape.columns.values()
-            self.unused[file.path] = [
-                name
-                for name in fields
-                if not any(may_hold((name,), column) for column in used)
-                and name not in self._carried
-            ]
+        self.fields[file.path] = [name for name in fields if name not in self._carried]
         if shape.kind not in ("prompt-completion", PREFERENCE) or not reader.holds_tokens:
             return shape
         of_messages = "messages" in shape.columns

@@ -5,20 +5,18 @@ Adding one: CONTRIBUTING.md. The table of formats is `options/formats.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
 
 from packer_cli.errors import DataError
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import STDIN, open_source
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
-from packer_cli.options.shape_rules import known_texts, used_columns
-from packer_cli.options.shapes import INSIDE, Shape, value_at
-from packer_cli.records import BadRecord, Documents, Group, InputFile, LookedAt, Records, Slice
+from packer_cli.options.shapes import Shape
+from packer_cli.records import BadRecord, Documents, Group, InputFile, Records, Slice
 
 _COMPRESSION_RATIO = 4  # of text, about
 
@@ -122,80 +120,3 @@ def beginning(file: InputFile, size: int) -> Slice:
     """
     cut = format_named(file.format).counts_bytes
     return Slice(file.index, 0, size if cut else None, 0)
-
-
-# --- a look at what nothing uses
-
-FIRST = 64  # records of a slice that are all looked at
-_EACH = 64  # one of so many of the others
-_LONG = 100  # characters of a text: names, dates, languages and the like are shorter
-_TELLING = 20  # characters that no other text has by chance
-
-
-class Sample:
-    """Some records of a slice, for what they hold beside what is used: the first ones, and a few of
-    all others, so that it costs next to nothing.
-    """
-
-    def __init__(self, shape: Shape, config: DocumentConfig) -> None:
-        texts = {shape.columns[own] for own in known_texts(shape, config)}
-        # by column, whether its value counts only where it is text
-        self._used = {name: name in texts for name in used_columns(shape, config)}
-        self._passed = 0
-        self._is_none = shape.is_of_tokens
-
-    def of(self, count: int, fields: Callable[[int], Mapping[str, Any] | None]) -> LookedAt:
-        """The content of the next `count` records. `fields` gives all fields of one, by its index;
-        None where it cannot be read.
-        """
-        if self._is_none:
-            return LookedAt()
-        first, self._passed = self._passed, self._passed + count
-        wanted = [*range(min(max(FIRST - first, 0), count))]
-        wanted += range(max(-first % _EACH, FIRST - first), count, _EACH)
-        records = [record for index in wanted if (record := fields(index)) is not None]
-        unused = dict[str, int]()
-        characters = sum(self._look_at(record, unused) for record in records)
-        return LookedAt(len(records), characters, unused)
-
-    def _look_at(self, record: Mapping[str, Any], unused: dict[str, int]) -> int:
-        """The number of a record's characters; those of long texts that nothing uses join `unused`.
-
-        Words count rather than a URL, a digest or a picture; not all languages have spaces. A text
-        that says what is used once more, or is a rendering of it, is no loss.
-        """
-        own, whole = list[str](), set[str]()
-        for column, is_text in self._used.items():
-            value = value_at(record, column)
-            if isinstance(value, str) or not is_text:
-                own += _texts(value)
-                whole.add(column)
-        characters = sum(map(len, own))
-        longest = max(own, key=len, default="").strip()
-        joined = "\n".join(own)
-        for name in record.keys() - whole:
-            value = record[name]
-            is_plain = isinstance(value, str)
-            if is_plain and value.lstrip()[:1] + value.rstrip()[-1:] in ("{}", "[]"):  # it is JSON
-                is_plain = False
-            for text in _texts(value):
-                characters += len(text)
-                is_short = len(text) < _LONG or (" " not in text and text.isascii())
-                is_used = text.strip() in joined or (len(longest) >= _TELLING and longest in text)
-                if not is_short and not is_used:
-                    key = name if is_plain else name + INSIDE
-                    unused[key] = unused.get(key, 0) + len(text)
-        return characters
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, list):
-            left += one

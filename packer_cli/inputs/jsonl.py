@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
@@ -43,7 +43,7 @@ from packer_cli.inputs.byte_streams import (
     taken,
     too_long,
 )
-from packer_cli.inputs.formats import LineReader, Sample
+from packer_cli.inputs.formats import LineReader
 from packer_cli.inputs.token_columns import NAMES, Given, token_records, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
@@ -57,7 +57,6 @@ from packer_cli.options.shapes import (
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Texts
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
-_MOST_LOOKED_AT = 1 << 20  # bytes of a record, of which all fields become objects
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Decode = Callable[[bytes | memoryview], Any]
 
@@ -163,7 +162,7 @@ class JsonlReader(LineReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        decode, sample = _decoder(shape, config), Sample(shape, config)
+        decode = _decoder(shape, config)
         carried, tip = [*config.carried], _MEND.format(self.what)
 
         def records_of(found: Block) -> Records:
@@ -171,11 +170,7 @@ class JsonlReader(LineReader):
             is_plain = shape.kind == "text" and not carried
             texts = _plain_texts(found, shape, config) if is_plain else None
             if texts is not None:
-                looked_at = sample.of(len(texts), partial(_all_of, found))
-                return Records(
-                    found.positions, texts=texts, bad=found.bad, consumed=consumed,
-                    looked_at=looked_at,
-                )  # fmt: skip
+                return Records(found.positions, texts=texts, bad=found.bad, consumed=consumed)
             positions, decoded, bad = self._decoded(file, found, decode, shape, config)
             if shape.kind == "tokens":
                 rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
@@ -193,11 +188,7 @@ class JsonlReader(LineReader):
                 return Records(positions, fields=decoded, bad=bad, consumed=consumed)
             strings = [record.text for record in decoded] if shape.kind == "text" else None
             fields = [*map(msgspec.structs.asdict, decoded)] if strings is None else None
-            looked_at = sample.of(len(found.pieces), partial(_all_of, found))
-            records = Records(
-                positions, texts=strings, fields=fields, bad=bad, consumed=consumed,
-                looked_at=looked_at,
-            )  # fmt: skip
+            records = Records(positions, texts=strings, fields=fields, bad=bad, consumed=consumed)
             if not carried:
                 return records
             given = Given(positions, _given(decoded, carried))
@@ -486,14 +477,6 @@ def _decoder_of(
         return msgspec.convert(there, record)
 
     return decode_by_dots
-
-
-def _all_of(found: Block, index: int) -> dict[str, Any] | None:
-    """All fields of a record; None of one that is bad, or large once it is objects."""
-    if len(found.pieces[index]) <= _MOST_LOOKED_AT:
-        with suppress(*_DECODE_ERRORS):
-            return _any_decoder(found.pieces[index])
-    return None
 
 
 def _names_in(piece: bytes) -> list[str]:

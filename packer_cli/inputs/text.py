@@ -26,7 +26,7 @@ from packer_cli.inputs.byte_streams import (
     read_lines,
     too_long,
 )
-from packer_cli.inputs.formats import LineReader, Sample
+from packer_cli.inputs.formats import LineReader
 from packer_cli.inputs.token_columns import Given, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
@@ -187,7 +187,6 @@ class CsvReader(LineReader):
             # the shape's own names of fields -> their places in a row
             places = {own: header.index(name) for own, name in shape.columns.items()
                       if name in header}  # fmt: skip
-            sample = Sample(shape, config)
 
             def records_of(batch: _Batch) -> Records:
                 texts = fields = None
@@ -195,17 +194,13 @@ class CsvReader(LineReader):
                     texts = [row[places["text"]] for _, row in batch.rows]
                 else:
                     fields = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
-                looked_at = sample.of(
-                    len(batch.rows), lambda i: dict(zip(header, batch.rows[i][1], strict=True))
-                )
                 positions = np.array([position for position, _ in batch.rows], np.int64)
                 values = {name: [_value(row[header.index(name)]) for _, row in batch.rows]
                           for name in config.carried if name in header}  # fmt: skip
                 batch.rows.clear()  # not held while records are worked on
                 records = Records(
-                    positions, texts=texts, fields=fields, bad=batch.bad, looked_at=looked_at,
-                    consumed=source.consumed(),
-                )  # fmt: skip
+                    positions, texts=texts, fields=fields, bad=batch.bad, consumed=source.consumed()
+                )
                 if not config.carried:
                     return records
                 return with_carried(records, Given(positions, values), config, _MEND)

@@ -253,9 +253,6 @@ class DocumentConfig(Options):
         metavar="N|SHARE",
         goes_with=("on_error", "skip"),
     )
-    max_unused: Share | None = option(
-        None, "Fail when more of the records' text is in fields that nothing uses: 0.01 or 1%."
-    )
     max_line_bytes: Size = option(256 * MIB, "Longest line, cell or text document accepted.")
     unit_bytes: Size | None = option(
         None, "Input bytes in a work unit. Default: by the size of the input."

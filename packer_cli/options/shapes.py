@@ -29,7 +29,6 @@ MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
 ABSENT = object()  # what `value_at` finds where there is nothing
 _Names = dict[str, tuple[str, ...]]
-INSIDE = ".*"  # after the name of a field: texts within its value, which is an object or a list
 CONTEXT, SYSTEM, REASONING = "context", "system", "reasoning"  # fields beside prompt and answer
 
 

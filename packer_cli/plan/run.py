@@ -398,8 +398,7 @@ def _check(config: PackConfig, planned: Sequence[tuple[Planned, int]]) -> None:
         total.add(one)
         bad += -(-one.rejected_records // copies)  # files that are left out count once
         records += (one.documents + one.empty_documents + one.dropped_documents) // copies
-    tip = "or name a larger limit"
-    check_limits(config, total, bad, records + bad, f"mend the input, {tip}", tip)
+    check_limits(config, total, bad, records + bad, "fix the input, or name a larger limit")
 
 
 def _outcome_of(config: PackConfig, plans: Sequence[UnitPlan], place: int, read: _Pass) -> Outcome:

@@ -30,11 +30,11 @@ from packer_cli.packing.figures import (
     near_median,
 )
 from packer_cli.packing.fitting import Loss, Untrained, item_lengths
-from packer_cli.records import Int32, Int64, LeftOut, LookedAt
+from packer_cli.records import Int32, Int64, LeftOut
 from packer_cli.result.layout import Count
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
-_MOST_UNREAD, OTHERS = 50, "…"
+_MOST_UNREAD, _OTHERS = 50, "…"
 _Squares = Annotated[int, Meta(ge=0)]  # beyond 64 bits for long rows
 _POWER_BUCKETS = 32  # bucket i: 2**i <= value < 2**(i+1)
 
@@ -90,7 +90,7 @@ def _unpacked(text: str) -> Int64:
 def _add_named(totals: dict[str, int], more: Mapping[str, int]) -> None:
     """Add counts of names; of many different ones, the rest is counted as one. INOUT totals."""
     for name, number in sorted(more.items()):
-        one = name if name in totals or len(totals) < _MOST_UNREAD else OTHERS
+        one = name if name in totals or len(totals) < _MOST_UNREAD else _OTHERS
         totals[one] = totals.get(one, 0) + number
 
 
@@ -142,7 +142,6 @@ class DocumentTotals(Struct):
     rejected records are whole files that cannot be decoded.
 
     edge_tokens     hold the end of a prompt and the beginning of its answer
-    looked_at_...   records of which all fields were read, and the characters in them
     traces          that became `branches`, a document each; `filtered_traces` did not
     shared_tokens   of branches, which an earlier branch of their trace has, too
     """
@@ -182,8 +181,6 @@ class DocumentTotals(Struct):
     repeated_tokens: Count = 0
     rejected_files: Count = 0
     edge_tokens: Count = 0
-    looked_at_records: Count = 0
-    looked_at_characters: Count = 0
     traces: Count = 0
     branches: Count = 0
     shared_tokens: Count = 0
@@ -217,7 +214,6 @@ class Counts(Totals):
     balanced, before and after.
 
     unread          fields that nobody reads
-    unused          characters that nothing uses, by field, of those looked at
     dropped_length  the tokens of documents that are dropped since they are longer than a row; of
                     those with 2**i <= length < 2**(i+1) in dropped_length[i]
     """
@@ -234,7 +230,6 @@ class Counts(Totals):
     attention_after: AttentionCost = AttentionCost()
     files: dict[int, InputTotals] = {}
     unread: dict[str, int] = {}
-    unused: dict[str, int] = {}
     dropped_length: Int64 = field(default_factory=_powers)
 
     def file(self, index: int) -> InputTotals:
@@ -334,12 +329,6 @@ class Counts(Totals):
         self.unshown_documents += documents
         self.file(file).unshown_documents += documents
         self.file(file).unshown_tokens += sum(tokens)
-
-    def add_looked_at(self, sample: LookedAt) -> None:
-        """Count what of some records nothing uses."""
-        self.looked_at_records += sample.records
-        self.looked_at_characters += sample.characters
-        _add_named(self.unused, sample.unused)
 
     def add_dropped(self, lengths: Int64) -> None:
         """Count documents that are dropped since they are longer than a row."""

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 TOKENIZED = "tokenized"
 # Options that decide whether a run may end well, not what a unit's shards hold: its record says
 # which bad records it has skipped.
-LIMITS = ("max_loss", "max_errors", "max_unused", "on_error")
+LIMITS = ("max_loss", "max_errors", "on_error")
 DOCUMENT_TOTALS, TOTALS = DocumentTotals.__struct_fields__, Totals.__struct_fields__
 _OWN = InputTotals.__struct_fields__
 OF_INPUTS = (*_OWN[:4], *_OWN[5:11], _OWN[4], *_OWN[11:])  # what is trained on comes after losses
@@ -228,7 +228,6 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     tokens: AtLeastOne
     trained_tokens: Count
     unread: dict[str, Count] = {}
-    unused: dict[str, Count] = {}
     histograms: DocumentHistograms
     inputs: list[Input]
     units: list[Unit]

@@ -6,21 +6,12 @@ say the same.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from packer_cli.errors import named
 from packer_cli.options.options import MAX_LENGTH_LIMIT
-from packer_cli.options.shapes import (
-    CONTEXT,
-    INSIDE,
-    ONLY_IN_CHATS,
-    SYSTEM,
-    Shape,
-    prompt_templates,
-)
-from packer_cli.result.counts import OTHERS
+from packer_cli.options.shapes import prompt_templates
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
@@ -32,15 +23,9 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.wording import percent, plural, unshown
 
-_SHARE = 0.01  # of tokens, characters or documents: what is less is no cause for alarm
+_SHARE = 0.01  # of tokens or documents: what is less is no cause for alarm
 _MOST_NAMED = 12
-RAW, UNUSED = "raw", "unused"
-# words in names of fields that a prompt must not hold
-_ANSWERS = (
-    "answer", "solution", "rationale", "explanation", "output", "response", "completion", "target",
-    "reasoning", "thinking", "thought", "chosen", "rejected", "correct", "reference", "gold",
-)  # fmt: skip
-_ONLY_IN_CHATS = {*ONLY_IN_CHATS, "tools" + INSIDE}
+RAW = "raw"
 
 
 class Warned(NamedTuple):
@@ -61,7 +46,7 @@ def warnings_of(manifest: Result) -> list[Warned]:
     dropped = _dropped(manifest) if isinstance(manifest, Manifest) else ()
     return [
         *dropped, *_left_out(manifest), *_copies(manifest),
-        *_unused(manifest), *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
+        *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
     ]  # fmt: skip
 
 
@@ -69,19 +54,6 @@ def encoded_tokens(manifest: Result) -> int:
     """The tokens that a run made, those that were lost included."""
     lost = ("truncated_tokens", "dropped_tokens")
     return manifest.tokens + sum(getattr(manifest, name, 0) for name in lost)
-
-
-def why_too_much_unused(
-    max_unused: float | None, characters: int, unused: dict[str, int]
-) -> str | None:
-    """Why --max-unused refuses a result; None when it allows what nothing uses."""
-    share = sum(unused.values()) / max(characters, 1)
-    if max_unused is None or share <= max_unused:
-        return None
-    return (
-        f"{share:.4f} of the text of records is in fields that nothing uses, "
-        f"{named(unused, _MOST_NAMED)}; --max-unused is {max_unused}"
-    )
 
 
 def _dropped(manifest: Manifest) -> Iterator[Warned]:
@@ -152,45 +124,6 @@ def _copies(manifest: Result) -> Iterator[Warned]:
         f"{as_named(original.path)}{more}"
     )
     yield Warned("copies", text, "name one of such files")
-
-
-def _unused(manifest: Result) -> Iterator[Warned]:
-    whole = manifest.looked_at_characters
-    large = {name: number for name, number in manifest.unused.items() if number > _SHARE * whole}
-    if not large:
-        return
-    looked_at = f"of {plural(manifest.looked_at_records, 'record')} looked at"
-    names = [f"{name} ({percent(number / whole)})" for name, number in large.items()]
-    text = f"nothing uses the text in {named(names, _MOST_NAMED)}, {looked_at}"
-    if large.keys() <= _ONLY_IN_CHATS and "chat" not in _prompts(manifest).values():
-        way_out = "--prompt-template chat uses it"
-    else:
-        way_out = _place_for(next(iter(large)), manifest)
-    yield Warned(UNUSED, text, f"{way_out}, --max-unused 1% makes it an error")
-
-
-def _place_for(name: str, manifest: Result) -> str:
-    """The option that makes something of a field; of an answer, or of more than text, none surely
-    does.
-    """
-    own = {_own_of_more(one) for one in shape_of(manifest).each}
-    is_text = not name.endswith((INSIDE, OTHERS))
-    if len(own) > 1 or not is_text or any(word in name.lower() for word in _ANSWERS):
-        return "see --field"
-    column = shlex.quote(name)
-    if own == {"text"}:
-        return f"--text-field {column} packs it instead"
-    what = "makes it the system message" if own == {SYSTEM} else "puts it below the prompt"
-    return f"--field {own.pop()}={column} {what}"
-
-
-def _own_of_more(shape: Shape) -> str:
-    """The field of a shape that has a place for more text."""
-    if shape.kind == "text":
-        return "text"
-    if shape.is_chat or shape.of_messages:
-        return SYSTEM
-    return "input" if shape.kind == "alpaca" else CONTEXT
 
 
 def _unshown(manifest: Result) -> Iterator[Warned]:

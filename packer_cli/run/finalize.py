@@ -54,7 +54,6 @@ from packer_cli.result.manifest import (
     why_incomplete,
 )
 from packer_cli.result.reader import HEADER_BYTES, PackedDirectory, segments_of, squares_header
-from packer_cli.result.warnings import why_too_much_unused
 from packer_cli.run import commits
 from packer_cli.run import destination as output
 from packer_cli.run.commits import UnitRecord, identities, squared_lengths_name
@@ -179,13 +178,11 @@ def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterat
 
 
 def _check(every: _Units, run: Run, claim: Claim) -> None:
-    """Raise DataError for too many bad records among those that are new, too much that is unused,
-    or where nothing is left.
-    """
+    """Raise DataError for too many bad records among those that are new, or if nothing is left."""
     total, rejected, config = every.total, every.rejected, run.config
     later = "everything is packed, and with a larger limit the run finishes at once"
-    see = f"see {claim.work}/rejected-*.jsonl; {later}"
-    check_limits(config, total, every.bad, every.read, see, later)
+    tip = f"see {claim.work}/rejected-*.jsonl; {later}"
+    check_limits(config, total, every.bad, every.read, tip)
     if total.rows or (run.is_to_tokenize and total.tokens):
         return
     problem, tip = nothing_to_pack(total, config)
@@ -216,25 +213,18 @@ def nothing_to_pack(total: Counts, config: DocumentConfig) -> tuple[str, str]:
     )
 
 
-def check_limits(
-    config: DocumentConfig, total: Counts, bad: int, read: int, see: str, later: str
-) -> None:
-    """Raise DataError for more `bad` records among those that were `read`, or more unused text,
-    than the options allow; InternalError where an encoded token is neither in a row nor known to
-    be lost. `see`, `later`: what helps with the former, and with the latter.
+def check_limits(config: DocumentConfig, total: Counts, bad: int, read: int, tip: str) -> None:
+    """Raise DataError for more `bad` records among those that were `read` than the options allow;
+    InternalError where an encoded token is neither in a row nor known to be lost.
     """
     limit = config.max_errors
     if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
-        raise DataError(f"{bad:,} of {read:,} records are bad; --max-errors is {limit}", see)
+        raise DataError(f"{bad:,} of {read:,} records are bad; --max-errors is {limit}", tip)
     if not total.conserved():
         raise InternalError(
             f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
             f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
         )
-    unused = total.looked_at_characters, total.unused
-    if reason := why_too_much_unused(config.max_unused, *unused):
-        tip = "name fields with --field, or leave them out of the input; "
-        raise DataError(reason, tip + later)
 
 
 def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:
@@ -392,14 +382,13 @@ def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
 
 
 def _totals(counts: Counts, names: Iterable[str], histograms: Any) -> dict[str, Any]:
-    named = {"unread": counts.unread, "unused": counts.unused}  # by the names of fields
     return {
         **{
             name: figure
             for name in names
             if (figure := getattr(counts, name)) or name not in OF_TRACES
         },
-        **{name: dict(sorted(total.items())) for name, total in named.items() if total},
+        **({"unread": dict(sorted(counts.unread.items()))} if counts.unread else {}),
         "histograms": {
             name: getattr(counts, name).tolist() for name in histograms.__struct_fields__
         },

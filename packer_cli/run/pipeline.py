@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +35,12 @@ from packer_cli.errors import (
 from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.detection import (
     NOTHING_KNOWN,
+    IgnoredColumns,
     KnownShapes,
     carried_by,
     carried_by_traces,
     detect_shape,
+    ignored_columns,
 )
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import carried_of, is_tokenized
@@ -53,7 +55,7 @@ from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
-from packer_cli.result.warnings import RAW, UNUSED, warnings_of
+from packer_cli.result.warnings import RAW, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
@@ -135,8 +137,8 @@ def settle(
             "--view: rows can only refer to stored tokens, and the inputs are not tokenized",
             "packer tokenize INPUT -o DIR first, then packer pack DIR --view",
         )
-    files, shape, unused = detect_shape(files, config, known)
-    _name_columns(unused, config.shape, options)
+    detected = detect_shape(files, config, known)
+    files, shape, _ = detected
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
@@ -145,6 +147,8 @@ def settle(
     is_trace = shape.kind == TRACE
     carry = carried_by_traces(config) if is_trace else carried_by(files, shape, config, known)
     config = for_shape(replace(config, carry=carry), shape)
+    for one in ignored_columns(detected, shape, config):
+        _name_ignored(one, config.shape, options)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)
 
@@ -285,29 +289,25 @@ def _refuse_impossible(
             ) from None
 
 
-def _name_columns(
-    unused: Mapping[str, list[str]], shape: str | None, options: EncodingOptions
-) -> None:
-    """Name columns of supervised inputs that no option uses. `unused`: by path; `shape`: --shape.
+def _name_ignored(columns: IgnoredColumns, shape: str | None, options: EncodingOptions) -> None:
+    """Name columns that no option uses. `shape`: --shape.
 
     A label is worth a warning where nobody chose the shape: answers that it calls bad would be
     learned as good ones.
     """
-    by_columns: dict[tuple[str, ...], list[str]] = {}
-    for path, columns in unused.items():
-        if columns:
-            by_columns.setdefault(tuple(columns), []).append(path)
-    for names, paths in by_columns.items():
-        what = "column" if len(names) == 1 else "columns"
-        line = f"{named(paths, 1)}: no option uses the {what} {named(names)}; see --field"
-        if LABEL in names and shape is None:
-            options.warn(
-                f"warning: {line}, and --shape preference if it says which answers are good"
-            )
-        elif {"chosen", "rejected"} <= {*names}:
-            options.notify(f"{line}, and --shape preference for pairs")
-        else:
-            options.notify(line)
+    where, others, hint = named(columns.paths, 1), columns.others, columns.hint
+    if columns.with_text:
+        options.warn(f"warning: {where}: ignored text in {named(columns.with_text)}; {hint}")
+    if not others:
+        return
+    what = "ignored column" if len(others) == 1 else "ignored columns"
+    line = f"{where}: {what}: {named(others)}; {hint}"
+    if LABEL in others and shape is None:
+        options.warn(f"warning: {line}, and --shape preference if it says which answers are good")
+    elif {"chosen", "rejected"} <= {*others}:
+        options.notify(f"{line}, and --shape preference for pairs")
+    else:
+        options.notify(line)
 
 
 def _warn_of_losses(
@@ -316,9 +316,8 @@ def _warn_of_losses(
     """Say what was lost or left out, and which fields of records nobody reads. `config`: as given,
     which says what of it is meant.
     """
-    meant = {RAW: config.prompt_template == "none", UNUSED: config.max_unused is not None}
     for one in warnings_of(manifest):
-        if not meant.get(one.about):
+        if one.about != RAW or config.prompt_template != "none":
             options.warn(f"warning: {place}: {one}")
     names = [
         f"{name} ({count(number)}){_meant(name, chosen)}"

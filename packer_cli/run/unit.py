@@ -273,7 +273,6 @@ class UnitMaker:
                     continue
                 batch, bad, more = job.source.encode(records, file)
                 self.counts.add(more)
-                self.counts.add_looked_at(records.looked_at)
                 if bad:
                     self._reject(file, bad)
                 if records.empty:

@@ -49,7 +49,7 @@ from packer_cli.run.commits import UnitRecord, counts_of, read_units
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 
 _SOMETIMES = {
-    "unread", "unused", "dropped_length", "attention_cost", "incomplete", "dropped_documents",
+    "unread", "dropped_length", "attention_cost", "incomplete", "dropped_documents",
     "dropped_tokens", *OF_TRACES,
 }  # fmt: skip
 

@@ -143,14 +143,14 @@ def test_columns_that_no_option_uses(folder: Path) -> None:
     Path("t.jinja").write_text(TAGS)
     result = packer("pack", "data.jsonl", "chat.jsonl", "-l", 512, "-t", "bytes", "-o", "out",
                     "--chat-template", "t.jinja")  # fmt: skip
-    lines = [one for one in result.stderr.splitlines() if "no option uses" in one]
+    lines = [one for one in result.stderr.splitlines() if "ignored" in one]
     assert lines == [
-        "packer: data.jsonl: no option uses the columns subject, category; see --field",
-        "packer: chat.jsonl: no option uses the column lang; see --field",
+        "packer: data.jsonl: ignored columns: subject, category; see --field",
+        "packer: chat.jsonl: ignored column: lang; see --field",
     ]
     result = packer("pack", "data.jsonl", "--field", "input=subject", "-l", 512, "-t", "bytes",
                     "-o", "other")  # fmt: skip
-    assert "no option uses the column category;" in result.stderr
+    assert "ignored column: category;" in result.stderr
 
 
 def test_a_label_that_no_option_uses(folder: Path) -> None:
@@ -160,19 +160,20 @@ def test_a_label_that_no_option_uses(folder: Path) -> None:
     write([chat(*talk, label=True)], "chat.jsonl")
     write([chat(*talk, chosen=talk, rejected=talk)], "pairs.jsonl")
     Path("t.jinja").write_text(TAGS)
-    how = ("-l", 512, "-t", "bytes", "--chat-template", "t.jinja", "--overwrite", "-o", "out")
-    for file in ("data.jsonl", "chat.jsonl"):
+    how = ("-l", 512, "-t", "bytes", "--overwrite", "-o", "out")
+    template = ("--chat-template", "t.jinja")
+    for file, *more in (("data.jsonl",), ("chat.jsonl", *template)):
         assert (
-            f"warning: {file}: no option uses the column label; see --field, and --shape "
+            f"warning: {file}: ignored column: label; see --field, and --shape "
             "preference if it says which answers are good"
-            in packer("pack", file, *how, "-q").stderr
+            in packer("pack", file, *how, "-q", *more).stderr
         )
-        assert "label" not in packer("pack", file, *how, "--shape", "preference").stderr
+        assert "label" not in packer("pack", file, *how, *more, "--shape", "preference").stderr
     asked = packer("pack", "data.jsonl", *how, "--shape", "prompt-completion").stderr
     assert "label; see --field\n" in asked
     assert "warning: data" not in asked
-    pairs = packer("pack", "pairs.jsonl", *how).stderr
-    assert "columns chosen, rejected; see --field, and --shape preference for pairs" in pairs
+    pairs = packer("pack", "pairs.jsonl", *how, *template).stderr
+    assert "columns: chosen, rejected; see --field, and --shape preference for pairs" in pairs
 
 
 def test_tokens_are_those_of_the_parts_alone(folder: Path) -> None:

@@ -133,8 +133,7 @@ def test_rows_are_those_of_the_raw_input(
     counted = same - {  # what only encoding can tell is told where it was encoded
         "empty_documents", "trained_turns", "turns_without_end", "double_bos_documents",
         "empty_turns", "unread", "special_tokens_in_text", "fim_documents",
-        "masked_documents", "masked_tokens", "repeated_tokens", "edge_tokens", "looked_at_records",
-        "looked_at_characters", "unused",
+        "masked_documents", "masked_tokens", "repeated_tokens", "edge_tokens",
         *(name for name in raw if name.startswith("unshown_")),
     }  # fmt: skip
     assert {key: tokens[key] for key in counted} == {key: raw[key] for key in counted}

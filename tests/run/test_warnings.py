@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_tokenizers as tiny
 from chats import TAGS, assistant, chat, user, write
-from support import assert_error, check_directory, packer
+from support import check_directory, packer
 
 LONG = "All that the answer is about. " * 10
 WORDS = "word " * 40
@@ -75,63 +75,6 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
         TEMPLATE,
         ["of the tokens: without a token to train on; --keep-untrained keeps them"],
     ),
-    "a text that no field is": (
-        [one | {"notes": f"{i} {LONG}"} for i, one in enumerate(PAIRS)],
-        (),
-        ["nothing uses the text in notes (59.33%), of 9 records looked at; "
-            "--field context=notes puts it below the prompt, --max-unused 1% makes it an error"],
-    ),
-    "texts within a field": (
-        [one | {"more": {"notes": [LONG, LONG]}} for one in TEXTS],
-        (),
-        ["nothing uses the text in more.* (75.00%), of 9 records looked at; see --field"],
-    ),
-    "JSON text": (
-        [one | {"meta": json.dumps({"notes": LONG})} for one in TEXTS], (),
-        ["nothing uses the text in meta.* (61.01%), of 9 records looked at; see --field, "],
-    ),
-    "a summary": (
-        [one | {"summary": LONG} for one in TEXTS], (),
-        ["nothing uses the text in summary (60.00%), of 9 records looked at; --text-field summary"],
-    ),
-    "a solution": (
-        [one | {"solution": f"{i} {LONG}"} for i, one in enumerate(PAIRS)], (),
-        ["nothing uses the text in solution (59.33%), of 9 records looked at; see --field, "],
-    ),
-    "notes beside pairs of messages": (
-        [{"prompt": [user("Hi")], "chosen": [assistant(WORDS)], "rejected": [assistant("No")],
-          "notes": f"{i} {LONG}"} for i in range(9)], TEMPLATE,
-        ["; --field system=notes makes it the system message, "],
-    ),
-    "a context that is an object": (
-        [one | {"context": {"sentences": [f"{i} {LONG}"]}} for i, one in enumerate(PAIRS)], (),
-        ["nothing uses the text in context.* (59.33%), of 9 records looked at; see --field, "],
-    ),
-    "messages within an object": (
-        [{"data": {"messages": one["messages"]}} for one in CHATS],
-        (*TEMPLATE, "--field", "messages=data.messages"), [],
-    ),
-    "tools beside prompts": (
-        [one | {"tools": [{"name": "f", "description": LONG}]} for one in PAIRS], (),
-        ["nothing uses the text in tools.* (59.06%), of 9 records looked at; --prompt-template "],
-    ),
-    "what is rendered without blanks at its ends": (
-        [chat(user(f"{LONG}{i}\n"), assistant(f"{WORDS}\n"))
-         | {"text": f"U: {LONG}{i}A: {WORDS.strip()}"} for i in range(9)], TEMPLATE, [],
-    ),
-    "short values, URLs and pictures": (
-        [one | {"id": i, "lang": "en", "url": "https://" + "a" * 200} for i, one in
-         enumerate(PAIRS)], (), [],
-    ),
-    "what is used, once more": (
-        [one | {"text": f"Q: {one['prompt']}A: {one['completion']}"} for one in PAIRS]
-        + [PAIRS[0] | {"text": WORDS}], ("--shape", "prompt-completion"), [],
-    ),
-    "reasoning without a chat template": (
-        [one | {"reasoning": LONG} for one in PAIRS],
-        (),
-        ["; --prompt-template chat uses it, --max-unused 1% makes it an error"],
-    ),
     "a token across the edge": (
         [{"prompt": "The quick brown f", "completion": "ox jumps."}], ("-t", "merging"),
         ["1 token in 1 document (100.00%) hold the end of a prompt and the beginning of its "
@@ -176,6 +119,46 @@ def test_how_prompts_become_text_is_said(folder: Path) -> None:
         assert f"prompts {words}" in Path("page.html").read_text()
 
 
+# records, options, what is said of columns that no option uses
+NOTES = [one | {"notes": f"{i} {LONG}"} for i, one in enumerate(PAIRS)]
+IGNORED: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
+    "a text that no field is": (NOTES, (), ["warning: data: ignored text in notes; see --field"]),
+    "the same, used": (NOTES, ("--field", "context=notes"), []),
+    "texts within a field": (
+        [one | {"more": {"notes": [LONG, LONG]}} for one in TEXTS], (),
+        ["warning: data: ignored text in more; see --field"],
+    ),
+    "a context that is an object": (
+        [one | {"context": {"sentences": [f"{i} {LONG}"]}} for i, one in enumerate(PAIRS)], (),
+        ["warning: data: ignored text in context; see --field"],
+    ),
+    "messages within an object": (
+        [{"data": {"messages": one["messages"]}} for one in CHATS],
+        (*TEMPLATE, "--field", "messages=data.messages"), [],
+    ),
+    "tools beside prompts": (
+        [one | {"tools": [{"name": "f", "description": LONG}]} for one in PAIRS], (),
+        ["warning: data: ignored text in tools; --prompt-template chat uses it"],
+    ),
+    "reasoning without a chat template": (
+        [one | {"reasoning": LONG} for one in PAIRS], (),
+        ["warning: data: ignored text in reasoning; --prompt-template chat uses it"],
+    ),
+    "what is rendered without blanks at its ends": (
+        [chat(user(f"{LONG}{i}\n"), assistant(f"{WORDS}\n"))
+         | {"text": f"U: {LONG}{i}A: {WORDS.strip()}"} for i in range(9)], TEMPLATE,
+        ["data: ignored column: text; see --field"],
+    ),
+    "short values, URLs and pictures": (
+        [one | {"id": i, "url": "https://" + "a" * 200} for i, one in enumerate(PAIRS)], (),
+        ["data: ignored columns: id, url; see --field"],
+    ),
+    "short values beside plain text": ([one | {"lang": "en"} for one in TEXTS], (), []),
+    "what is used, once more": (
+        [one | {"both": f"Q: {one['prompt']}A: {one['completion']}"} for one in PAIRS], (),
+        ["data: ignored column: both; see --field"],
+    ),
+}  # fmt: skip
 FORMATS: dict[str, Callable[[list[dict[str, str]]], object]] = {
     "jsonl": lambda rows: write(rows, "data.jsonl"),
     "json": lambda rows: Path("data.json").write_text(json.dumps(rows)),
@@ -184,32 +167,14 @@ FORMATS: dict[str, Callable[[list[dict[str, str]]], object]] = {
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_a_sample_of_records_is_looked_at(folder: Path, suffix: str) -> None:
-    """All of the first 64, and one of 64 afterwards; where columns are read, the first ones."""
-    FORMATS[suffix]([{**PAIRS[0], "notes": f"{i} {LONG}"} for i in range(200)])
-    options = ("-l", 1024, "-t", "bytes", "-o", "out", "-q")
-    result = packer("pack", f"data.{suffix}", *options)
-    assert "nothing uses the text in notes (59.4" in result.stderr
-    assert f", of {64 if suffix == 'parquet' else 67} records looked at; " in result.stderr
-    result = packer("verify", "out", "--against-inputs", "--sample", "all")
-    assert result.exit_code == 0, result.stderr
-
-
-@pytest.mark.parametrize("command", [("pack", "-l", 1024), ("tokenize",), ("plan", "-l", 1024)])
-def test_max_unused(folder: Path, command: tuple[Any, ...]) -> None:
-    write([one | {"notes": f"{i} {LONG}"} for i, one in enumerate(PAIRS)])
-    name, *options = command
-    output = () if name == "plan" else ("-o", "out")
-    arguments = (name, "data.jsonl", *options, *output, "-t", "bytes", "-q")
-    result = packer(*arguments, "--max-unused", "10%")
-    assert_error(
-        result, 1, "0.5933 of the text of records is in fields that nothing uses, notes; "
-        "--max-unused is 0.1",
-    )  # fmt: skip
-    assert not Path("out").exists() or not Path("out/manifest.json").exists()
-    met = packer(*arguments, "--max-unused", "60%")
-    assert (met.exit_code, met.stderr) == (0, "")
-    if name != "plan":
-        assert_error(packer(*arguments, "--max-unused", "10%", "--update"), 1, "0.5933 of the text")
-        assert json.loads(Path("out/manifest.json").read_text())["unused"] == {"notes": 2718}
-        assert packer("verify", "out").exit_code == 0
+@pytest.mark.parametrize("name", IGNORED)
+def test_ignored_columns_are_named(folder: Path, name: str, suffix: str) -> None:
+    """Those with text also with -q."""
+    records, options, expected = IGNORED[name]
+    FORMATS[suffix](records)
+    Path("t.jinja").write_text(TAGS)
+    command = ("tokenize", f"data.{suffix}", "-t", "bytes", "-o", "out", *options)
+    lines = packer(*command).stderr.replace(f"data.{suffix}:", "data:").splitlines()
+    assert [one for one in lines if "ignored" in one] == [f"packer: {one}" for one in expected]
+    quiet = packer(*command, "-q", "--overwrite").stderr
+    assert ("ignored" in quiet) == any("warning" in one for one in expected)

@@ -316,7 +316,7 @@ def test_every_option_is_among_the_changes() -> None:
     options = {field.name for field in dataclasses.fields(PackConfig)}
     assert options == {
         *OPTIONS, "unit_bytes", "shard_bytes", "force_split", "chat_template", "allow_open_turns",
-        "max_errors", "max_unused",  # they may have been others when what is kept was packed
+        "max_errors",  # they may have been others when what is kept was packed
         "roles",  # no other speakers are there
         "min_reward", "max_age",  # nor traces: test_traces
         "special_tokens_in_text",  # no text spells one out
