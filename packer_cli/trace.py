@@ -204,13 +204,10 @@ class Run:
             Origins(one.facts, one.directories if isinstance(one, View) else None)
             for one in self.parts
         ]
-        self._stages = [stage.rows for stage in self.rows_of.stages]
         self.state = None if state is None else State.of(state)
         self.begin = 0  # where steps begin to count
         if self.state is not None:
-            self.state.refuse_others(
-                data=self.rows_of.fingerprint, rows=len(self.rows_of), stages=self._stages or None
-            )
+            self.state.refuse_others(data=self.rows_of.fingerprint, rows=len(self.rows_of))
             given = self.state.loop(given, same=not resumed)
             self.begin = self.state.samples if resumed else self.state.begin
         refuse_missing(Loop, given)
@@ -229,9 +226,7 @@ class Run:
                     "the costs of rows are not those that the sampler's state was saved with",
                     "give the function that the sampler had, cost=... in Python",
                 )
-        order = Order(
-            len(self.rows_of), loop.seed, self._stages, loop.block_rows, loop.window_blocks
-        )
+        order = Order(len(self.rows_of), loop.seed, loop.block_rows, loop.window_blocks)
         return Schedule(
             order, self.steps.grid.sizes, balance=loop.balance, window=loop.window, costs=costs,
             begin=self.begin, dealt=state.dealt if state else (),
@@ -652,7 +647,6 @@ class State(msgspec.Struct, frozen=True):
     seed: int | None
     block_rows: AtLeastOne
     window_blocks: AtLeastOne
-    stages: list[Count] | None = None
     data: str | None = None
     balance: Literal["step", "order"] | None = None
     window: AtLeastOne = 64

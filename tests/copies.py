@@ -233,7 +233,7 @@ def _import_all() -> None:
     import packer_cli.cli.app
     import packer_cli.export
     import packer_cli.inputs.jsonl
-    import packer_cli.plan.run
+    import packer_cli.plan
     import packer_cli.reports.plan
     import packer_cli.reports.show
     import packer_cli.reports.stats

@@ -35,7 +35,7 @@ from packer_cli.interrupts import interruptible
 
 # command -> the module that has its function, of the same name
 _COMMANDS = {
-    "pack": "pack", "tokenize": "pack", "plan": "plan", "recipe": "recipe",
+    "pack": "pack", "tokenize": "pack", "plan": "plan",
     "stats": "stats", "show": "show", "trace": "trace", "verify": "verify", "audit": "audit",
     "export": "export", "tokenizer": "tokenizer",
 }  # fmt: skip

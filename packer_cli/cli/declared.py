@@ -39,7 +39,7 @@ SECTIONS = {
     "Output": "columns label_shift view shard_bytes update add prune checksum staging position_ids "
     "html",
     "Running": "rank world_size unit_bytes max_seconds_per_record tokenizer_backend engine "
-    "ray_address no_lock max_share_error as_json quiet debug",
+    "ray_address no_lock as_json quiet debug",
 }
 _SECTION_OF = {name: title for title, names in SECTIONS.items() for name in names.split()}
 _COLUMN = 30  # where the help begins

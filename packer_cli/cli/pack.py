@@ -55,7 +55,7 @@ def pack(
     if order.recipe:
         from packer_cli.run.recipe import pack_recipe
 
-        made += pack_recipe(order.recipe, place, run, command.max_share_error)
+        made += pack_recipe(order.recipe, place, run)
     else:
         from packer_cli.run import pipeline
 

@@ -14,7 +14,7 @@ from packer_cli.options.run_options import EncodingOptions, PackOptions, Progres
 
 if TYPE_CHECKING:
     from packer_cli.options.recipe import Order
-    from packer_cli.plan.run import Plan
+    from packer_cli.plan import Plan
 
 _OF_PACK = options_of(PackConfig)
 _SEVERAL = ("strategy", "max_length")  # of which each is planned
@@ -63,7 +63,7 @@ def plan(
     given: Annotated[
         Values,
         PackConfig,
-        (PackOptions, "tokenizer", "text_field", "position_ids", "max_share_error"),
+        (PackOptions, "tokenizer", "text_field", "position_ids"),
         EncodingOptions,
     ],
 ) -> None:
@@ -72,7 +72,7 @@ def plan(
     For each length of rows: how many there are and how full, what is cut, truncated or dropped,
     bytes on disk, and what attention costs. Takes what packer pack takes; directories of packer
     tokenize are planned at once, from their index, and so is a recipe once packer pack has
-    tokenized its sources; before, it is planned from a sample of them.
+    tokenized its sources.
 
     Example: packer plan data.jsonl --max-length 2048,4096,8k -t ./my-model
     """
@@ -116,7 +116,7 @@ def plan(
     }
     show_reports(reports, as_json=as_json, html=html)
     for _, one in plans:
-        _refuse_missed(one, order.command.max_share_error)
+        _refuse_incomplete(one)
 
 
 def _orders(inputs: list[str], options: PlanOptions, given: Values) -> list[Order[EncodingOptions]]:
@@ -146,30 +146,21 @@ def _plans(
     quiet: bool,
 ) -> list[tuple[str | None, Plan]]:
     """Plans of the result, or of each side of a recipe's split with its name."""
-    from packer_cli.plan.run import Planning
+    from packer_cli.plan import Planning
 
     options = replace(order.options, notify=notes(quiet=quiet), warn=print_note)
     planning = Planning(options, sample, show_progress=not quiet)
     if order.recipe is None:
         return [(None, planning.plan(order.inputs, configs, order.command.tokenizer))]
-    lengths = dict.fromkeys(one.max_length for one in configs)
-    outputs = [order.command.output] if order.command.output else [
-        default_output(inputs, f"packed-{length}") for length in lengths
-    ]  # fmt: skip
-    return planning.plan_recipe(order.recipe, outputs, configs)
+    output = order.command.output or default_output(inputs, "packed")
+    return planning.plan_recipe(order.recipe, output, configs)
 
 
-def _refuse_missed(result: Plan, most: float | None) -> None:
-    """ThresholdMissed where --max-loss would mark a result incomplete, or --max-share-error end a
-    run.
-    """
-    from packer_cli.mixing.choice import refuse_missed
-
+def _refuse_incomplete(result: Plan) -> None:
+    """ThresholdMissed if --max-loss would mark a result incomplete."""
     for one in result.outcomes:
         if incomplete := one.totals.get("incomplete"):
             raise ThresholdMissed(
                 f"--max-length {one.config.max_length}: {incomplete}",
                 "packer pack would mark the output incomplete; see --overlong and --max-length",
             )
-        if one.config.mixture and one.shares and most is not None:
-            refuse_missed(one.config.mixture, one.shares, most)

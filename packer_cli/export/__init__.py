@@ -158,11 +158,8 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: Sizes) -
             f"{of_step.rows:,}: {of_step}",
             "give the sizes that the trainer is going to have, or pack more data",
         )
-    ends = [stage.first_row + stage.rows for stage in packed.facts.stages]
-    stages = np.diff(np.searchsorted(read, [0, *ends]))
     costs = row_costs(squared_lengths[read], packed.max_length, sizes.hidden_size or 1)
-    order = Order(len(read), stages=stages[stages > 0].tolist())
-    schedule = Schedule(order, of_step, balance="order", costs=costs)
+    schedule = Schedule(Order(len(read)), of_step, balance="order", costs=costs)
     taken, place, end = list[Int64](), 0, schedule.grid.epoch_at(0).end
     while place < end:
         begin, place = schedule.grid.step_at(place)

@@ -72,21 +72,9 @@ def order_seed(seed: int, index: int) -> int:
     return (seed + index * _OF_INPUT) % (1 << 64)
 
 
-_held: dict[InputFile, TokenizedDirectory] = {}
-
-
-def hold(file: InputFile, directory: TokenizedDirectory) -> None:
-    """Have an input be this directory, which is nowhere but in memory."""
-    _held[file] = directory
-
-
+@lru_cache(maxsize=1024)  # a recipe may have hundreds
 def opened(file: InputFile) -> TokenizedDirectory:
     """The tokenized directory that an input is."""
-    return _held.get(file) or _opened(file)
-
-
-@lru_cache(maxsize=1024)  # a recipe may have hundreds
-def _opened(file: InputFile) -> TokenizedDirectory:
     _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
 
@@ -176,8 +164,7 @@ class TokenizedInputs:
 
     def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
         """The parts of its inputs that a unit depends on."""
-        files = {part.file: self._files[part.file] for part in unit.slices}
-        return {index: [_manifest_read(file)] for index, file in files.items() if file not in _held}
+        return {part.file: [_manifest_read(self._files[part.file])] for part in unit.slices}
 
     def _numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""

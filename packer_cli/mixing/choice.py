@@ -3,14 +3,13 @@
     choose(directories, config) -> Choice      from the indexes of tokenized directories alone
 
 A directory's documents that may be taken are its pool, in the seeded order of their content. The
-pool is thought of as repeated without end, and a stage takes a stretch of that: what half an epoch
-has, two epochs have, too, and no stretch as long as one epoch has a document twice. What is held
-out depends on content only, so equal documents are on one side, whatever file they are in.
+pool is thought of as repeated without end, and as much of its beginning is taken as is asked of it:
+what half an epoch has, two epochs have, too. What is held out depends on content only, so equal
+documents are on one side, whatever file they are in.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from packer_cli._kernels.documents import order_keys
-from packer_cli.errors import InternalError, ThresholdMissed, UsageError
+from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.tokenized import Pool, order_seed
 from packer_cli.options.options import TRAIN, Mixture, PackConfig
 from packer_cli.packing.fitting import rooms
@@ -29,7 +28,6 @@ from packer_cli.result.manifest import Share, Source
 from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
 
 Bool = npt.NDArray[np.bool_]
-Stretches = dict[int, tuple[int, int]]
 
 _ROUNDING = 1e-9
 _OF_SPLIT = 0xD1B54A32D192ED03  # the split does not follow the order
@@ -40,25 +38,23 @@ class Choice:
     """The documents of a result.
 
     pools    for each directory: its documents in the order in which they are taken
-    stages   for each stage: place of a directory -> (start, stop) in its pool, repeated
+    taken    place of a directory -> how many documents of its pool, repeated
     sources  in the order of the recipe
-    shares   how near they come to what is asked of them, stage after stage; of train only
+    shares   how near they come to what is asked of them; of train only
     """
 
     pools: list[Pool]
-    stages: list[Stretches]
+    taken: dict[int, int]
     sources: list[Source]
     shares: list[Share]
 
 
-@dataclass
-class _Taking:
-    """How far a directory's pool is taken. `sums` int64[n + 1]: what documents before count for."""
+@dataclass(frozen=True)
+class _SummedPool:
+    """A directory's pool. `sums` int64[n + 1]: the amounts of the documents before each."""
 
     pool: Pool
     sums: Int64
-    at: int = 0
-    amount: float = 0.0
 
     @property
     def total(self) -> int:
@@ -69,12 +65,12 @@ class _Taking:
         whole, rest = divmod(place, len(self.pool))
         return whole * self.total + int(self.sums[rest])
 
-    def edge(self, amount: float) -> int:
-        """What the document counts for that is the last one taken, if it is more than the amount
-        that is asked, or else the next.
+    def edge(self, place: int, amount: float) -> int:
+        """The amount of the last document before a place, if more than `amount` is taken until
+        there, or else of the next.
         """
-        last = self.taken_until(self.at) > amount
-        return int(self.pool.amounts[(self.at - last) % len(self.pool)])
+        last = self.taken_until(place) > amount
+        return int(self.pool.amounts[(place - last) % len(self.pool)])
 
     def place_of(self, amount: float) -> int:
         """The place before which there is this amount, exact to half a document."""
@@ -118,7 +114,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
         side = ~held if in_train else held
     for amount, its in zip(mixture.sources, of_source, strict=True):
         # of the other side, what is equal to held out documents of others goes
-        if not (mixture.takes(amount) if in_train else amount.held_out):
+        if not (amount.weight != 0 if in_train else amount.held_out):
             side[its] = False
     # what has no tokens in any row has no place in an amount, and stands for no equal document
     side = side & (amounts > 0)
@@ -142,53 +138,42 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     return _taken(sources, pools, mixture)
 
 
-def _taken(sources: list[Source], pools: list[_Taking], mixture: Mixture) -> Choice:
-    """The choice, by the amounts of every stage."""
-    if mixture.part == TRAIN:
-        wanted = _amounts_of(mixture, [one.available for one in sources])
-    else:
-        wanted = [[float(one.available) for one in sources]]
-    stages: list[Stretches] = []
-    taken = [[0] * len(sources) for _ in wanted]
-    shares: list[Share] = []
-    for stage, amounts in enumerate(wanted):
-        stretches: Stretches = {}
-        edges = [0] * len(sources)
-        for number, (source, amount) in enumerate(zip(sources, amounts, strict=True)):
-            for place in range(*source.inputs):
-                pool = pools[place]
-                if not pool.total:
-                    continue
-                pool.amount += amount * pool.total / source.available
-                start, pool.at = pool.at, max(pool.at, pool.place_of(pool.amount))
-                taken[stage][number] += pool.taken_until(pool.at) - pool.taken_until(start)
-                edges[number] = max(edges[number], pool.edge(pool.amount))
-                if pool.at > start:
-                    stretches[place] = start, pool.at
-        stages.append(stretches)
-        if mixture.part == TRAIN:
-            shares += _reached(mixture, stage, amounts, taken[stage], edges)
-    done = [
-        replace(source, asked=sum(one[number] for one in wanted),
-                taken=sum(one[number] for one in taken))
-        for number, source in enumerate(sources)
-    ]  # fmt: skip
-    for one in done:
-        if mixture.part == TRAIN and one.asked and not one.taken:
+def _taken(sources: list[Source], pools: list[_SummedPool], mixture: Mixture) -> Choice:
+    """The choice, by the amounts of all sources."""
+    in_train = mixture.part == TRAIN
+    available = [source.available for source in sources]
+    amounts = _amounts_of(mixture, available) if in_train else [*map(float, available)]
+    counts = dict[int, int]()
+    edges = [0] * len(sources)
+    for number, (source, amount) in enumerate(zip(sources, amounts, strict=True)):
+        taken = 0
+        for place in range(*source.inputs):
+            pool = pools[place]
+            if not pool.total:
+                continue
+            own = amount * pool.total / source.available
+            count = pool.place_of(own)
+            taken += pool.taken_until(count)
+            edges[number] = max(edges[number], pool.edge(count, own))
+            if count:
+                counts[place] = count
+        sources[number] = replace(source, asked=amount, taken=taken)
+        if in_train and amount and not taken:
             # the result would lack it altogether, and a word in the recipe mends that
             raise UsageError(
-                f"source {one.name!r}: {one.asked:,.2f} {mixture.counted} are asked of it, "
+                f"source {source.name!r}: {amount:,.2f} {mixture.counted} are asked of it, "
                 "and every document of it has more than twice as many: nothing of it would be "
                 "taken",
                 "ask for more, or leave the source out",
             )
-    return Choice([one.pool for one in pools], stages, done, shares)
+    shares = _shares_reached(sources, edges) if in_train else []
+    return Choice([one.pool for one in pools], counts, sources, shares)
 
 
-def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _Taking:
+def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _SummedPool:
     numbers = directory.order(seed, may_be)
     pool = Pool(numbers, amounts[numbers])
-    return _Taking(pool, offsets_of(pool.amounts))
+    return _SummedPool(pool, offsets_of(pool.amounts))
 
 
 def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
@@ -242,26 +227,26 @@ def _limit(keys: UInt64, mixture: Mixture) -> int:
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 
-def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]:
-    """For every stage, what is taken of each source, in tokens as `mixture.count` counts them.
+def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[float]:
+    """What is taken of each source, in tokens as `mixture.count` counts them: epochs and tokens as
+    they are given; what they leave is shared by weight.
 
     `available`: of each source, in one epoch. Raises UsageError for a source that is too small.
     """
     for one, has in zip(mixture.sources, available, strict=True):
-        if not has and mixture.takes(one):
+        if not has and one.weight != 0:
             raise UsageError(
                 f"source {one.name!r}: has no {mixture.counted} to take",
                 "its documents are held out, dropped, duplicates, or there are none",
             )
-    stages = list[list[float]]()
-    for number, stage in enumerate(mixture.stages):
-        shares = _shares([stage.weight_of(one) for one in mixture.sources])
-        if not any(shares):
-            which = f"stage {stage.name or number + 1}"
-            raise UsageError(f"{which}: all weights are 0", "give one source more than 0")
-        stages.append([stage.tokens * share for share in shares])
-    stages = stages or [_without_stages(mixture, available)]
-    amounts = [sum(column) for column in zip(*stages, strict=True)]
+    fixed = list[float]()
+    for one, has in zip(mixture.sources, available, strict=True):
+        whole = (1.0 if one.epochs is None else one.epochs) * has
+        amount = whole if one.tokens is None else float(one.tokens)
+        fixed.append(amount if one.weight is None else 0.0)
+    shares = _shares([one.weight or 0.0 for one in mixture.sources])
+    left = _left_for_weights(mixture, available, fixed, shares) if any(shares) else 0.0
+    amounts = [known + left * share for known, share in zip(fixed, shares, strict=True)]
     for one, has, amount in zip(mixture.sources, available, amounts, strict=True):
         if one.epochs is None and amount > one.max_epochs * has * (1 + _ROUNDING):
             epochs = "1 epoch has" if one.max_epochs == 1 else f"{one.max_epochs:g} epochs have"
@@ -270,83 +255,55 @@ def _amounts_of(mixture: Mixture, available: Sequence[int]) -> list[list[float]]
                 f"it, {epochs} {one.max_epochs * has:,.0f}",
                 f"ask for less, or let it be taken more often: max_epochs = {amount / has:.2f}",
             )
-    return stages
+    return amounts
 
 
-def _reached(
-    mixture: Mixture,
-    stage: int,
-    asked: Sequence[float],
-    taken: Sequence[int],
-    documents: Sequence[int],
-) -> list[Share]:
-    """What every source reaches. `documents`: what those at the ends of what is taken count for."""
-    whole, got = sum(asked), max(sum(taken), 1)
-    found = []
-    for one, wanted, has, document in zip(mixture.sources, asked, taken, documents, strict=True):
-        off = abs(has / got - wanted / whole) if whole else 0.0
-        is_own = abs(has - wanted) >= off * whole / 2
-        number = stage if mixture.stages else None
-        found.append(Share(one.name, number, wanted, has, off, document if is_own else 0))
-    return found
-
-
-def refuse_missed(mixture: Mixture, shares: Sequence[Share], most: float) -> None:
-    """Raise ThresholdMissed for a share that is more than `most` off. It names the worst."""
-    worst = max(shares, key=lambda one: one.off)
-    if worst.off > most:
-        raise ThresholdMissed(
-            f"{told(mixture, worst)}, --max-share-error is {most:.2%}",
-            "take more in all, choose other weights, or allow more: --max-share-error "
-            f"{math.ceil(worst.off * 1000) / 10:g}%",
-        )
-
-
-def told(mixture: Mixture, share: Share) -> str:
-    """A share that is off, in a line: asked, got, and why."""
-    number = share.stage
-    where = "" if number is None else f"stage {mixture.stages[number].name or number + 1}, "
-    why = "since the documents of others are whole"
-    if share.document:
-        why = f"since documents are whole and the one at its end has {share.document:,}"
-    return (
-        f"{where}source {share.source!r}: {share.asked:,.0f} {mixture.counted} are asked of it, "
-        f"{share.taken:,} are taken, {why}: its share is {share.off:.2%} off"
-    )
-
-
-def _without_stages(mixture: Mixture, available: Sequence[int]) -> list[float]:
-    """Epochs and tokens as they are given; what they leave is shared by weight."""
-    fixed = list[float]()
-    for one, has in zip(mixture.sources, available, strict=True):
-        whole = (1.0 if one.epochs is None else one.epochs) * has
-        amount = whole if one.tokens is None else float(one.tokens)
-        fixed.append(amount if one.weight is None else 0.0)
-    shares = _shares([one.weight or 0.0 for one in mixture.sources])
-    if not any(shares):
-        return fixed
-    if mixture.tokens is not None:
-        left = mixture.tokens - sum(fixed)
-        if left <= 0:
-            raise UsageError(
-                f"tokens: {mixture.tokens:,} in all, and sources with epochs or tokens of their "
-                f"own have {sum(fixed):,.0f}: nothing is left for the weights",
-                "raise tokens, or give those sources less",
-            )
-    else:  # the most that needs no source more often than it may be taken
-        left = min(
+def _left_for_weights(
+    mixture: Mixture, available: Sequence[int], fixed: Sequence[float], shares: Sequence[float]
+) -> float:
+    """How much the sources with a weight have together. `fixed`: what each of the others has."""
+    if mixture.tokens is None:  # the most that needs no source more often than it may be taken
+        return min(
             one.max_epochs * has / share
             for one, has, share in zip(mixture.sources, available, shares, strict=True)
             if share
         )
-    return [known + left * share for known, share in zip(fixed, shares, strict=True)]
+    left = mixture.tokens - sum(fixed)
+    if left <= 0:
+        raise UsageError(
+            f"tokens: {mixture.tokens:,} in all, and sources with epochs or tokens of their "
+            f"own have {sum(fixed):,.0f}: nothing is left for the weights",
+            "raise tokens, or give those sources less",
+        )
+    return left
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
-    """Shares of the whole by weight, all 0 where these are. However large weights are, their sum
-    is a number.
+    """Shares of the whole by weight, all 0 if these are. However large weights are, their sum is a
+    number.
     """
     largest = max(weights) or 1.0
     scaled = [weight / largest for weight in weights]
     total = sum(scaled) or 1.0
     return [weight / total for weight in scaled]
+
+
+def _shares_reached(sources: Sequence[Source], edges: Sequence[int]) -> list[Share]:
+    """How near every source comes to its share. `edges`: the amount of the document at its end."""
+    whole = sum(one.asked for one in sources)
+    got = max(sum(one.taken for one in sources), 1)
+    found = []
+    for one, document in zip(sources, edges, strict=True):
+        off = abs(one.taken / got - one.asked / whole) if whole else 0.0
+        is_own = abs(one.taken - one.asked) >= off * whole / 2
+        found.append(Share(one.name, one.asked, one.taken, off, document if is_own else 0))
+    return found
+
+
+def missed_share(mixture: Mixture, share: Share) -> str:
+    """A line on a share that is off: asked, taken, and why."""
+    what = f"source {share.source!r}: takes {share.taken:,} of {share.asked:,.0f} {mixture.counted}"
+    why = "documents of other sources are taken whole"
+    if share.document:
+        why = f"documents are taken whole, and the one at its end has {share.document:,}"
+    return f"{what} asked: {why}; its share is {share.off:.2%} off"

@@ -1,5 +1,4 @@
-"""From input files to work units: of a mixture each has the same share of every source, stage after
-stage.
+"""From input files to work units: of a mixture each has the same share of every source.
 
 The units depend on the inputs and options only, never on the machine, so that the same command
 makes the same shards everywhere. A unit of a mixture has no document twice, however often sources
@@ -16,7 +15,7 @@ from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
-from packer_cli.mixing.choice import Choice, Stretches, choose
+from packer_cli.mixing.choice import Choice, choose
 from packer_cli.options.documents import GIB, MIB, DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit
@@ -34,7 +33,7 @@ def work_units(
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
-    return [unit for units in units_of_stages(files, config, choice) for unit in units]
+    return _units_of(files, config, choice)
 
 
 def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | None:
@@ -49,22 +48,12 @@ def _choice_of(files: tuple[InputFile, ...], config: PackConfig) -> Choice:
     return choose([opened(file) for file in files], config)
 
 
-def units_of_stages(
-    files: Sequence[InputFile], config: DocumentConfig, choice: Choice
-) -> list[list[WorkUnit]]:
-    """The units of every stage."""
-    each = {place: _bytes_each(files[place]) for stage in choice.stages for place in stage}
-    weights = [
-        sum(each[place] * (stop - start) for place, (start, stop) in stage.items())
-        for stage in choice.stages
-    ]
-    unit_bytes, units = unit_bytes_of(config, int(sum(weights))), list[list[WorkUnit]]()
-    for stage, weight in zip(choice.stages, weights, strict=True):
-        epochs = max((stop - start) / len(choice.pools[place])
-                     for place, (start, stop) in stage.items())  # fmt: skip
-        parts = max(1, math.ceil(weight / unit_bytes), math.ceil(epochs))
-        units.append(_even_units(files, each, stage, parts, sum(map(len, units))))
-    return units
+def _units_of(files: Sequence[InputFile], config: DocumentConfig, choice: Choice) -> list[WorkUnit]:
+    each = {place: _bytes_each(files[place]) for place in choice.taken}
+    weight = sum(each[place] * count for place, count in choice.taken.items())
+    epochs = max(count / len(choice.pools[place]) for place, count in choice.taken.items())
+    parts = max(1, math.ceil(weight / unit_bytes_of(config, int(weight))), math.ceil(epochs))
+    return _even_units(files, each, choice.taken, parts)
 
 
 def _bytes_each(file: InputFile) -> float:
@@ -76,22 +65,22 @@ def _bytes_each(file: InputFile) -> float:
 def _even_units(
     files: Sequence[InputFile],
     each: _BytesEach,
-    stretches: Stretches,
+    counts: dict[int, int],
     parts: int,
-    first: int = 0,
 ) -> list[WorkUnit]:
-    """Up to so many units, from number `first` on, each with the same share of every stretch."""
+    """Up to so many units, each with the same share of the documents of every file. `counts`: how
+    many there are, by the file's place.
+    """
     units = list[WorkUnit]()
     for part in range(parts):
         slices = []
-        for place, (start, stop) in stretches.items():
-            low = start + (stop - start) * part // parts
-            high = start + (stop - start) * (part + 1) // parts
+        for place, count in counts.items():
+            low, high = count * part // parts, count * (part + 1) // parts
             if low < high:
                 size = max(1, int(each[place] * (high - low)))
                 slices.append(Slice(files[place].index, low, high, size))
         if slices:
-            units.append(WorkUnit(first + len(units), tuple(slices)))
+            units.append(WorkUnit(len(units), tuple(slices)))
     return units
 
 
@@ -106,10 +95,9 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     total = sum(weights.values())
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
     if isinstance(config, PackConfig) and config.shuffle and files[0].format == TOKENIZED:
-        every = {place: (0, len(opened(file))) for place, file in enumerate(files)}
-        most = max(stop for _, stop in every.values())
+        every = {place: len(opened(file)) for place, file in enumerate(files)}
         each = {place: _bytes_each(file) for place, file in enumerate(files)}
-        return _even_units(files, each, every, max(1, min(count, most)))
+        return _even_units(files, each, every, max(1, min(count, max(every.values()))))
     target = max(1, -(-total // count))
     most_files = -(-len(files) // -(-len(files) // _MOST_FILES))  # as many in each
     units: list[WorkUnit] = []

@@ -3,8 +3,8 @@
     sample_by: str = option("line", "What a document is:", choices=PARTS)
     max_loss: Share | None = option(None, "Exit 1 when more is lost.")
 
-The command line with its help and completion, the keys of recipes with their schema, and all checks
-are made from that. The type says how a value is written, on the command line and in recipes alike:
+The command line with its help and completion, the keys of recipes, and all checks are made from
+that. The type says how a value is written, on the command line and in recipes alike:
 see `KINDS`. A field declared otherwise is no option.
 """
 
@@ -35,7 +35,6 @@ Weight = Annotated[float, "weight"]
 Names = Annotated[tuple[str, ...], "list"]
 Pairs = Annotated[tuple[tuple[str, str], ...], "pairs"]
 Arguments = Annotated[tuple[tuple[str, str], ...], "arguments"]
-Weights = Annotated[tuple[tuple[str, float], ...], "weights"]
 
 # Where the first is true: what is wrong, and what to do.
 Rule = tuple[object, str, str]
@@ -307,14 +306,12 @@ class Kind(NamedTuple):
 
     expected     what a value is, for messages
     read         text, or what TOML has -> value; None for what is none
-    schema       JSON schema of what `read` takes in a recipe
     metavar      what stands for the value in --help
     least, most  limits of a number, both allowed
     """
 
     expected: str
     read: Callable[[Any], Any]
-    schema: Mapping[str, Any]
     metavar: str | None = None
     least: float | None = None
     most: float | None = None
@@ -367,9 +364,7 @@ def _number(
         except (ValueError, OverflowError):  # the latter for hundreds of digits
             return None
 
-    of_toml = {"type": "integer" if made in (_exactly, round) else "number"}
-    as_text = {"type": "string", "pattern": f"^{_DIGITS}{units}$"}
-    return Kind(expected, read, {"anyOf": [of_toml, as_text]}, metavar, **limits)
+    return Kind(expected, read, metavar, **limits)
 
 
 def _exactly(number: int | float) -> int | None:
@@ -394,21 +389,16 @@ def _list(given: Any) -> tuple[str, ...] | None:
     return names if all(names) else None if any(names) else ()
 
 
-def _table(
-    expected: str,
-    read: Callable[[Any], Any],
-    schema: Mapping[str, Any],
-    order: Callable[[Iterable[Any]], Iterable[Any]] = sorted,
-) -> Kind:
+def _table(expected: str, read: Callable[[Any], Any]) -> Kind:
     """Tables of values that `read` takes, as pairs by name."""
 
     def read_table(given: Any) -> tuple[tuple[str, Any], ...] | None:
         if not isinstance(given, Mapping):
             return None
-        pairs = tuple((own, read(value)) for own, value in order(given.items()))
+        pairs = tuple((own, read(value)) for own, value in sorted(given.items()))
         return None if any(value is None for _, value in pairs) else pairs
 
-    return Kind(expected, read_table, {"type": "object", "additionalProperties": schema})
+    return Kind(expected, read_table)
 
 
 def _as_json(value: Any) -> str | None:
@@ -419,14 +409,12 @@ def _as_json(value: Any) -> str | None:
         return None
 
 
-_TEXT = {"type": "string"}
-_LIST = {"anyOf": [{"type": "array", "items": _TEXT}, _TEXT]}
 _COUNT, _UNITS = "a whole number like 4096 or 4k", "[kKmMgGtT]?"
 KINDS = {
-    "flag": Kind("true or false", _of_type(bool), {"type": "boolean"}),
-    "text": Kind("text in quotes", _of_type(str), _TEXT),
-    "texts": Kind("a list of texts", _texts, _LIST),
-    "list": Kind("a list like a,b", _list, _LIST, "NAMES"),
+    "flag": Kind("true or false", _of_type(bool)),
+    "text": Kind("text in quotes", _of_type(str)),
+    "texts": Kind("a list of texts", _texts),
+    "list": Kind("a list like a,b", _list, "NAMES"),
     "count": _number(_COUNT, _UNITS, _exactly, "N", least=1),
     "whole": _number(_COUNT, _UNITS, _exactly, "N"),
     "tokens": _number(
@@ -439,12 +427,6 @@ KINDS = {
     "count or share": _number(
         "a number like 100, or a share like 1%", "[kKmMgGtT%]?", lambda number: number
     ),
-    "pairs": _table('a table of texts like {messages = "chosen"}', _of_type(str), _TEXT),
-    "arguments": _table("a table of JSON values like {enable_thinking = false}", _as_json, {}),
+    "pairs": _table('a table of texts like {messages = "chosen"}', _of_type(str)),
+    "arguments": _table("a table of JSON values like {enable_thinking = false}", _as_json),
 }
-KINDS["weights"] = _table(
-    "a table like {web = 0.7, code = 0.3}",
-    KINDS["weight"].read,
-    {"anyOf": [{"type": "number", "minimum": 0}, KINDS["weight"].schema["anyOf"][1]]},
-    list,
-)

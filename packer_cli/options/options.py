@@ -24,7 +24,6 @@ from packer_cli.options.option import (
     Share,
     Tokens,
     Weight,
-    Weights,
     apart,
     in_terms_of_fields,
     option,
@@ -133,27 +132,10 @@ class Amount(Options):
 
 
 @dataclass(frozen=True)
-class Stage(Options):
-    """A part of the training. `weights`: (source, weight)."""
-
-    tokens: Tokens = option(MISSING, _HOW_MUCH.format("there is in this stage"))
-    weights: Weights = option((), "Weights of sources in this stage, where they differ.")
-    name: str | None = option(None, "What the stage is called in reports.")
-
-    def _rules(self) -> Iterator[Rule]:
-        for name, weight in self.weights:
-            yield weight < 0, f"weights: that of {name!r} is {weight:g}", "give 0 or more"
-
-    def weight_of(self, source: Amount) -> float:
-        """The weight that holds in this stage."""
-        return dict(self.weights).get(source.name, source.weight or 0.0)
-
-
-@dataclass(frozen=True)
 class Mixture(Options):
     """The amounts of all sources of a recipe. Raises UsageError where they make no sense.
 
-    tokens                None: by the sources, or the stages
+    tokens                None: by the sources
     count                 "trained": tokens that are trained on only
     validation_share      of the documents of every source, by content; None: no such split
     validation_documents  or as many of every source
@@ -162,7 +144,6 @@ class Mixture(Options):
     """
 
     sources: tuple[Amount, ...]
-    stages: tuple[Stage, ...] = ()
     tokens: Tokens | None = option(
         None,
         "How much there is in all: 2B, 200M, 500k (500,000). What epochs and tokens of sources "
@@ -178,9 +159,6 @@ class Mixture(Options):
         "Which documents are left out as duplicates:",
         choices={"none": "", "exact": "all but one of equal ones, whatever their source"},
     )
-    mix_within_rows: bool = option(
-        True, "Whether a row may hold documents of several sources. Default: true."
-    )
 
     @property
     def is_split(self) -> bool:
@@ -192,37 +170,18 @@ class Mixture(Options):
         """What amounts count, in words."""
         return "trained tokens" if self.count == "trained" else "tokens"
 
-    def takes(self, source: Amount) -> bool:
-        """Whether anything is asked of a source, in any stage."""
-        if self.stages:
-            return any(stage.weight_of(source) for stage in self.stages)
-        return source.weight != 0
-
     def _rules(self) -> Iterator[Rule]:
         names = [one.name for one in self.sources]
         for one in self.sources:
             source, times = f"source {one.name!r}", names.count(one.name)
             yield times > 1, f"{source}: {times} have this name", "give each a name of its own"
-            yield (
-                self.stages and (one.epochs, one.tokens) != (None, None),
-                f"{source}: has epochs or tokens, and there are stages",
-                "give it a weight: how much of it is taken follows from the stages' tokens",
-            )
-        for number, stage in enumerate(self.stages, 1):
-            unknown = dict(stage.weights).keys() - {*names}
-            yield (
-                unknown,
-                f"stage {stage.name or number}: there is no source {min(unknown, default='')!r}",
-                f"sources are {', '.join(names)}",
-            )
         weights = [one.weight for one in self.sources if one.weight is not None]
-        are_none = weights and not self.stages and not any(weights)
+        are_none = weights and not any(weights)
         yield are_none, "weight: all weights are 0", "give one source more than 0"
         yield (
-            self.tokens is not None and (self.stages or not weights),
-            "tokens: says how much there is in all, but "
-            f"{'stages say it, too' if self.stages else 'no source has a weight'}",
-            "leave it out, or give sources a weight and no stages",
+            self.tokens is not None and not weights,
+            "tokens: says how much there is in all, but no source has a weight",
+            "leave it out, or give sources a weight",
         )
 
 

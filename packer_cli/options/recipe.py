@@ -3,7 +3,7 @@
     order_of(["mix.toml"], given, RunOptions) -> Order
 
 Paths in a recipe begin at its folder. Every error names the recipe, and the table where it is not
-the top: "mix.toml, source 'web': ...". `schema` is the JSON schema of recipes, for editors.
+the top: "mix.toml, source 'web': ...".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from packer_cli.options.option import (
     refuse,
     refuse_missing,
 )
-from packer_cli.options.options import Amount, Mixture, PackConfig, Stage, max_epochs
+from packer_cli.options.options import Amount, Mixture, PackConfig, max_epochs
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions
 from packer_cli.storage import is_url, local, read_bytes
 
@@ -135,8 +135,6 @@ def order_of(inputs: list[str], given: Values, kind: type[_Options]) -> Order[_O
     command = PackOptions(**_of(PackOptions, values))
     if command.position_ids:
         config = replace(config, columns=(*config.columns, "position_ids"))
-    if command.max_share_error is not None and not file.mixture:
-        raise UsageError("--max-share-error needs a recipe with sources", "leave it out")
     options = _made(kind, _of(kind, values), given, file.path)
     if not file.mixture:
         if file.path:
@@ -264,24 +262,10 @@ class ValidationKeys(Options):
 TOP = (RecipeKeys, PackConfig, PackOptions, RunOptions, Mixture)
 SOURCE = (SourceKeys, (PackOptions, "text_field"), Amount, DocumentConfig)
 VALIDATION = (ValidationKeys,)
-STAGE = (Stage,)
-# Tables within a recipe: how they begin, of what they have keys, what they are.
-_TABLES: dict[str, tuple[str, tuple[Owner, ...], str]] = {
-    "source": (
-        "[[source]]",
-        SOURCE,
-        "Inputs that belong together, with their options and how much of them is taken.",
-    ),
-    "validation": (
-        "[validation]",
-        VALIDATION,
-        "Documents that are held out: the result is two directories.",
-    ),
-    "stage": (
-        "[[stage]]",
-        STAGE,
-        "Parts of the training, one after the other, with weights of their own.",
-    ),
+# Tables within a recipe: how they begin, and what they have keys of.
+_TABLES: dict[str, tuple[str, tuple[Owner, ...]]] = {
+    "source": ("[[source]]", SOURCE),
+    "validation": ("[validation]", VALIDATION),
 }
 
 
@@ -327,7 +311,7 @@ def _read(path: str) -> _File:
         _refuse_none(path, top)
         return _File(path, top)
     sources = []
-    for place, table in _several(path, "source", tables):
+    for place, table in _source_tables(path, tables["source"]):
         sources.append(_values(path, place, table, SOURCE))
         _refuse_none(place, sources[-1])
     return _File(path, top, sources, _mixture(path, top, sources, tables))
@@ -362,26 +346,19 @@ def _mixture(path: str, top: Values, sources: list[Values], tables: Values) -> M
         )
         for one in sources
     )
-    values["stages"] = tuple(
-        _made(Stage, _values(path, place, table, STAGE), {}, place)
-        for place, table in _several(path, "stage", tables)
-    )
     return _made(Mixture, values, {}, path)
 
 
-def _several(path: str, name: str, tables: Values) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables of a name, each with its place for errors."""
-    if name not in tables:
-        return
-    content = tables[name]
+def _source_tables(path: str, content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The tables of sources, each with its place for errors."""
     is_tables = isinstance(content, list) and all(isinstance(one, Mapping) for one in content)
     if not is_tables or not content:
-        what = f"{path}: {name}: expected tables that begin with [[{name}]]"
+        what = f"{path}: source: expected tables that begin with [[source]]"
         raise UsageError(what, "double brackets, as there may be several")
     for number, table in enumerate(content, 1):
         own = table.get("name")
         which = own if isinstance(own, str) and own else number
-        yield f"{path}, {name} {which!r}", table
+        yield f"{path}, source {which!r}", table
 
 
 def _values(path: str, place: str, table: Mapping[str, Any], owners: tuple[Owner, ...]) -> Values:
@@ -417,7 +394,7 @@ def _meant(name: str, owners: tuple[Owner, ...]) -> str:
     """A tip for a key that there is not: where it belongs, or the nearest that there is."""
     if owners is TOP and (near := nearest(name, _TABLES)):
         return f"did you mean {_TABLES[near][0]}?"
-    places = [begin for begin, its, _ in _TABLES.values() if name in keys_of(*its)]
+    places = [begin for begin, its in _TABLES.values() if name in keys_of(*its)]
     if name in keys_of(*TOP):
         places.insert(0, "the top of the recipe")
     if places:
@@ -478,60 +455,3 @@ def _parsed(path: str) -> Values:
             'a recipe is TOML in UTF-8: name = "text", number = 4096, list = ["a"], [[source]]',
         ) from None
     return content
-
-
-# The schema, by which editors complete recipes
-
-
-def schema() -> dict[str, Any]:
-    """The schema as an object; draft 7, which editors know."""
-    pairs = (["weight", "epochs"], ["weight", "tokens"], ["epochs", "tokens"])
-    tables = {name: _table_schema(owners) for name, (_, owners, _) in _TABLES.items()}
-    tables["source"]["not"] = {"anyOf": [{"required": pair} for pair in pairs]}
-    tables["validation"]["oneOf"] = [{"required": ["share"]}, {"required": ["documents"]}]
-    for name in ("source", "stage"):
-        tables[name] = {"type": "array", "minItems": 1, "items": tables[name]}
-    top = _table_schema(TOP)
-    about = {name: {"description": text} for name, (_, _, text) in _TABLES.items()}
-    top["properties"] |= {name: about[name] | table for name, table in tables.items()}
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "A recipe of packer",
-        "description": "What packer pack packs, and how. Paths begin at the recipe's folder.",
-        **top,
-        "oneOf": [{"required": ["inputs"]}, {"required": ["source"]}],
-    }
-
-
-def _table_schema(owners: tuple[Owner, ...]) -> dict[str, Any]:
-    keys, required = keys_of(*owners), _required(*owners)
-    dashed = [name.replace("_", "-") for name in keys if "_" in name]
-    return {
-        "type": "object",
-        "properties": {name: _value_schema(one) for name, (_, one) in keys.items()},
-        "additionalProperties": False,
-        **({"patternProperties": {f"^({'|'.join(dashed)})$": {}}} if dashed else {}),  # not offered
-        **({"required": required} if required else {}),
-    }
-
-
-def _value_schema(one: Option) -> dict[str, Any]:
-    """The schema of a value, with what choices mean and what the default is."""
-    about = one.help.replace(" May be repeated.", "").rstrip(".:")
-    meanings = [f"{name}: {note}" for name, note in one.choices.items() if note]
-    about += f" ({'; '.join(meanings)})." if meanings else "."
-    made = {"description": f"{about} Default: {one.unset}." if one.unset else about}
-    if not (one.unset or "efault" in one.help or one.default in (None, (), MISSING)):
-        made["default"] = one.default
-    if one.choices:
-        names = [*one.choices, *(other for others in one.aliases.values() for other in others)]
-        choice: dict[str, Any] = {"enum": names}
-        is_list = one.value == "list"
-        lists = {"anyOf": [{"type": "array", "items": choice}, {"type": "string"}]}
-        return made | (lists if is_list else choice)
-    limits = {"minimum": one.least, "maximum": one.most}
-    limits = {name: limit for name, limit in limits.items() if limit is not None}
-    own = dict(one.kind.schema)
-    if "anyOf" not in own:
-        return made | own | limits
-    return made | {"anyOf": [own["anyOf"][0] | limits, own["anyOf"][1]]}

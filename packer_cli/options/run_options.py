@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from packer_cli.options.option import Count, Options, Rule, Share, Whole, apart, option, options_of
+from packer_cli.options.option import Count, Options, Rule, Whole, apart, option, options_of
 
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
@@ -181,11 +181,6 @@ class PackOptions(Options):
         metavar="DIR",
     )
     position_ids: bool = option(False, "Also write the column position_ids.")
-    max_share_error: Share | None = option(
-        None,
-        "Exit 1 when the share of a recipe's source is off by more than this, because documents "
-        "stay whole: 1% or 0.01.",
-    )
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,8 @@ class PlannedRows:
 class Window:
     """Gathers pieces of one unit until there are enough to plan."""
 
-    def __init__(self, config: PackConfig, unit: int, source: int | None = None) -> None:
-        """`source`: the only one that it takes pieces of, if rows are not to mix any."""
-        self._config = config
-        self._place = f"{unit}" if source is None else f"{unit}/{source}"
-        self._of_source = source is not None
+    def __init__(self, config: PackConfig, unit: int) -> None:
+        self._config, self._unit = config, unit
         self._plans = 0
         self._parts: list[Stock] = []
         self.tokens = 0
@@ -91,7 +88,7 @@ class Window:
             order, row_offsets = planner.balanced(stock.length, order, row_offsets)
             if config.shuffle:
                 order, row_offsets = shuffled(order, row_offsets, seed)
-        if config.mixture is not None and not self._of_source and config.shuffle:
+        if config.mixture is not None and config.shuffle:
             source = sources_of(config.mixture, stock.file)
             order, row_offsets = evened_out(stock.length, source, order, row_offsets, seed)
         return PlannedRows(stock, order, row_offsets, unbalanced)
@@ -126,7 +123,7 @@ class Window:
 
     def _seed(self) -> int:
         """A seed that differs between windows, and depends only on the options and the place."""
-        name = f"{self._config.seed}/{self._place}/{self._plans}"
+        name = f"{self._config.seed}/{self._unit}/{self._plans}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
     def _carried(self, stock: Stock, order: Int64, row_offsets: Int64) -> npt.NDArray[np.bool_]:
@@ -138,49 +135,9 @@ class Window:
             return carried
         used = offsets_of(padded(stock.length[order], self._config.segment_multiple))
         space = self._config.max_length - np.diff(used[row_offsets])
-        emptiest = np.argsort(-space, kind="stable")
-        if self._of_source:  # as much of every source, or the last rows would be of one that fits
-            carried[emptiest[: -(-rows // _MOST_CARRIED)]] = True  # badly
-            return carried
-        emptiest = emptiest[: rows // _MOST_CARRIED]
+        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
         return carried
-
-
-class SourceWindows:
-    """The windows of a unit whose rows each hold documents of one source only."""
-
-    def __init__(self, config: PackConfig, mixture: Mixture, unit: int) -> None:
-        self._mixture = mixture
-        self._windows = [Window(config, unit, number) for number in range(len(mixture.sources))]
-
-    @property
-    def tokens(self) -> int:
-        return sum(window.tokens for window in self._windows)
-
-    def add(self, batch: TokenBatch, pieces: Pieces) -> None:
-        source = sources_of(self._mixture, batch.file[pieces.document])
-        for number in np.unique(source).tolist():
-            self._windows[number].add(batch, pieces.take(source == number))
-
-    def rows(self, *, last: bool = False) -> PlannedRows:
-        """The rows of all sources, every stretch of which has each source in its share."""
-        planned = [window.rows(last=last) for window in self._windows if window.tokens]
-        sizes = [np.diff(one.row_offsets) for one in planned]
-        place = np.concatenate([(np.arange(len(some)) + 0.5) / len(some) for some in sizes])
-        held = np.cumsum([0, *(len(one.stock.begin) for one in planned)])
-        order = np.concatenate(
-            [one.order + first for one, first in zip(planned, held[:-1], strict=True)]
-        )
-        row_offsets = offsets_of(np.concatenate(sizes))
-        order, row_offsets = rows_taken(order, row_offsets, np.argsort(place, kind="stable"))
-        unbalanced = [one.unbalanced for one in planned if one.unbalanced is not None]
-        return PlannedRows(
-            _joined([one.stock for one in planned]),
-            order,
-            row_offsets,
-            sum(unbalanced[1:], unbalanced[0]) if unbalanced else None,
-        )
 
 
 def sources_of(mixture: Mixture, file: Int32) -> Int64:

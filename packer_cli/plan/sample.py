@@ -86,7 +86,7 @@ def weight_of(units: Sequence[WorkUnit]) -> int:
     return sum(part.weight for unit in units for part in unit.slices)
 
 
-def some_of(units: Sequence[WorkUnit], share: float, seed: int) -> list[WorkUnit]:
+def _some_of(units: Sequence[WorkUnit], share: float, seed: int) -> list[WorkUnit]:
     """A share of the units, at least two."""
     return _spread(units, max(_LEAST_UNITS, math.ceil(share * len(units))), seed)
 
@@ -103,14 +103,14 @@ def sampled(
     if share is None or any(file.path == STDIN for file in files):
         return _whole(units)
     if is_tokenized(files):  # of these, only the index is read
-        return _whole(some_of(units, share, config.seed))
+        return _whole(_some_of(units, share, config.seed))
     whole = weight_of(units)
     wanted = max(share, _FEWEST * _LEAST_PART_BYTES / whole)  # of all
     if wanted >= 1:
         return _whole(units)
     count = int(min(max(wanted * whole / _PART_BYTES, _FEWEST), _MOST))
     if wanted * len(units) >= count:
-        return _whole(some_of(units, wanted, config.seed))
+        return _whole(_some_of(units, wanted, config.seed))
     chosen = _spread(units, count, config.seed)
     of_each = max(count // len(chosen), 1)
     own = min(wanted * len(units) / len(chosen), 1)

@@ -12,7 +12,7 @@ import packer_cli
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.shape_rules import trained_on
 from packer_cli.options.shapes import kinds_of
-from packer_cli.plan.run import Outcome, Plan
+from packer_cli.plan import Outcome, Plan
 from packer_cli.reports.report import (
     Fact,
     Part,

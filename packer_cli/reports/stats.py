@@ -146,7 +146,6 @@ def _content(
             content["steps"] = steps
         if manifest.sources:
             content["sources"] = sources_as_json(manifest.sources)
-            content["stages"] = document["stages"]
             for name in ("missed_shares", "source_records"):
                 content[name] = document.get(name, [])
         if by == "source":
@@ -437,7 +436,7 @@ def _shards(manifest: Result) -> Table:
 
 
 def _of_recipe(manifest: Manifest, by: str | None) -> Section:
-    """Shares, what is left out, and stages. `by` source: all figures of these."""
+    """Shares and what is left out. `by` source: all figures of these."""
     mixture, sources = manifest.document["config"].get("mixture") or {}, manifest.sources
     counted = "trained tokens" if mixture.get("count") == "trained" else "tokens"
     holds_out = mixture.get("part", TRAIN) == TRAIN
@@ -466,11 +465,6 @@ def _of_recipe(manifest: Manifest, by: str | None) -> Section:
         ]
         title = f"one epoch of each source, and {counted} asked of it and taken"
         parts += [*_nonzero(title, "source", epoch), *_nonzero("lost", "source", lost)]
-    stages = [
-        [one.name or str(number), count(one.first_row), count(one.rows)]
-        for number, one in enumerate(manifest.stages, 1)
-    ]
-    parts.append(Table("stages", ["stage", "first row", "rows"], stages))
     return Section("Sources", [part for part in parts if part.rows])
 
 
@@ -480,11 +474,9 @@ def _missed(manifest: Manifest, counted: str) -> Table:
     """
     rows = []
     for one in manifest.missed_shares:
-        stage = [] if one.stage is None else manifest.stages[one.stage : one.stage + 1]
-        where = "".join(f", stage {its.name or (one.stage or 0) + 1}" for its in stage)
         document = count(one.document) if one.document else "-"
         taken = count(round(one.asked)), count(one.taken), percent(one.off)
-        rows.append([f"{one.source}{where}", *taken, document])
+        rows.append([one.source, *taken, document])
     head = ["source", "asked", "got", "share off", "document at its end"]
     return Table(f"shares that are off, in {counted}: documents stay whole", head, rows)
 

@@ -530,28 +530,21 @@ class Foresight:
                         wanted.append(one)
 
     def check_order(
-        self,
-        stages: Sequence[int],
-        block_rows: int,
-        window_blocks: int,
-        *,
-        windows: int = 1,
-        shuffled: bool = True,
+        self, block_rows: int, window_blocks: int, *, windows: int = 1, shuffled: bool = True
     ) -> None:
         """Raise UsageError when the cache cannot hold the shards of a window at once, which are all
         read until it ends; else it is `planned`. The bound holds for every window of every epoch.
 
-        `stages`: how many rows each has; none: all rows are one. `windows`: how many are read at
-        once. Warns when an epoch fetches most shards several times.
+        `windows`: how many are read at once. Warns when an epoch fetches most shards several times.
         """
         if self._cache.limit is None:
             return
         room, total = self.room, int(self._edges[-1])
-        blocks = self.largest_blocks(stages, block_rows)
+        blocks = self.largest_blocks(block_rows)
         at_once = window_blocks * windows if shuffled else 1
-        need = min(total, max(int(some[:at_once].sum()) for some in blocks))
+        need = min(total, int(blocks[:at_once].sum()))
         if need > room:
-            fitting = min(int(np.searchsorted(np.cumsum(some), room, "right")) for some in blocks)
+            fitting = int(np.searchsorted(np.cumsum(blocks), room, "right"))
             fewer = f", or window_blocks={fitting // windows} with block_rows={block_rows}"
             raise UsageError(
                 f"PackedSampler: the shards of {window_blocks * windows} blocks of {block_rows} "
@@ -562,7 +555,7 @@ class Foresight:
             )
         self._cache.planned = True
         # a shard is fetched once for each block, if it is not here
-        times = sum(int(some.sum()) for some in blocks) / total * (1 - min(1.0, room / total))
+        times = int(blocks.sum()) / total * (1 - min(1.0, room / total))
         if shuffled and times > _OFTEN:
             warnings.warn(
                 f"cache_bytes has room for {in_words(room)} of {in_words(total)}: "
@@ -572,13 +565,11 @@ class Foresight:
                 stacklevel=3,
             )
 
-    def largest_blocks(self, stages: Sequence[int], block_rows: int) -> list[Int64]:
-        """Bytes of all shards that each block of a stage needs, the largest first, by stage."""
-        found = []
-        for begin, end in pairwise([0, *accumulate(stages or [int(self._ends[-1])])]):
-            firsts = np.arange(begin, end, block_rows)
-            lasts = np.minimum(firsts + block_rows, end) - 1
-            before = np.searchsorted(self._ends, firsts, side="right")
-            after = np.searchsorted(self._ends, lasts, side="right") + 1
-            found.append(np.sort(self._edges[after] - self._edges[before])[::-1])
-        return found
+    def largest_blocks(self, block_rows: int) -> Int64:
+        """int64[blocks], bytes of all shards that each block of rows needs, the largest first."""
+        rows = int(self._ends[-1])
+        firsts = np.arange(0, rows, block_rows)
+        lasts = np.minimum(firsts + block_rows, rows) - 1
+        before = np.searchsorted(self._ends, firsts, side="right")
+        after = np.searchsorted(self._ends, lasts, side="right") + 1
+        return np.sort(self._edges[after] - self._edges[before])[::-1]

@@ -165,7 +165,7 @@ class Source(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """How near whole documents come to what is asked of a source, in a stage if there are any.
+    """How near whole documents come to what is asked of a source.
 
     asked, taken  as of a `Source`
     off           by how much its share of the whole is off
@@ -174,7 +174,6 @@ class Share(Struct, frozen=True):
     """
 
     source: str
-    stage: Count | None
     asked: float
     taken: Count
     off: float
@@ -197,14 +196,6 @@ class SourceRecords(Struct, frozen=True):
     name: str
     totals: dict[str, Count]
     unread: dict[str, Count] = {}
-
-
-class TrainingStage(Struct, frozen=True):
-    """A stage of a recipe: rows one after another, in the order in which they are stored."""
-
-    name: str | None
-    first_row: Count
-    rows: Count
 
 
 class Unit(Struct, frozen=True):
@@ -299,7 +290,6 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     histograms: Histograms
     attention_cost: AttentionCosts | UnsetType = UNSET
     sources: list[Source] = []
-    stages: list[TrainingStage] = []
     missed_shares: list[Share] = []
     source_records: list[SourceRecords] = []
     run: str = ""  # of a side of a split: `manifest_check.run_of_sides`

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
 from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.carried import fields_of
 from packer_cli.result.layout import MANIFEST, Shard, digest
-from packer_cli.result.manifest import Manifest, TrainingStage, load
+from packer_cli.result.manifest import Manifest, load
 from packer_cli.result.reader import (
-    PACK_AGAIN,
     PARTS,
     Lists,
     Mapped,
@@ -302,24 +300,6 @@ class Joined:
         """int64[rows], the sum of squared segment lengths of every row."""
         sums = [squared_lengths(part) for part in self.parts]
         return sums[0] if len(sums) == 1 else np.concatenate(sums)  # one is mapped
-
-    @cached_property
-    def stages(self) -> tuple[TrainingStage, ...]:
-        """The recipes' stages, which hold all rows; none where no result has any, and else one for
-        a result without. Raises DataError for stages that do not follow one another.
-        """
-        joined: list[TrainingStage] = []
-        for part, first in zip(self.parts, self.firsts.tolist(), strict=False):
-            its = part.facts.stages or [TrainingStage(None, 0, len(part))]
-            edges = [*(one.first_row for one in its), len(part)]
-            if edges != [0, *accumulate(one.rows for one in its)]:
-                raise DataError(
-                    f"{part.place_of(MANIFEST)}: its stages are not its {len(part)} rows, one "
-                    "after another",
-                    PACK_AGAIN,
-                )
-            joined += [TrainingStage(one.name, first + one.first_row, one.rows) for one in its]
-        return tuple(joined) if any(part.facts.stages for part in self.parts) else ()
 
 
 def _properties(packed: PackedDirectory) -> dict[str, object]:

@@ -18,7 +18,7 @@ import packer_cli
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, os_errors
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
-from packer_cli.mixing.units import choice_of, units_of_stages
+from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.ownership import unchanged, write_file, written
@@ -48,7 +48,6 @@ from packer_cli.result.manifest import (
     Result,
     SourceRecords,
     TokenizedManifest,
-    TrainingStage,
     run_of_sides,
     to_bytes,
     why_incomplete,
@@ -307,33 +306,20 @@ def manifest_of(
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | totals_of_documents(counts) | end)
-    tables = tables_of(run.files, run.row_config, shards)
+    tables = tables_of(run.files, run.row_config)
     mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
     if run.row_config.mixture and run.row_config.mixture.is_split:
         mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
-def tables_of(
-    files: Sequence[InputFile], config: PackConfig, shards: Sequence[Shard]
-) -> dict[str, list[Any]]:
-    """The sources and stages of a recipe for its manifest, by the names of its lists; {}
-    without a recipe.
-    """
+def tables_of(files: Sequence[InputFile], config: PackConfig) -> dict[str, list[Any]]:
+    """The sources of a recipe for its manifest, by the names of its lists; {} without a recipe."""
     choice = choice_of(files, config)
     if choice is None:
         return {}
-    rows = Counter[int]()
-    for shard in shards:
-        rows[shard.unit] += shard.rows
-    named, stages, first = config.mixture.stages if config.mixture else (), [], 0
-    for stage, units in zip(named, units_of_stages(files, config, choice), strict=False):
-        own = sum(rows[unit.index] for unit in units)
-        stages.append(TrainingStage(stage.name, first, own))
-        first += own
     return {
         "sources": choice.sources,
-        "stages": stages,
         "missed_shares": [one for one in choice.shares if one.is_missed],
         "source_records": [
             _source_records(one.name, [opened(file).facts for file in files[slice(*one.inputs)]])

@@ -24,7 +24,7 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.mixing.choice import refuse_missed, told
+from packer_cli.mixing.choice import missed_share
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
@@ -74,15 +74,11 @@ class Tokens:
 
 
 def pack_recipe(
-    recipe: Recipe,
-    destination: Path | str,
-    options: RunOptions,
-    max_share_error: float | None = None,
+    recipe: Recipe, destination: Path | str, options: RunOptions
 ) -> list[tuple[Path | str, Manifest | None]]:
     """Pack a recipe into `destination`, a directory or a URL, or into a directory for each side of
     its split in there; gives where each result is, and its manifest, or None to a rank that leaves
-    work to others. Parameters and errors are those of `pipeline.pack`; ThresholdMissed for a share
-    that is off by more than `max_share_error`.
+    work to others. Parameters and errors are those of `pipeline.pack`.
     """
     if options.add:
         raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
@@ -102,7 +98,7 @@ def pack_recipe(
     places = [_inside(destination, side) for side, *_ in sides]
     if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
-    _tell_shares(*sides[0][1:], max_share_error, options)
+    _note_missed_shares(*sides[0][1:], options)
     results = _pack_sides(sides, places, joined if is_joined else None, options)
     return [(place, results.get(number)) for number, place in enumerate(places)]
 
@@ -234,23 +230,18 @@ def rows_of(recipe: Recipe, tokens: Sequence[Tokens], configs: Sequence[PackConf
     ]  # fmt: skip
 
 
-def tokens_root(recipe: Recipe, *destinations: Path | str) -> Path:
-    """The folder of the sources' tokenized directories: of a run into one of `destinations`, the
-    first of which there is one.
-    """
+def tokens_root(recipe: Recipe, destination: Path | str) -> Path:
+    """The folder of the sources' tokenized directories, of a run into `destination`."""
     if recipe.tokenized is not None:
         return Path(storage.local(recipe.tokenized, "documents are tokenized into local files"))
-    roots = []
-    for one in destinations:
-        if storage.is_url(str(one)):
-            raise UsageError(
-                f"{recipe.path}: does not say where sources are tokenized, and {one} is a URL",
-                'name a local directory: tokenized = "DIR"',
-            )
-        # not by the output's name: one of another length or mixture is made of the same tokens
-        beside = os.path.dirname(os.fspath(one).rstrip("/"))
-        roots.append(Path(beside, f"{Path(recipe.path).stem}-tokenized"))
-    return next((root for root in roots if root.exists()), roots[0])
+    if storage.is_url(str(destination)):
+        raise UsageError(
+            f"{recipe.path}: does not say where sources are tokenized, and {destination} is a URL",
+            'name a local directory: tokenized = "DIR"',
+        )
+    # not by the output's name: one of another length or mixture is made of the same tokens
+    beside = os.path.dirname(os.fspath(destination).rstrip("/"))
+    return Path(beside, f"{Path(recipe.path).stem}-tokenized")
 
 
 @contextmanager
@@ -301,23 +292,16 @@ def _tokenize(one: Tokens, options: RunOptions) -> None:
         notify(f"{to}: the ranks that tokenize the rest go on with it")
 
 
-def _tell_shares(
-    inputs: list[str],
-    configs: list[PackConfig],
-    most: float | None,
-    options: RunOptions,
-) -> None:
-    """Say which sources' shares are off, since documents stay whole."""
+def _note_missed_shares(inputs: list[str], configs: list[PackConfig], options: RunOptions) -> None:
+    """Print a note for each source whose share is off, since documents stay whole."""
     files = find_inputs(inputs, configs[0])
     run = settle(files, configs[0], None, RunOptions(warn=options.warn))
     choice, mixture = choice_of(run.files, run.config), run.row_config.mixture
     if choice is None or mixture is None:
         return
-    if most is not None:
-        refuse_missed(mixture, choice.shares, most)
     for share in choice.shares:
         if share.is_missed:
-            options.notify(told(mixture, share))
+            options.notify(missed_share(mixture, share))
 
 
 def _inside(destination: Path | str, side: str | None) -> Path | str:

@@ -39,7 +39,7 @@ from packer_cli.packing.fitting import (
     pieces_of,
     rooms,
 )
-from packer_cli.packing.window import PlannedRows, SourceWindows, Window, gathered, trained_of
+from packer_cli.packing.window import PlannedRows, Window, gathered, trained_of
 from packer_cli.progress import Progress
 from packer_cli.records import (
     BadRecord,
@@ -434,9 +434,7 @@ class UnitRows(UnitMaker):
         self._writer = writer or ShardWriter(
             job.folder, unit.index, config, arrow, job.pad_token_id, job.parts
         )
-        self._window: Window | SourceWindows = Window(config, unit.index)
-        if config.mixture and not config.mixture.mix_within_rows:
-            self._window = SourceWindows(config, config.mixture, unit.index)
+        self._window = Window(config, unit.index)
         self._stream_position = 0
         self.cut_documents = 0
 

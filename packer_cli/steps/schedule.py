@@ -20,11 +20,9 @@ steps wait for their costliest rank, in random order and in both even ones.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
-from itertools import accumulate
 from operator import index as as_index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,7 +92,7 @@ class Schedule:
             known.append((begin, sizes))  # others than dealt rows before
         by_window, dealer = balance == "order", None
         for place, its in known:
-            grid = Grid(rows, place, its, order.ends, window if by_window else 1, even=even)
+            grid = Grid(rows, place, its, window if by_window else 1, even=even)
             dealer = _Dealer(grid, order, deal, 0 if by_window else _AT_ONCE, dealer)
         assert dealer is not None  # noqa: S101 for mypy: it is that of `begin`
         self._dealer, self.grid = dealer, dealer.grid
@@ -182,7 +180,6 @@ class Order:
 
     rows    of an epoch
     seed    None: as they are stored
-    stages  how many rows each has, one after another; none: all rows are shuffled together
     block_rows, window_blocks   the shuffle's sizes
 
     Raises UsageError for a size below 1.
@@ -192,15 +189,12 @@ class Order:
         self,
         rows: int,
         seed: int | None = 0,
-        stages: Sequence[int] = (),
         block_rows: int = 256,
         window_blocks: int = 64,
     ) -> None:
         self.rows, self.seed = rows, seed
-        self._stages = list(stages)
         self._block_rows = whole_size("block_rows", block_rows)
         self._window_blocks = whole_size("window_blocks", window_blocks)
-        self.ends = list(accumulate(self._stages or [rows]))  # of stages, in an epoch
 
     def name(self) -> dict[str, Any]:
         """What the order depends on."""
@@ -209,7 +203,6 @@ class Order:
             "seed": self.seed,
             "block_rows": self._block_rows,
             "window_blocks": self._window_blocks,
-            "stages": self._stages or None,
         }
 
     def rows_at(self, begin: int, end: int) -> Int64:
@@ -221,12 +214,9 @@ class Order:
         epoch, within = divmod(place, self.rows)
         if self.seed is None:
             return np.arange(within, min(within + most, self.rows))
-        stage = bisect_right(self.ends, within)
-        first = self.ends[stage - 1] if stage else 0
-        name = f"{self.seed}/{epoch}" + (f"/stage {stage}" if self._stages else "")
-        sizes = self.ends[stage] - first, self._block_rows, self._window_blocks
-        begin, rows = _shuffled_window(name, *sizes, within - first)
-        return first + rows[within - first - begin :][:most]
+        name, sizes = f"{self.seed}/{epoch}", (self._block_rows, self._window_blocks)
+        begin, rows = _shuffled_window(name, self.rows, *sizes, within)
+        return rows[within - begin :][:most]
 
 
 def _shuffled_window(
@@ -392,7 +382,6 @@ class Grid:
     so its last step may be shorter.
 
     sizes    of a step
-    ends     of the stages in an epoch, the last one being `rows`
     window   how many steps make a window, at most
     even     False: an epoch has all of its rows, and the first ranks one more than the others
 
@@ -404,7 +393,6 @@ class Grid:
         rows: int,
         begin: int,
         sizes: StepSizes,
-        ends: Sequence[int] = (),
         window: int = 1,
         *,
         even: bool = True,
@@ -415,7 +403,7 @@ class Grid:
                 "use fewer ranks, or pack more data or shorter rows",
             )
         self.begin, self.sizes, self.window = begin, sizes, window
-        self._rows, self._ends = rows, ends or [rows]
+        self._rows = rows
         self._ranks = sizes.world_size if even else 1
 
     def epoch_of(self, place: int) -> int:
@@ -439,20 +427,16 @@ class Grid:
     def window_at(self, place: int) -> Stretch:
         """The window of steps that a place is in.
 
-        The whole steps that lie in one stage of an epoch are cut into windows as even as can be. A
-        step in which a stage ends is one by itself, and so is a shorter one.
+        The whole steps of an epoch are cut into windows as even as can be. A step that begins with
+        rows left over from the epoch before is one by itself, and so is a shorter one.
         """
         epoch, step = self.epoch_at(place), self.step_at(place)
         size = self.sizes.rows
-        first_row, within = step.begin // self._rows * self._rows, step.begin % self._rows
-        number = bisect_right(self._ends, within)
-        stage = Stretch(
-            first_row + (self._ends[number - 1] if number else 0), first_row + self._ends[number]
-        )
-        if step.end - step.begin < size or step.end > stage.end:
+        first_row = step.begin // self._rows * self._rows
+        if step.end - step.begin < size or step.end > first_row + self._rows:
             return step
-        first = -(-(max(stage.begin, epoch.begin) - epoch.begin) // size)
-        count = (min(stage.end, epoch.end) - epoch.begin) // size - first
+        first = -(-(max(first_row, epoch.begin) - epoch.begin) // size)
+        count = (min(first_row + self._rows, epoch.end) - epoch.begin) // size - first
         windows = -(-count // self.window)
         number = (((step.begin - epoch.begin) // size - first + 1) * windows - 1) // count
         begin = epoch.begin + first * size
@@ -539,7 +523,7 @@ def predict(
     else:
         sums = squared_lengths(PackedDirectory(Path(directory), manifest))
     costs = row_costs(sums, manifest.config.max_length, hidden_size)
-    order = Order(manifest.rows, stages=[one.rows for one in manifest.stages])
+    order = Order(manifest.rows)
     balances: tuple[Balance | None, ...] = (None, "step", "order")
     schedules = [Schedule(order, sizes, balance=one, costs=costs) for one in balances]
     steps = schedules[0].grid.epoch_at(0).end // sizes.rows

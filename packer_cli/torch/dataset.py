@@ -26,7 +26,7 @@ from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest, TrainingStage
+from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Joined,
@@ -157,13 +157,6 @@ class PackedDataset:
         """
         every = [one.name for packed in self._results.parts for one in packed.facts.sources]
         return tuple(dict.fromkeys(every))
-
-    @property
-    def stages(self) -> tuple[TrainingStage, ...]:
-        """The stages of a recipe (name, first_row, rows), which follow one another; empty where
-        there are none. Of joined results those of each in turn, where one without is one stage.
-        """
-        return self._results.stages
 
     @property
     def squared_lengths(self) -> Int64:

@@ -33,8 +33,7 @@ _AT_ONCE = 4096  # rows of all ranks
 class PackedSampler:
     """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
 
-    rows           the data set, whose stages are kept apart, or how many rows it has: numbers, and
-                   a Subset, have no stages and no costs
+    rows           the data set, or how many rows it has: numbers, and a Subset, have no costs
     seed           of the order; None keeps the order of the shards
     rank, world_size   which share of the order. Where torch.distributed or WORLD_SIZE say that
                    there are several ranks, both must be given: 0 and 1 with Accelerate and the
@@ -91,8 +90,7 @@ class PackedSampler:
             sums, length = rows.squared_lengths, rows.max_length  # type: ignore[union-attr]
             costs = row_costs(sums, length, hidden_size, cost)
             self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
-        stages = [one.rows for one in getattr(rows, "stages", ())]
-        order = Order(self.rows, seed, stages, block_rows, window_blocks)
+        order = Order(self.rows, seed, block_rows, window_blocks)
         given = (1 if size is None else size for size in (batch_size, micro_batches))
         self._schedule_from = partial(
             Schedule, order, StepSizes(self.world_size, *given), balance=balance, costs=costs,
@@ -105,7 +103,7 @@ class PackedSampler:
             # rows of a window of balanced steps, too, are all read until it ends
             steps, size = self._schedule.window_rows if balance else 0, block_rows * window_blocks
             self._foresight.check_order(
-                stages, block_rows, window_blocks, windows=1 + -(-steps // size),
+                block_rows, window_blocks, windows=1 + -(-steps // size),
                 shuffled=seed is not None or steps > 0,
             )  # fmt: skip
             self._ahead = min(max(size, steps), self.rows)

@@ -399,7 +399,7 @@ def _other_units(facts: Manifest, files: list[InputFile]) -> list[str]:
         ]
         if expected != [(unit.unit, unit.slices) for unit in facts.units]:
             return ["units: are not those that the recipe gives for these tokenized directories"]
-        tables: dict[str, Any] = {**tables_of(files, facts.config, facts.shards)}
+        tables: dict[str, Any] = {**tables_of(files, facts.config)}
         tables["run"] = run_of_sides(facts.document) if facts.side and facts.run else ""
         wrong = [name for name, table in tables.items() if getattr(facts, name) != table]
         text = f"{' and '.join(wrong)}: are not those of what the recipe takes"

@@ -19,7 +19,6 @@ from msgspec.structs import asdict
 
 from packer_cli.errors import DataError, Interrupted, os_errors
 from packer_cli.options.formats import format_named
-from packer_cli.options.options import TRAIN
 from packer_cli.records import Notify
 from packer_cli.result.counts import OF_TRACES, Counts
 from packer_cli.result.layout import (
@@ -202,24 +201,16 @@ def check_manifest(directory: Path, facts: Result, findings: Findings) -> None:
 
 
 def _wrong_tables(facts: Manifest) -> Iterator[str]:
-    """Sources and stages that are not those of the options, or leave out inputs or rows."""
-    mixture = facts.config.mixture
-    amounts, stages = (mixture.sources, mixture.stages) if mixture else ((), ())
-    if mixture and mixture.part != TRAIN:  # what is held out is one stage
-        stages = stages[:1]
+    """Sources that are not those of the options, or leave out inputs."""
+    amounts = facts.config.mixture.sources if facts.config.mixture else ()
     edges = list(accumulate((one.inputs for one in amounts), initial=0))
-    firsts = list(accumulate((one.rows for one in facts.stages), initial=0))
     run = run_of_sides(facts.document) if facts.side and facts.run else ""
     listed_sources = [(one.name, one.inputs) for one in facts.sources]
     sources = list(zip((one.name for one in amounts), pairwise(edges), strict=True))
-    listed_stages = [(one.name, one.first_row) for one in facts.stages]
-    own_stages = list(zip((one.name for one in stages), firsts, strict=False))
     for name, listed, expected in (
         ("run", facts.run, run),
         ("sources", listed_sources, sources),
         ("inputs of sources", edges[-1], len(facts.inputs) if amounts else 0),
-        ("stages", listed_stages, own_stages),
-        ("rows of stages", firsts[-1], facts.rows if stages else 0),
     ):
         if listed != expected:
             yield f"{name}: {listed!r}, {expected!r} by the rest of the manifest"

@@ -158,7 +158,6 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
         ["pack", "good", *options, "-o", f"out{ESCAPE}", "--update"],
         ["stats", f"out{ESCAPE}", "--by", "input"],
         ["verify", f"out{ESCAPE}"],
-        ["recipe", "good"],
         ["stats", "edited"],
         ["export", f"out{ESCAPE}", "--to", ESCAPE, "-o", "x"],
         [ESCAPE],
@@ -172,8 +171,6 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
         assert "title" in output, command
         for character in "\x1b\x07\x9b\u202e":
             assert character not in output, command
-    assert packer("recipe", "good", "-o", "mix.toml").exit_code == 0
-    assert packer("pack", "mix.toml", "-o", "mixed").exit_code == 0
 
 
 def test_a_bug_is_reported_as_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

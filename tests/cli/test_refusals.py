@@ -87,7 +87,6 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --rank 0 --world-size 2 --overwrite | --rank: does not go with
 --rank 0 --world-size 2 -   | does not go with stdin
 --engine ray -              | does not go with stdin
---max-share-error 1%        | --max-share-error needs a recipe with sources
 --staging x                 | --staging needs an --output that is a URL
 -t ./no                     | tokenizer ./no: no such file or folder
 -t .                        | tokenizer .: the folder has no tokenizer.json
@@ -192,10 +191,6 @@ trace packed --step 0 --ranks 1 --balance x     | --balance: 'x' is not one of s
 tokenizer ./no              | tokenizer ./no: no such
 tokenizer bytes             | tokenizer bytes: is built into packer, and has no files
 tokenizer tok --check       | tokenizer tok: AutoTokenizer cannot load it: | --check needs
-recipe -                    | -: a recipe names files
-recipe -q                   | Missing argument 'INPUT...'. | name files or folders
-recipe a.jsonl --schema     | --schema: is the same for all inputs | leave the inputs out
-recipe a.jsonl -o a.jsonl   | a.jsonl: is there already | replace it with --overwrite
 pack no.toml                | no.toml: no such recipe
 pack bad.toml               | bad.toml: 'utf-8' codec can't decode byte 0xff | a recipe is TOML
 pack s3://b/mix.toml        | s3://b/mix.toml: a URL, which recipes
@@ -241,7 +236,6 @@ max_lenght = 16 | @: there is no key 'max_lenght' | did you mean max_length?
 [validate]¶share = 1 | @: there is no key 'validate' | mean [validation]?
 WEB wieght = 1 | @, source 'web': there is no key 'wieght' | weight?
 WEB [validation]¶shar = 1 | @, validation: there is no key 'shar' | share?
-WEB weight = 1¶[[stage]]¶name = 'warm'¶token = 5 | @, stage 'warm': there is no key 'token' | did yo
 quiet = true | @: there is no key 'quiet'
 weight = 2 | @: there is no key 'weight' | it is a key of [[source]]
 WEB max_length = 16 | @, source 'web': there is no key 'max_length' | of the top
@@ -280,9 +274,6 @@ WEB [validation]¶share = 0 | @, validation: share: 0.0 is not between
 WEB [validation]¶share = 0.1¶documents = 2 | @, validation: needs one of share and documents
 WEB [validation]¶share = 0.1¶sources = ['wob'] | @, validation: sources: there is no source 'wob'
 WEB [validation]¶share = 0.1¶sources = [] | @, validation: sources: names none | leave it out
-WEB weight = 1¶[[stage]]¶tokens = 5¶weights = {wob = 1} | @: stage 1: there is no source 'wob' | s
-WEB [[stage]]¶name = 'a' | @, stage 'a': has no tokens | tokens: How much
-WEB epochs = 1¶[[stage]]¶tokens = 5 | @: source 'web': has epochs or tokens, and there are stages
 max_length = 8¶inputs = 'mix.toml' | @: inputs: 'mix.toml' is the recipe itself | data only
 max_length = 8¶inputs = './'¶sample_by = 'document' | @: inputs: './' holds the recipe itself
 max_length = 8¶ALL ¶input_format = 'text' | @, source 'all': inputs: './' holds | data only
@@ -293,7 +284,6 @@ BYTES tokens = 10¶WEB weight = 1¶CODE epochs = 1 | tokens: 10 in all, and sour
 BYTES WEB [validation]¶share = 1e-9 | the validation split is empty | hold out more
 BYTES overlong = 'drop'¶WEB [validation]¶documents = 2 | the validation split is empty | hold
 BYTES WEB tokens = 1 | source 'web': 1.00 tokens are asked of it, and every document | ask for more
-BYTES WEB weight = 1¶[[stage]]¶tokens = 1 | source 'web': 1.00 tokens are asked of it, and every
 """
 TABLES = {
     "BYTES": 'max_length = 4\ntokenizer = "bytes"\n',

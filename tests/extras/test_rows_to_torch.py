@@ -184,7 +184,7 @@ def test_it_pickles_as_its_paths_and_is_the_same_elsewhere(
     monkeypatch.chdir("/")
     again = pickle.loads(pickled)  # noqa: S301
     assert [plain(again[row]) for row in (3, -1)] == [plain(dataset[row]) for row in (3, -1)]
-    for name in ("fingerprint", "sources", "stages", "paths", "note"):
+    for name in ("fingerprint", "sources", "paths", "note"):
         assert getattr(again, name) == getattr(dataset, name)
 
 
@@ -253,10 +253,6 @@ HARM: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut short": (_cut_short, r"has 100 bytes, the manifest says \d+"),
     "another version": (lambda copy: _edited(copy, format_version=99), "format version 99, this"),
     "nothing": (lambda copy: _edited(copy, rows=0, shards=[]), "rows"),
-    "stages": (
-        lambda copy: _edited(copy, stages=[{"name": "a", "first_row": 1, "rows": 3}]),
-        "its stages are not its .* rows, one after another",
-    ),
 }
 
 
@@ -328,7 +324,7 @@ def test_what_is_not_refused(unlike: Path, monkeypatch: pytest.MonkeyPatch) -> N
     rows = PackedDataset(["packed", "other"], chosen)
     assert set(rows[0]) == set(rows[-1]) == set(chosen)
     assert PackedDataset("few").sources == NAMES
-    assert PackedDataset("text").sources == PackedDataset("text").stages == ()
+    assert PackedDataset("text").sources == ()
 
 
 # --- what changes while it is open ---

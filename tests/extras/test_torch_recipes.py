@@ -1,4 +1,4 @@
-"""What a recipe's result says to training: the source of each segment, and where stages begin."""
+"""The source of each segment, which the result of a recipe gives to training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from datasets import load_from_disk
 from recipes import TOKENS_OF, pack_sources, write_sources
 
-from packer_cli.errors import DataError
-from packer_cli.options.options import Stage
 from packer_cli.torch import (
     PackedDataset,
-    PackedSampler,
     block_mask_collate,
     flash_attn_collate,
     packed_collate_fn,
@@ -29,14 +25,7 @@ from packer_cli.torch import (
 )
 
 L = 64
-NAMES = tuple(TOKENS_OF)
 WITH_SOURCE = ["input_ids", "labels", "cu_seqlens", "source"]
-SMALL = {"block_rows": 8, "window_blocks": 4}
-STAGES = (
-    Stage(6_000, (("letters", 1.0), ("digits", 0.0), ("signs", 0.0)), "begin"),
-    Stage(30_000, (("letters", 1.0), ("digits", 1.0), ("signs", 1.0)), "middle"),
-    Stage(3_000, (("letters", 0.0), ("digits", 0.0), ("signs", 1.0)), "end"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +35,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_sources(
         folder / "out", write_sources(folder), {"signs": {"epochs": 2.0}}, max_length=L,
         unit_bytes=20_000,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("staged")
-    return pack_sources(
-        folder / "out", write_sources(folder, 600), {name: {"weight": 1.0} for name in NAMES},
-        max_length=L, unit_bytes=10_000, mixture={"stages": STAGES},
     )  # fmt: skip
 
 
@@ -113,67 +93,17 @@ def test_other_ways_to_the_model_keep_sources(mixed: Path) -> None:
     assert list(named) == ["input_ids", "source_ids"]
 
 
-# --- stages ---
-
-
-def test_a_dataset_knows_where_its_stages_begin(staged: Path) -> None:
-    dataset = PackedDataset(staged, WITH_SOURCE)
-    assert [one.name for one in dataset.stages] == ["begin", "middle", "end"]
-    assert dataset.stages[0].first_row == 0
-    assert sum(one.rows for one in dataset.stages) == len(dataset)
-    allowed = [{0}, {0, 1, 2}, {2}]
-    for stage, sources in zip(dataset.stages, allowed, strict=True):
-        rows = dataset.__getitems__(range(stage.first_row, stage.first_row + stage.rows))
-        assert set(rows.ragged["source"].values.tolist()) == sources
-
-
-def stage_of(dataset: PackedDataset, row: int) -> int:
-    (number,) = (k for k, one in enumerate(dataset.stages)
-                 if one.first_row <= row < one.first_row + one.rows)  # fmt: skip
-    return number
-
-
-def test_an_epoch_goes_through_the_stages(staged: Path) -> None:
-    dataset = PackedDataset(staged)
-    sampler = PackedSampler(dataset, **SMALL)
-    epochs = [list(sampler) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    for rows in epochs:
-        assert sorted(rows) == list(range(len(dataset)))
-        stages = [stage_of(dataset, row) for row in rows]
-        assert stages == sorted(stages)
-        for stage in dataset.stages:
-            own = rows[stage.first_row : stage.first_row + stage.rows]
-            assert own != sorted(own)
-    assert list(PackedSampler(dataset, seed=None)) == list(range(len(dataset)))
-
-
-def test_a_state_of_other_stages_is_refused(staged: Path) -> None:
-    dataset = PackedDataset(staged)
-    state = PackedSampler(dataset).state_dict()
-    assert state["stages"] == [one.rows for one in dataset.stages]
-    with pytest.raises(DataError, match="the sampler's state has stages"):
-        PackedSampler(len(dataset)).load_state_dict(state)
-
-
-def test_stages_and_sources_of_joined_results(mixed: Path, staged: Path) -> None:
-    """Stages go on after one another, one without is one stage; a source has one number in all."""
+def test_sources_of_joined_results(mixed: Path) -> None:
+    """A source has one number in all."""
     alone = pack_sources(
-        staged.parent / "alone", {"signs": staged.parent / "signs.jsonl"}, max_length=L, view=True
+        mixed.parent / "alone", {"signs": mixed.parent / "signs.jsonl"}, max_length=L, view=True
     )
-    dataset = PackedDataset([alone, staged, mixed], WITH_SOURCE)
+    dataset = PackedDataset([alone, mixed], WITH_SOURCE)
     assert dataset.sources == ("signs", "letters", "digits")
     batch = varlen_collate(dataset.__getitems__(range(len(dataset))), config=None)
     for number, name in enumerate(dataset.sources):
         of_it = batch["input_ids"][batch["source_ids"] == number].tolist()
         assert {chr(token) for token in of_it if token < 256} == set(TOKENS_OF[name])
-    assert [one.name for one in dataset.stages] == [None, "begin", "middle", "end", None]
-    ends = np.cumsum([one.rows for one in dataset.stages]).tolist()
-    assert [one.first_row for one in dataset.stages] == [0, *ends[:-1]]
-    assert ends[-1] == len(dataset)
-    rows = list(PackedSampler(dataset, **SMALL))
-    for begin, end in pairwise([0, *ends]):
-        assert sorted(rows[begin:end]) == list(range(begin, end))
 
 
 @pytest.mark.parametrize("view", [False, True])

@@ -295,7 +295,7 @@ def test_refused(dataset: PackedDataset, message: str, options: dict[str, Any]) 
 def test_states_of_another_balance_are_refused(dataset: PackedDataset) -> None:
     plain, step, order = (ranks(dataset, balance=balance)[0] for balance in BALANCES)
     assert set(plain.state_dict()) == {
-        "samples", "data", "rows", "seed", "block_rows", "window_blocks", "stages",
+        "samples", "data", "rows", "seed", "block_rows", "window_blocks",
     }  # fmt: skip
     for one, other, message in (
         (step, plain, "balance step, this sampler None"),

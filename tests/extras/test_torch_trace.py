@@ -16,7 +16,6 @@ from recipes import pack_sources, run, write_sources
 from torch.utils.data import DataLoader
 
 from packer_cli.errors import UsageError
-from packer_cli.options.options import Stage
 from packer_cli.torch import PackedDataset, PackedSampler
 from packer_cli.torch.trainer import Batches
 from packer_cli.trace import TracedStep, trace
@@ -27,18 +26,15 @@ Step = list[list[list[list[int]]]]  # of each rank, batches of rows of tokens
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Results by what they are: a packed directory, a view, a recipe with stages, all joined."""
+    """Results by what they are: a packed directory, a view, a recipe, all joined."""
     folder = tmp_path_factory.mktemp("traced")
     files = write_sources(folder, 300)
     some, bytes_ = (files["letters"], files["digits"]), ("-t", "bytes")
     run("pack", *some, *bytes_, "-l", L, "--unit-bytes", "3K", "-o", folder / "plain")
     run("tokenize", files["signs"], files["digits"], *bytes_, "-o", folder / "tokens")
     run("pack", folder / "tokens", "-l", L, "--view", "-o", folder / "view")
-    stages = tuple(Stage(3000, ((name, 1.0),), name) for name in ("signs", "letters"))
-    weights = {name: {"weight": 0.0} for name in files}
-    recipe = pack_sources(
-        folder / "recipe", files, weights, max_length=L, mixture={"stages": stages}
-    )
+    weights = {name: {"weight": float(name != "digits")} for name in files}
+    recipe = pack_sources(folder / "recipe", files, weights, max_length=L)
     paths = {"plain": folder / "plain", "view": folder / "view", "recipe": recipe}
     return {name: [path] for name, path in paths.items()} | {"joined": list(paths.values())}
 

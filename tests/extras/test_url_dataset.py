@@ -264,10 +264,10 @@ class TestRoom:
         foresight = dataset.foresight
         assert foresight is not None
         for block_rows, window_blocks in ((4, 3), (16, 4), (50, 2), (100, 1)):
-            (blocks,) = foresight.largest_blocks([], block_rows)
+            blocks = foresight.largest_blocks(block_rows)
             bound = int(blocks[:window_blocks].sum())
             rows = len(dataset) // block_rows * block_rows  # a shorter block would shift windows
-            order, size = Order(rows, 0, (), block_rows, window_blocks), block_rows * window_blocks
+            order, size = Order(rows, 0, block_rows, window_blocks), block_rows * window_blocks
             for epoch in range(3):
                 for first in range(0, rows, size):
                     places = epoch * rows + first, epoch * rows + min(first + size, rows)

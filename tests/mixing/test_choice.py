@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import pytest
 from support import check_directory, jsonl, recover_documents
 from tokenizing import tokenize
 
-from packer_cli import open_packed
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.mixing import units
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.options import Amount, Mixture, PackConfig, Stage
+from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
 from packer_cli.records import InputFile
@@ -187,54 +185,6 @@ def test_what_is_not_taken_stands_for_no_equal_document() -> None:
     switched_off = recipe(Amount("again", weight=0), Amount("texts", weight=1), dedup="exact")
     pack(switched_off)
     assert documents_in("out") == every
-
-
-def test_stages_come_one_after_another_with_their_own_weights() -> None:
-    write_sources(count=600)
-    stages = Stage(4000, (("b", 0.0),), "first"), Stage(3000, (("a", 0.0),))
-    (manifest,) = pack(recipe(Amount("a", weight=1), Amount("b", weight=1), stages=stages)).values()
-    first, second = manifest.stages
-    assert (first.name, second.name) == ("first", None)
-    assert (first.first_row, second.first_row) == (0, first.rows)
-    assert first.rows + second.rows == manifest.rows
-    files = rows_by_file("out")
-    assert set().union(*files[: first.rows]) == {0}
-    assert set().union(*files[first.rows :]) == {1}
-    assert abs(manifest.sources[0].taken - 4000) < 40
-    assert abs(manifest.sources[1].taken - 3000) < 40
-
-
-def test_later_stages_go_on_where_earlier_ones_stopped() -> None:
-    write_sources(count=600)
-    stages = Stage(3000), Stage(3000), Stage(3000)
-    pack(recipe(Amount("a", weight=1, max_epochs=2), stages=stages))
-    available = tokens_of(all_of("a"))
-    times = set(documents_in("out").values())
-    assert times == ({1} if available > 9000 else {1, 2})
-
-
-def rows_by_file(directory: str) -> list[set[int]]:
-    packed = open_packed(directory)
-    return [
-        {segment["file"] for segment in row}
-        for shard in packed.manifest["shards"]
-        for batch in packed.batches(shard)
-        for row in batch.column("segments").to_pylist()
-    ]
-
-
-@pytest.mark.parametrize("strategy", ["best-fit", "next-fit", "wrap"])
-def test_rows_of_one_source_each(strategy: str) -> None:
-    write_sources()
-    what = recipe(Amount("a"), Amount("b"), Amount("c", epochs=2.5), mix_within_rows=False)
-    what = replace(what, config=replace(what.config, strategy=strategy, shuffle=None))
-    (manifest,) = pack(what).values()
-    files = rows_by_file("out")
-    assert {len(one) for one in files} == {1}
-    half = files[: len(files) // 2]
-    for file in range(3):
-        assert half.count({file}) == pytest.approx(files.count({file}) / 2, rel=0.2)
-    assert manifest.tokens == tokens_of(documents_in("out"))
 
 
 def test_other_files_of_the_same_documents_give_the_same_choice() -> None:

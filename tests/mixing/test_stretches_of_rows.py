@@ -18,18 +18,17 @@ from packer_cli.result.rules import segments_in
 
 pytestmark = pytest.mark.usefixtures("folder")
 
-Sources = dict[str, tuple[float, int]]
 Float = npt.NDArray[np.float64]
 
 # source -> share, mean length
-SOURCES: Sources = {"short": (0.5, 30), "middle": (0.3, 250), "long": (0.2, 1500)}
+SOURCES = {"short": (0.5, 30), "middle": (0.3, 250), "long": (0.2, 1500)}
 SPREAD = 0.5  # of log-normal lengths
 STRETCHES = 100
 
 
-def tokenized_sources(tokens: int, sources: Sources = SOURCES) -> None:
+def tokenized_sources(tokens: int) -> None:
     """A tokenized directory for each source, of about so many tokens, more than its share."""
-    for number, (name, (share, mean)) in enumerate(sources.items()):
+    for number, (name, (share, mean)) in enumerate(SOURCES.items()):
         random = np.random.default_rng(number)
         count = int(1.2 * share * tokens / mean)
         lengths = random.lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, count)
@@ -40,41 +39,33 @@ def tokenized_sources(tokens: int, sources: Sources = SOURCES) -> None:
         tokenize(f"{name}.parquet", out=name)
 
 
-def recipe(tokens: int, max_length: int, sources: Sources = SOURCES, **options: object) -> str:
+def recipe(tokens: int, max_length: int) -> str:
     lines = [f"tokens = {tokens}", f"max_length = {max_length}", "view = true"]
-    lines += [f"{name} = {str(value).lower()}" for name, value in options.items()]
-    for name, (share, _) in sources.items():
+    for name, (share, _) in SOURCES.items():
         lines += ["[[source]]", f'name = "{name}"', f'inputs = ["{name}"]', f"weight = {share}"]
     return "\n".join(lines)
 
 
-def tokens_of_rows(directory: str, sources: Sources = SOURCES) -> tuple[Float, Float]:
+def tokens_of_rows(directory: str) -> tuple[Float, Float]:
     """(tokens[rows, sources], and for each source the sum of its documents' squared tokens)."""
     packed, rows, segments = open_packed(directory), [], []
+    sources = len(SOURCES)
     for shard in packed.facts.shards:
         for batch in packed.stored(shard):
             found = segments_in(batch)
             row = np.repeat(np.arange(len(batch)), np.diff(segments_of(batch)[2]))
-            places = row * len(sources) + found[0]
-            sums = np.bincount(places, found[3], len(batch) * len(sources))
-            rows.append(sums.reshape(len(batch), len(sources)))
+            places = row * sources + found[0]
+            sums = np.bincount(places, found[3], len(batch) * sources)
+            rows.append(sums.reshape(len(batch), sources))
             segments.append(found)
     source, document, _, length = np.concatenate(segments, axis=1)
     every, which = np.unique(source << 40 | document, return_inverse=True)
     squares = np.bincount(which, length) ** 2
-    return np.concatenate(rows), np.bincount(every >> 40, squares, len(sources))
+    return np.concatenate(rows), np.bincount(every >> 40, squares, sources)
 
 
-@pytest.mark.parametrize(
-    ("max_length", "tokens", "mix_within_rows"),
-    [
-        (2048, 5_000_000, True), heavy(4096, 10_000_000, False), heavy(1024, 10_000_000, True),
-        heavy(8192, 30_000_000, False),
-    ],
-)  # fmt: skip
-def test_stretches_have_the_sources_in_their_shares(
-    max_length: int, tokens: int, mix_within_rows: bool
-) -> None:
+@pytest.mark.parametrize(("max_length", "tokens"), [(2048, 5_000_000), heavy(1024, 10_000_000)])
+def test_stretches_have_the_sources_in_their_shares(max_length: int, tokens: int) -> None:
     """Within 3 standard errors of what chance would give, in each hundredth of the rows.
 
     Were a stretch's documents drawn at random, a source's share p of its tokens would be a ratio
@@ -84,7 +75,7 @@ def test_stretches_have_the_sources_in_their_shares(
     documents, and p² times those of all others, a hundredth of both.
     """
     tokenized_sources(tokens)
-    Path("mix.toml").write_text(recipe(tokens, max_length, mix_within_rows=mix_within_rows))
+    Path("mix.toml").write_text(recipe(tokens, max_length))
     done = packer("pack", "mix.toml", "-q", "-o", "out")
     assert done.exit_code == 0, done.stderr
     rows, squares = tokens_of_rows("out")
@@ -97,16 +88,3 @@ def test_stretches_have_the_sources_in_their_shares(
     found = stretches / stretches.sum(axis=1, keepdims=True)
     away = np.abs(found - share) / error
     assert away.max() < 3, f"stretch {int(away.argmax()) // len(SOURCES)}: {away.max():.1f}"
-
-
-def test_sources_with_less_than_a_row_in_a_window() -> None:
-    """Rows of one source each: such a source waits until it fills rows."""
-    few = {"large": (0.95, 100), **{f"small{number}": (0.01, 100) for number in range(5)}}
-    tokenized_sources(9_000_000, few)
-    text = recipe(9_000_000, 65_536, few, mix_within_rows=False)
-    Path("mix.toml").write_text(text)
-    done = packer("pack", "mix.toml", "-q", "-o", "out")
-    assert done.exit_code == 0, done.stderr
-    rows, _ = tokens_of_rows("out", few)
-    assert ((rows > 0).sum(axis=1) == 1).all()
-    assert (rows > 0).sum(axis=0).tolist() == (-(-rows.sum(axis=0) // 65_536)).tolist()

@@ -1,4 +1,4 @@
-"""`packer stats` of recipes: what each source has, is asked for and reaches, and the stages."""
+"""`packer stats` of recipes: what each source has, is asked for and reaches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from support import assert_error, packer
-
-from packer_cli.options.options import Stage
-
-_STAGED = {"web": {"weight": 0.6}, "code": {"weight": 0.3}, "chat": {"weight": 0.1}}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +59,6 @@ def test_json_has_shares_and_what_the_manifest_says() -> None:
         assert one["epochs"] == source.taken / source.available
     for name in ("documents", "tokens", "trained_tokens", "empty_documents"):
         assert sum(one[name] for one in content["by_source"]) == content[name]
-    assert content["stages"] == []
 
 
 def test_by_source_lists_an_epoch_and_what_is_asked_of_it() -> None:
@@ -94,21 +89,6 @@ def test_documents_held_out_and_equal_to_others_are_listed() -> None:
 def test_trained_tokens_are_named_where_amounts_count_them() -> None:
     pack_mixed(recipe_of(IN_SHARES, count="trained"))
     assert "sources, in shares of trained tokens" in _lines("out")
-
-
-def test_stages_are_listed_with_their_first_rows() -> None:
-    recipe = recipe_of(_STAGED, stages=(Stage(200_000), Stage(100_000, (("chat", 0.2),), "end")))
-    (manifest,) = pack_mixed(recipe)
-    assert manifest is not None
-    first, second = manifest.stages
-    lines = _lines("out")
-    start = lines.index("stages")
-    assert lines[start + 1 : start + 4] == [
-        "first row rows stage", f"0 {first.rows:,} 1", f"{first.rows:,} {second.rows:,} end"
-    ]  # fmt: skip
-    assert _json("out")["stages"][1] == {
-        "name": "end", "first_row": first.rows, "rows": manifest.rows - first.rows
-    }  # fmt: skip
 
 
 def test_what_has_no_sources_says_so() -> None:

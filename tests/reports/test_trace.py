@@ -105,7 +105,7 @@ def test_json(packed: Path) -> None:
 def test_steps_hold_what_the_order_says(many_rows: Path, options: list[str]) -> None:
     rows = in_rows()
     seed = None if "--no-shuffle" in options else 5
-    order = Order(len(rows), seed, (), 8, 4)
+    order = Order(len(rows), seed, 8, 4)
     loop = Loop(3, 4, 2, uneven="--uneven" in options, drop_last="--drop-last" in options)
     steps = Steps(len(rows), loop)
     sizes = ["--ranks", 3, "--batch-size", 4, "--micro-batches", 2, "--block-rows", 8,
@@ -295,7 +295,6 @@ class TestStates:
         for change, message in (
             ({"rows": 6}, "the state has rows 6, the result has 5"),
             ({"data": "x"}, "the state has data x, the result has "),
-            ({"stages": [1, 4]}, "the state has stages [1, 4], the result has None"),
             ({"samples": -1}, "the state is not one of a PackedSampler: Expected `int` >= 0"),
             ({"samples": 0}, "the state was saved before the first step"),
             ({"dealt": [[1]]}, "the state is not one of a PackedSampler"),

@@ -523,7 +523,7 @@ class TestForesight:
     def test_a_word_about_what_is_fetched_often(self, url: str) -> None:
         result = opened(url, 110_000)
         with pytest.warns(UserWarning, match="an epoch fetches shards about"):
-            Foresight([result], result.cache).check_order([], 2, 2)
+            Foresight([result], result.cache).check_order(2, 2)
 
 
 def threads() -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from bisect import bisect_right
 from collections import Counter, deque
-from itertools import accumulate, count
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from packer_cli.steps import schedule as scheduling
 from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, row_costs
 
-ORDER = ("seed", "stages", "block_rows", "window_blocks")
+ORDER = ("seed", "block_rows", "window_blocks")
 SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
 relaxed = settings(max_examples=80, deadline=None)
 ManySizes = tuple[int, int, int]  # world_size, batch_size, micro_batches
@@ -49,41 +48,32 @@ many_sizes = st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 4))
 balances = st.sampled_from(["step", "order"])
 
 
-@st.composite
-def many_stages(draw: st.DrawFn, rows: int) -> list[int]:
-    cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=3)))
-    return np.diff([0, *cuts, rows]).tolist() if cuts else []
-
-
 @relaxed
-@given(many_rows, many_sizes, st.integers(1, 5), st.data())
-def test_windows_have_their_rows_and_cross_no_stage(
-    rows: int, sizes: ManySizes, window: int, data: st.DataObject
+@given(many_rows, many_sizes, st.integers(1, 5))
+def test_windows_have_their_rows_and_cross_no_epoch(
+    rows: int, sizes: ManySizes, window: int
 ) -> None:
     """And balanced steps those of plain ones."""
-    stages = data.draw(many_stages(rows))
-    options = {"stages": stages, "window": window}
-    plain, steps, even = (schedule(rows, sizes, how, **options) for how in (None, "step", "order"))
+    hows = (None, "step", "order")
+    plain, steps, even = (schedule(rows, sizes, how, window=window) for how in hows)
     for epoch in range(3):
         begin, end = steps.grid.epoch_at(epoch * rows)
         assert (begin, end) == plain.grid.epoch_at(epoch * rows)
         both = zip(steps_of(plain, begin, end), steps_of(steps, begin, end), strict=True)
         assert all(sorted(one) == sorted(other) for one, other in both)
     world_size, batch_size, micro_batches = sizes
-    grid = Grid(rows, 0, StepSizes(*sizes), list(accumulate(stages)), window)
+    grid = Grid(rows, 0, StepSizes(*sizes), window)
     place, most = 0, world_size * batch_size * micro_batches
     while place < 3 * rows - world_size:
         begin, end = grid.window_at(place)
         assert begin == place < end <= place + window * most
         expected = plain.rows_at(begin, end)
         assert sorted(even.rows_at(begin, end)) == sorted(expected)
-        ends = list(accumulate(stages or [rows]))
-        its_stages = {bisect_right(ends, row) for row in expected}
-        assert len(its_stages) == 1 or end <= place + most
+        assert begin // rows == (end - 1) // rows or end <= place + most
         place = end
 
 
-def test_windows_of_a_stage_are_about_as_long() -> None:
+def test_windows_of_an_epoch_are_about_as_long() -> None:
     """65 steps are not 64 and one, which would have no others to meet."""
     grid = Grid(65 * 8, 0, StepSizes(4, 1, 2), window=64)
     assert grid.window_at(0) == (0, 32 * 8)
@@ -91,10 +81,10 @@ def test_windows_of_a_stage_are_about_as_long() -> None:
 
 
 @pytest.mark.parametrize("balance", [None, "step", "order"])
-@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("seed", [None, 0])
 def test_rows_are_the_same_however_they_are_asked_for(balance: Any, seed: int | None) -> None:
     """1003 rows are 250 blocks and a shorter one, which is in any window."""
-    options = {"window": 5, "seed": seed, "stages": [400, 603] if seed else []}
+    options = {"window": 5, "seed": seed}
     one, other = (schedule(1003, (4, 2, 3), balance, **options) for _ in range(2))
     whole = one.rows_at(0, 2500)
     rng = np.random.default_rng(0)
@@ -105,20 +95,19 @@ def test_rows_are_the_same_however_they_are_asked_for(balance: Any, seed: int | 
 
 @relaxed
 @given(many_rows, balances, st.lists(st.tuples(many_sizes, st.integers(0, 60)), max_size=12),
-       st.data())  # fmt: skip
+       st.integers(1, 4))  # fmt: skip
 def test_every_row_is_taken_once_an_epoch_whatever_the_sizes_were(
-    rows: int, balance: str, runs: list[tuple[ManySizes, int]], data: st.DataObject
+    rows: int, balance: str, runs: list[tuple[ManySizes, int]], window: int
 ) -> None:
     """Runs that end anywhere, and go on with other sizes from the state of the last one."""
-    options = {"stages": data.draw(many_stages(rows)), "window": data.draw(st.integers(1, 4))}
     place, dealt, taken = 0, [], []
     for sizes, turns in [*runs, ((3, 2, 2), 1000), ((3, 2, 2), 1000)]:
-        one = schedule(rows, sizes, balance, **options, begin=place, dealt=dealt)
+        one = schedule(rows, sizes, balance, window=window, begin=place, dealt=dealt)
         stop = min(place + turns * sizes[0], one.grid.epoch_at(place).end)
         taken += one.rows_at(place, stop).tolist()
         place, dealt = stop, one.history(stop)
     assert len(dealt) == 1  # what no row depends on any more is forgotten
-    plain = schedule(rows, (1, 1, 1), **options)
+    plain = schedule(rows, (1, 1, 1))
     assert Counter(taken) == Counter(plain.rows_at(0, place).tolist())
 
 
@@ -149,9 +138,8 @@ def test_an_interruption_leaves_no_rows_of_another_place(
     monkeypatch: pytest.MonkeyPatch, balance: Any, name: str, turn: int
 ) -> None:
     """In a notebook the same sampler goes on after Ctrl+C."""
-    options = {"stages": [4000, 5000]}
-    expected = schedule(9000, (4, 2, 2), balance, **options).rows_at(0, 9000).tolist()
-    one = schedule(9000, (4, 2, 2), balance, **options)
+    expected = schedule(9000, (4, 2, 2), balance).rows_at(0, 9000).tolist()
+    one = schedule(9000, (4, 2, 2), balance)
     one.rows_at(0, 16)
     module, function = name.split(".")
     kernels, turns = getattr(scheduling, module), count(1)

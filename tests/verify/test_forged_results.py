@@ -47,7 +47,7 @@ from mixed import pack_mixed, recipe_of, write_sources
 from support import packer
 from varied_results import ALL, RESULTS
 
-from packer_cli.options.options import PackConfig, Stage
+from packer_cli.options.options import PackConfig
 from packer_cli.result.manifest import OF_INPUTS, TOTALS
 
 OPTIONS: dict[str, tuple[str, object]] = {  # option -> (result, another value)
@@ -342,7 +342,7 @@ def test_unchanged_they_are_sound(name: str, copied: Callable[[str], Result]) ->
             assert marked == (name == "lossy")
 
 
-# Tables of the sources and stages of a recipe
+# Tables of the sources of a recipe
 
 
 Manifest = dict[str, Any]
@@ -350,30 +350,18 @@ Manifest = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A result of two sources in two stages."""
+    """A result of two sources."""
     folder = tmp_path_factory.mktemp("forged")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_sources()
-        stages = Stage(100_000), Stage(100_000, (("web", 0.1), ("code", 0.9)), "late")
         amounts = {"web": {"weight": 0.6}, "code": {"weight": 0.4}}
-        pack_mixed(recipe_of(amounts, stages=stages))
+        pack_mixed(recipe_of(amounts, tokens=200_000))
     return folder
-
-
-def later(manifest: Manifest) -> None:
-    first, second = manifest["stages"]
-    first["rows"] += 1
-    second["first_row"] += 1
-    second["rows"] -= 1
 
 
 def all_of_one(manifest: Manifest) -> None:
     manifest["sources"][0]["inputs"], manifest["sources"][1]["inputs"] = [0, 0], [0, 2]
-
-
-def other_shares(manifest: Manifest) -> None:
-    manifest["config"]["mixture"]["stages"][1]["tokens"] = 10**9
 
 
 BY_ITSELF: dict[str, Callable[[Manifest], Any]] = {
@@ -381,10 +369,6 @@ BY_ITSELF: dict[str, Callable[[Manifest], Any]] = {
     "inputs of another source": all_of_one,
     "another order": lambda manifest: manifest["sources"].reverse(),
     "no sources": lambda manifest: manifest["sources"].clear(),
-    "no stages": lambda manifest: manifest["stages"].clear(),
-    "another stage": lambda manifest: manifest["stages"][1].update(name="early"),
-    "a stage is longer": lambda manifest: manifest["stages"][1].update(rows=10**6),
-    "stages overlap": lambda manifest: manifest["stages"][1].update(first_row=1),
 }
 BY_INPUTS: dict[str, Callable[[Manifest], Any]] = {
     "taken": lambda manifest: manifest["sources"][0].update(taken=1),
@@ -392,8 +376,7 @@ BY_INPUTS: dict[str, Callable[[Manifest], Any]] = {
     "available": lambda manifest: manifest["sources"][0].update(available=10**6),
     "duplicates": lambda manifest: manifest["sources"][1].update(duplicate_documents=7),
     "held out": lambda manifest: manifest["sources"][1].update(held_out_documents=7),
-    "a stage begins elsewhere": later,
-    "shares that cannot be": other_shares,
+    "shares that cannot be": (lambda manifest: manifest["config"]["mixture"].update(tokens=10**9)),
 }
 
 
