@@ -418,13 +418,6 @@ def megatron(sets: Sets, path: Path) -> None:
     path.with_suffix(".idx").write_bytes(index)
 
 
-def datatrove(sets: Sets, path: Path) -> None:
-    ids, trained, ends = _flat(sets)
-    Path(f"{path}.ds").write_bytes(np.array(ids, "<u2").tobytes())
-    Path(f"{path}.ds.index").write_bytes(np.array(ends, "<u8").tobytes())
-    Path(f"{path}.ds.loss").write_bytes(np.array(trained, "u1").tobytes())
-
-
 def olmo(sets: Sets, path: Path) -> None:
     ids, trained, ends = _flat(sets)
     path.mkdir()
@@ -458,7 +451,6 @@ WRITERS = [
     Writer("columns", jsonl, "set.jsonl", packed=False, columns=False),
     Writer("megatron", megatron, "set.bin", packed=False, labels=False, trained=False,
            columns=False),
-    Writer("datatrove", datatrove, "set.ds", packed=False, labels=False, columns=False),
     Writer("olmo", olmo, packed=False, labels=False, columns=False),
 ]  # fmt: skip
 
@@ -477,7 +469,7 @@ def can_have(rule: str, writer: Writer) -> bool:
         or (rule in of_rows and not writer.packed)
         or (rule == "boundaries-disagree" and not writer.columns)
         or (rule == "padding-trained" and not writer.padded)
-        or (rule == "ids-out-of-range" and writer.name in ("datatrove", "olmo"))
+        or (rule == "ids-out-of-range" and writer.name == "olmo")
         or (rule == "cross-document-target" and writer.name == "megatron-bridge")
     )
 

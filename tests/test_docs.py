@@ -217,7 +217,7 @@ def _anchors(page: Path) -> set[str]:
 def test_the_page_of_inputs_names_every_ending() -> None:
     page = (ROOT / "docs" / "inputs.md").read_text()
     named = set(re.findall(r"(?<![\w/*])\.[a-z0-9]+(?:\.[a-z]+)?\b", page))
-    beside = {ending for one in FILES.values() for ending in one.beside}
+    beside = {one.beside for one in FILES.values()}
     endings = {*SUFFIXES, *DOCUMENT_SUFFIXES, *COMPRESSIONS}
     assert endings <= named
     assert named - endings - beside - {".zst", ".data"} == set()

@@ -30,7 +30,7 @@ from packer_cli.errors import DataError, UsageError, from_os_error, named, one_o
 from packer_cli.inputs.byte_streams import open_source
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
-from packer_cli.inputs.indexed_tokens import IndexedReader
+from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import IGNORED, InputFile, Int64, Slice, offsets_of
@@ -60,7 +60,7 @@ _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
 _EXPECTED = (
     "a folder of datasets, files of Parquet, Arrow or JSON lines with input_ids, .bin with .idx, "
-    ".npy, .ds, or a directory of packer"
+    ".npy, or a directory of packer"
 )
 
 
@@ -92,7 +92,6 @@ FORMATS = {
     "megatron": Format(
         (), "documents of Megatron-LM, which tells them apart by EOS", "its index", by_eos=True
     ),
-    "datatrove": Format((), "documents of datatrove for nanotron", "its index", by_eos=True),
     "olmo": Format(
         (),
         "tokens of OLMo, which tells documents apart by EOS",
@@ -519,14 +518,10 @@ def _values(source: _Source, begin: int, stop: int) -> npt.NDArray[Any]:
 
 
 def _indexed(file: InputFile) -> File:
-    """Tokens with an index, of Megatron-LM or datatrove."""
-    reader = reader_for(file.format)
-    assert isinstance(reader, IndexedReader)  # noqa: S101 by its format
-    index = reader.index(file)
-    sources: dict[str, _Source] = {"input_ids": (file.path, index.kind, 0)}
-    if index.loss is not None:
-        sources["loss_mask"] = index.loss, np.dtype("u1"), 0
-    return _flat(dict.fromkeys(sources, index.offsets - index.offsets[0]), sources, documents=True)
+    """Tokens of Megatron-LM."""
+    kind, offsets = MegatronReader().index(file)
+    name = "input_ids"
+    return _flat({name: offsets}, {name: (file.path, kind, 0)}, documents=True)
 
 
 def _olmo(path: str, max_length: int | None) -> File:
@@ -695,8 +690,7 @@ def _documents_in(folder: Path) -> list[File]:
 
 
 _OPENS: dict[str, Callable[[InputFile], File]] = {
-    "arrow": _arrow, "parquet": _parquet, "jsonl": _json, "json": _json,
-    "megatron": _indexed, "datatrove": _indexed,
+    "arrow": _arrow, "parquet": _parquet, "jsonl": _json, "json": _json, "megatron": _indexed,
 }  # fmt: skip
 
 

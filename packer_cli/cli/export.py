@@ -12,7 +12,7 @@ from packer_cli.options.option import Options, Values, option, refuse
 from packer_cli.options.run_options import Progress, RunOptions, Sizes
 
 EXPORT_FORMATS = (
-    "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "nanotron", "numpy",
+    "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "numpy",
     "parquet", "unpacked", "packed",
 )  # fmt: skip
 

@@ -56,7 +56,7 @@ _OWN_FILES = re.compile(LOCK)
 _OF_TRAIN = "train/state.json"  # in the only folder that an export has
 _HALF_MADE = re.compile(
     r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
-    r"|00000_tokens\.ds(\.index|\.metadata)?|packer\.json"
+    r"|packer\.json"
     rf"|({'|'.join((*COLUMNS, *PAIR_COLUMNS))}|carried_[\w.~%-]+)(_offsets)?\.npy"
     rf"|({SHARD_NAME}|{re.escape(MARKER)})(\.part)?"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES | {DATASET_DICT, MANIFEST, INCOMPLETE})))}"

@@ -73,7 +73,6 @@ _MOST_VALUES = (1 << 31) - 1
 # position_ids not at all ("pad_to_multiple_of ignore this").
 _MULTIPLE = 8
 _MEGATRON_TOKENS = "<i4"
-_NANOTRON_TOKEN_BYTES = 4
 _ROW_GROUP = 500  # as `write_packed_parquet` of Megatron-Bridge: its reader holds one whole
 
 
@@ -174,7 +173,7 @@ def lists(offsets: Int64, values: Any) -> Any:
     if len(values) > _MOST_VALUES:
         raise DataError(
             f"documents of {len(values)} tokens are too long for this format",
-            "cut them before they are packed, or choose --to megatron or nanotron",
+            "cut them before they are packed, or choose --to megatron",
         )
     return pa.ListArray.from_arrays(pa.array(offsets.astype("int32")), arrow(values))
 
@@ -459,34 +458,6 @@ class Megatron(Files):
         self._tokens.write(part.ids.astype(_MEGATRON_TOKENS).tobytes())
 
 
-class Nanotron(Files):
-    """Token ids uint32; documents in the order of the inputs.
-
-    `00000_tokens.ds` has the token ids end to end, `.ds.index` each document's end in tokens as
-    uint64 (datatrove/pipeline/tokens/tokenizer.py). nanotron's `NanosetDatasetsArgs` takes
-    tokenizer and token size from the first line of `.ds.metadata`, "name|4", and loads that
-    tokenizer. It cuts the stream itself and has no loss mask; with positions from the index, no
-    document sees another.
-    """
-
-    takes = staticmethod(documents)
-    needs = ("segments",)
-    keeps_mask = False
-
-    def begin(self) -> None:
-        self._tokens, self._index = self.open("00000_tokens.ds"), self.open("00000_tokens.ds.index")
-        tokenizer, tokens = self.exported.facts.tokenizer, self.exported.facts.tokens
-        if tokenizer and tokenizer.source != "bytes":  # which transformers does not know
-            name = f"{tokenizer.source}|{_NANOTRON_TOKEN_BYTES}"
-            lines = f"{name}\n{tokens}\n{tokens / 1e6:.3g} MT"
-            (self.folder / "00000_tokens.ds.metadata").write_text(lines)
-
-    def write(self, part: Rows) -> None:
-        before = self._tokens.tell() // _NANOTRON_TOKEN_BYTES
-        self._index.write((part.offsets[1:] + before).astype("<u8").tobytes())
-        self._tokens.write(part.ids.astype("<u4").tobytes())
-
-
 class Numpy(Files):
     """A .npy file per column, to be mapped: `numpy.load(name, mmap_mode="r")`.
 
@@ -658,7 +629,6 @@ FORMATS: dict[str, type[Writer]] = {
     "axolotl": Axolotl,
     "megatron": Megatron,
     "megatron-bridge": MegatronBridge,
-    "nanotron": Nanotron,
     "numpy": Numpy,
     "parquet": Parquet,
     "unpacked": Unpacked,

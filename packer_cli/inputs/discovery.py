@@ -48,7 +48,7 @@ from packer_cli.options.formats import (
     JSON,
     SUFFIXES,
     belongs_to,
-    companions,
+    companion,
     format_named,
     format_of,
 )
@@ -250,13 +250,12 @@ class _Search:
         file_format, compression = format_of(name, documents=self.config.whole_files)
         if file_format is None:
             main = belongs_to(name)
-            kind = format_of(main)[0] if main else None
-            return bool(main and kind and main not in names and companions(main, kind)[0] == name)
-        beside = companions(name, file_format)
-        if not beside or beside[0] in names or (compression is None and has_pairs):
+            return main is not None and main not in names
+        beside = companion(name, file_format)
+        if not beside or beside in names or (compression is None and has_pairs):
             return True
         path = storage.join(folder, name)
-        self.notify(f"{path}: left out: there is no {beside[0]} beside it")
+        self.notify(f"{path}: left out: there is no {beside} beside it")
         return False
 
 
@@ -369,11 +368,11 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool,
     """
     status = storage.stat(file.path, again=again)
     paths, each, version = [file.path], [status], status.version
-    if beside := companions(file.path, file.format):
-        if not storage.is_file(beside[0]):
-            raise _alone(file.path, beside[0])
-        paths += filter(storage.is_file, beside)
-        each += [storage.stat(one, again=again) for one in paths[1:]]
+    if beside := companion(file.path, file.format):
+        if not storage.is_file(beside):
+            raise _alone(file.path, beside)
+        paths.append(beside)
+        each.append(storage.stat(beside, again=again))
         versions = repr([(one.size, one.version) for one in each])
         digest = hashlib.sha256(versions.encode()).digest()
         version = int.from_bytes(digest[:_VERSION_BYTES], "big")
@@ -408,11 +407,11 @@ def changed(file: InputFile, how: str) -> InputChangedError:
 
 
 def is_pair(file: InputFile) -> bool:
-    return bool(file.format and companions(file.path, file.format))
+    return bool(file.format and companion(file.path, file.format))
 
 
 def _without_companions(found: list[_Found]) -> Iterator[_Found]:
-    """What was found, and for each index and the like the file that it belongs to, named once."""
+    """What was found, and for each index the file that it belongs to, named once."""
     named = {path for _, path in found}
     for place, path in found:
         main = belongs_to(path)

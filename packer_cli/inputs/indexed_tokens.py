@@ -1,85 +1,75 @@
-"""Files of token ids end to end, with an index of where documents end: Megatron-LM's, datatrove's.
+"""Megatron-LM's datasets: token ids end to end in `X.bin`, and `X.idx` with where documents end.
 
 Positions are numbers of documents, and so are the starts and stops of slices. The index is read
 once and held, 8 bytes a document; of the tokens a few megabytes at a time.
 
-Megatron-LM: `X.bin` of token ids, `X.idx` of sequences and documents. `_IndexWriter` in
-megatron/core/datasets/indexed_dataset.py defines the index: a header of 9 bytes, version uint64 1,
-the code of the token type uint8, the counts of sequences and of document boundaries uint64, then
-lengths int32 in tokens, begins int64 in bytes, and boundaries int64 in sequences, the first of
-which is 0. A document may be several sequences. What follows, a mode int8 for each sequence, tells
-text from other things; here all must be text, 0.
-
-datatrove: `X.ds` of token ids, `X.ds.index` of where documents end. `TokenizedFile` in
-datatrove/pipeline/tokens/tokenizer.py defines them: tokens of 2 or 4 bytes, unsigned; ends uint64,
-in tokens. `X.ds.loss`, if it is there, has a byte for each token, 1 where it is trained on. The
-sizes of the file and of its last end tell the bytes of a token.
+`_IndexWriter` in megatron/core/datasets/indexed_dataset.py defines the index: a header of 9 bytes,
+version uint64 1, the code of the token type uint8, the counts of sequences and of document
+boundaries uint64, then lengths int32 in tokens, begins int64 in bytes, and boundaries int64 in
+sequences, the first of which is 0. A document may be several sequences. What follows, a mode int8
+for each sequence, tells text from other things; here all must be text, 0.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli import storage
-from packer_cli.errors import DataError, os_errors
+from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import faultless, parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.formats import companions
+from packer_cli.options.formats import companion
 from packer_cli.options.shapes import Shape
-from packer_cli.records import (
-    IGNORED,
-    BadRecord,
-    Documents,
-    InputFile,
-    Int64,
-    Records,
-    Slice,
-    UInt8,
-    offsets_of,
-)
+from packer_cli.records import BadRecord, Documents, InputFile, Int64, Records, Slice, offsets_of
 
 _BYTES_PER_TOKEN = 4
 _SKIP = "mend the document, or use --on-error skip"
 _OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _DAMAGED = "it was cut short or is damaged: copy it again, or write the dataset again"
 _COPY_AGAIN = "they are not of one dataset, or one was cut short: copy or write both again"
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
+_HEADER = struct.Struct("<9sQBQQ")
+# The codes of integers; 6 and 7 are floating point.
+TOKEN_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_CODES = {kind: code for code, kind in TOKEN_TYPES.items()}
 
 
-@dataclass(frozen=True)
-class TokenIndex:
+def header(kind: str, sequences: int, boundaries: int) -> bytes:
+    """The beginning of an index. `kind`: of the tokens, one of TOKEN_TYPES."""
+    return _HEADER.pack(MAGIC, VERSION, _CODES[kind], sequences, boundaries)
+
+
+def sections(sequences: int, boundaries: int) -> tuple[int, int, int]:
+    """Bytes of what follows the header: lengths, begins, boundaries."""
+    return 4 * sequences, 8 * sequences, 8 * boundaries
+
+
+class TokenIndex(NamedTuple):
     """The places of a file's documents.
 
     kind     the integers that the tokens are stored as
     offsets  int64[documents + 1], in tokens: document i is offsets[i]..offsets[i + 1]
-    loss     the file that says what is trained on, a byte a token; None: everything
     """
 
     kind: np.dtype[Any]
     offsets: Int64
-    loss: str | None = None
 
 
-class IndexedReader(DocumentReader):
-    """A format with an index, which each reads its own way."""
-
-    def read_index(self, file: InputFile) -> TokenIndex:
-        """Read and checked; raises DataError where it is not that of the file."""
-        raise NotImplementedError
+class MegatronReader(DocumentReader):
+    """A document is one of the index's, all its sequences end to end."""
 
     def index(self, file: InputFile) -> TokenIndex:
-        return _index(self, storage.identity(file.path), file)
+        """Read and checked; raises DataError where it is not that of the file."""
+        return _index(storage.identity(file.path), file)
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         is_empty = len(self.index(file).offsets) == 1
@@ -101,142 +91,57 @@ class IndexedReader(DocumentReader):
         index = self.index(file)
         stop = len(index.offsets) - 1 if part.stop is None else part.stop
         offsets = index.offsets[part.start : stop + 1]
-        begin, size, longest = int(offsets[0]), index.kind.itemsize, config.max_line_bytes
-        with (
-            open_source(file, begin * size) as source,
-            _opened(file, index.loss, begin) if index.loss else nullcontext() as loss,
-        ):
+        size, longest = index.kind.itemsize, config.max_line_bytes
+        with open_source(file, int(offsets[0]) * size) as source:
             sizes = np.diff(offsets) * size
             for first, last in parts_of(sizes, sizes, longest, max(len(sizes), 1)):
-                tokens = int(offsets[last] - offsets[first])
+                left = int(offsets[last] - offsets[first]) * size
                 position = part.start + first
-                if tokens * size > longest:
-                    for at in range(0, tokens * size, BLOCK_BYTES):  # so that all is hashed
-                        _exactly(file.path, source, min(tokens * size - at, BLOCK_BYTES))
-                    if loss is not None:
-                        loss.seek(tokens, os.SEEK_CUR)
+                if left > longest:
+                    while left:  # so that all is hashed
+                        left -= len(_exactly(file.path, source, min(left, BLOCK_BYTES)))
                     reason = f"the document is longer than {longest} bytes"
                     bad = [BadRecord(position, reason, _OVERLONG)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=source.consumed())
                     continue
-                ids = np.frombuffer(_exactly(file.path, source, tokens * size), index.kind)
+                ids = np.frombuffer(_exactly(file.path, source, left), index.kind)
                 own = offsets[first : last + 1] - offsets[first]
-                flags = None
-                if loss is not None:
-                    flags = np.frombuffer(_exactly(str(index.loss), loss, tokens), np.uint8)
-                    where, at = f"{index.loss}, byte", int(offsets[first])
-                    _refuse_first(where, flags, flags > 1, "is {}, expected 0 or 1", at)
-                yield _records(ids, own, flags, position, source.consumed())
+                yield _records(ids, own, position, source.consumed())
             yield source.end()
 
 
 @lru_cache(maxsize=8)  # many units read one file
-def _index(reader: IndexedReader, where: str, file: InputFile) -> TokenIndex:
-    return reader.read_index(file)
-
-
-@contextmanager
-def _opened(file: InputFile, path: str, begin: int = 0) -> Iterator[IO[bytes]]:
-    """A file beside one of tokens, as it was found. I/O errors become DataErrors."""
+def _index(where: str, file: InputFile) -> TokenIndex:
+    path = companion(file.path, file.format)
+    if path is None:
+        raise InternalError(f"{file.path}: {file.format} has no index")
     with os_errors(path), storage.open_bytes(path, BLOCK_BYTES, file.status(path)) as opened:
-        opened.seek(begin)
-        yield opened
+        data = opened.read()
+    kind, sequences, boundaries = _read_header(path, data)
+    sizes = sections(sequences, boundaries)
+    begins_at, edges_at, modes_at = (_HEADER.size + size for size in np.cumsum(sizes).tolist())
+    lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
+    begins = np.frombuffer(data, "<i8", sequences, begins_at)
+    edges = np.frombuffer(data, "<i8", boundaries, edges_at)
 
-
-def _exactly(path: str, source: Source | IO[bytes], size: int) -> bytes:
-    """So many bytes, which the index has promised."""
-    data = source.read(size)
-    while len(data) < size:
-        more = source.read(size - len(data))
-        if not more:
-            raise DataError(
-                f"{path}: ends {size - len(data)} bytes before the documents do: it was cut short",
-                "wait until nothing writes to it, then run again",
-            )
-        data += more
-    return data
-
-
-def _content(file: InputFile, path: str) -> bytes:
-    with _opened(file, path) as opened:
-        return opened.read()
-
-
-def _refuse_first(
-    where: str, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str, at: int = 0
-) -> None:
-    """DataError for the first wrong value, if there is one. `where`: before its number, which
-    begins at `at`; `problem`: with {} where the value goes.
-    """
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise DataError(f"{where} {at + first}: {problem.format(values[first])}", _DAMAGED)
-
-
-def _records(
-    ids: npt.NDArray[Any], offsets: Int64, flags: UInt8 | None, first: int, consumed: int
-) -> Records:
-    positions = np.arange(first, first + len(offsets) - 1, dtype=np.int64)
-    if (tokens := faultless(ids, offsets, None, None)) is not None:
-        return Records(positions, tokens=(*tokens[:2], flags), consumed=consumed)
-    labels = None if flags is None else np.where(flags, ids.astype(np.int64), IGNORED)
-    rows = [(ids[a:b].tolist(), None if labels is None else labels[a:b].tolist(), None)
-            for a, b in pairwise(offsets.tolist())]  # fmt: skip
-    return token_records(rows, positions, _SKIP, consumed)
-
-
-# --- Megatron-LM
-
-MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
-_HEADER = struct.Struct("<9sQBQQ")
-# The codes of integers; 6 and 7 are floating point.
-TOKEN_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_CODES = {kind: code for code, kind in TOKEN_TYPES.items()}
-
-
-def header(kind: str, sequences: int, boundaries: int) -> bytes:
-    """The beginning of an index. `kind`: of the tokens, one of TOKEN_TYPES."""
-    return _HEADER.pack(MAGIC, VERSION, _CODES[kind], sequences, boundaries)
-
-
-def sections(sequences: int, boundaries: int) -> tuple[int, int, int]:
-    """Bytes of what follows the header: lengths, begins, boundaries."""
-    return 4 * sequences, 8 * sequences, 8 * boundaries
-
-
-class MegatronReader(IndexedReader):
-    """A document is one of the index's, all its sequences end to end."""
-
-    def read_index(self, file: InputFile) -> TokenIndex:
-        path = companions(file.path, file.format)[0]
-        data = _content(file, path)
-        kind, sequences, boundaries = _read_header(path, data)
-        sizes = sections(sequences, boundaries)
-        begins_at, edges_at, modes_at = (_HEADER.size + size for size in np.cumsum(sizes).tolist())
-        lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
-        begins = np.frombuffer(data, "<i8", sequences, begins_at)
-        edges = np.frombuffer(data, "<i8", boundaries, edges_at)
-
-        where, problem = f"{path}, sequence", "tokens: {}, expected 0 or more"
-        _refuse_first(where, lengths, lengths < 0, problem)
-        ends = offsets_of(lengths)  # in tokens
-        problem = "begins at byte {}, expected the end of the one before"
-        _refuse_first(where, begins, begins != ends[:-1] * kind.itemsize, problem)
-        if not boundaries or data[modes_at:].strip(b"\0"):
-            what = "modes other than 0, which are no text" if boundaries else "no boundaries"
-            raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
-        wrong = (edges < np.append(0, edges[:-1])) | (edges > sequences)
-        wrong[0] |= edges[0] != 0
-        wrong[-1] |= edges[-1] != sequences
-        problem = (
-            "is at sequence {}, expected 0 first, and no less than before up to "
-            f"{sequences}, the last"
-        )
-        _refuse_first(f"{path}, boundary", edges, wrong, problem)
-        if (whole := int(ends[-1]) * kind.itemsize) != file.size:
-            what = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
-            raise DataError(what, _COPY_AGAIN)
-        return TokenIndex(kind, ends[edges])
+    where, problem = f"{path}, sequence", "tokens: {}, expected 0 or more"
+    _refuse_first(where, lengths, lengths < 0, problem)
+    ends = offsets_of(lengths)  # in tokens
+    problem = "begins at byte {}, expected the end of the one before"
+    _refuse_first(where, begins, begins != ends[:-1] * kind.itemsize, problem)
+    if not boundaries or data[modes_at:].strip(b"\0"):
+        what = "modes other than 0, which are no text" if boundaries else "no boundaries"
+        raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
+    wrong = (edges < np.append(0, edges[:-1])) | (edges > sequences)
+    wrong[0] |= edges[0] != 0
+    wrong[-1] |= edges[-1] != sequences
+    expected = f"0 first, and no less than before up to {sequences}, the last"
+    problem = f"is at sequence {{}}, expected {expected}"
+    _refuse_first(f"{path}, boundary", edges, wrong, problem)
+    if (whole := int(ends[-1]) * kind.itemsize) != file.size:
+        what = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
+        raise DataError(what, _COPY_AGAIN)
+    return TokenIndex(kind, ends[edges])
 
 
 def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
@@ -265,34 +170,34 @@ def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
     return np.dtype(TOKEN_TYPES[code]), sequences, boundaries
 
 
-# --- datatrove
+def _refuse_first(
+    where: str, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str
+) -> None:
+    """DataError for the first wrong value, if there is one. `where`: before its number; `problem`:
+    with {} where the value goes.
+    """
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise DataError(f"{where} {first}: {problem.format(values[first])}", _DAMAGED)
 
-_END_BYTES = 8
 
-
-class DatatroveReader(IndexedReader):
-    """Tokens uint16 or uint32, as the sizes of both files tell."""
-
-    def read_index(self, file: InputFile) -> TokenIndex:
-        path, loss, _ = companions(file.path, file.format)
-        data = _content(file, path)
-        if len(data) % _END_BYTES:
-            what = f"{path}: {len(data)} bytes, expected a multiple of {_END_BYTES}"
-            raise DataError(what, _DAMAGED)
-        ends = np.frombuffer(data, "<u8")
-        wrong = (ends >> 62 > 0) | (ends < np.append(np.uint64(0), ends[:-1]))
-        problem = "ends at token {}, before it begins or far beyond any file"
-        _refuse_first(f"{path}, document", ends, wrong, problem)
-        offsets = np.append(0, ends.astype(np.int64))
-        tokens = int(offsets[-1])
-        kind = next((size for size in (2, 4) if tokens * size == file.size), None)
-        if kind is None:
-            what = f"{file.path}: {file.size} bytes, expected {tokens * 2} or {tokens * 4} for the "
-            raise DataError(f"{what}{tokens} tokens of {path}", _COPY_AGAIN)
-        has_loss = storage.is_file(loss)
-        if has_loss and (size := storage.stat(loss).size) != tokens:
+def _exactly(path: str, source: Source, size: int) -> bytes:
+    """So many bytes, which the index has promised."""
+    data = source.read(size)
+    while len(data) < size:
+        more = source.read(size - len(data))
+        if not more:
             raise DataError(
-                f"{loss}: {size} bytes, expected {tokens}, one for each token of {file.path}",
-                f"{_COPY_AGAIN}; or remove it, to train on everything",
+                f"{path}: ends {size - len(data)} bytes before the documents do: it was cut short",
+                "wait until nothing writes to it, then run again",
             )
-        return TokenIndex(np.dtype(f"<u{kind}"), offsets, loss if has_loss else None)
+        data += more
+    return data
+
+
+def _records(ids: npt.NDArray[Any], offsets: Int64, first: int, consumed: int) -> Records:
+    positions = np.arange(first, first + len(offsets) - 1, dtype=np.int64)
+    if (tokens := faultless(ids, offsets, None, None)) is not None:
+        return Records(positions, tokens=tokens, consumed=consumed)
+    rows = [(ids[a:b].tolist(), None, None) for a, b in pairwise(offsets.tolist())]
+    return token_records(rows, positions, _SKIP, consumed)

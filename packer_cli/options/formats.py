@@ -23,8 +23,7 @@ class Format(NamedTuple):
                 those at which a record may begin; "row group" or "document"; "": files are read
                 whole
     streamed    may be compressed, or come through stdin
-    beside      endings of files that belong to one, in place of its own: first the index, which
-                must be there, then those that need not be
+    beside      the ending of the file that must lie beside one, in place of its own: its index
     """
 
     suffixes: tuple[str, ...]
@@ -32,7 +31,7 @@ class Format(NamedTuple):
     counted_in: str
     cut_by: str
     streamed: bool
-    beside: tuple[str, ...] = ()
+    beside: str = ""
 
     @property
     def counts_bytes(self) -> bool:
@@ -51,15 +50,7 @@ FORMATS = {
     "tokenized": Format((), "tokenized.TokenizedReader", "document", "document", False),
     "tsv": Format((".tsv",), "text.TsvReader", "byte", "", True),
     "megatron": Format(
-        (".bin",), "indexed_tokens.MegatronReader", "document", "document", False, (".idx",)
-    ),
-    "datatrove": Format(
-        (".ds",),
-        "indexed_tokens.DatatroveReader",
-        "document",
-        "document",
-        False,
-        (".ds.index", ".ds.loss", ".ds.metadata"),
+        (".bin",), "indexed_tokens.MegatronReader", "document", "document", False, ".idx"
     ),
 }
 JSON = "json"
@@ -95,18 +86,17 @@ def format_of(path: str, *, documents: bool = False) -> tuple[str | None, str | 
     return SUFFIXES.get(suffix), compression
 
 
-def companions(path: str, name: str) -> list[str]:
-    """The files that belong to `path`, a file of this format, whether they are there or not."""
-    stem = os.path.splitext(path)[0]
-    return [stem + ending for ending in format_named(name).beside]
+def companion(path: str, name: str) -> str | None:
+    """The file that must lie beside `path`, a file of this format; None if there is no such."""
+    beside = format_named(name).beside
+    return os.path.splitext(path)[0] + beside if beside else None
 
 
 def belongs_to(path: str) -> str | None:
-    """The file that `path` belongs to, by its ending; None for what is no such companion."""
+    """The file that `path` belongs to, by its ending; None if it is no companion."""
     for format_ in FORMATS.values():
-        for ending in format_.beside:
-            if path.lower().endswith(ending):
-                return path[: -len(ending)] + format_.suffixes[0]
+        if format_.beside and path.endswith(format_.beside):
+            return path[: -len(format_.beside)] + format_.suffixes[0]
     return None
 
 

@@ -238,7 +238,7 @@ def test_views_tokenized_directories_and_exports_of_packer_are_sound() -> None:
         assert (report["format"], found(report)) == (kind, {})
         assert report["tokens"] == expected["tokens"]
     for to in ("trl", "llamafactory", "megatron-bridge", "numpy", "parquet", "unpacked", "axolotl",
-               "nanotron", "megatron"):  # fmt: skip
+               "megatron"):  # fmt: skip
         assert packer("export", "rows", "--to", to, "-o", f"to-{to}", "-q").exit_code == 0
         report = audited(f"to-{to}", *["-l", "64"] * (to == "axolotl"))
         own = found(report)

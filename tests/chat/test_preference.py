@@ -344,13 +344,13 @@ def test_plans_of_pairs_are_what_is_packed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["trl", "llamafactory", "axolotl", "megatron", "megatron-bridge",
-                                "nanotron", "unpacked"])  # fmt: skip
+                                "unpacked"])  # fmt: skip
 def test_exports_that_would_train_on_rejected_answers_are_refused(folder: Path, to: str) -> None:
     pack_chat([PAIR])
     assert packer("tokenize", "data.jsonl", "-t", "bytes", "-o", "tokens", "-q").exit_code == 0
     assert_error(packer("export", "out", "--to", to, "-o", "there"), 2, "records of preference",
                  "rejected")  # fmt: skip
-    if to in ("megatron", "nanotron", "unpacked"):
+    if to in ("megatron", "unpacked"):
         result = packer("export", "tokens", "--to", to, "-o", "there")
         assert_error(result, 2, "records of preference", "all of them would be trained on")
     assert not Path("there").exists()

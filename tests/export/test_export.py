@@ -222,18 +222,12 @@ def read_megatron(folder: Path) -> list[list[int]]:
     return cut(tokens.tolist(), lengths.tolist())
 
 
-def read_nanotron(folder: Path) -> list[list[int]]:
-    tokens = np.fromfile(folder / "00000_tokens.ds", "<u4")
-    ends = np.fromfile(folder / "00000_tokens.ds.index", "<u8")
-    return cut(tokens.tolist(), np.diff(ends.astype(np.int64), prepend=0).tolist())
-
-
 def read_unpacked(folder: Path) -> list[list[int]]:
     documents: list[list[int]] = table_of(folder)["input_ids"]
     return documents
 
 
-OF_DOCUMENTS = {"megatron": read_megatron, "nanotron": read_nanotron, "unpacked": read_unpacked}
+OF_DOCUMENTS = {"megatron": read_megatron, "unpacked": read_unpacked}
 
 
 @pytest.mark.parametrize("to", OF_DOCUMENTS)
@@ -450,7 +444,7 @@ def tokens(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("tokens")
-@pytest.mark.parametrize("to", ["megatron", "nanotron", "unpacked"])
+@pytest.mark.parametrize("to", ["megatron", "unpacked"])
 def test_documents_are_those_of_rows_that_are_unpacked(to: str) -> None:
     export_tokens(to)
     pack("a.jsonl", "-l", 16, "--unit-bytes", 60, "--columns", "input_ids,cu_seqlens,segments")

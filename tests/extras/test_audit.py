@@ -162,18 +162,3 @@ def test_megatron_writes(tmp_path: Path, seed: int | None) -> None:
     builder.finalize(f"{tmp_path}/set.idx")
     report = assert_finds(tmp_path / "set.bin", sets, ("no-eos", "cut"))
     assert report["format"] == "megatron"
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_datatrove_writes(tmp_path: Path, seed: int | None) -> None:
-    tokenizer = import_module("datatrove.pipeline.tokens.tokenizer")
-    sets = a_set(seed)
-    file = tokenizer.TokenizedFile(
-        str(tmp_path), "set.ds", token_size=2, save_loss_metadata=True, save_final_metadata=False
-    )
-    for row in range(len(sets.rows)):
-        labels = np.array(sets.labels(row))
-        file.write(sets.ids(row), labels != IGNORED)
-    file.close()
-    report = assert_finds(tmp_path / "set.ds", sets, ("no-eos", "cut"))
-    assert report["format"] == "datatrove"

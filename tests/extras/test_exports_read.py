@@ -112,27 +112,6 @@ def test_megatron_indexes_the_documents(packed: Path, tmp_path: Path) -> None:
         assert np.array_equal(document, expected)
 
 
-def test_nanotron_reads_tokens_and_positions(packed: Path, tmp_path: Path) -> None:
-    """`TokenizedBytesFolderDataset` of nanotron is this class of datatrove."""
-    reader = import_module("datatrove.utils.dataset").DatatroveFolderDataset
-    folder = export(packed, "nanotron", tmp_path / "out")
-    documents = list(recover_documents(packed).values())
-    tokens = np.concatenate(documents)
-    positions = np.concatenate([np.arange(len(ids)) for ids in documents])
-    dataset = reader(
-        folder, seq_len=31, filename_pattern="*.ds", token_size=4, return_positions=True
-    )
-    assert len(dataset) == len(tokens) // 32
-    for item in range(len(dataset)):
-        window = slice(item * 32, item * 32 + 32)
-        assert dataset[item]["input_ids"].tolist() == tokens[window].tolist()
-        expected = positions[window] - positions[window][0]  # a cut document begins anew
-        edge = np.flatnonzero(positions[window] == 0)
-        if len(edge):
-            expected[edge[0] :] = positions[window][edge[0] :]
-        assert dataset[item]["positions"].tolist() == expected.tolist()
-
-
 def test_datasets_maps_what_was_unpacked(supervised: Path, tmp_path: Path) -> None:
     dataset = load_from_disk(export(supervised, "unpacked", tmp_path / "out"))
     documents = recover_documents(supervised)

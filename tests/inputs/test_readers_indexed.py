@@ -1,11 +1,10 @@
-"""Megatron-LM's and datatrove's files of token ids, written by hand from their definitions."""
+"""Megatron-LM's files of token ids, written by hand from their definition."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from showing import show_json
 from support import assert_error, check_directory, pack, packer, recover_documents
 
-from packer_cli import open_packed
 from packer_cli.result.layout import digest
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -41,24 +39,6 @@ def megatron(
     index = header + lengths.tobytes() + begins.tobytes() + edges.tobytes() + modes
     Path(f"{stem}.bin").write_bytes(tokens.tobytes())
     Path(f"{stem}.idx").write_bytes(index)
-
-
-def datatrove(
-    stem: str,
-    documents: list[list[int]] = DOCUMENTS,
-    kind: str = "<u2",
-    *,
-    loss: list[int] | None = None,
-    metadata: str | None = None,
-) -> None:
-    tokens = np.array([token for document in documents for token in document], kind)
-    Path(f"{stem}.ds").write_bytes(tokens.tobytes())
-    ends = np.cumsum([len(document) for document in documents]).astype("<u8")
-    Path(f"{stem}.ds.index").write_bytes(ends.tobytes())
-    if loss is not None:
-        Path(f"{stem}.ds.loss").write_bytes(bytes(loss))
-    if metadata is not None:
-        Path(f"{stem}.ds.metadata").write_text(metadata)
 
 
 def documents_packed(directory: str = "out") -> dict[tuple[int, int], list[int]]:
@@ -99,65 +79,29 @@ def test_modes_of_megatron_are_all_text(modes: bytes) -> None:
     assert_error(packer("pack", "a.bin", "-l", 6), 1, "a.idx: has modes other than 0")
 
 
-@pytest.mark.parametrize("kind", ["<u2", "<u4"])
-@pytest.mark.parametrize(
-    "metadata", [None, "gpt2|{}\n15\n15 T", "Unknown Tokenizer|{0}|{0}", "old"]
-)
-def test_datatrove_of_both_token_sizes(kind: str, metadata: str | None) -> None:
-    datatrove("a", kind=kind, metadata=metadata and metadata.format(kind[-1]))
-    manifest = pack("a.ds", "-l", 6)
-    assert documents_packed() == expected()
-    assert [one["path"] for one in manifest["inputs"]] == ["a.ds"]
-
-
-def test_loss_of_datatrove_is_what_is_trained_on() -> None:
-    documents = [[1, 2, 3], [4, 5], [6, 7]]
-    datatrove("a", documents, loss=[1, 0, 1, 1, 1, 0, 0])
-    manifest = pack("a.ds", "-l", 8, "--strategy", "next-fit")
-    packed = open_packed("out")
-    (batch,) = packed.batches(packed.manifest["shards"][0])
-    assert batch.column("labels").to_pylist() == [[-100, -100, 3, -100, 5, -100, -100, -100]]
-    assert (manifest["trained_tokens"], manifest["untrained_documents"]) == (2, 1)
-    # and goes with the documents that stay
-    datatrove("a", [[1, 2], [3, 1 << 31, 4], [5, 6]], "<u4", loss=[1, 1, 1, 1, 1, 0, 1])
-    manifest = pack("a.ds", "-l", 8, "--on-error", "skip", "--overwrite")
-    assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5, 6]}
-    assert manifest["trained_tokens"] == 2
-
-
-WRITERS: dict[str, tuple[Callable[..., None], str, list[str]]] = {
-    "megatron": (megatron, "a.bin", ["a.bin", "a.idx"]),
-    "datatrove": (datatrove, "a.ds", ["a.ds", "a.ds.index", "a.ds.metadata"]),
-}
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_every_way_to_name_a_pair_names_it_once(folder: Path, form: str) -> None:
-    write, main, names = WRITERS[form]
+def test_every_way_to_name_a_pair_names_it_once(folder: Path) -> None:
     Path("data").mkdir()
     os.chdir("data")
-    write("a", **({"metadata": "gpt2|2"} if form == "datatrove" else {}))
+    megatron("a")
     os.chdir("..")
-    paths = [f"data/{name}" for name in names]
+    paths = ["data/a.bin", "data/a.idx"]
     ways = [["data"], ["data/*"], paths, paths[::-1], *([path] for path in paths)]
     for way in ways:
         shutil.rmtree("out", ignore_errors=True)
         manifest = pack(*way, "-l", 6)
-        assert [one["path"] for one in manifest["inputs"]] == [f"data/{main}"], way
+        assert [one["path"] for one in manifest["inputs"]] == ["data/a.bin"], way
         assert documents_packed() == expected()
 
 
-@pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("unit_bytes", [1, 2000, "1G"])
-def test_slices_are_documents(form: str, unit_bytes: object) -> None:
+def test_slices_are_documents(unit_bytes: object) -> None:
     rng = np.random.default_rng(1)
     lengths = np.minimum(rng.lognormal(3, 1.5, 80).astype(int), 2000)
     documents = [rng.integers(0, 250, length).tolist() for length in lengths]
-    write, main, _ = WRITERS[form]
-    write("a", documents)
-    manifest = pack(main, "-l", 128, "--unit-bytes", unit_bytes, "--workers", 2)
+    megatron("a", documents)
+    manifest = pack("a.bin", "-l", 128, "--unit-bytes", unit_bytes, "--workers", 2)
     assert documents_packed() == expected(documents)
-    assert manifest["inputs"][0]["sha256"] == digest(main)[1]
+    assert manifest["inputs"][0]["sha256"] == digest("a.bin")[1]
     units = manifest["units"]
     assert len(units) == 1 if unit_bytes == "1G" else len(units) > 5
     if unit_bytes == 2000:  # cut where the tokens are, not where so many documents are
@@ -170,34 +114,28 @@ def test_slices_are_documents(form: str, unit_bytes: object) -> None:
 
 
 BAD_IDS = [
-    (megatron, "a.bin", "i4", -3, "input_ids[1] is -3, not between 0 and 2147483647"),
-    (megatron, "a.bin", "i8", 1 << 40, f"input_ids[1] is {1 << 40}, not between 0 and"),
-    (datatrove, "a.ds", "<u4", 1 << 31, f"input_ids[1] is {1 << 31}, not between 0 and"),
+    ("i4", -3, "input_ids[1] is -3, not between 0 and 2147483647"),
+    ("i8", 1 << 40, f"input_ids[1] is {1 << 40}, not between 0 and"),
 ]
 
 
-@pytest.mark.parametrize(("write", "name", "kind", "value", "message"), BAD_IDS)
-def test_ids_that_are_none_are_bad_records(
-    write: Any, name: str, kind: str, value: int, message: str
-) -> None:
-    write("a", [[1, 2], [3, value, 4], [5]], kind)
-    assert_error(packer("pack", name, "-l", 8, "-q"), 1, f"{name}, document 1: {message}")
-    manifest = pack(name, "-l", 8, "--on-error", "skip")
+@pytest.mark.parametrize(("kind", "value", "message"), BAD_IDS)
+def test_ids_that_are_none_are_bad_records(kind: str, value: int, message: str) -> None:
+    megatron("a", [[1, 2], [3, value, 4], [5]], kind)
+    assert_error(packer("pack", "a.bin", "-l", 8, "-q"), 1, f"a.bin, document 1: {message}")
+    manifest = pack("a.bin", "-l", 8, "--on-error", "skip")
     assert (manifest["rejected_records"], manifest["documents"]) == (1, 2)
     assert documents_packed() == {(0, 0): [1, 2], (0, 2): [5]}
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_document_that_is_too_long_is_passed_over(form: str) -> None:
-    write, main, _ = WRITERS[form]
-    documents = [[1, 2], [3] * 1000, [4, 5]]
-    flags = {"loss": [1] * 1002 + [1, 1]} if form == "datatrove" else {}
-    write("a", documents, **flags)
+def test_a_document_that_is_too_long_is_passed_over() -> None:
+    megatron("a", [[1, 2], [3] * 1000, [4, 5]])
     options = ["-l", 8, "--max-line-bytes", 1000]
-    assert_error(packer("pack", main, *options, "-q"), 1, "document 1: the document is longer than")
-    manifest = pack(main, *options, "--on-error", "skip")
+    result = packer("pack", "a.bin", *options, "-q")
+    assert_error(result, 1, "document 1: the document is longer than")
+    manifest = pack("a.bin", *options, "--on-error", "skip")
     assert documents_packed() == {(0, 0): [1, 2], (0, 2): [4, 5]}
-    assert manifest["inputs"][0]["sha256"] == digest(main)[1]
+    assert manifest["inputs"][0]["sha256"] == digest("a.bin")[1]
 
 
 def edit(path: str, at: int, data: bytes) -> None:
@@ -211,7 +149,7 @@ def cut(path: str, size: int) -> None:
 
 
 # header 34 bytes, then 5 lengths of 4, begins of 8 from 54, boundaries of 8 from 94, to 142
-DAMAGED_MEGATRON = [
+DAMAGED = [
     (lambda: edit("a.idx", 0, b"NOTIDX"), "a.idx: begins with b'NOTIDXX\\x00\\x00'"),
     (lambda: Path("a.idx").write_bytes(b""), "begins with b''"),
     (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2 and tokens of type code 4, expected"),
@@ -235,43 +173,20 @@ DAMAGED_MEGATRON = [
 ]
 
 
-DAMAGED_DATATROVE = [
-    (lambda: cut("a.ds", 1), "a.ds: 19 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
-    (lambda: cut("a.ds", 2), "a.ds: 18 bytes, expected 20 or 40 for the 10 tokens of a.ds.index"),
-    (lambda: cut("a.ds.index", 1), "a.ds.index: 39 bytes, expected a multiple of 8"),
-    (lambda: cut("a.ds.index", 8), "a.ds: 20 bytes, expected 16 or 32 for the 8 tokens"),
-    (lambda: edit("a.ds.index", 16, b"\1"), "a.ds.index, document 2: ends at token 1, before"),
-    (lambda: edit("a.ds.index", 32, b"\xff" * 8), "a.ds.index, document 4: ends at token 184467"),
-    (lambda: Path("a.ds.loss").write_bytes(b"\1" * 9), "a.ds.loss: 9 bytes, expected 10"),
-    (lambda: Path("a.ds.loss").write_bytes(b"\1" * 8 + b"\1\7"),
-     "a.ds.loss, byte 9: is 7, expected 0 or 1"),
-    (lambda: os.remove("a.ds.index"), "a.ds: expected a.ds.index beside it, there is none"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("form", "damage", "message"),
-    [("megatron", *one) for one in DAMAGED_MEGATRON]
-    + [("datatrove", *one) for one in DAMAGED_DATATROVE],
-)
-def test_damaged_pairs(form: str, damage: Any, message: str) -> None:
-    write, main, _ = WRITERS[form]
-    write("a")
+@pytest.mark.parametrize(("damage", "message"), DAMAGED)
+def test_damaged_pairs(damage: Any, message: str) -> None:
+    megatron("a")
     damage()
-    assert_error(packer("pack", main, "-l", 6, "-q", "--on-error", "skip"), 1, message)
+    assert_error(packer("pack", "a.bin", "-l", 6, "-q", "--on-error", "skip"), 1, message)
     assert not Path("a-packed-6").exists()
 
 
-@pytest.mark.parametrize(
-    ("index", "main"), [("a.idx", "a.bin"), ("a.ds.index", "a.ds"), ("a.ds.loss", "a.ds")]
-)
-def test_an_index_alone(folder: Path, index: str, main: str) -> None:
-    (folder / index).write_bytes(b"")
-    message = f"{index}: expected {main} beside it, there is none"
-    assert_error(packer("pack", index, "-l", 6), 1, message)
-    if index != "a.ds.loss":
-        (folder / "b.jsonl").write_text('{"input_ids": [1]}\n')
-        assert_error(packer("pack", ".", "-l", 6), 1, message)
+def test_an_index_alone(folder: Path) -> None:
+    (folder / "a.idx").write_bytes(b"")
+    message = "a.idx: expected a.bin beside it, there is none"
+    assert_error(packer("pack", "a.idx", "-l", 6), 1, message)
+    (folder / "b.jsonl").write_text('{"input_ids": [1]}\n')
+    assert_error(packer("pack", ".", "-l", 6), 1, message)
 
 
 def test_other_files_called_bin_are_left_out_of_a_folder(folder: Path) -> None:
@@ -294,18 +209,16 @@ def test_a_format_that_is_named_and_not_through_stdin_nor_compressed() -> None:
     assert documents_packed() == expected()
     Path("a.bin.gz").write_bytes(b"")
     assert_error(packer("pack", "a.bin.gz", "-l", 6), 2, "megatron files are not read through gzip")
-    result = packer("pack", "-", "--input-format", "datatrove", "-l", 6, "-o", "out")
-    assert_error(result, 2, "datatrove cannot be read from stdin")
+    result = packer("pack", "-", "--input-format", "megatron", "-l", 6, "-o", "out")
+    assert_error(result, 2, "megatron cannot be read from stdin")
 
 
 def test_no_documents_at_all() -> None:
     megatron("a", [])
-    datatrove("b", [])
-    for name in ("a.bin", "b.ds"):
-        assert_error(packer("pack", name, "-l", 6), 1, f"{name}: no records in 1 input file")
+    assert_error(packer("pack", "a.bin", "-l", 6), 1, "a.bin: no records in 1 input file")
     Path("c.jsonl").write_text('{"input_ids": [1, 2]}\n')
-    pack("a.bin", "b.ds", "c.jsonl", "-l", 6)
-    assert documents_packed() == {(2, 0): [1, 2]}
+    pack("a.bin", "c.jsonl", "-l", 6)
+    assert documents_packed() == {(1, 0): [1, 2]}
 
 
 @pytest.mark.parametrize("how", [["--update"], ["--update", "--checksum"]])
@@ -323,23 +236,21 @@ def test_an_index_that_changes_changes_the_input(how: list[str]) -> None:
     assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_a_pair_by_url(form: str) -> None:
+def test_a_pair_by_url() -> None:
     fsspec = pytest.importorskip("fsspec")
-    write, main, names = WRITERS[form]
-    write("a", **({"loss": [1] * 10, "metadata": "gpt2|2"} if form == "datatrove" else {}))
+    megatron("a")
     store = fsspec.filesystem("memory")
     store.store.clear()
     for path in Path().glob("a.*"):
         store.pipe_file(f"memory://bucket/{path}", path.read_bytes())
-    for name in ("memory://bucket", f"memory://bucket/{names[1]}"):
+    for name in ("memory://bucket", "memory://bucket/a.idx"):
         shutil.rmtree("out", ignore_errors=True)
-        manifest = pack(name, "-l", 6, "--unit-bytes", 8, "--keep-untrained")
-        assert [one["path"] for one in manifest["inputs"]] == [f"memory://bucket/{main}"]
+        manifest = pack(name, "-l", 6, "--unit-bytes", 8)
+        assert [one["path"] for one in manifest["inputs"]] == ["memory://bucket/a.bin"]
         assert documents_packed() == expected()
-    store.rm_file(f"memory://bucket/{names[1]}")
-    message = f"memory://bucket/{main}: expected {names[1]} beside it, there is none"
-    assert_error(packer("pack", f"memory://bucket/{main}", "-l", 6), 1, message)
+    store.rm_file("memory://bucket/a.idx")
+    message = "memory://bucket/a.bin: expected a.idx beside it, there is none"
+    assert_error(packer("pack", "memory://bucket/a.bin", "-l", 6), 1, message)
 
 
 def test_an_index_that_is_another_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

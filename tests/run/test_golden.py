@@ -284,7 +284,6 @@ GOLDEN = {
     "exported to axolotl": "a45b9f07516d42e0d7c051baff226012 4f53cda18c2baa0c",
     "exported to megatron": "29711326e1f5e5819424eb8fa057998c 4f53cda18c2baa0c",
     "exported to megatron-bridge": "757a81571107d2a2da7b820dc86c515a 4f53cda18c2baa0c",
-    "exported to nanotron": "f111f5b484a1e2cd255a9edac6c6700d 4f53cda18c2baa0c",
     "exported to numpy": "774d42375a61ca2404085281ae37dd26 4f53cda18c2baa0c",
     "exported to parquet": "be3bf829f10515f0ad78f9b97c1ba2d9 4f53cda18c2baa0c",
     "exported to unpacked": "f8458a016cb3f906ff97ebd7e65aaa57 4f53cda18c2baa0c",
