@@ -89,13 +89,12 @@ def _named_options(text: str) -> set[str]:
 
 # text, the commands whose options it names, and others that it may name
 OPTIONS_OF = [
-    (docs_runner.page("docs/inspect.md", "\n## packer trace\n", "\n## packer verify"), "trace", ()),
     (SUPERVISED, "pack", ("--no-eos",)),
     ("\n".join(re.findall("`--[^`]*`", README)), "pack stats show verify", ()),
 ]
 
 
-@pytest.mark.parametrize(("text", "commands", "others"), OPTIONS_OF, ids=["trace", "pack", "all"])
+@pytest.mark.parametrize(("text", "commands", "others"), OPTIONS_OF, ids=["pack", "all"])
 def test_the_options_that_a_page_names_exist(
     text: str, commands: str, others: tuple[str, ...]
 ) -> None:

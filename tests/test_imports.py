@@ -121,7 +121,7 @@ def graph() -> dict[str, set[str]]:
 # A layer imports itself and those before it. What is not named here is the base, the first.
 LAYERS = (
     {"base"}, {"options"}, {"packing"}, {"result"}, {"inputs"}, {"tokenization"}, {"chat"},
-    {"mixing"}, {"run"}, {"steps"}, {"plan", "trace", "audit"},
+    {"mixing"}, {"run"}, {"steps"}, {"plan", "audit"},
     {"reports", "verify", "export", "torch", "hf", "energon"},
     {"cli"}, {"__main__"},
 )  # fmt: skip

@@ -36,14 +36,14 @@ from packer_cli.interrupts import interruptible
 # command -> the module that has its function, of the same name
 _COMMANDS = {
     "pack": "pack", "tokenize": "pack", "plan": "plan",
-    "stats": "stats", "show": "show", "trace": "trace", "verify": "verify", "audit": "audit",
+    "stats": "stats", "show": "show", "verify": "verify", "audit": "audit",
     "export": "export", "tokenizer": "tokenizer",
 }  # fmt: skip
 # names of similar commands in other tools
 _OTHER_NAMES = {
     "inspect": "show", "view": "show", "head": "show", "print": "show", "info": "stats",
     "stat": "stats", "check": "verify", "validate": "verify", "convert": "export",
-    "find": "trace", "where": "trace", "preprocess": "pack", "lint": "audit",
+    "trace": "show", "preprocess": "pack", "lint": "audit",
 }  # fmt: skip
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _MOST = 2_000  # characters of a line that tells of an error: data may be in it

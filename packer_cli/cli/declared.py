@@ -27,7 +27,7 @@ _OTHERS = "Options"
 # The sections of --help of the commands that take a `shape`, in their order.
 SECTIONS = {
     "Used most": "max_length tokenizer output sample text_field chat_template train_on overlong "
-    "strategy workers overwrite batch_tokens",
+    "strategy workers overwrite",
     "Input": "shape fields roles input_format sample_by on_error max_errors "
     "max_line_bytes tokenized",
     "Documents": "add_bos add_eos separator eos_token special_tokens_in_text fim_rate fim_spm_rate "
@@ -35,7 +35,7 @@ SECTIONS = {
     "min_reward max_age",
     "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
     "turn_end allow_open_turns on_unshown keep_untrained",
-    "Rows": "seed shuffle max_segments_per_row segment_multiple balance hidden_size",
+    "Rows": "seed shuffle max_segments_per_row segment_multiple balance",
     "Output": "columns label_shift view shard_bytes update add prune checksum staging position_ids "
     "html",
     "Running": "rank world_size unit_bytes max_seconds_per_record tokenizer_backend engine "

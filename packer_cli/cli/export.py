@@ -9,7 +9,7 @@ from typing import Annotated
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
 from packer_cli.options.option import Options, Values, option, refuse
-from packer_cli.options.run_options import Progress, RunOptions, Sizes
+from packer_cli.options.run_options import Progress, RunOptions, StepOptions
 
 EXPORT_FORMATS = (
     "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "numpy",
@@ -37,7 +37,7 @@ class ExportOptions(Options):
 def export(
     name: Directory,
     options: ExportOptions,
-    sizes: Sizes,
+    sizes: StepOptions,
     rows: TokensOf,
     given: Annotated[Values, (RunOptions, "no_lock")],
     how: Progress,
@@ -58,6 +58,7 @@ def export(
     refuse([
         (has_sizes and not is_even, "--ranks needs --order even", tip),
         (is_even and not has_sizes, "--order even needs --ranks, --hidden-size", tip),
+        sizes.without_hidden_size,
     ])  # fmt: skip
     facts = write(
         local(name, LOCAL_ONLY),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from packer_cli.cli.pack import Inputs, default_output
 from packer_cli.cli.reports import Page, check_page, notes, print_note, refuse_name, show_reports
 from packer_cli.errors import ThresholdMissed, UsageError, named
-from packer_cli.options.option import Count, Names, Share, Values, option, options_of
+from packer_cli.options.option import Names, Share, Values, option, options_of
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, Progress
 
@@ -37,14 +37,6 @@ class PlanOptions(Page, Progress):
         choices=NAMES,
         aliases=ALIASES,
         elsewhere=" ".join(_OF_PACK["strategy"].elsewhere),
-    )
-    batch_tokens: Count | None = option(
-        None, "Say how many steps an epoch has when a step has rows of N tokens together."
-    )
-    hidden_size: Count = option(
-        4096,
-        "Of the model. A step costs, for each token, 6 times this, and for attention the length "
-        "of its segment, whose mean E[l^2]/E[l] is the attention span.",
     )
     sample: Share | None = option(
         None, "Read about this share of the inputs, 5% or 0.05, and estimate the figures."
@@ -91,12 +83,6 @@ def plan(
     orders = _orders(inputs, options, given)
     order, configs = orders[0], [one.config for one in orders]
     refuse_name("--tokenizer", order.command.tokenizer)
-    longest, tokens = max(one.max_length for one in configs), options.batch_tokens
-    if tokens is not None and tokens < longest:
-        raise UsageError(
-            f"--batch-tokens: {tokens:,} is less than a row of {longest:,}",
-            "name the tokens that one step of the optimizer reads, over all ranks",
-        )
     if options.tokenized is not None:
         refuse_name("--tokenized", options.tokenized)
         if order.recipe is None:
@@ -106,12 +92,7 @@ def plan(
     if html is not None and len(plans) > 1:
         print_note(f"the page shows the rows of {plans[0][0]} only")
     reports = {
-        side or "": plan_report(
-            one,
-            named(inputs, 1) + (f": {side}" if side else ""),
-            options.batch_tokens,
-            options.hidden_size,
-        )
+        side or "": plan_report(one, named(inputs, 1) + (f": {side}" if side else ""))
         for side, one in plans
     }
     show_reports(reports, as_json=as_json, html=html)

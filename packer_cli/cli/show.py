@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from packer_cli.cli.audit import SetName, decoder_of, shown_rows, tokenizer_of, unreadable
 from packer_cli.cli.reports import LOCAL_ONLY, Page, TokensOf, check_page, print_note, show_reports
 from packer_cli.errors import UsageError
-from packer_cli.options.option import Count, Whole, apart, option, refuse
-from packer_cli.options.run_options import Reporting
+from packer_cli.options.option import Count, Rule, Whole, apart, as_option, option, refuse
+from packer_cli.options.run_options import Reporting, StepOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ _ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
 
 
 @dataclass(frozen=True)
-class ShowOptions(Page, TokensOf, Reporting):
+class ShowOptions(Page, TokensOf, StepOptions, Reporting):
     segment: Whole | None = option(None, "Show only this segment of each row.", metavar="K")
     ids: bool = option(False, "Show token ids instead of text.")
     tokenizer: str | None = option(
@@ -41,6 +41,35 @@ class ShowOptions(Page, TokensOf, Reporting):
         None, "What its columns mean, as packer audit takes it.", metavar="NAME"
     )
     max_length: Count | None = option(None, "Tokens of its full rows.", short="-l", most=1 << 24)
+    step: Count | None = option(
+        None,
+        "List the rows and documents of this step, from 0, of PackedSampler with these options. In "
+        "Python, its rows_of knows all others.",
+        metavar="N",
+        least=0,
+        most=10**12,
+    )
+    seed: Whole = option(0, "With --step: the sampler's.", metavar="S", goes_with=("step", None))
+    balance: str | None = option(
+        None, "With --step: the sampler's:", choices=("step", "order"), goes_with=("step", None)
+    )
+    checkpoint: str | None = option(
+        None,
+        "Of a Trainer with PackedTrainerMixin: has the seed and, if steps are balanced, the sizes. "
+        "Default of --step: the last one before it.",
+        metavar="DIR",
+    )
+
+    def _rules(self) -> Iterator[Rule]:
+        is_step = self.step is not None or self.checkpoint is not None
+        for name in ("segment", "ids", "html", "tokenizer", "format", "max_length"):
+            is_given = getattr(self, name) != getattr(ShowOptions, name)
+            yield apart("--step", is_step, as_option(name), is_given)
+        yield self.ranks is not None and not is_step, "--ranks needs --step", "add --step N"
+        has_one = (self.balance is None) != (self.hidden_size is None)
+        yield has_one, "--balance and --hidden-size: each needs the other", "give both or none"
+        given = self.seed or self.balance
+        yield apart("--checkpoint", self.checkpoint is not None, "--seed or --balance", given)
 
 
 def show(
@@ -59,7 +88,7 @@ def show(
     """Show rows as text: segments, where they came from, and which tokens are trained on.
 
     Of a tokenized directory, its documents. With --json, an object for each. Of a set that another
-    tool has made, rows as packer audit reads them.
+    tool has made, rows as packer audit reads them. With --step, a table of a training step.
 
     Trained tokens are green; without color (NO_COLOR, or no terminal) they are in brackets.
 
@@ -71,6 +100,11 @@ def show(
     from packer_cli.storage import local
 
     segment, html = options.segment, options.html
+    if options.step is not None or options.checkpoint is not None:
+        if rows:
+            raise UsageError("--step does not go with ROW", "leave one of them out")
+        _show_step(local(name, LOCAL_ONLY), options)
+        return
     check_page(html, as_json=options.as_json)
     given = segment is not None or options.as_json
     refuse([apart("--html", html is not None, "--segment and --json", given)])
@@ -96,6 +130,37 @@ def show(
             continue
         printer = printer or Printer(count, texts, labels=labels)
         printer.print(shown, segments)
+
+
+def _show_step(directory: Path, options: ShowOptions) -> None:
+    """Print the rows and documents of a training step."""
+    from packer_cli.reports.step import PLACE, SIZES, ranks_in, rows_in, saved_in, step_report
+    from packer_cli.reports.terminal import print_report
+    from packer_cli.result.opening import open_packed
+    from packer_cli.result.origins import origin_as_json
+
+    step, state, done = options.step, None, 0
+    sampler: dict[str, Any] = {"seed": options.seed}
+    if options.balance:
+        sampler |= {"balance": options.balance, "hidden_size": options.hidden_size}
+    if options.checkpoint is not None:
+        sampler, state, done = saved_in(options.checkpoint)
+        step = done - 1 if step is None else step
+    if options.ranks is not None:
+        sizes = options.ranks, options.batch_size, options.micro_batches
+        sampler |= zip(SIZES, sizes, strict=True)
+    if step is None or SIZES[0] not in sampler:
+        raise UsageError("--step needs --ranks", "add --ranks W, and the other sizes of a step")
+    packed = open_packed(directory, options.tokens)
+    ranks = ranks_in(packed, step, sampler, state, done)
+    rows = rows_in(packed, ranks, sampler["batch_size"], print_note)
+    if not options.as_json:
+        print_report(step_report(step, sampler, rows))
+        return
+    for place, segments in rows:
+        pieces = [origin_as_json(origin) | {"tokens": tokens} for origin, tokens in segments]
+        row = {"step": step} | dict(zip(PLACE, place, strict=True)) | {"segments": pieces}
+        print(json.dumps(row))
 
 
 class _Rows(NamedTuple):

@@ -18,17 +18,20 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.option import Share, apart, option, refuse
-from packer_cli.options.run_options import Reporting, Sizes
+from packer_cli.options.option import Rule, Share, apart, option, refuse
+from packer_cli.options.run_options import Reporting, StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from packer_cli.result.manifest import Result
 
 
+_MOST_ROWS = 1 << 22  # whose costs are looked at
+
+
 @dataclass(frozen=True)
-class StatsOptions(Page, Sizes, TokensOf, Reporting):
+class StatsOptions(Page, StepOptions, TokensOf, Reporting):
     min_utilization: Share | None = option(
         None, "Exit 1 when less than this share of the rows is tokens: 0.95 or 95%."
     )
@@ -41,6 +44,9 @@ class StatsOptions(Page, Sizes, TokensOf, Reporting):
     )
     deep: bool = option(False, "Recount from the shards; exit 1 on any difference.")
 
+    def _rules(self) -> Iterator[Rule]:
+        yield self.without_hidden_size
+
 
 def stats(
     name: Annotated[
@@ -50,8 +56,8 @@ def stats(
 ) -> None:
     """Show what a result was made with, and how much of each row is real tokens.
 
-    Reads the manifest only, so it is instant on any size; --deep reads every shard, --ranks the
-    costs of rows. Of a directory that holds train/ and validation/, both.
+    Reads the manifest only, so it is instant on any size; --deep reads every shard, --ranks shows
+    how uneven training steps are. Of a directory that holds train/ and validation/, both.
     """
     from packer_cli.reports.stats import stats_report
     from packer_cli.result.manifest import load_any, splits_of
@@ -63,7 +69,7 @@ def stats(
     check_page(html, as_json=options.as_json)
     is_table = html is not None and not options.as_json
     refuse([apart("--by", options.by is not None, "--html without --json", is_table)])
-    if options.deep:
+    if options.deep or options.ranks is not None:
         local(name, LOCAL_ONLY)
     places = [type(directory)(part) for part in splits_of(directory)] or [directory]
     results = [(place, load_any(place, incomplete_too=True)) for place in places]
@@ -81,12 +87,11 @@ def stats(
 
         for place, _ in results:
             recount(Path(place), options.tokens)
-    steps = _steps(results, options)
     reports = {
         base_name(str(place)): stats_report(
-            place, one, by=options.by, steps=its, is_recounted=options.deep
+            place, one, by=options.by, steps=_steps(place, one, options), is_recounted=options.deep
         )
-        for (place, one), its in zip(results, steps, strict=True)
+        for place, one in results
     }
     show_reports(reports, as_json=options.as_json, html=html)
     least = options.min_utilization
@@ -123,18 +128,30 @@ def _refuse(directory: Path | str, manifest: Result, options: StatsOptions) -> N
     ])  # fmt: skip
 
 
-def _steps(
-    results: Sequence[tuple[Path | str, Result]], sizes: Sizes
-) -> list[dict[str, Any] | None]:
-    """What steps of each result would cost. Of several, those too small for a step are noted."""
-    if sizes.ranks is None or sizes.hidden_size is None:
-        return [None] * len(results)
-    from packer_cli.result.manifest import Manifest
-    from packer_cli.steps.schedule import StepSizes, predict
+def _steps(directory: Path | str, facts: Result, options: StepOptions) -> dict[str, Any] | None:
+    """Compare the slowest rank of a step with the mean one, in an epoch of each order of rows.
 
-    of_step = StepSizes(sizes.ranks, sizes.batch_size, sizes.micro_batches)
-    skip = print_note if len(results) > 1 else None
-    return [
-        predict(place, one, of_step, sizes.hidden_size, skip) if isinstance(one, Manifest) else None
-        for place, one in results
-    ]
+    Returns ratios as means over steps, none if there are fewer rows than a step takes; of more than
+    4 M rows, the first steps are counted.
+    """
+    from packer_cli.result.manifest import Manifest
+
+    if options.ranks is None or options.hidden_size is None or not isinstance(facts, Manifest):
+        return None
+    from packer_cli.result.reader import PackedDirectory, squared_lengths
+    from packer_cli.steps.schedule import BALANCES, Order, Schedule, StepSizes, row_costs
+
+    packed = PackedDirectory(Path(directory), facts)
+    sizes = StepSizes(options.ranks, options.batch_size, options.micro_batches)
+    costs = row_costs(squared_lengths(packed), packed.max_length, options.hidden_size)
+    order = Order(len(packed))
+    steps = len(packed) // sizes.rows
+    counted = min(steps, max(1, _MOST_ROWS // sizes.rows))
+    found = {"sizes": str(sizes), "hidden_size": options.hidden_size, "steps": steps,
+             "steps_counted": counted}  # fmt: skip
+    for balance in (None, *BALANCES) if counted else ():
+        schedule = Schedule(order, sizes, balance=balance, costs=costs)
+        rows = schedule.rows_at(0, counted * sizes.rows)
+        of_ranks = costs[rows].reshape(counted, -1, sizes.world_size).sum(1)
+        found[balance or "random"] = float((of_ranks.max(1) / of_ranks.mean(1)).mean())
+    return found

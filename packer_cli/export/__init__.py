@@ -21,7 +21,7 @@ from packer_cli.export.formats import FORMATS, Exported, Packed, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
 from packer_cli.options.options import PAIR
-from packer_cli.options.run_options import Sizes
+from packer_cli.options.run_options import StepOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Int64, Notify
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
@@ -36,7 +36,7 @@ def export(
     to: str,
     output: str | os.PathLike[str],
     *,
-    even: Sizes | None = None,
+    even: StepOptions | None = None,
     tokens: Paths | None = None,
     overwrite: bool = False,
     no_lock: bool = False,
@@ -138,7 +138,7 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
     ])  # fmt: skip
 
 
-def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: Sizes) -> Int64:
+def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOptions) -> Int64:
     """int64[rows]: the rows of a directory in the order in which they are to be read, those that
     meet in a step chosen as by `PackedSampler(balance="order")`. Stages stay apart; rows that are
     left over, fewer than there are ranks, and those that the reader drops are the last ones.

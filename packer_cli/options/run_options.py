@@ -1,5 +1,5 @@
 """Every option that changes how a run goes, never what it writes; those of commands themselves:
-which tokenizer, which text, and where the result goes; and those of training loops.
+which tokenizer, which text, and where the result goes; and the sizes of training steps.
 """
 
 from __future__ import annotations
@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from packer_cli.options.option import Count, Options, Rule, Whole, apart, option, options_of
+from packer_cli.options.option import Count, Options, Rule, apart, option, options_of
 
 SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _MOST_SECONDS = 1_000_000  # the kernel's timers take little more
@@ -214,102 +214,39 @@ class OneRun(Progress):
     world_size: str | None = option(None, "How many ranks there are.", metavar="W|auto")
 
 
-# How a training loop takes rows: what `PackedSampler` and the loader around it are given
-
-_MOST_ROWS = 1 << 30
-
-
 @dataclass(frozen=True)
-class Sizes(Options):
-    """Sizes of a training whose steps are predicted or made even."""
+class StepOptions(Options):
+    """Sizes of the steps of a training."""
 
     ranks: Count | None = option(
         None,
-        "How many ranks share the rows of a step, which waits for the costliest of them.",
-        goes_with=("hidden_size", None),
-        elsewhere="--world-size --gpus",
+        "How many ranks share the rows of a step.",
+        metavar="W",
+        elsewhere="--world-size --gpus --num-gpus --nproc --dp-size",
     )
     micro_batches: Count = option(
         1,
         "With --ranks: micro-batches of a rank in a step.",
+        metavar="M",
         goes_with=("ranks", None),
-        elsewhere="--gradient-accumulation-steps",
+        elsewhere="--gradient-accumulation-steps --accumulate",
     )
     batch_size: Count = option(
         1,
         "With --ranks: rows in a micro-batch.",
+        metavar="B",
         goes_with=("ranks", None),
         elsewhere="--micro-batch-size --per-device-train-batch-size",
     )
     hidden_size: Count | None = option(
-        None, "With --ranks: that of the model, as in its config.json.", goes_with=("ranks", None)
-    )
-
-
-@dataclass(frozen=True)
-class Loop(Options):
-    """A loop that takes rows with `PackedSampler`, from a `DataLoader(..., batch_size=batch_size)`
-    on each rank, and steps after every `micro_batches` batches and at the end of an epoch.
-
-    seed        of the sampler; None: rows in the order of the shards
-    uneven      the sampler's even=False
-    drop_last   as the loader has it
-    trainer     every epoch has as many batches as the first, where rows give some one more
-    cost        the sampler's function, where it has no hidden_size
-
-    Raises UsageError for a size below 1, and for values that exclude one another.
-    """
-
-    world_size: Count = option(
-        MISSING,
-        "Ranks that shared the rows: the sampler's world_size.",
-        flag="--ranks",
-        metavar="W",
-        most=_MOST_ROWS,
-        elsewhere="--world-size --num-gpus --nproc --dp-size",
-    )
-    batch_size: Count = option(
-        1,
-        "Rows in a batch of a rank: the loader's batch_size.",
-        metavar="B",
-        most=_MOST_ROWS,
-        elsewhere="--per-device-train-batch-size --micro-batch-size",
-    )
-    micro_batches: Count = option(
-        1,
-        "Batches of a rank in a step: gradient accumulation.",
-        metavar="M",
-        most=_MOST_ROWS,
-        elsewhere="--gradient-accumulation-steps --accumulate",
-    )
-    seed: Whole | None = option(0, "The sampler's seed. Default: 0.", metavar="S")
-    uneven: bool = option(False, "The sampler had even=False.")
-    drop_last: bool = option(False, "The loader had drop_last=True.")
-    trainer: bool = option(
-        False, "The loop was a Trainer with PackedTrainerMixin, whose epochs are equally long."
-    )
-    balance: Literal["step", "order"] | None = option(
         None,
-        "The sampler's, where it had one:",
-        choices={"step": "rows of a step dealt evenly", "order": "rows of like cost in a step"},
+        "With --ranks: that of the model, as in its config.json, from which rows have their cost.",
+        metavar="H",
+        goes_with=("ranks", None),
     )
-    hidden_size: Count | None = option(
-        None, "With --balance: the sampler's.", metavar="H", goes_with=("balance", None)
-    )
-    window: Count = option(
-        64, "With --balance order: the sampler's.", metavar="STEPS", goes_with=("balance", "order")
-    )
-    block_rows: Count = option(256, "The sampler's.")
-    window_blocks: Count = option(64, "The sampler's.")
-    cost: Any = None
 
-    def _rules(self) -> Iterator[Rule]:
-        known = (self.hidden_size is not None) + (self.cost is not None)
-        yield known and not self.balance, "cost needs --balance", "add --balance"
-        yield (
-            self.balance and known != 1,
-            f"--balance {self.balance}: what rows cost is {'twice' if known else 'not'} said",
-            "add --hidden-size or, in Python, cost=, as the sampler had it",
-        )
-        yield apart("--uneven", self.uneven, "--balance", self.balance)
-        yield apart("--uneven", self.uneven, "--trainer", self.trainer)
+    @property
+    def without_hidden_size(self) -> Rule:
+        """The rule of commands that compare what rows cost."""
+        is_missing = self.ranks is not None and self.hidden_size is None
+        return is_missing, "--ranks needs --hidden-size", "add --hidden-size, or leave --ranks out"

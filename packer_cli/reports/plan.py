@@ -29,14 +29,13 @@ from packer_cli.result.manifest import sources_as_json
 from packer_cli.result.wording import count, directories, percent, plural, size
 
 _BOUND = "The lower bound is a number of rows below which no packer can go."
-_PER_HIDDEN = 6  # what a token costs, but for attention, for each hidden unit of a model
 _Figures = dict[str, Any]  # of an outcome, as programs get them
 _Cells = dict[str, str]  # of a line, by the titles of columns
 
 
-def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: int) -> Report:
-    """`title`: whose plan it is. With `batch_tokens` in a step, the steps of an epoch are told."""
-    outcomes = [_figures(one, batch_tokens, hidden_size) for one in plan.outcomes]
+def plan_report(plan: Plan, title: str) -> Report:
+    """`title`: whose plan it is."""
+    outcomes = [_figures(one) for one in plan.outcomes]
     files, read = plan.files, plan.outcomes[0].planned
     content = {
         "inputs": {"count": len(files), "bytes": sum(file.size for file in files)},
@@ -46,8 +45,6 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
         "tokens": read.encoded_tokens,
         "document_length": read.read_lengths.tolist(),
         "sample": plan.sample,
-        "hidden_size": hidden_size,
-        "batch_tokens": batch_tokens,
         "outcomes": outcomes,
     }
     named = [*_named(outcomes)]
@@ -80,15 +77,12 @@ def plan_report(plan: Plan, title: str, batch_tokens: int | None, hidden_size: i
     )  # fmt: skip
 
 
-def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> _Figures:
+def _figures(one: Outcome) -> _Figures:
     """An outcome for programs; names that `packer stats --json` has mean the same.
 
-    attention_span   E[l²]/E[l]: how many tokens the segment of the average token has
-    attention_share  of attention in what a step costs, in a model of this hidden size
-    steps            of an epoch; the last one may have fewer rows
+    attention_span: E[l²]/E[l]: how many tokens the segment of the average token has
     """
     counts, config = one.planned, one.config
-    rest = _PER_HIDDEN * hidden_size * counts.rows * config.max_length
     figures = figures_of_rows(one.totals, config) | {
         "overlong": config.overlong,
         "shards": counts.shards,
@@ -96,8 +90,6 @@ def _figures(one: Outcome, batch_tokens: int | None, hidden_size: int) -> _Figur
         "cut_documents": counts.cut_documents,
         "segments_per_row": counts.segments / max(counts.rows, 1),
         "attention_span": counts.attention / max(counts.tokens, 1),
-        "attention_share": counts.attention / max(rest + counts.attention, 1),
-        "steps": batch_tokens and -(-counts.rows // (batch_tokens // config.max_length)),
         "units_read": one.units[0],
         "units": one.units[1],
         "share_read": one.share,
@@ -178,13 +170,11 @@ def _rows(one: _Figures) -> _Cells:
 
 
 def _costs(one: _Figures) -> _Cells:
-    steps = one["steps"]
     return {
         "segments in a row": f"{one['segments_per_row']:,.2f}",
         "on disk": size(one["bytes"]),
         "attention span": f"{one['attention_span']:,.0f}",
-        "attention share": percent(one["attention_share"]),
-    } | ({} if steps is None else {"steps of an epoch": count(steps)})
+    }
 
 
 def _losses(plan: Plan, outcomes: Sequence[_Figures]) -> Iterator[list[_Cells]]:

@@ -121,7 +121,6 @@ class Report:
     """Everything that a command has to tell.
 
     facts       what it is about was made of
-    about       lines below the title
     rows        of tokens, which pages show below all sections
     content     for programs
     made_by     the foot of a page
@@ -136,7 +135,6 @@ class Report:
     warnings: Sequence[str] = ()
     sections: Sequence[Section] = ()
     incomplete: str = ""
-    about: Sequence[str] = ()
     rows: Rows | None = None
 
 

@@ -85,11 +85,6 @@ _TITLES = {
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
 _LOSSES = {name for name in _TITLES if name.split("_")[0] in ("truncated", "dropped", "untrained")}
-_ORDERS: dict[str, str] = {
-    "random": "random order",
-    "step": 'balance="step": the rows of each step, dealt evenly to ranks',
-    "order": 'balance="order": rows of like cost meet in a step',
-}
 _BUILT_IN = "built-in bytes, as when no --tokenizer is given"
 _SHOWN = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
@@ -108,7 +103,7 @@ def stats_report(
     """Report what was packed or tokenized, and how well.
 
     by           shard, input or source: what to list, too
-    steps        what steps of training would cost, as `schedule.predict` says
+    steps        how uneven training steps would be
     is_detailed  with histograms and warnings, which the end of a run says on stderr
     """
     sections = [*_histograms(manifest)] if is_detailed else []
@@ -116,8 +111,6 @@ def stats_report(
         sections.insert(0, _of_recipe(manifest, by))
     sections += _carried(manifest)
     sections += _listed(manifest, by)
-    if steps is not None:
-        sections.append(Section("Steps", [_steps(steps)]))
     if is_recounted:
         agreed = Text("recounted from the shards: all figures agree", only_page=False)
         sections.append(Section("Recounted", [agreed]))
@@ -127,7 +120,10 @@ def stats_report(
         list(_facts(manifest)),
         _content(directory, manifest, by, steps),
         f"{'packed' if of_rows else 'tokenized'} by packer {manifest.packer_version}",
-        [*(headline(manifest) if isinstance(manifest, Manifest) else _of_documents(manifest))],
+        [
+            *(headline(manifest) if isinstance(manifest, Manifest) else _of_documents(manifest)),
+            *([_steps(steps)] if steps is not None else []),
+        ],
         [str(one) for one in warnings_of(manifest)] if is_detailed else [],
         sections,
         f"Marked incomplete: {manifest.incomplete}" if manifest.incomplete else "",
@@ -401,22 +397,16 @@ def _nonzero(title: str, what: str, lines: Sequence[tuple[str, dict[str, int]]])
     return [Table(title, [what, *(_TITLES.get(n, n) for n in names)], rows)] if names else []
 
 
-def _steps(found: dict[str, Any]) -> Table:
-    """A line for each order that was predicted."""
-    steps, counted = found["steps"], found["steps_counted"]
-    batches = plural(found["micro_batches"], "micro-batch", "micro-batches")
-    sizes = f"{plural(found['ranks'], 'rank')} × {batches} × {plural(found['batch_size'], 'row')}"
-    some = f", {counted:,} of them counted" if counted < steps else ""
-    title = (
-        f"a step waits for its costliest rank: {sizes}, hidden size "
-        f"{found['hidden_size']:,} ({plural(steps, 'step')}{some})"
-    )
-    rows = []
-    for name, meaning in _ORDERS.items():
-        saved = found[name].get("time_saved")  # may be less than nothing by a hair
-        shown = "" if saved is None else percent(round(saved, 4) + 0.0)
-        rows.append([meaning, f"{found[name]['max_over_mean']:.3f}", shown])
-    return Table(title, ["rows", "costliest / mean rank", "time saved"], rows)
+def _steps(found: dict[str, Any]) -> Figure:
+    """How uneven steps are, in one line."""
+    sizes = f"steps of {found['sizes']}, hidden size {found['hidden_size']:,}"
+    if not found["steps"]:
+        return Figure("slowest rank", "-", f"there are fewer rows than in {sizes}")
+    even = ", ".join(f"{found[name]:.3f} with balance {name}" for name in ("step", "order"))
+    text = f"times the mean rank, {even}; {sizes}"
+    if found["steps_counted"] < found["steps"]:
+        text += f", the first {found['steps_counted']:,} of {found['steps']:,}"
+    return Figure("slowest rank", f"{found['random']:.3f}", text)
 
 
 def _shards(manifest: Result) -> Table:

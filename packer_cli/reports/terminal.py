@@ -38,7 +38,6 @@ def is_plain() -> bool:
 
 def _lines(report: Report, width: int) -> Iterator[Line]:
     yield Line(_plain(report.title), "bold")
-    yield from (Line(_plain(line)) for line in report.about)
     facts = [(one.what, _plain(one.how)) for one in report.facts]
     styles = ["yellow" if one.is_doubtful else "" for one in report.facts]
     yield from _grid(facts, ("dim", ""), "<<", styles, least=_TITLE, width=width)

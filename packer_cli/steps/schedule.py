@@ -13,40 +13,33 @@ about six times its hidden size: its matrices against the two products of attent
 
 Which sizes dealt rows from which place on is part of a state, as far as rows still to come depend
 on it: a run may go on with other sizes in the middle of a step. `Grid` is the arithmetic of epochs,
-steps and windows, `_Dealer` the rows of places that the same sizes deal. `predict` says how long
-steps wait for their costliest rank, in random order and in both even ones.
+steps and windows, `_Dealer` the rows of places that the same sizes deal, `Steps` the steps by their
+numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from operator import index as as_index
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli import storage
 from packer_cli._kernels import dealing, plans
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.records import Int64
-from packer_cli.result.layout import SQUARED_LENGTHS
-from packer_cli.result.manifest import Manifest
-from packer_cli.result.reader import PackedDirectory, parsed_squares, squared_lengths
 from packer_cli.result.wording import plural
 
 Float64 = npt.NDArray[np.float64]
 Cost = Callable[[Int64], npt.ArrayLike]
 Balance = Literal["step", "order"]
-BALANCES = ("step", "order")
+BALANCES: tuple[Balance, ...] = ("step", "order")
 WINDOW = 64
 _AT_ONCE = 4096  # rows
-_STRETCH = 64  # steps whose costs are looked at together: as many as a window has
-_MOST_ROWS = 1 << 22  # whose costs are looked at
 _LINEAR = 6  # for each unit of the hidden size
 
 
@@ -80,6 +73,7 @@ class Schedule:
         dealt: Sequence[Sequence[int]] = (),
     ) -> None:
         self.order, self.sizes, rows = order, sizes, order.rows
+        self.begin = begin
         self._balance, self._window = balance, whole_size("window", window)
         deal: _Deal | None = None
         if balance is not None:
@@ -118,6 +112,77 @@ class Schedule:
         """
         grids = [dealer.grid for dealer in self._dealer.needed_from(place)]
         return [[grid.begin, *astuple(grid.sizes)] for grid in grids]
+
+
+class Steps:
+    """The steps of a loop over a schedule by their numbers, from 0, where the schedule goes on.
+
+    A step is `micro_batches` batches of each rank; the last one of an epoch may have fewer, and its
+    last batch fewer rows.
+
+    drop_last     the loader leaves out a last batch with fewer rows
+    most_batches  that a rank takes in an epoch; None: all. The epochs of a Trainer all have as many
+    """
+
+    def __init__(
+        self, schedule: Schedule, *, drop_last: bool = False, most_batches: int | None = None
+    ) -> None:
+        self._schedule, self._drop_last, self._most = schedule, drop_last, most_batches
+        self._ranks, self._batch_size = schedule.sizes.world_size, schedule.sizes.batch_size
+        self._each = schedule.sizes.rows // self._ranks  # rows of a rank
+
+    def begin_of(self, step: int) -> int:
+        """Return the place at which a step begins.
+
+        Raises UsageError for a negative step, DataError if no epoch has a batch.
+        """
+        if step < 0:
+            raise UsageError(f"step: {step} is negative", "steps count from 0, the first one")
+        epoch = self._schedule.grid.epoch_of(self._schedule.begin)
+        if step >= (first := self._count(epoch)):
+            # Later epochs are of two lengths, in a pattern of as many epochs as there are ranks.
+            pattern = sum(self._count(epoch + turn) for turn in range(1, self._ranks + 1))
+            if not pattern:
+                raise DataError(
+                    f"no epoch has a batch of {self._batch_size} rows for each rank",
+                    "use smaller batches, or a loader without drop_last",
+                )
+            turns, step = divmod(step - first, pattern)
+            epoch += 1 + turns * self._ranks
+            while step >= (count := self._count(epoch)):
+                step, epoch = step - count, epoch + 1
+        return self._epoch(epoch).begin + step * self._schedule.sizes.rows
+
+    def rows_of(self, step: int) -> list[Int64]:
+        """Return the rows of each rank in a step, int64[n], in the order of the rank's batches.
+
+        Raises as `begin_of`.
+        """
+        place = self.begin_of(step)
+        number = self._schedule.grid.epoch_of(place)
+        epoch = self._epoch(number)
+        rows = self._schedule.rows_at(place, min(place + self._schedule.sizes.rows, epoch.end))
+        before = (place - epoch.begin) // self._ranks  # rows of a rank
+        return [
+            rows[rank :: self._ranks][: max(0, self._taken(number, rank) - before)].copy()
+            for rank in range(self._ranks)
+        ]
+
+    def _epoch(self, number: int) -> StepRange:
+        begin, end = self._schedule.grid.epoch(number)
+        return StepRange(max(begin, self._schedule.begin), end)
+
+    def _taken(self, epoch: int, rank: int) -> int:
+        """Count the rows that a rank takes in an epoch."""
+        begin, end = self._epoch(epoch)
+        rows = len(range(begin + rank, end, self._ranks))
+        if self._most is not None:
+            rows = min(rows, self._most * self._batch_size)
+        return rows - rows % self._batch_size if self._drop_last else rows
+
+    def _count(self, epoch: int) -> int:
+        """Count the steps of an epoch."""
+        return -(-self._taken(epoch, 0) // self._each)
 
 
 def row_costs(
@@ -294,7 +359,7 @@ class _Dealer:
         self._order, self._deal, self._at_once = order, deal, at_once
         # set at once, when it is dealt: after an interruption it is dealt again, and a second
         # thread sees one block or the other
-        self._dealt = Stretch(-1, -1), np.empty(0, np.int64)
+        self._dealt = StepRange(-1, -1), np.empty(0, np.int64)
         # up to where rows are those that `before` has in these places
         self._left = grid.begin
         if before and before.grid.window_at(grid.begin).begin < grid.begin:
@@ -312,7 +377,7 @@ class _Dealer:
             begin, end = self.grid.window_at(place)
             size = self.grid.sizes.rows
             several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
-            block = Stretch(begin, max(end, several))
+            block = StepRange(begin, max(end, several))
             rows = self._before_dealing(*block)
             if self._deal is not None:
                 rows = self._deal(rows, block.begin, self.grid.sizes)
@@ -366,7 +431,7 @@ class StepSizes:
         return self.micro_step * self.micro_batches
 
 
-class Stretch(NamedTuple):
+class StepRange(NamedTuple):
     """Places begin..end."""
 
     begin: int
@@ -410,21 +475,21 @@ class Grid:
         """The number of the epoch that a place is in, if it is the first of a rank's batch."""
         return (place - self._within_ranks(place) + self._ranks - 1) // self._rows
 
-    def epoch_at(self, place: int) -> Stretch:
+    def epoch_at(self, place: int) -> StepRange:
         """The epoch that a place is in, or what these sizes have of it."""
         return self.epoch(self.epoch_of(place))
 
-    def epoch(self, number: int) -> Stretch:
+    def epoch(self, number: int) -> StepRange:
         """The epoch of a number, or what these sizes have of it."""
-        return Stretch(max(self.begin, self._border(number)), self._border(number + 1))
+        return StepRange(max(self.begin, self._border(number)), self._border(number + 1))
 
-    def step_at(self, place: int) -> Stretch:
+    def step_at(self, place: int) -> StepRange:
         """The step that a place is in."""
         begin, end = self.epoch_at(place)
         begin = place - (place - begin) % self.sizes.rows
-        return Stretch(begin, min(begin + self.sizes.rows, end))
+        return StepRange(begin, min(begin + self.sizes.rows, end))
 
-    def window_at(self, place: int) -> Stretch:
+    def window_at(self, place: int) -> StepRange:
         """The window of steps that a place is in.
 
         The whole steps of an epoch are cut into windows as even as can be. A step that begins with
@@ -440,7 +505,7 @@ class Grid:
         windows = -(-count // self.window)
         number = (((step.begin - epoch.begin) // size - first + 1) * windows - 1) // count
         begin = epoch.begin + first * size
-        return Stretch(
+        return StepRange(
             begin + count * number // windows * size,
             begin + count * (number + 1) // windows * size,
         )
@@ -485,82 +550,3 @@ def _deal(
     batch_size, micro_batches = min(sizes.batch_size, turns), min(sizes.micro_batches, turns)
     dealing.deal(costs[rows], sizes.world_size, batch_size, micro_batches, not by_window, dealt)
     return rows[dealt]
-
-
-# How long steps wait for their costliest rank
-
-
-def predict(
-    directory: Path | str,
-    manifest: Manifest,
-    sizes: StepSizes,
-    hidden_size: int,
-    skip: Callable[[str], None] | None = None,
-) -> dict[str, Any] | None:
-    """Predict what steps of a packed directory or a view cost, for programs; a URL's side file is
-    read.
-
-    steps          whole ones in an epoch, of which `steps_counted` were looked at
-    max_over_mean  mean over steps of what the costliest rank has, divided by the mean rank's
-    time_saved     share of the time in random order, where a step takes as long as its costliest
-                   rank
-
-    Raises DataError where squared lengths cannot be had, and for fewer rows than a step takes, or
-    gives None once `skip` was told.
-    """
-    if manifest.rows < sizes.rows:
-        rows = plural(manifest.rows, "row")
-        few = f"{directory}: has {rows}, a step of {sizes} takes {sizes.rows:,}"
-        if skip is None:
-            tip = "fewer --ranks, --micro-batches or --batch-size make smaller steps"
-            raise DataError(few, tip)
-        skip(few)
-        return None
-    if storage.is_url(str(directory)):
-        place = storage.join(str(directory), SQUARED_LENGTHS)
-        with storage.open_bytes(place) as file:
-            sums = parsed_squares(file.read(), place, manifest)
-    else:
-        sums = squared_lengths(PackedDirectory(Path(directory), manifest))
-    costs = row_costs(sums, manifest.config.max_length, hidden_size)
-    order = Order(manifest.rows)
-    balances: tuple[Balance | None, ...] = (None, "step", "order")
-    schedules = [Schedule(order, sizes, balance=one, costs=costs) for one in balances]
-    steps = schedules[0].grid.epoch_at(0).end // sizes.rows
-    stretches = [*_stretches(steps, sizes.rows)]
-    (ratio, time), *even = (_waiting(one, costs, stretches) for one in schedules)
-    return {
-        "ranks": sizes.world_size,
-        "micro_batches": sizes.micro_batches,
-        "batch_size": sizes.batch_size,
-        "hidden_size": hidden_size,
-        "rows_per_step": sizes.rows,
-        "steps": steps,
-        "steps_counted": sum(map(len, stretches)),
-        "random": {"max_over_mean": ratio},
-    } | {
-        str(balance): {"max_over_mean": its, "time_saved": 1 - own / time}
-        for balance, (its, own) in zip(balances[1:], even, strict=True)
-    }
-
-
-def _stretches(steps: int, rows: int) -> Iterator[range]:
-    """Numbers of steps to look at: all of them or, of many, stretches of the whole epoch."""
-    count = max(1, _MOST_ROWS // (_STRETCH * rows))
-    if steps <= count * _STRETCH:
-        yield range(steps)
-        return
-    for number in range(count):
-        begin = (steps - _STRETCH) * number // max(1, count - 1)
-        yield range(begin, begin + _STRETCH)
-
-
-def _waiting(schedule: Schedule, costs: Float64, stretches: Sequence[range]) -> tuple[float, float]:
-    sizes = schedule.sizes
-    ranks: list[Float64] = []  # [steps, ranks]
-    for steps in stretches:
-        rows = schedule.rows_at(steps.start * sizes.rows, steps.stop * sizes.rows)
-        ranks.append(costs[rows].reshape(len(steps), -1, sizes.world_size).sum(1))
-    of_ranks = np.concatenate(ranks)
-    costliest, mean = of_ranks.max(1), of_ranks.mean(1)
-    return float((costliest / mean).mean()), float(costliest.sum() / mean.sum())

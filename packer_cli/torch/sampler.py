@@ -15,6 +15,7 @@ from operator import index as as_index
 from typing import Any
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.records import Int64
 from packer_cli.result.cached import Foresight
 from packer_cli.steps.schedule import (
     WINDOW,
@@ -22,6 +23,7 @@ from packer_cli.steps.schedule import (
     Cost,
     Order,
     Schedule,
+    Steps,
     StepSizes,
     digest_of,
     row_costs,
@@ -42,11 +44,12 @@ class PackedSampler:
                    world_size, begin the next one. False: the first ranks get one row more.
     block_rows, window_blocks   the shuffle's sizes
 
+    batch_size, micro_batches   of a step: each rank draws its rows one after another, `batch_size`
+                   for each of `micro_batches` (1 and 1)
     balance        None: ranks take turns. "step": the rows of each step are dealt to ranks and
                    micro-batches so that their costs are even; steps have the same rows as without.
                    "order": besides, rows of like cost meet in a step, within `window` steps (64),
-                   and the micro-batches of a window are shuffled. Each rank draws its rows of a
-                   step one after another, `batch_size` for each of `micro_batches` (1).
+                   and the micro-batches of a window are shuffled.
     hidden_size    of the model, by which rows cost `6 · hidden_size · L + Σ l²`; or else
     cost           a function of the rows' sums of squared segment lengths, int64[n], that returns n
                    costs, the same ones on every rank
@@ -71,9 +74,9 @@ class PackedSampler:
         even: bool = True,
         block_rows: int = 256,
         window_blocks: int = 64,
-        balance: Balance | None = None,
         batch_size: int | None = None,
-        micro_batches: int | None = None,
+        micro_batches: int = 1,
+        balance: Balance | None = None,
         hidden_size: int | None = None,
         cost: Cost | None = None,
         window: int | None = None,
@@ -82,18 +85,17 @@ class PackedSampler:
         self._data: str | None = getattr(rows, "fingerprint", None)
         self.rank, self.world_size = share_of_ranks(rank, world_size)
         _check_options(
-            balance, even=even, batch_size=batch_size, micro_batches=micro_batches,
-            hidden_size=hidden_size, cost=cost, window=window,
-        )  # fmt: skip
+            balance, batch_size, even=even, hidden_size=hidden_size, cost=cost, window=window
+        )
         costs, self._cost = None, dict[str, Any]()
         if balance is not None:
             sums, length = rows.squared_lengths, rows.max_length  # type: ignore[union-attr]
             costs = row_costs(sums, length, hidden_size, cost)
             self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
         order = Order(self.rows, seed, block_rows, window_blocks)
-        given = (1 if size is None else size for size in (batch_size, micro_batches))
+        sizes = StepSizes(self.world_size, 1 if batch_size is None else batch_size, micro_batches)
         self._schedule_from = partial(
-            Schedule, order, StepSizes(self.world_size, *given), balance=balance, costs=costs,
+            Schedule, order, sizes, balance=balance, costs=costs,
             window=WINDOW if window is None else window, even=even,
         )  # fmt: skip
         self._begin = 0  # where the next iteration begins
@@ -131,6 +133,25 @@ class PackedSampler:
     def __len__(self) -> int:
         """Rows that this rank takes in the next iteration."""
         return len(range(self._begin + self.rank, self._end(), self.world_size))
+
+    def rows_of(self, step: int, rank: int, *, drop_last: bool = False) -> Int64:
+        """Return the row numbers that a rank takes in a step, int64[n], in the order of batches.
+
+        step       from 0, counted from where the sampler began: at the run's beginning, after the
+                   state that was loaded, or at the epoch that was set. A step is `micro_batches`
+                   batches of `batch_size` rows, fewer at the end of an epoch; counting goes on in
+                   the next one.
+        rank       from 0 to world_size - 1, whichever rank this sampler is of
+        drop_last  as the DataLoader has it
+
+        Raises UsageError for a negative step and a rank that is out of range, DataError if
+        drop_last leaves no batch.
+        """
+        if not 0 <= rank < self.world_size:
+            raise UsageError(
+                f"rank: {rank} is not between 0 and world_size - 1, {self.world_size - 1}"
+            )
+        return Steps(self._schedule, drop_last=drop_last).rows_of(step)[rank]
 
     @property
     def epoch(self) -> int:
@@ -228,7 +249,9 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return rank, world_size
 
 
-def _check_options(balance: Balance | None, *, even: bool, **given: Any) -> None:
+def _check_options(
+    balance: Balance | None, batch_size: int | None, *, even: bool, **given: Any
+) -> None:
     """Raise UsageError for options of balance without it, and for what balance does not go with."""
     too_much = [name for name, value in given.items() if value is not None]
     if balance is not None:
@@ -239,7 +262,7 @@ def _check_options(balance: Balance | None, *, even: bool, **given: Any) -> None
             f"{too_much[0]}: is only for {wanted}, which is {balance!r}",
             "give balance= too, or leave it out",
         )
-    if balance is not None and given["batch_size"] is None:
+    if balance is not None and batch_size is None:
         raise UsageError(
             f"balance: {balance!r} without batch_size",
             "give the rows of a micro-batch, as to the DataLoader, and micro_batches=, how many of "

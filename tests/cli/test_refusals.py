@@ -173,21 +173,18 @@ stats packed --ranks 2             | --ranks needs --hidden-size
 stats packed --micro-batches 2 --hidden-size 8 | --micro-batches needs --ranks
 stats packed --batch-size 2        | --batch-size needs --ranks
 stats packed --hidden-size 8       | --hidden-size needs --ranks
-trace no --step 0 --ranks 1        | no: no such directory
-trace s3://a/b --step 0 --ranks 1  | s3://a/b: a URL
-trace packed --step 0              | Missing option '--ranks'.
-trace packed --ranks 1             | which step is not said
-trace packed --step -1 --ranks 1   | --step: -1 is not between 0 and
-trace packed --step 0 --ranks 0    | --ranks: 0 is not between 1 and
-trace packed --step x --ranks 1    | --step: 'x' is not a whole number
-trace packed --step 0 --find a:0 --ranks 1    | --step does not go with --find
-trace packed --find a:0 --ranks 2 --rank 1    | --rank does not go with --find
-trace packed --step 0 --ranks 1 --epochs 2    | --epochs needs --find
-trace packed --step 0 --ranks 1 --hidden-size 8 | --hidden-size needs --balance
-trace packed --step 0 --ranks 1 --balance step  | what rows cost is not said
-trace packed --step 0 --ranks 1 --window 3      | --window needs --balance order
-trace packed --step 0 --ranks 1 --no-shuffle --seed 4 | --seed does not go with --no-shuffle
-trace packed --step 0 --ranks 1 --balance x     | --balance: 'x' is not one of step, order
+show no --step 0 --ranks 1         | no: no such directory
+show s3://a/b --step 0 --ranks 1   | s3://a/b: a URL
+show packed --step 0               | --step needs --ranks
+show packed --ranks 1              | --ranks needs --step
+show packed --step -1 --ranks 1    | --step: -1 is not between 0 and
+show packed 1 --step 0 --ranks 1   | --step does not go with ROW
+show packed --step 0 --ranks 1 --ids           | --step does not go with --ids
+show packed --step 0 --ranks 1 --segment 0     | --step does not go with --segment
+show packed --step 0 --ranks 1 --hidden-size 8 | --balance and --hidden-size: each needs the other
+show packed --step 0 --ranks 1 --balance step  | --balance and --hidden-size: each needs the other
+show packed --step 0 --ranks 1 --balance x     | --balance: 'x' is not one of step, order
+show packed --checkpoint no --ranks 1 --step 0 --seed 3 | --checkpoint does not go with --seed
 tokenizer ./no              | tokenizer ./no: no such
 tokenizer bytes             | tokenizer bytes: is built into packer, and has no files
 tokenizer tok --check       | tokenizer tok: AutoTokenizer cannot load it: | --check needs
@@ -219,7 +216,6 @@ plan a.jsonl -l 16 --strategy wrap --overlong drop | --overlong drop does not go
 plan a.jsonl -l 16 --sample 0 | --sample: 0 reads nothing to plan from | for example 5%
 plan a.jsonl -l 16 --sample some | --sample: 'some' is not a share
 plan a.jsonl -l 16 --tokenized kept | --tokenized: is for recipes with sources
-plan a.jsonl -l 16,64 --batch-tokens 32 | --batch-tokens: 32 is less than a row of 64
 plan a.jsonl --seq-len 4k   | No such option: --seq-len | did you mean --max-length
 verify tokens --html x      | No such option: --html | it is an option of packer plan, packer stats
 validate                    | No such command 'validate' | did you mean verify?

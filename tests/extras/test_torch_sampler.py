@@ -15,7 +15,6 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from recipes import run
-from support import packer
 from torch import distributed
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -235,18 +234,6 @@ def test_balanced_steps_are_even(results: list[Path]) -> None:
     assert [len(rows) for rows in windows[0]] == [BATCH * MICRO] * WORLD
 
 
-@of_any_balance
-def test_stats_predicts_the_steps(
-    results: list[Path], dataset: PackedDataset, balance: Any
-) -> None:
-    sizes = ("--ranks", WORLD, "--micro-batches", MICRO, "--batch-size", BATCH)
-    told = packer("stats", results[0], *sizes, "--hidden-size", 1, "--json")
-    predicted = json.loads(told.stdout)["steps"]
-    steps = steps_of(ranks(dataset, balance=balance, block_rows=256, window_blocks=64))
-    ratio = unevenness(dataset, steps[: predicted["steps"]])
-    assert predicted[balance or "random"]["max_over_mean"] == pytest.approx(ratio)
-
-
 def test_a_plain_run_goes_on_balanced(dataset: PackedDataset) -> None:
     plain = ranks(dataset)
     rows = together(plain, 5)
@@ -259,13 +246,78 @@ def test_a_plain_run_goes_on_balanced(dataset: PackedDataset) -> None:
     assert balanced[0].state_dict()["dealt"] == [[20, WORLD, BATCH, MICRO]]
 
 
+# --- the rows of a step ---
+
+
+def loops() -> Iterator[tuple[dict[str, Any], bool]]:
+    """(options of a sampler, whether the loader has drop_last), drawn at random."""
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        world, batch, micro, seed = random.integers((1, 1, 1, 0), (4, 5, 4, 99)).tolist()
+        options = {"world_size": world, "batch_size": batch, "micro_batches": micro, "seed": seed}
+        balance = random.choice(["", "step", "order"])
+        if balance:
+            options |= {"balance": str(balance), "hidden_size": 1}
+        else:
+            options |= {"even": bool(random.random() < 0.5)}
+        yield options | ({"window": 3} if balance == "order" else {}), bool(random.random() < 0.4)
+
+
+def read_steps(
+    samplers: list[PackedSampler], batch_size: int, micro_batches: int, **how: Any
+) -> Iterator[list[list[int]]]:
+    """The rows of each rank, step after step and epoch after epoch, as real loaders give them."""
+    loaders = [DataLoader(range(sampler.rows), batch_size, sampler=sampler, **how,
+                          collate_fn=list) for sampler in samplers]  # fmt: skip
+    while True:
+        epoch = [iter(loader) for loader in loaders]
+        while any(step := [[*chain(*islice(one, micro_batches))] for one in epoch]):
+            yield step
+
+
+@pytest.mark.parametrize(("options", "drop_last"), [*loops()])
+def test_rows_of_a_step_are_those_that_loaders_read(
+    dataset: PackedDataset, options: dict[str, Any], drop_last: bool
+) -> None:
+    """From the run's beginning, and from a state on, for other ranks."""
+    sizes = {name: options[name] for name in ("batch_size", "micro_batches")}
+    some = [PackedSampler(dataset, **SMALL | options | {"rank": rank})
+            for rank in range(options["world_size"])]  # fmt: skip
+    count = 3 * len(dataset) // (options["world_size"] * sizes["batch_size"]) + 3
+    for number, step in enumerate(islice(read_steps(some, **sizes, drop_last=drop_last), count)):
+        if number % 7 == 0 or number > count - 5:
+            for rank, rows in enumerate(step):
+                found = some[0].rows_of(number, rank, drop_last=drop_last)
+                assert (found.dtype, found.tolist()) == (np.int64, rows), (number, rank)
+    done = some[0].state_dict()
+    again = [PackedSampler(dataset, **SMALL | options | {"rank": rank, "world_size": 2})
+             for rank in range(2)]  # fmt: skip
+    for sampler in again:
+        sampler.load_state_dict(done)
+    for number, step in enumerate(islice(read_steps(again, **sizes, drop_last=drop_last), 40)):
+        assert [again[1].rows_of(number, rank, drop_last=drop_last).tolist()
+                for rank in range(2)] == step, number  # fmt: skip
+
+
+def test_steps_that_do_not_exist(dataset: PackedDataset) -> None:
+    sampler = PackedSampler(dataset, batch_size=len(dataset) + 1, micro_batches=2)
+    assert sampler.rows_of(0, 0).tolist() == [*PackedSampler(dataset, seed=0)]
+    for step, rank, drop_last, message in (
+        (-1, 0, False, "step: -1 is negative"),
+        (0, 1, False, "rank: 1 is not between 0 and world_size - 1, 0"),
+        (0, 0, True, "no epoch has a batch of"),
+    ):
+        with pytest.raises((UsageError, DataError), match=message):
+            sampler.rows_of(step, rank, drop_last=drop_last)
+
+
 # --- what cannot be ---
 
 BALANCED: dict[str, Any] = {"balance": "step"} | SIZES
 OWN = BALANCED | {"hidden_size": None}
 NO_COST = r"cost: returned no array of \d+ finite costs"
 WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("batch_size: is only for balance", {"batch_size": 2}),
+    ("hidden_size: is only for balance", {"hidden_size": 2}),
     ("cost: is only for balance", {"cost": lambda sums: sums}),
     ("give both or none", {"rank": 0}),
     ("rank: 2 is not between 0 and world_size - 1, 1", {"rank": 2, "world_size": 2}),

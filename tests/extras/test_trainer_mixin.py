@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from recipes import pack_records
+from support import packer
 from tiny_models import number_tokenizer
 from torch import distributed
 from transformers import (
@@ -155,6 +156,10 @@ def test_a_resumed_run_goes_on_exactly(
     how = {"gradient_accumulation_steps": 2, "dataloader_num_workers": workers}
     first = train(packed, tmp_path, stop=stop, **how)
     assert first.state.global_step == stop
+    shown = packer("show", packed, "--checkpoint", tmp_path / f"checkpoint-{stop}", "--json")
+    rows = [json.loads(line)["row"] for line in shown.stdout.splitlines()]
+    last = steps_of(first.model.seen, 2)[-1]
+    assert sorted(int(PackedDataset(packed)[row]["input_ids"][0]) for row in rows) == last
     second = train(packed, tmp_path, resume=True, **how)
     assert steps_of(first.model.seen + second.model.seen, 2) == expected_steps(epochs)
     assert second.state.global_step == 2 * STEPS

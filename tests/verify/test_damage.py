@@ -297,7 +297,7 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str
     os.mkfifo(f"out/{name}")
     loop = ("--ranks", 1, "--hidden-size", 8)
     for command in (again, (*again, "--update"), ("stats", "out", *loop), ("verify", "out", "-q"),
-                    ("trace", "out", "--step", 0, "--balance", "order", *loop)):  # fmt: skip
+                    ("show", "out", "--step", 0, "--balance", "order", *loop)):  # fmt: skip
         assert packer(*command).exit_code in (0, 1, 2), command
     assert Path("out", name).is_fifo()
 
@@ -312,8 +312,7 @@ READERS: dict[str, tuple[object, ...]] = {
     "toks/tokenizer_config.json": ("plan", "toks", "-l", 16),
     "saved/state.json": ("pack", "saved", "-t", "bytes", "-l", 16),
     "t.jinja": ("recipe", "a.jsonl", "--chat-template", "t.jinja"),
-    "state": ("trace", "packed", "--state", "state", "--ranks", 1),
-    "packed/rejected.jsonl": ("trace", "packed", "--find", "a.jsonl:26", "--ranks", 1),
+    "trainer_state.json": ("show", "packed", "--checkpoint", ".", "--ranks", 1),
     "view/input_times.json": ("export", "view", "--to", "packed"),
     "packed/tokenizer.json": ("stats", "packed", "--deep"),
     "mix/dataset_dict.json": ("pack", "mix.toml"),
