@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tiny_tokenizers
+from approving import assert_approved
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from showing import IN_ORDER, on_terminal, show, show_json, texts_of, write_ids
 from spoiling import arrow_file, edit, rewrite, tokenize
@@ -26,27 +27,11 @@ from tokenizers import Tokenizer
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_a_row_without_colour(packed: Path) -> None:
-    assert show() == (
-        "⟦trained tokens⟧, others\n"
-        "\n"
-        "row 0 of 4: 2 segments, 14 tokens, 12 trained; shard-00000-000 row 0\n"
-        "── segment 0: a.jsonl byte 0, 6 tokens, 5 trained\n"
-        "f⟦irst<eos>⟧\n"
-        "── segment 1: a.jsonl byte 18, 8 tokens, 7 trained\n"
-        "s⟦econd\n<eos>⟧\n"
-        "... 2 padding tokens\n"
-    )
-
-
-def test_a_later_part_of_a_document_and_a_full_row(packed: Path) -> None:
-    full, end = show(2, 3).split("\n\n")[1:]
-    assert full == (
-        "row 2 of 4: 1 segment, 16 tokens, 15 trained; shard-00000-000 row 2\n"
-        "── segment 0: a.jsonl byte 65, 16 tokens, 15 trained\n"
-        "a⟦ longer one tha⟧"
-    )
-    assert "a.jsonl byte 65 from its token 16, 5 tokens, 4 trained\nn⟦ 16<eos>⟧\n" in end
+def test_rows_without_colour(packed: Path) -> None:
+    """Also a full one, and a later part of a document; as token ids; one segment."""
+    assert show("--segment", 1) == show("--segment", -1)
+    ways: list[tuple[object, ...]] = [(), (2, 3), ("--ids", 0, 2), ("--segment", 1)]
+    assert_approved("show", *(show(*way) for way in ways))
 
 
 def test_json(packed: Path) -> None:
@@ -58,13 +43,8 @@ def test_json(packed: Path) -> None:
         "tokens": 6, "trained_tokens": 5, "text": "first<eos>",
         "spans": [{"text": "f", "trained": False}, {"text": "irst<eos>", "trained": True}],
     }  # fmt: skip
-    assert (second["segment"], second["position"], second["text"]) == (1, 18, "second\n<eos>")
-
-
-def test_ids(packed: Path) -> None:
-    assert show("--ids", 0, "--segment", 0).endswith("\n102 ⟦105 114 115 116 256⟧\n")
-    wide = show("--ids", 2).splitlines()[-1]
-    assert wide == "97 ⟦32 108 111 110 103 101 114 32 111 110 101 32 116 104 97⟧"
+    (alone,) = show_json("--segment", 1)
+    assert (alone["segments"], alone["padding"]) == ([second], 2)
     segment = show_json("--ids")[0]["segments"][0]
     assert segment["text"] is None
     assert segment["spans"] == [
@@ -73,28 +53,13 @@ def test_ids(packed: Path) -> None:
     ]
 
 
-def test_one_segment(packed: Path) -> None:
-    assert show("--segment", 1) == show("--segment", -1)
-    text = show("--segment", 1)
-    assert "segment 0" not in text
-    assert text.endswith("── segment 1: a.jsonl byte 18, 8 tokens, 7 trained\ns⟦econd\n<eos>⟧\n")
-    (row,) = show_json("--segment", 1)
-    assert [segment["segment"] for segment in row["segments"]] == [1]
-    assert row["padding"] == 2
-
-
-def rows_shown(*arguments: object) -> list[int]:
-    return [row["row"] for row in show_json(*arguments)]
-
-
-def test_which_rows(packed: Path) -> None:
-    assert rows_shown() == [0]
-    assert rows_shown(3, 0, 3) == [3, 0, 3]
-    assert rows_shown("1-2") == [1, 2]
-    assert rows_shown("1-1", "-4") == [1, 0]
-    assert rows_shown(-1) == [3]
-    assert rows_shown("-3--1") == [1, 2, 3]
-    assert rows_shown("2--1", "--ids") == [2, 3]
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [([], [0]), ([3, 0, 3], [3, 0, 3]), (["1-2"], [1, 2]), (["1-1", "-4"], [1, 0]), ([-1], [3]),
+     (["-3--1"], [1, 2, 3]), (["2--1", "--ids"], [2, 3])],
+)  # fmt: skip
+def test_which_rows(packed: Path, given: list[object], shown: list[int]) -> None:
+    assert [row["row"] for row in show_json(*given)] == shown
 
 
 ABSENT = {
@@ -204,13 +169,9 @@ def test_without_labels_all_is_plain_and_a_note_says_so(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl("text"))
     pack("a.jsonl", "-l", 8, "--columns", "input_ids,cu_seqlens")
     result = packer("show", "out")
-    assert result.exit_code == 0
+    assert (result.exit_code, result.stdout.splitlines()[2]) == (0, "text<eos>")
     assert result.stderr == (
         "packer: the labels column was not written: which tokens are trained on is unknown\n"
-    )
-    assert result.stdout == (
-        "row 0 of 1: 1 segment, 5 tokens; shard-00000-000 row 0\n"
-        "── segment 0: 5 tokens\ntext<eos>\n... 3 padding tokens\n"
     )
     (segment,) = json.loads(packer("show", "out", "--json").stdout)["segments"]
     assert segment["trained_tokens"] is None
@@ -301,25 +262,13 @@ def test_special_and_unknown_tokens(folder: Path) -> None:
     flags = [0] * (2 + len(user)) + [1] * (len(answer) + 1) + [0]
     write_ids(folder / "a.jsonl", (ids, flags))
     pack_with(document, "a.jsonl")
-    assert (
-        show()
-        .split("trained\n")[1]
-        .startswith("<s><|im_start|>user\n⟦yes it is</s>⟧<id 99999>\n...")
-    )
-    (segment,) = show_json()[0]["segments"]
-    assert segment["spans"] == [
-        {"text": "<s><|im_start|>user\n", "trained": False},
-        {"text": "yes it is</s>", "trained": True},
-        {"text": "<id 99999>", "trained": False},
-    ]
-
-
-def test_an_id_below_0_in_a_damaged_row(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("text"))
-    pack_with(tiny_tokenizers.byte_level(), "a.jsonl")
-    whole = texts_of(0)[0]
+    assert "<s><|im_start|>user\n⟦yes it is</s>⟧<id 99999>\n..." in show()
+    spans = show_json()[0]["segments"][0]["spans"]
+    assert [one["text"] for one in spans] == [
+        "<s><|im_start|>user\n", "yes it is</s>", "<id 99999>"
+    ]  # fmt: skip
     change_shard(lambda columns: columns["input_ids"][0].__setitem__(0, -5))
-    assert texts_of(0) == ["<id -5>" + whole[1:]]
+    assert texts_of(0)[0].startswith("<id -5><|im_start|>")
 
 
 def test_the_tokenizer_is_gone_or_another(folder: Path) -> None:
@@ -337,16 +286,10 @@ def test_the_tokenizer_is_gone_or_another(folder: Path) -> None:
         "packer: showing token ids: out/tokenizer.json: cannot be read: No such file or directory\n"
     )
     assert result.stdout == ids != text
-
-
-def test_a_tokenizer_that_cannot_be_loaded(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("text"))
-    pack_with(tiny_tokenizers.byte_level(), "a.jsonl")
-    (folder / "out" / "tokenizer.json").write_bytes(b"{}")
+    path.write_bytes(b"{}")
     digest = hashlib.sha256(b"{}").hexdigest()
     edit(lambda manifest: manifest["tokenizer"].update(sha256=digest))
-    message = "out/tokenizer.json: cannot be loaded: "
-    assert_error(packer("show", "out"), 1, message)
+    assert_error(packer("show", "out"), 1, "out/tokenizer.json: cannot be loaded: ")
 
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\r\x00\u202e\u2028\ufeff ⟦x⟧ [bold]\ttab \\x1b"
@@ -371,30 +314,14 @@ def test_hostile_text_stays_harmless(folder: Path) -> None:
 
 
 def test_colours_on_a_terminal(packed: Path) -> None:
-    text = on_terminal("show", "out")
-    assert text.startswith("\x1b[32mtrained tokens\x1b[0m\x1b[2m, others, \x1b[0m")
-    assert "\n\x1b[2mf\x1b[0m\x1b[32mirst\x1b[0m\x1b[7;32m<eos>\x1b[0m\n" in text
-    assert "\x1b[2ms\x1b[0m\x1b[32mecond↵\x1b[0m\n\x1b[7;32m<eos>\x1b[0m\n" in text
-    assert "⟦" not in text
-    without = re.sub("\x1b\\[[0-9;]*m", "", text)
-    assert without.split("\n", 1)[1].replace("↵", "") == show().split("\n", 1)[1].replace(
-        "⟦", ""
-    ).replace("⟧", "")
-
-
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
-def test_a_terminal_without_colour(packed: Path, environment: dict[str, str]) -> None:
-    assert on_terminal("show", "out", **environment) == show()
+    assert_approved("show in color", on_terminal("show", "out"))
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert on_terminal("show", "out", **environment) == show()
 
 
 def test_pipes(packed: Path) -> None:
     result = packer_process("show", "out", env=os.environ | {"PYTHONIOENCODING": "utf-8"})
     assert result.stdout.decode() == show()
-    (row,) = packer_process("show", "out", "--json").stdout.splitlines()
-    assert json.loads(row) == show_json()[0]
-
-
-def test_an_encoding_without_brackets(packed: Path) -> None:
     result = packer_process("show", "out", env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert result.returncode == 0
     text = result.stdout.decode("ascii")
@@ -422,43 +349,23 @@ def tokenized(folder: Path) -> None:
 
 @pytest.mark.usefixtures("tokenized")
 def test_documents_as_text() -> None:
-    text = show("0", "-1")
-    assert text.splitlines()[2:] == [
-        "document 0 of 3: a.jsonl byte 0, 6 tokens, 5 trained; documents-00000-000 document 0",
-        "f⟦irst<eos>⟧",
-        "",
-        "document 2 of 3: b.jsonl byte 0, 6 tokens, 5 trained; documents-00003-000 document 0",
-        "t⟦hird<eos>⟧",
-    ]
-    assert show().splitlines()[3] == "f⟦irst<eos>⟧"
-    assert show("1", "--ids").splitlines()[3] == "115 ⟦101 99 111 110 100 256⟧"
+    assert_approved("show of documents", show("0", "-1"), show("1", "--ids"))
 
 
 @pytest.mark.usefixtures("tokenized")
 def test_documents_as_json() -> None:
     (document,) = show_json("1")
     assert document == {
-        "document": 1,
-        "shard": sorted(Path("out").glob("documents-*"))[1].name,
-        "shard_document": 0,
-        "file": "a.jsonl",
-        "position": 31,
-        "position_unit": "byte",
-        "tokens": 7,
-        "trained_tokens": 6,
-        "text": "second<eos>",
+        "document": 1, "shard": sorted(Path("out").glob("documents-*"))[1].name,
+        "shard_document": 0, "file": "a.jsonl", "position": 31, "position_unit": "byte",
+        "tokens": 7, "trained_tokens": 6, "text": "second<eos>",
         "spans": [{"text": "s", "trained": False}, {"text": "econd<eos>", "trained": True}],
-    }
-
-
-def test_what_documents_are_trained_on(folder: Path) -> None:
-    records = [{"input_ids": [1, 2, 3, 4], "labels": [-100, 2, -100, 4]}, {"input_ids": [5, 6]}]
-    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, records[:1])))
-    tokenize("a.jsonl", "-o", "out")
-    (document,) = json.loads("[" + packer("show", "out", "--json").stdout + "]")
-    assert document["spans"] == [
-        {"ids": [1], "trained": False}, {"ids": [2], "trained": True},
-        {"ids": [3], "trained": False}, {"ids": [4], "trained": True},
+    }  # fmt: skip
+    write_ids(Path("a.jsonl"), ([1, 2, 3, 4], [0, 1, 0, 1]))
+    tokenize("a.jsonl", "-o", "of-ids")
+    spans = json.loads(packer("show", "of-ids", "--json").stdout)["spans"]
+    assert [(*one["ids"], one["trained"]) for one in spans] == [
+        (1, False), (2, True), (3, False), (4, True)
     ]  # fmt: skip
 
 
@@ -517,19 +424,16 @@ def test_segments_of_a_recipe_name_their_source() -> None:
     for one in segments:
         assert one["source"] == _FILES[one["file"]]
         assert one["tokenized"] == f"mix-tokenized/{one['source']}"
-    titles = [line for line in show(0).splitlines() if line.startswith("── segment ")]
-    for title, one in zip(titles, segments, strict=False):
-        assert title.startswith(f"── segment {one['segment']}: {one['source']}: {one['file']} ")
-    assert not [one for row in show_json(0) for one in row["segments"] if "source" not in one]
+    source, file = segments[0]["source"], segments[0]["file"]
+    assert f"\n── segment 0: {source}: {file} " in show(0)
 
 
 @pytest.mark.usefixtures("carried")
 def test_carried_columns() -> None:
-    summary = "   logprobs -1.5 to -0.5, mean -1; top 1 to 9, mean 5; reward 1\n"
+    assert_approved("show of carried columns", *(packer("show", name).stdout
+                                                 for name in ("out", "tokens")))  # fmt: skip
     for name in ("out", "view"):
-        text = packer("show", name).stdout
-        assert f"(document 0 of tokens), 3 tokens, 2 trained\n{summary}1 ⟦2 3⟧\n" in text
-        assert "logprobs -2 to 0.3, mean -0.85; top 2 to 1,200, mean 302.5; reward 0.5\n" in text
+        assert packer("show", name).stdout == packer("show", "out").stdout
         row = json.loads(packer("show", name, "--json").stdout)
         first, second = (segment["carried"] for segment in row["segments"])
         assert first == {"logprobs": [-0.5, -1.5, -1], "top": [[1, 9]] * 3, "reward": 1}
@@ -538,5 +442,4 @@ def test_carried_columns() -> None:
         page = packer("show", name, "--html", "-").stdout
         data = re.search(r'id="data"[^>]*>([^<]+)<', page)
         assert data
-        assert summary.strip().encode() in zlib.decompress(base64.b64decode(data[1]), -15)
-    assert packer("show", "tokens").stdout.split("\n", 3)[3].startswith(summary)
+        assert b"; reward 0.5" in zlib.decompress(base64.b64decode(data[1]), -15)

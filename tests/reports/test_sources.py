@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from approving import assert_approved
 from mixed import IN_SHARES, pack_mixed, recipe_of, write_sources
 from support import assert_error, packer
 
@@ -31,17 +32,21 @@ def _lines(*arguments: object) -> list[str]:
     return [" ".join(line.split()) for line in result.stdout.splitlines()]
 
 
-def test_the_report_has_a_line_for_each_source() -> None:
+def _tables(*arguments: object) -> str:
+    """What is said of sources."""
+    result = packer("stats", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return "sources, in " + str(result.stdout.partition("\nsources, in ")[2])
+
+
+def test_the_tables_of_sources() -> None:
+    """Also of both sides of a split, with duplicates, and trained tokens as amounts."""
     pack_mixed(recipe_of(IN_SHARES))
-    lines = _lines("out")
-    start = lines.index("sources, in shares of tokens")
-    assert lines[start + 1] == "documents tokens trained epochs asked reached source"
-    sources = {line.split()[-1]: line.split()[:-1] for line in lines[start + 2 : start + 5]}
-    assert list(sources) == ["web", "code", "chat"]
-    assert sources["web"] == ["4,000", "331,780", "324,684", "1.00", "56.67%", "56.67%"]
-    assert sources["chat"][3] == "2.00"
-    assert "documents left out" not in lines
-    assert not [line for line in lines if "mixture" in line]
+    tables = [_tables("out", "--by", "source")]
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1, dedup="exact", count="trained"),
+               "sides")  # fmt: skip
+    tables += [_tables("sides/train"), _tables("sides/validation")]
+    assert_approved("stats of a recipe", *tables)
 
 
 def test_json_has_shares_and_what_the_manifest_says() -> None:
@@ -59,36 +64,6 @@ def test_json_has_shares_and_what_the_manifest_says() -> None:
         assert one["epochs"] == source.taken / source.available
     for name in ("documents", "tokens", "trained_tokens", "empty_documents"):
         assert sum(one[name] for one in content["by_source"]) == content[name]
-
-
-def test_by_source_lists_an_epoch_and_what_is_asked_of_it() -> None:
-    pack_mixed(recipe_of(IN_SHARES))
-    lines = _lines("out", "--by", "source")
-    start = lines.index("one epoch of each source, and tokens asked of it and taken")
-    assert lines[start + 1] == "documents tokens asked taken source"
-    assert lines[start + 2] == "4,000 331,780 331,780 331,780 web"
-
-
-def test_documents_held_out_and_equal_to_others_are_listed() -> None:
-    recipe = recipe_of(IN_SHARES, validation_share=0.1, dedup="exact")
-    train, validation = pack_mixed(recipe)
-    assert train is not None
-    assert validation is not None
-    lines = _lines("out/train")
-    start = lines.index("documents left out")
-    assert lines[start + 1] == "held out duplicates source"
-    chat = train.sources[2]
-    assert chat.held_out_documents > 0
-    assert chat.duplicate_documents > 0
-    expected = f"{chat.held_out_documents} {chat.duplicate_documents} chat"
-    assert lines[start + 4] == expected
-    # nothing is held out of what is held out
-    assert "held out" not in " ".join(_lines("out/validation"))
-
-
-def test_trained_tokens_are_named_where_amounts_count_them() -> None:
-    pack_mixed(recipe_of(IN_SHARES, count="trained"))
-    assert "sources, in shares of trained tokens" in _lines("out")
 
 
 def test_what_has_no_sources_says_so() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from approving import assert_approved
 from chats import assistant, chat, pack_chat, user, write
 from spoiling import arrow_file, edit, rewrite, tokenize
 from support import assert_error, jsonl, pack, packer, shard_of
 from varied_results import write_carried
 
-from packer_cli.result.layout import short_name
 from packer_cli.result.manifest import OF_INPUTS
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -45,18 +45,17 @@ FIGURES = {
 }
 
 
+def stats(*arguments: object) -> str:
+    result = packer("stats", "out", *arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
+    return str(result.stdout)
+
+
 @pytest.fixture
 def packed(folder: Path) -> Path:
     (folder / "a.jsonl").write_bytes(jsonl(*TEXTS[:4], ""))
     (folder / "b.jsonl").write_bytes(jsonl(*TEXTS[4:]))
     pack("a.jsonl", "b.jsonl", "-l", 16)
-    return folder / "out"
-
-
-@pytest.fixture
-def many_shards(folder: Path) -> Path:
-    (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 5))
-    pack("a.jsonl", "-l", 16, "--unit-bytes", 200)
     return folder / "out"
 
 
@@ -80,36 +79,9 @@ def test_the_figures(packed: Path) -> None:
     }
 
 
-def test_the_table(packed: Path) -> None:
-    text = packer("stats", "out").stdout
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    for line in (
-        "utilization 81.25% of all positions hold real tokens",
-        "lower bound 4 rows; no packer can do better",
-        "unpacked 6 rows if each document were padded alone: 1.5× fewer rows",
-        "documents 6 in 6 segments",
-        "tokens 52 46 trained on (88.46%)",
-        "padding 12 positions without a token",
-        "mixed 94.24% of the data's spread of lengths in a row",
-        "empty 1 documents without a token, not packed",
-        "85-90% 2 " + "█" * 40,
-        "full 1 " + "█" * 20,
-        "4-7 2 " + "█" * 26 + "▋",
-        "16-31 1 " + "█" * 13 + "▍",
-        "2-3 2 " + "█" * 40,
-    ):
-        assert line in lines
-    assert "truncated" not in text
-
-
-@pytest.mark.parametrize("overlong", ["truncate", "drop"])
-def test_losses_are_shown(folder: Path, overlong: str) -> None:
-    (folder / "a.jsonl").write_bytes(jsonl("a" * 99, "b", "c" * 20) + b"{\n")
-    pack("a.jsonl", "-l", 16, "--overlong", overlong, "--on-error", "skip")
-    lines = [" ".join(line.split()) for line in packer("stats", "out").stdout.splitlines()]
-    lost = "truncated 2 documents, 89 tokens cut off"
-    assert (lost if overlong == "truncate" else "dropped 2 documents, 121 tokens") in lines
-    assert "rejected 1 bad records, see rejected.jsonl" in lines
+def test_the_tables(packed: Path) -> None:
+    assert_approved("stats", stats(), *(stats("--by", what).partition("segments per row")[2]
+                                        for what in ("input", "shard")))  # fmt: skip
 
 
 def test_min_utilization(packed: Path) -> None:
@@ -126,24 +98,13 @@ def test_min_utilization(packed: Path) -> None:
     assert json.loads(result.stdout)["utilization"] == 0.8125
 
 
-def test_by_input(packed: Path) -> None:
-    lines = [line.split() for line in packer("stats", "out", "--by", "input").stdout.splitlines()]
-    sizes = {name: str(Path(name).stat().st_size) for name in ("a.jsonl", "b.jsonl")}
-    assert ["documents", "tokens", "empty", "rejected", "bytes", "input"] in lines
-    assert ["4", "32", "1", "0", sizes["a.jsonl"], "a.jsonl"] in lines
-    assert ["2", "20", "0", "0", sizes["b.jsonl"], "b.jsonl"] in lines
-    by_input = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)["by_input"]
+def test_by_input_and_by_shard(packed: Path) -> None:
+    by_input = json.loads(stats("--by", "input", "--json"))["by_input"]
     assert [one["documents"] for one in by_input] == [4, 2]
-
-
-def test_by_shard(many_shards: Path) -> None:
-    by_shard = json.loads(packer("stats", "out", "--by", "shard", "--json").stdout)["by_shard"]
+    pack("a.jsonl", "b.jsonl", "-l", 16, "--unit-bytes", 60, "--overwrite")
+    by_shard = json.loads(stats("--by", "shard", "--json"))["by_shard"]
     assert len(by_shard) > 1
-    lines = packer("stats", "out", "--by", "shard").stdout.splitlines()
-    for shard in by_shard:
-        (line,) = [line.split() for line in lines if line.endswith(short_name(shard["file"]))]
-        share = f"{shard['tokens'] / shard['rows'] / 16:.2%}"
-        assert line[:4] == [str(shard[n]) for n in ("rows", "segments", "tokens")] + [share]
+    assert sum(one["tokens"] for one in by_shard) == FIGURES["tokens"]
 
 
 @pytest.mark.parametrize(
@@ -237,17 +198,12 @@ CARRIED = {
 
 @pytest.mark.usefixtures("carried")
 def test_carried_columns() -> None:
+    shown = {name: packer("stats", name).stdout for name in ("out", "tokens", "view")}
+    tables = [text.partition("\ncarried columns")[2] for text in shown.values()]
+    assert_approved("stats of carried columns", *tables)
+    told = "--carry logprobs:float32/token --carry 'top:int32[2]/token' --carry reward:bfloat16"
     for name in ("out", "tokens"):
-        text = packer("stats", name).stdout
-        assert [" ".join(line.split()) for line in text.splitlines()[-5:]] == [
-            "carried columns",
-            "column type of values minimum mean maximum",
-            "logprobs float32 token 5 -2 -0.94 0.3",
-            "top int32[2] token 10 1 124 1,200",
-            "reward bfloat16 (as uint16) record 2 0.5 0.75 1",
-        ]
-        told = "--carry logprobs:float32/token --carry 'top:int32[2]/token' --carry reward:bfloat16"
-        assert f" {told}/record\n" in text  # and no --columns
+        assert f" {told}/record\n" in shown[name]  # and no --columns
         found = json.loads(packer("stats", name, "--json").stdout)["carried"]
         assert found.keys() == CARRIED.keys()
         for column, (*kind, values, low, mean, high) in CARRIED.items():
@@ -255,13 +211,9 @@ def test_carried_columns() -> None:
             assert [one["type"], one["count"], one["of"], one["values"]] == [*kind, values]
             assert [one["minimum"], one["mean"], one["maximum"]] == pytest.approx([low, mean, high])
         assert packer("stats", name, "--deep").stdout.endswith("all figures agree\n")
-    text = packer("stats", "view").stdout
-    assert "\ncarried columns, with their values in tokens\n" in text
-    assert text.splitlines()[-1].split() == ["reward", "bfloat16", "(as", "uint16)", "record"]
     reward = json.loads(packer("stats", "view", "--json").stdout)["carried"]["reward"]
     own = {"type": "bfloat16", "count": None, "of": "record", "directories": ["tokens"]}
     assert reward == own
-    assert "Carried columns" in packer("stats", "out", "--html", "-").stdout
     assert "with their values in tokens" in packer("stats", "view", "--html", "-").stdout
 
 
@@ -312,6 +264,7 @@ def test_texts(folder: Path, what: str) -> None:
         {},
         {f"{what}_documents": 1, f"{what}_tokens": 31 - left},
     ]
+    assert_approved(f"stats of {what} documents", stats("--by", "input"))
     assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
 
 
@@ -359,21 +312,6 @@ def test_conversations_whose_turns_are_left_out(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_stats_show_the_inputs_that_lost_something(folder: Path) -> None:
-    write_texts(folder)
-    pack("a.jsonl", "b.jsonl", "c.jsonl", "-l", 16, "--overlong", "drop")
-    lines = packer("stats", "out", "--by", "input").stdout.splitlines()
-    first = next(
-        i for i, line in enumerate(lines) if line.split() == ["dropped", "their", "tokens", "input"]
-    )
-    assert [line.split() for line in lines[first + 1 :] if line] == [
-        ["2", "121", "a.jsonl"], ["1", "31", "c.jsonl"],
-    ]  # fmt: skip
-    assert max(map(len, lines[first:])) <= 80
-    by_input = json.loads(packer("stats", "out", "--by", "input", "--json").stdout)["by_input"]
-    assert [one["dropped_tokens"] for one in by_input] == [121, 0, 31]
-
-
 # Tokenized directories
 
 
@@ -388,44 +326,10 @@ def tokenized(folder: Path) -> None:
     )  # fmt: skip
 
 
-def stats(*arguments: object) -> str:
-    result = packer("stats", "out", *arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
-    return str(result.stdout)
-
-
 @pytest.mark.usefixtures("tokenized")
-def test_the_table_of_documents() -> None:
-    text = stats()
-    assert text.splitlines()[0] == "out"
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    written = f"{sum(path.stat().st_size for path in Path('out').glob('*.arrow')) / 1e3:.1f} kB"
-    for line in (
-        "made from 2 inputs, 118 bytes",
-        "records text; trained on: all",
-        f"documents 4 13.2 tokens each; {written} in 3 shards",
-        "tokens 53 49 trained on (92.45%)",
-        "empty 1 documents without a token, not packed",
-        "rejected 1 bad records, see rejected.jsonl",
-        "document length in tokens (documents)",
-    ):
-        assert line in lines, (line, text)
-    assert "--on-error skip" in text
-    bars = lines[lines.index("document length in tokens (documents)") + 1 :]
-    assert [bar.split()[:2] for bar in bars if bar] == [["2-3", "2"], ["4-7", "1"], ["32-63", "1"]]
-
-
-@pytest.mark.usefixtures("tokenized")
-def test_documents_by_input_and_by_shard() -> None:
-    rows = [line.split() for line in stats("--by", "input").splitlines()[-3:]]
-    assert rows[0] == ["documents", "tokens", "empty", "rejected", "bytes", "input"]
-    assert [row[:4] + row[5:] for row in rows[1:]] == [
-        ["3", "12", "1", "1", "a.jsonl"], ["1", "41", "0", "0", "b.jsonl"]
-    ]  # fmt: skip
-    shards = [line.split() for line in stats("--by", "shard").splitlines()[-4:]]
-    assert shards[0] == ["documents", "tokens", "trained", "bytes", "shard"]
-    assert sum(int(row[0]) for row in shards[1:]) == 4
-    assert sum(int(row[1]) for row in shards[1:]) == 53
+def test_the_tables_of_documents() -> None:
+    by = [stats("--by", what).partition("tokens (documents)")[2] for what in ("input", "shard")]
+    assert_approved("stats of documents", stats(), *by)
 
 
 @pytest.mark.usefixtures("tokenized")
