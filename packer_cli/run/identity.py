@@ -24,7 +24,7 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.mixing.units import work_units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import as_option, options_of
-from packer_cli.options.options import PackConfig
+from packer_cli.options.options import Mixture, PackConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import InputFile, WorkUnit
 from packer_cli.result.layout import TEMPLATE, TOKENIZER, TOOL_TEMPLATE
@@ -203,9 +203,30 @@ def differing_options(
         return [f"{kinds[isinstance(old, PackConfig)]}, now it is the other"]
     for item in fields(new):
         before, now = getattr(old, item.name), getattr(new, item.name)
-        if before != now and (limits or item.name not in LIMITS):
+        if item.name == "mixture":
+            differing += _differing_amounts(before, now)
+        elif before != now and (limits or item.name not in LIMITS):
             name = option_named(item.name)
             differing.append(f"{name} was {_shown(before)}, is now {_shown(now)}")
+    return differing
+
+
+def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
+    """The keys of a recipe that differ, each with its source."""
+    if old is None or new is None:
+        return [] if old is new else [f"it was {'not ' if new else ''}packed from a recipe"]
+    before, now = ({one.name: one for one in its.sources} for its in (old, new))
+    differing = [f"source {name!r} is not named now" for name in before if name not in now]
+    differing += [f"source {name!r} is new" for name in now if name not in before]
+    sources = [(f"source {name!r}: ", before[name], now[name]) for name in now if name in before]
+    for place, one, other in [*sources, ("", old, new)]:
+        differing += [
+            f"{place}{key} was {_shown(value)}, is now {_shown(getattr(other, key))}"
+            for key, value in vars(one).items()
+            if key != "sources" and value != getattr(other, key)
+        ]
+    if not differing and [*before] != [*now]:
+        return ["the sources are named in another order"]
     return differing
 
 
@@ -232,6 +253,8 @@ def _shown(value: object) -> str:
         return "not given"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
     if isinstance(value, tuple):
         return ",".join("=".join(v) if isinstance(v, tuple) else v for v in value) or "not given"
     return str(value)

@@ -138,7 +138,8 @@ def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
     assert before
     write_recipe(weight=2)
     again = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "out")
-    assert_error(again, 2, "out/train: holds a finished result")
+    said = "out/train: holds a finished result that differs: source 'a': weight was 3, is now 2"
+    assert again.stderr.splitlines()[0] == f"error: {said}"
     for more in (["--overwrite"], ["--update", "--seed", "3"], ["--overwrite", "-l", "128"],
                  ["--overwrite", "--view"]):  # fmt: skip
         told = pack(*more)
