@@ -140,8 +140,8 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
 
 def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOptions) -> Int64:
     """int64[rows]: the rows of a directory in the order in which they are to be read, those that
-    meet in a step chosen as by `PackedSampler(balance="order")`. Stages stay apart; rows that are
-    left over, fewer than there are ranks, and those that the reader drops are the last ones.
+    meet in a step chosen as by `PackedSampler(balance="order")`. Rows that are left over, fewer
+    than there are ranks, and those that the reader drops are the last ones.
 
     squared_lengths  int64[rows], as `Writer.squared_lengths` gives them
     sizes            of a trainer that fills batches of B rows in turn, and gives batch i to process

@@ -25,7 +25,6 @@ from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing.choice import missed_share
-from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source
@@ -42,7 +41,7 @@ from packer_cli.result.manifest import (
     load_tokenized,
 )
 from packer_cli.run.destination import clean, holds_result
-from packer_cli.run.pipeline import pack, settle
+from packer_cli.run.pipeline import pack
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 Side = tuple[str | None, list[str], list[PackConfig]]
@@ -98,8 +97,10 @@ def pack_recipe(
     places = [_inside(destination, side) for side, *_ in sides]
     if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
-    _note_missed_shares(*sides[0][1:], options)
     results = _pack_sides(sides, places, joined if is_joined else None, options)
+    if mixture and (first := results.get(0)):
+        for share in first.missed_shares:
+            options.notify(missed_share(mixture, share))
     return [(place, results.get(number)) for number, place in enumerate(places)]
 
 
@@ -290,18 +291,6 @@ def _tokenize(one: Tokens, options: RunOptions) -> None:
         done = pack(inputs, to, config, anew, name)
     if done is None:
         notify(f"{to}: the ranks that tokenize the rest go on with it")
-
-
-def _note_missed_shares(inputs: list[str], configs: list[PackConfig], options: RunOptions) -> None:
-    """Print a note for each source whose share is off, since documents stay whole."""
-    files = find_inputs(inputs, configs[0])
-    run = settle(files, configs[0], None, RunOptions(warn=options.warn))
-    choice, mixture = choice_of(run.files, run.config), run.row_config.mixture
-    if choice is None or mixture is None:
-        return
-    for share in choice.shares:
-        if share.is_missed:
-            options.notify(missed_share(mixture, share))
 
 
 def _inside(destination: Path | str, side: str | None) -> Path | str:
