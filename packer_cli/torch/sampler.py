@@ -93,9 +93,10 @@ class PackedSampler:
             costs = row_costs(sums, length, hidden_size, cost)
             self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
         order = Order(self.rows, seed, block_rows, window_blocks)
-        sizes = StepSizes(self.world_size, 1 if batch_size is None else batch_size, micro_batches)
+        batch_size = 1 if batch_size is None else batch_size
+        self.sizes = StepSizes(self.world_size, batch_size, micro_batches)
         self._schedule_from = partial(
-            Schedule, order, sizes, balance=balance, costs=costs,
+            Schedule, order, self.sizes, balance=balance, costs=costs,
             window=WINDOW if window is None else window, even=even,
         )  # fmt: skip
         self._begin = 0  # where the next iteration begins

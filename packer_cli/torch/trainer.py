@@ -99,12 +99,12 @@ class PackedTrainerMixin:
         text = text_config(getattr(self.model, "config", None))
         if self.packed_balance and (hidden_size := getattr(text, "hidden_size", None)) is not None:
             balance = {"balance": self.packed_balance, "hidden_size": hidden_size}
-            balance |= {"batch_size": sizes[0], "micro_batches": sizes[1]}
         rank, world_size = _share_of(self)
         sampler = PackedSampler(
-            self.train_dataset, seed=_seed_of(args), rank=rank, world_size=world_size, **balance
-        )
-        batches = Batches(sampler, *sizes, drop_last=args.dataloader_drop_last)
+            self.train_dataset, seed=_seed_of(args), rank=rank, world_size=world_size,
+            batch_size=sizes[0], micro_batches=sizes[1], **balance,
+        )  # fmt: skip
+        batches = Batches(sampler, drop_last=args.dataloader_drop_last)
         return DataLoader(
             self.train_dataset,
             batch_sampler=batches,
@@ -119,25 +119,18 @@ class PackedTrainerMixin:
 class Batches:
     """A batch sampler whose epochs all have the same number of batches, as the Trainer counts them.
 
-    sampler        of this process's rows
-    batch_size     rows of a micro-batch
-    micro_batches  of a step; the last step of an epoch may have fewer, and its last one fewer rows
-    drop_last      leave out a last batch with fewer rows
-    trained        steps of this epoch, which the callback counts
+    sampler    of this process's rows, with the sizes of steps; the last one of an epoch may have
+               fewer batches, and its last batch fewer rows
+    drop_last  leave out a last batch with fewer rows
+    trained    steps of this epoch, which the callback counts
 
     Raises DataError where an epoch has no batch.
     """
 
-    def __init__(
-        self,
-        sampler: PackedSampler,
-        batch_size: int,
-        micro_batches: int,
-        *,
-        drop_last: bool = False,
-    ) -> None:
-        self.sampler, self._batch_size, self._micro_batches = sampler, batch_size, micro_batches
-        rows = len(sampler)
+    def __init__(self, sampler: PackedSampler, *, drop_last: bool = False) -> None:
+        self.sampler, sizes, rows = sampler, sampler.sizes, len(sampler)
+        batch_size, micro_batches = sizes.batch_size, sizes.micro_batches
+        self._batch_size, self._micro_batches = batch_size, micro_batches
         self._count = rows // batch_size if drop_last else -(-rows // batch_size)
         if not self._count:
             raise DataError(
@@ -145,7 +138,7 @@ class Batches:
                 "train with smaller batches, or without dataloader_drop_last",
             )
         self._steps = -(-self._count // micro_batches)
-        self._rows_per_step = batch_size * micro_batches * sampler.world_size
+        self._rows_per_step = sizes.rows
         self._to_skip = 0  # steps that the Trainer skips in the next epoch,
         self._skipped = self.trained = 0  # those that it skips in this one, and has trained on
 

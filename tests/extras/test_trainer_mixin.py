@@ -275,7 +275,8 @@ def test_a_row_more_than_fits_is_left_out(packed: Path) -> None:
 
     taken: list[list[int]] = [[], [], [], []]
     for rank in range(3):
-        batches = Batches(PackedSampler(PackedDataset(packed), rank=rank, world_size=3), 9, 1)
+        dataset = PackedDataset(packed)
+        batches = Batches(PackedSampler(dataset, rank=rank, world_size=3, batch_size=9))
         assert len(batches) == 3
         for epoch in range(4):
             batches.next_epoch()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers
+from approving import assert_approved
 from chats import TAGS, assistant, chat, user, write
 from showing import on_terminal
 from support import jsonl, packer
@@ -38,74 +39,44 @@ def as_json() -> Any:
     return json.loads(packer("stats", "out", "--json").stdout)
 
 
-def test_text_with_a_tokenizer() -> None:
+def test_inputs_tokenizers_and_templates() -> None:
+    """Special tokens as they are added, the built-in tokenizer, ids without one, chats."""
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
     Path("b.jsonl").write_bytes(jsonl("three" * 1000))
-    folder = tokenizer()
-    lines = origin("a.jsonl", "b.jsonl", "-l", 32, "-t", folder)
-    report = as_json()
-    digest = report["tokenizer"]["sha256"]
-    assert lines == {
-        "made from": "2 inputs, 5.0 kB",
-        "tokenizer": f"my-model, sha256 {digest[:12]}; 400 ids",
-        "EOS": "</s> (1), after every document",
-        "BOS": "<s> (0), not added",
-        "records": "text; trained on: all",
-        "options": "--max-length 32 --strategy best-fit --overlong split",
-    }
-    assert list(report)[:5] == ["directory", "inputs", "tokenizer", "chat_template", "config"]
-    size = Path("a.jsonl").stat().st_size + Path("b.jsonl").stat().st_size
-    assert report["inputs"] == {"count": 2, "bytes": size}
-    assert report["chat_template"] is None
-    assert report["config"] == json.loads(Path("out/manifest.json").read_bytes())["config"]
-    assert (report["tokenizer"]["eos_token"], report["tokenizer"]["suffix"]) == ("</s>", [1])
-
-
-def test_special_tokens_as_they_are_added() -> None:
-    Path("a.jsonl").write_bytes(jsonl("one", "two"))
-    lines = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--bos", "--no-eos")
-    assert (lines["BOS"], lines["EOS"]) == ("<s> (0), before every document", "</s> (1), not added")
-    lines = origin("a.jsonl", "-l", 32, "-t", tokenizer(), "--eos-token", "<s>")
-    assert lines["EOS"] == "<s> (0), after every document"
-    assert lines["options"].endswith(" --eos-token '<s>'")
-
-
-def test_the_built_in_tokenizer() -> None:
-    Path("a.jsonl").write_bytes(jsonl("one"))
-    lines = origin("a.jsonl", "-l", 32)
-    assert lines["tokenizer"] == "built-in bytes, as when no --tokenizer is given; 258 ids"
-    assert (lines["EOS"], lines["BOS"]) == ("<eos> (256), after every document", "none")
-    assert origin("a.jsonl", "-l", 32, "-t", "bytes") == lines
-
-
-def test_token_ids_that_come_without_a_tokenizer() -> None:
-    Path("a.jsonl").write_text('{"input_ids": [1, 2]}\n')
-    lines = origin("a.jsonl", "-l", 32)
-    assert lines["tokenizer"] == "none: the inputs hold token ids"
-    assert lines.keys().isdisjoint({"EOS", "BOS"})
-    assert as_json()["tokenizer"] is None
-
-
-def test_chats_with_their_template() -> None:
-    write([chat(user("hello"), assistant("hi"))])
-    lines = origin("data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS))
-    digest = as_json()["chat_template"]["sha256"]
-    assert lines["records"] == "messages; trained on: assistant"
-    assert lines["options"] == "--max-length 64 --strategy best-fit --overlong drop"
-    assert lines["template"] == f"of the tokenizer, sha256 {digest[:12]}"
-    assert lines["EOS"] == "</s> (1), left to the chat template"
+    Path("ids.jsonl").write_text('{"input_ids": [1, 2]}\n')
+    write([chat(user("hello"), assistant("hi"))], "chat.jsonl")
+    write([{"instruction": "say", "input": "", "output": "yes"}], "alpaca.jsonl")
     Path("other.jinja").write_text(TAGS)
-    lines = origin(
-        "data.jsonl", "-l", 64, "-t", tokenizer(), "--chat-template", "other.jinja",
-        "--train-on", "last-assistant", "--turn-end", "<s>", "--turn-end", "</s>",
-    )  # fmt: skip
-    assert lines["options"].endswith(" --turn-end '<s>' --turn-end '</s>'")
-    assert lines["template"] == f"other.jinja, sha256 {digest[:12]}"
-    assert lines["records"] == "messages; trained on: last-assistant"
-    assert as_json()["chat_template"] == {"source": "other.jinja", "sha256": digest}
+    model = tokenizer()
+    commands: list[tuple[object, ...]] = [
+        ("a.jsonl", "b.jsonl", "-t", model),
+        ("a.jsonl", "-t", model, "--bos", "--no-eos"),
+        ("a.jsonl", "-t", model, "--eos-token", "<s>"),
+        ("a.jsonl", "-t", "bytes"),
+        ("ids.jsonl",),
+        ("alpaca.jsonl", "-l", 512, "-t", "bytes"),
+        ("chat.jsonl", "-t", model, "--chat-template", "other.jinja", "--train-on",
+         "last-assistant", "--turn-end", "<s>", "--turn-end", "</s>"),
+    ]  # fmt: skip
+    shown = [origin(*command, *(() if "-l" in command else ("-l", 64))) for command in commands]
+    model = tokenizer(chat_template=TAGS)
     no = ("--no-train-reasoning", "--no-train-tool-calls")
-    lines = origin("data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS), *no)
-    assert lines["options"].endswith(" --no-train-reasoning --no-train-tool-calls")
+    shown.append(origin("chat.jsonl", "-l", 64, "-t", model, *no))
+    texts = ["\n".join(f"{name:12} {text}" for name, text in one.items()) for one in shown]
+    assert_approved("what a result was made of", *texts)
+
+
+def test_json_of_what_a_result_was_made_of() -> None:
+    write([chat(user("hello"), assistant("hi"))])
+    packed = packer("pack", "data.jsonl", "-l", 64, "-t", tokenizer(chat_template=TAGS), "-q",
+                    "-o", "out")  # fmt: skip
+    assert packed.exit_code == 0
+    report, manifest = as_json(), json.loads(Path("out/manifest.json").read_bytes())
+    assert list(report)[:5] == ["directory", "inputs", "tokenizer", "chat_template", "config"]
+    assert report["inputs"] == {"count": 1, "bytes": Path("data.jsonl").stat().st_size}
+    assert (report["config"], report["tokenizer"]) == (manifest["config"], manifest["tokenizer"])
+    sha256 = manifest["side_files"]["chat_template.jinja"]
+    assert report["chat_template"] == {"source": None, "sha256": sha256}
 
 
 @pytest.mark.parametrize(
@@ -129,12 +100,6 @@ def test_options_that_are_not_as_by_default(given: list[object], shown: str) -> 
     options = origin("a.jsonl", "-l", 32, "-t", "bytes", *given)["options"]
     assert options.startswith("--max-length 32 --strategy ")
     assert options.endswith(shown)
-
-
-def test_alpaca_prompts() -> None:
-    write([{"instruction": "say", "input": "", "output": "yes"}])
-    lines = origin("data.jsonl", "-l", 512, "-t", "bytes")
-    assert lines["records"] == "alpaca, prompts as alpaca; trained on: completion"
 
 
 def test_inputs_that_were_dropped_are_not_counted() -> None:
