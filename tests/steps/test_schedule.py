@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter, deque
-from itertools import count
+from collections.abc import Iterator
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from packer_cli.steps import schedule as scheduling
-from packer_cli.steps.schedule import Grid, Order, Schedule, StepSizes, row_costs
+from packer_cli.steps.schedule import Grid, Order, Schedule, Steps, StepSizes, row_costs
 
 ORDER = ("seed", "block_rows", "window_blocks")
 SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
@@ -203,3 +204,43 @@ def test_it_takes_8_bytes_a_row(balance: Any) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 12 * rows
+
+
+def steps_by_hand(
+    rows: int, sizes: ManySizes, begin: int, *, drop_last: bool, even: bool, most: int | None
+) -> Iterator[list[list[int]]]:
+    """The rows of each rank, step after step, as loaders take them of the order 0, 1, 2, ..."""
+    world, size, micro_batches = sizes
+    while True:
+        epoch = (begin + (world - 1 if even else 0)) // rows
+        end = (epoch + 1) * rows
+        end -= (end - begin) % world if even else 0
+        shares = [range(begin + rank, end, world) for rank in range(world)]
+        batches = [[one[i : i + size] for i in range(0, len(one), size)][:most] for one in shares]
+        if drop_last:
+            batches = [[one for one in its if len(one) == size] for its in batches]
+        for first in range(0, max(map(len, batches)), micro_batches):
+            yield [[place % rows for one in its[first : first + micro_batches] for place in one]
+                   for its in batches]  # fmt: skip
+        begin = end
+
+
+@relaxed
+@given(
+    rows=st.integers(1, 40), begin=st.integers(0, 130), drop_last=st.booleans(), even=st.booleans(),
+    sizes=st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 3)),
+    most=st.none() | st.integers(1, 5),
+)  # fmt: skip
+def test_steps_are_those_of_a_loop(
+    rows: int, sizes: ManySizes, begin: int, drop_last: bool, even: bool, most: int | None
+) -> None:
+    assume(rows // sizes[0] >= (sizes[1] if drop_last else 1))
+    begin -= 0 if even else begin % rows % sizes[0]
+    one = Schedule(Order(rows, None), StepSizes(*sizes), begin=begin, even=even)
+    steps = Steps(one, drop_last=drop_last, most_batches=most)
+    how: Any = {"drop_last": drop_last, "even": even, "most": most}
+    for number, step in enumerate(islice(steps_by_hand(rows, sizes, begin, **how), 50)):
+        assert [its.tolist() for its in steps.rows_of(number)] == step, number
+    if not begin and even:  # far away, steps still follow one another
+        begins = [steps.begin_of(number) for number in (10**12, 10**12 + 1)]
+        assert 0 < begins[1] - begins[0] <= one.sizes.rows + rows
