@@ -40,26 +40,26 @@ def pack(
     from packer_cli.child_process import settle_in
 
     settle_in()
-    from packer_cli.options.recipe import order_of
+    from packer_cli.options.recipe import request_of
     from packer_cli.result.manifest import Manifest
 
-    order = order_of(inputs, given, RunOptions)
-    command = order.command
+    request = request_of(inputs, given, RunOptions)
+    command = request.command
     refuse_name("--tokenizer", command.tokenizer)
     output = command.output
     if output is None:
-        output = default_output(inputs, f"packed-{order.config.max_length}")
+        output = default_output(inputs, f"packed-{request.config.max_length}")
     place, staging, state = _place_of(output, command.staging)
-    run = _of_run(order.options, how, staging)
+    run = _of_run(request.options, how, staging)
     made: list[tuple[Path | str, object]] = []
-    if order.recipe:
+    if request.recipe:
         from packer_cli.run.recipe import pack_recipe
 
-        made += pack_recipe(order.recipe, place, run)
+        made += pack_recipe(request.recipe, place, run)
     else:
         from packer_cli.run import pipeline
 
-        manifest = pipeline.pack(order.inputs, place, order.config, run, command.tokenizer)
+        manifest = pipeline.pack(request.inputs, place, request.config, run, command.tokenizer)
         made.append((place, manifest))
     # a rank that leaves units to others has none
     results = [(path, one) for path, one in made if isinstance(one, Manifest)]

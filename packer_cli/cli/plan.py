@@ -13,7 +13,7 @@ from packer_cli.options.options import ALIASES, NAMES, PackConfig
 from packer_cli.options.run_options import EncodingOptions, PackOptions, Progress
 
 if TYPE_CHECKING:
-    from packer_cli.options.recipe import Order
+    from packer_cli.options.recipe import PackRequest
     from packer_cli.plan import Plan
 
 _OF_PACK = options_of(PackConfig)
@@ -80,15 +80,15 @@ def plan(
     if options.sample == 0:
         raise UsageError("--sample: 0 reads nothing to plan from", "for example 5%")
     check_page(html, as_json=as_json)
-    orders = _orders(inputs, options, given)
-    order, configs = orders[0], [one.config for one in orders]
-    refuse_name("--tokenizer", order.command.tokenizer)
+    requests = _requests(inputs, options, given)
+    request, configs = requests[0], [one.config for one in requests]
+    refuse_name("--tokenizer", request.command.tokenizer)
     if options.tokenized is not None:
         refuse_name("--tokenized", options.tokenized)
-        if order.recipe is None:
+        if request.recipe is None:
             raise UsageError("--tokenized: is for recipes with sources", "leave it out")
-        order = replace(order, recipe=replace(order.recipe, tokenized=options.tokenized))
-    plans = _plans(inputs, order, configs, options.sample, quiet=quiet)
+        request = replace(request, recipe=replace(request.recipe, tokenized=options.tokenized))
+    plans = _plans(inputs, request, configs, options.sample, quiet=quiet)
     if html is not None and len(plans) > 1:
         print_note(f"the page shows the rows of {plans[0][0]} only")
     reports = {
@@ -100,9 +100,11 @@ def plan(
         _refuse_incomplete(one)
 
 
-def _orders(inputs: list[str], options: PlanOptions, given: Values) -> list[Order[EncodingOptions]]:
+def _requests(
+    inputs: list[str], options: PlanOptions, given: Values
+) -> list[PackRequest[EncodingOptions]]:
     """What is asked for, once for each strategy and length."""
-    from packer_cli.options.recipe import order_of
+    from packer_cli.options.recipe import request_of
 
     given = {name: value for name, value in given.items() if name not in _SEVERAL}
     lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
@@ -113,14 +115,14 @@ def _orders(inputs: list[str], options: PlanOptions, given: Values) -> list[Orde
         for length in dict.fromkeys(lengths or [None])
     ]
     return [
-        order_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
+        request_of(inputs, given | {k: v for k, v in way.items() if v is not None}, EncodingOptions)
         for way in ways
     ]
 
 
 def _plans(
     inputs: list[str],
-    order: Order[EncodingOptions],
+    request: PackRequest[EncodingOptions],
     configs: list[PackConfig],
     sample: float | None,
     *,
@@ -129,12 +131,12 @@ def _plans(
     """Plans of the result, or of each side of a recipe's split with its name."""
     from packer_cli.plan import Planning
 
-    options = replace(order.options, notify=notes(quiet=quiet), warn=print_note)
+    options = replace(request.options, notify=notes(quiet=quiet), warn=print_note)
     planning = Planning(options, sample, show_progress=not quiet)
-    if order.recipe is None:
-        return [(None, planning.plan(order.inputs, configs, order.command.tokenizer))]
-    output = order.command.output or default_output(inputs, "packed")
-    return planning.plan_recipe(order.recipe, output, configs)
+    if request.recipe is None:
+        return [(None, planning.plan(request.inputs, configs, request.command.tokenizer))]
+    output = request.command.output or default_output(inputs, "packed")
+    return planning.plan_recipe(request.recipe, output, configs)
 
 
 def _refuse_incomplete(result: Plan) -> None:

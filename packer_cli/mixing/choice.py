@@ -24,7 +24,7 @@ from packer_cli.inputs.tokenized import Pool, order_seed
 from packer_cli.options.options import TRAIN, Mixture, PackConfig
 from packer_cli.packing.fitting import rooms
 from packer_cli.records import Int32, Int64, UInt64, offsets_of
-from packer_cli.result.manifest import Share, Source
+from packer_cli.result.manifest import ReachedShare, SourceStats
 from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
 
 Bool = npt.NDArray[np.bool_]
@@ -45,8 +45,8 @@ class Choice:
 
     pools: list[Pool]
     taken: dict[int, int]
-    sources: list[Source]
-    shares: list[Share]
+    sources: list[SourceStats]
+    shares: list[ReachedShare]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
         for place, (one, part) in enumerate(zip(directories, parts, strict=True))
     ]
     sources = [
-        Source(
+        SourceStats(
             amount.name, (some.start, some.stop),
             sum(len(pools[place].pool) for place in some),
             sum(pools[place].total for place in some),
@@ -138,7 +138,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     return _taken(sources, pools, mixture)
 
 
-def _taken(sources: list[Source], pools: list[_SummedPool], mixture: Mixture) -> Choice:
+def _taken(sources: list[SourceStats], pools: list[_SummedPool], mixture: Mixture) -> Choice:
     """The choice, by the amounts of all sources."""
     in_train = mixture.part == TRAIN
     available = [source.available for source in sources]
@@ -288,7 +288,7 @@ def _shares(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in scaled]
 
 
-def _shares_reached(sources: Sequence[Source], edges: Sequence[int]) -> list[Share]:
+def _shares_reached(sources: Sequence[SourceStats], edges: Sequence[int]) -> list[ReachedShare]:
     """How near every source comes to its share. `edges`: the amount of the document at its end."""
     whole = sum(one.asked for one in sources)
     got = max(sum(one.taken for one in sources), 1)
@@ -296,11 +296,11 @@ def _shares_reached(sources: Sequence[Source], edges: Sequence[int]) -> list[Sha
     for one, document in zip(sources, edges, strict=True):
         off = abs(one.taken / got - one.asked / whole) if whole else 0.0
         is_own = abs(one.taken - one.asked) >= off * whole / 2
-        found.append(Share(one.name, one.asked, one.taken, off, document if is_own else 0))
+        found.append(ReachedShare(one.name, one.asked, one.taken, off, document if is_own else 0))
     return found
 
 
-def missed_share(mixture: Mixture, share: Share) -> str:
+def missed_share(mixture: Mixture, share: ReachedShare) -> str:
     """A line on a share that is off: asked, taken, and why."""
     what = f"source {share.source!r}: takes {share.taken:,} of {share.asked:,.0f} {mixture.counted}"
     why = "documents of other sources are taken whole"

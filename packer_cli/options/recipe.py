@@ -1,6 +1,6 @@
 """What to pack, and how: a recipe, which is a TOML file, and the command line, which wins over it.
 
-    order_of(["mix.toml"], given, RunOptions) -> Order
+    request_of(["mix.toml"], given, RunOptions) -> PackRequest
 
 Paths in a recipe begin at its folder. Every error names the recipe, and the table where it is not
 the top: "mix.toml, source 'web': ...".
@@ -89,7 +89,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Order(Generic[_Options]):
+class PackRequest(Generic[_Options]):
     """What to pack, and how.
 
     inputs  as on the command line; those of a recipe without sources
@@ -110,8 +110,8 @@ def is_recipe(name: str) -> bool:
     return name.lower().endswith(".toml") and not is_pattern and not os.path.isdir(name)
 
 
-def order_of(inputs: list[str], given: Values, kind: type[_Options]) -> Order[_Options]:
-    """The order of a command line: `inputs` and what is `given` beside them. An input that is a
+def request_of(inputs: list[str], given: Values, kind: type[_Options]) -> PackRequest[_Options]:
+    """The request of a command line: `inputs` and what is `given` beside them. An input that is a
     recipe is read. `kind`: of the options of the run; others in the recipe are passed over.
 
     Raises UsageError for what cannot work, in the terms of where it is said.
@@ -139,11 +139,11 @@ def order_of(inputs: list[str], given: Values, kind: type[_Options]) -> Order[_O
     if not file.mixture:
         if file.path:
             _refuse_itself(file.path, file.path, values["inputs"], config)
-        return Order(list(values["inputs"]), config, options, command)
+        return PackRequest(list(values["inputs"]), config, options, command)
     sources = tuple(_source(file, table, given) for table in file.sources)
     tokenized = file.values.get("tokenized")
     recipe = Recipe(file.path, command.tokenizer, sources, config, tokenized)
-    return Order([], config, options, command, recipe)
+    return PackRequest([], config, options, command, recipe)
 
 
 def with_text_field(values: Values) -> Values:

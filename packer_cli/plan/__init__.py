@@ -40,7 +40,7 @@ from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Int64, Notify, Stock, TokenBatch, WorkUnit, offsets_of
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
-from packer_cli.result.manifest import Share, Source, load_tokenized
+from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
 from packer_cli.result.reader import plain_type, values_type
 from packer_cli.result.shard_writer import fixed, ragged, stored_batch_rows, stored_schema
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
@@ -97,9 +97,9 @@ class Outcome:
     units: tuple[int, int]
     share: float = 1.0
     standard_errors: dict[str, float | None] = field(default_factory=dict)
-    sources: Sequence[Source] = ()
+    sources: Sequence[SourceStats] = ()
     by_source: Sequence[dict[str, Any]] = ()
-    shares: Sequence[Share] = ()
+    shares: Sequence[ReachedShare] = ()
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class Planning:
                 if not one.is_there:
                     raise UsageError(
                         f"{to}: not there yet: a recipe is planned from its tokenized sources",
-                        f"run packer pack {recipe.path}, which tokenizes them; or packer tokenize, "
-                        "and name the directory in inputs",
+                        f"run packer pack {recipe.path}, which tokenizes them; if it did so "
+                        "elsewhere, name the folder: --tokenized DIR",
                     )
                 run = settle(one.files, one.config, recipe.tokenizer, silent)
                 _refuse_stale(to, run, recipe.path)

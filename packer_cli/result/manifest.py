@@ -139,7 +139,7 @@ class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # ms
         return self.format or input_format or format_of(self.path)[0]
 
 
-class Source(Struct, frozen=True):
+class SourceStats(Struct, frozen=True):
     """A source of a recipe. `amount` and `available` count tokens as `config.mixture.count` says.
 
     inputs               first and last + 1 of its inputs
@@ -164,10 +164,10 @@ class Source(Struct, frozen=True):
         return self.taken / self.available if self.available else 0.0
 
 
-class Share(Struct, frozen=True):
+class ReachedShare(Struct, frozen=True):
     """How near whole documents come to what is asked of a source.
 
-    asked, taken  as of a `Source`
+    asked, taken  as of `SourceStats`
     off           by how much its share of the whole is off
     document      what the document at the end of what is taken counts for: with it, or without it,
                   the source would be farther off; 0 where others make its share what it is
@@ -289,8 +289,8 @@ class Manifest(Result, frozen=True, kw_only=True, dict=True):  # type: ignore[mi
     lower_bound_rows: AtLeastOne
     histograms: Histograms
     attention_cost: AttentionCosts | UnsetType = UNSET
-    sources: list[Source] = []
-    missed_shares: list[Share] = []
+    sources: list[SourceStats] = []
+    missed_shares: list[ReachedShare] = []
     source_records: list[SourceRecords] = []
     run: str = ""  # of a side of a split: `manifest_check.run_of_sides`
 
@@ -326,14 +326,14 @@ class TokenizedManifest(Result, frozen=True, kw_only=True, dict=True):  # type: 
     kind: Literal["tokenized"]
 
 
-def shares(sources: Sequence[Source]) -> list[tuple[float, float]]:
+def shares(sources: Sequence[SourceStats]) -> list[tuple[float, float]]:
     """(asked, reached) of every source: its share of what all have."""
     asked, reached = sum(one.asked for one in sources), sum(one.taken for one in sources)
     return [(one.asked / asked if asked else 0.0, one.taken / reached if reached else 0.0)
             for one in sources]  # fmt: skip
 
 
-def sources_as_json(sources: Sequence[Source]) -> list[dict[str, Any]]:
+def sources_as_json(sources: Sequence[SourceStats]) -> list[dict[str, Any]]:
     """Sources as the manifest has them, with the epochs and shares that follow."""
     return [
         asdict(one) | {"epochs": one.epochs, "share_asked": asked, "share_reached": reached}

@@ -49,7 +49,7 @@ _OF_RUN = {"unit_bytes", "shard_bytes", "carry_default"}  # options of documents
 
 
 @dataclass(frozen=True)
-class Tokens:
+class SourceTokens:
     """The tokenized directories that a source of `recipe` consists of. `files`: where packer is to
     make the only one of them, its inputs; [] where its inputs are such directories themselves.
     """
@@ -180,17 +180,17 @@ def _packed(
         return None
 
 
-def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[Tokens]:
+def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[SourceTokens]:
     """The tokenized directories of every source; those that packer is to make lie below `root`.
     UsageError for a file that is in two sources.
     """
-    every, owners = list[Tokens](), dict[str, str]()
+    every, owners = list[SourceTokens](), dict[str, str]()
     for source in recipe.sources:
         with naming(recipe, source):
             files = find_inputs(list(source.inputs), source.config, notify)
             if any(file.path == STDIN for file in files):
                 raise UsageError("-: a recipe reads files", "write the data to a file")
-        every.append(Tokens(recipe, source, [str(root / source.name)], files))
+        every.append(SourceTokens(recipe, source, [str(root / source.name)], files))
         for file in files:
             owner = owners.setdefault(storage.identity(file.path), source.name)
             if owner != source.name:
@@ -207,7 +207,9 @@ def tokens_of(recipe: Recipe, root: Path, notify: Notify) -> list[Tokens]:
     return every
 
 
-def rows_of(recipe: Recipe, tokens: Sequence[Tokens], configs: Sequence[PackConfig]) -> list[Side]:
+def rows_of(
+    recipe: Recipe, tokens: Sequence[SourceTokens], configs: Sequence[PackConfig]
+) -> list[Side]:
     """(side, inputs, options) of what a recipe makes of tokenized directories, with each of these
     options of rows. The side is None without a split.
     """
@@ -260,7 +262,7 @@ def naming(recipe: Recipe, source: Source) -> Iterator[None]:
         raise type(error)(f"{place}: {error.message}", tip) from error
 
 
-def _tokenize(one: Tokens, options: RunOptions) -> None:
+def _tokenize(one: SourceTokens, options: RunOptions) -> None:
     """Bring the tokenized directory of a source up to date."""
     config, name, to = one.config, one.recipe.tokenizer, Path(one.directories[0])
     finished, notify = holds_result(to), options.notify

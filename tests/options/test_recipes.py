@@ -13,8 +13,8 @@ from support import assert_error, check_directory, contents, jsonl, packer
 from packer_cli import open_packed
 from packer_cli.options.options import Amount
 from packer_cli.options.recipe import (
-    Order,
-    order_of,
+    PackRequest,
+    request_of,
 )
 from packer_cli.options.run_options import RunOptions
 
@@ -28,10 +28,10 @@ def _data(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_bytes(jsonl(f"{name} first", f"{name} second"))
 
 
-def read(content: str, name: str = "mix.toml", **config: Any) -> Order[RunOptions]:
+def read(content: str, name: str = "mix.toml", **config: Any) -> PackRequest[RunOptions]:
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     Path(name).write_text(content)
-    return order_of([name], config, RunOptions)
+    return request_of([name], config, RunOptions)
 
 
 def test_a_recipe_of_sources() -> None:
@@ -150,8 +150,8 @@ field = {{tools = "functions"}}
 
 def test_what_becomes_of_an_earlier_result_is_said_anew() -> None:
     Path("mix.toml").write_text('max_length = 16\ninputs = "a.jsonl"\noverwrite = true')
-    assert order_of(["mix.toml"], {}, RunOptions).options.overwrite
-    order = order_of(["mix.toml"], {"update": True}, RunOptions)
+    assert request_of(["mix.toml"], {}, RunOptions).options.overwrite
+    order = request_of(["mix.toml"], {"update": True}, RunOptions)
     assert (order.options.overwrite, order.options.update) == (False, True)
 
 
