@@ -72,9 +72,8 @@ TREES ?= 10000
 FAULTS = run/test_kills run/test_resume run/test_update run/test_ranks run/test_upload \
 	ownership/test_runs_at_once ownership/test_random_trees
 
-test-faults: $(VENV)/.testing $(EXTRAS)/.installed ## stop each command KILLS times, and try TREES trees of foreign files (half an hour)
+test-faults: $(VENV)/.testing ## stop each command KILLS times, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)
-	PACKER_KILLS=$(KILLS) $(EXTRAS)/bin/pytest tests/extras/test_s3.py -k stopped $(SHARED)
 
 $(EXTRAS)/.installed: pyproject.toml setup.py tests/extras/requirements.txt tests/extras/readers.txt $(SOURCES) $(wildcard packer_cli/*.py packer_cli/*/*.py)
 	$(PYTHON) -m venv $(EXTRAS)

@@ -127,20 +127,16 @@ def run_all(
     workers: int,
     stop: threading.Event,
     end_waits: Callable[[], None] = lambda: None,
-    *,
-    wait_seconds: float | None = None,
 ) -> None:
     """Run the tasks on threads; on the first failure or Ctrl-C set `stop` and raise.
 
-    It waits for the tasks that still run then, at most `wait_seconds`, so they must look at `stop`;
-    `end_waits` is called to end what they may be waiting for.
+    It waits for the tasks that still run then, so they must look at `stop`; `end_waits` is called
+    to end what they may be waiting for.
     """
     from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415 slow
 
     queue = iter(tasks)
-    with as_flag() as interrupted, ExitStack() as stack:
-        pool = ThreadPoolExecutor(workers, "packer")
-        stack.callback(pool.shutdown, wait=wait_seconds is None)
+    with as_flag() as interrupted, ThreadPoolExecutor(workers, "packer") as pool:
         running: set[Future[object]] = set()
         try:
             while True:
@@ -156,8 +152,6 @@ def run_all(
         except BaseException as error:
             stop.set()  # before the pool waits for the tasks still running
             end_waits()
-            if wait_seconds is not None:
-                wait(running, wait_seconds)
             if isinstance(error, KeyboardInterrupt):
                 raise Interrupted("interrupted") from None
             raise

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.storage import Stat
+from packer_cli.storage import Stat, public, typed
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -58,7 +58,8 @@ def record_position(position: Any, turns: str) -> Any:
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input. `path` is as given by the user ("-" for stdin), or a URL; `size` as stored.
+    """One input. `path` is as given by the user ("-" for stdin), a URL without what opens it (see
+    `storage.public`); `size` as stored.
 
     What shows a change: size and `mtime_ns` for sure (for a URL `mtime_ns` is a number made of the
     version that its store names, for one with an index beside it a number made of the sizes and
@@ -84,6 +85,14 @@ class InputFile:
     racy: bool = False
     shape: str | None = None
     found: tuple[tuple[str, Stat], ...] = ()
+
+    def __getstate__(self) -> tuple[dict[str, Any], str]:
+        return self.__dict__, typed(self.path)
+
+    def __setstate__(self, state: tuple[dict[str, Any], str]) -> None:
+        """In another process, too, a URL is opened as it was given."""
+        self.__dict__.update(state[0])
+        public(state[1])
 
     def status(self, path: str | None = None) -> Stat | None:
         """It, or a file beside it, as it was found at a URL; None for a local one."""

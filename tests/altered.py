@@ -51,18 +51,14 @@ def unaltered(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedPro
     return altered(_PACKER, *map(str, arguments), stdin=stdin)
 
 
-# An upload of one thread: its steps have numbers.
 _FAULTY = """
-import disk
 from faults import *
 from packer_cli.__main__ import main
-from packer_cli.run import upload
-upload._THREADS = 1
 {fault}
 main()
 """
 
 
 def faulty(fault: str, *arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """Run packer with a fault of `faults.py`, and with the store of `disk.py`."""
+    """Run packer with a fault of `faults.py`."""
     return altered(_FAULTY.format(fault=fault), *map(str, arguments), stdin=stdin)

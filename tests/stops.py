@@ -79,18 +79,6 @@ class Kind(NamedTuple):
         return [*command.split(), *units, "-o", *self.out.replace("HERE", os.getcwd()).split()]
 
 
-class Store:
-    """Where results are: in the current directory, or else where `put` and `fetch` copy it."""
-
-    told = ""  # runs in the process, too
-
-    def put(self) -> None:
-        """Make the store hold what `out` does."""
-
-    def fetch(self) -> None:
-        """Make `out` hold what the store does."""
-
-
 class Stops:
     """Runs of a kind of command, in a directory that is as it is now before each.
 
@@ -99,15 +87,14 @@ class Stops:
     readable  after how many a result was there; unfinished: neither the earlier one nor the new
     """
 
-    def __init__(self, kind: Kind, folder: Path, store: Store | None = None) -> None:
-        self.kind, self.store, self._copy = kind, store or Store(), folder / "copy"
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.kind, self._copy = kind, folder / "copy"
         self._start = folder / "start"
         self._command = kind.arguments(kind.command)
         if kind.earlier:
             self._undisturbed(kind.earlier)
         if kind.earlier and not kind.is_export:
             Path("out/notes.txt").write_bytes(b"mine")
-            self.store.put()
         self.old = there()
         shutil.copytree(".", self._start, ignore=shutil.ignore_patterns("in"))
         self.whole = self._undisturbed(kind.command)
@@ -122,9 +109,7 @@ class Stops:
         return there()
 
     def _run(self, fault: str, *command: str) -> subprocess.CompletedProcess[str]:
-        done = faulty(self.store.told + fault, *command, stdin=Path(A).read_bytes())
-        self.store.fetch()
-        return done
+        return faulty(fault, *command, stdin=Path(A).read_bytes())
 
     def try_all(self, record_property: Callable[[str, object], None]) -> None:
         """Most steps are of the second half, in which results change places; where there are fewer
@@ -175,7 +160,6 @@ class Stops:
             if path.name != "in":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.copytree(start, ".", dirs_exist_ok=True)
-        self.store.put()
 
     def _is_readable(self) -> bool:
         """A reader finds a result that is known, all of it, or is refused where it may be. Whether

@@ -1,15 +1,13 @@
-"""Inputs by URL: the same shards as from local copies, whole errors, few requests."""
+"""Inputs by URL: shards as from local copies, whole errors, and no secrets of URLs anywhere."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -18,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
-from fsspec.spec import AbstractBufferedFile
-from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_texts
+from support import COMPRESSORS, assert_error, contents, jsonl, pack, packer, recover_texts
 
 from packer_cli import storage
 from packer_cli.cli.pack import default_output
@@ -27,51 +24,23 @@ from packer_cli.cli.pack import default_output
 TEXTS = [f"text {i} " + "ab" * (i % 5) for i in range(400)]
 TABLE = pa.table({"text": TEXTS})
 QUIET = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
-
-
-class Shelf(MemoryFileSystem):
-    """Objects that are read by requests, as those of real stores; a test can disturb them."""
-
-    protocol = "shelf"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    requests: ClassVar[list[tuple[str, int, int]]] = []
-    disturb: ClassVar[Callable[[str, int], None]]
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.replace("shelf://", "memory://"))
-
-    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        if mode != "rb":
-            return super()._open(path, mode, **options)
-        return _Object(self, path, mode, **options)
-
-
-class _Object(AbstractBufferedFile):
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        Shelf.requests.append((self.path, start, end))
-        Shelf.disturb(self.path, start)
-        return self.fs.cat_file(self.path, start, end)
+URL = "memory://bucket/a.jsonl"
 
 
 @pytest.fixture(autouse=True)
-def stores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty ones, and the current directory."""
-    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
-    fsspec.register_implementation("shelf", Shelf, clobber=True)
-    for kind in (Shelf, MemoryFileSystem):
-        kind.store.clear()
-        kind.pseudo_dirs[:] = [""]
-    Shelf.requests.clear()
-    Shelf.disturb = lambda path, start: None
+def store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty one, and the current directory."""
+    monkeypatch.setattr(storage, "_typed", {})
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    return fsspec.filesystem("memory")
 
 
-def upload(protocol: str = "memory") -> None:
+def upload() -> None:
     """All files of the current directory, into the bucket."""
     for path in Path().rglob("*"):
         if path.is_file():
-            fsspec.filesystem(protocol).pipe_file(f"{protocol}://bucket/{path}", path.read_bytes())
+            fsspec.filesystem("memory").pipe_file(f"memory://bucket/{path}", path.read_bytes())
 
 
 def _stream(path: str, new: Any) -> None:
@@ -79,55 +48,31 @@ def _stream(path: str, new: Any) -> None:
         writer.write_table(TABLE, max_chunksize=50)
 
 
-PLAIN = {
-    "jsonl": jsonl(*TEXTS),
-    "txt": "\n".join(TEXTS).encode(),
-    "csv": b"id,text\n" + b"".join(f'1,"{text}"\r\n'.encode() for text in TEXTS),
-}
 FORMS: dict[str, Callable[[str], object]] = {
     "a.parquet": lambda path: pq.write_table(TABLE, path, row_group_size=50),
     "a.arrow": lambda path: _stream(path, pa.ipc.new_file),
     "a.ipc": lambda path: _stream(path, pa.ipc.new_stream),
+    "a.jsonl": lambda path: Path(path).write_bytes(jsonl(*TEXTS)),
+    "a.txt.xz": lambda path: Path(path).write_bytes(COMPRESSORS["xz"]("\n".join(TEXTS).encode())),
 }
-FORMS |= {
-    f"a.{kind}": lambda path, data=data: Path(path).write_bytes(data)
-    for kind, data in PLAIN.items()
-}
-FORMS |= {
-    f"a.jsonl.{ending}": lambda path, compress=compress: Path(path).write_bytes(
-        compress(PLAIN["jsonl"])
-    )
-    for ending, compress in COMPRESSORS.items()
-}
-
-
-def shards(directory: str) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in Path(directory).glob("*.arrow")
-    }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_url_gives_the_same_as_a_local_copy(form: str) -> None:
     FORMS[form](form)
-    upload("shelf")
-    url = f"shelf://bucket/{form}"
-    manifest = pack(url, "-l", 32, "--unit-bytes", 700, "--workers", 4)
+    upload()
+    url = f"memory://bucket/{form}"
+    manifest = pack(url, "-l", 32, "--unit-bytes", 700, "--workers", 2)
     assert recover_texts("out") == TEXTS
     assert manifest["inputs"][0]["path"] == url
     result = packer("pack", form, "-l", 32, "-t", "bytes", "-q", "--unit-bytes", 700, "-o", "local")
     assert result.exit_code == 0, result.stderr
-    assert shards("out") == shards("local")
     local = json.loads(Path("local/manifest.json").read_text())
     local["inputs"][0]["path"] = url
     assert manifest | {"sha256": ""} == local | {"sha256": ""}  # its own
-    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
-    assert result.exit_code == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("protocol", ["memory", "shelf"])
-def test_folders_and_globs(protocol: str) -> None:
+def test_folders_and_globs() -> None:
     for name, text in {
         "d/b.jsonl": "2", "d/a.txt.gz": "1", "d/sub/c.jsonl": "3", "d/sub/c.md": "-",
         "d/.hidden.jsonl": "-", "e.jsonl": "0",
@@ -137,14 +82,14 @@ def test_folders_and_globs(protocol: str) -> None:
         Path(name).write_bytes(data)
     packed = packer("pack", "e.jsonl", "-l", 8, "-t", "bytes", "-q", "-o", "d/packed")
     assert packed.exit_code == 0, packed.stderr
-    upload(protocol)
+    upload()
     expected = {
         "bucket/d": "123", "bucket/d/": "123", "bucket": "0123", "bucket/*.jsonl": "0",
         "bucket/**/[a-c].jsonl": "23", "bucket/d/[ab].*": "12",
     }  # fmt: skip
     for number, (name, texts) in enumerate(expected.items()):
         out = f"out-{number}"
-        url = f"{protocol}://{name}"
+        url = f"memory://{name}"
         result = packer("pack", url, "-l", 8, "-t", "bytes", "-o", out)
         assert result.exit_code == 0, result.stderr
         assert "".join(recover_texts(out)) == texts, url
@@ -169,7 +114,7 @@ def test_a_name_with_colons_is_a_name() -> None:
         ("s3://bucket/train-*.parquet", "train--packed-8"),
         ("hf://datasets/someone/corpus", "corpus-packed-8"),
         ("https://host/a/data.jsonl.zst?token=a/b.c", "data-packed-8"),
-        ("https://host/", "data-packed-8"),
+        ("https://host/", "host-packed-8"),
     ],
 )
 def test_the_result_of_a_url_is_named_after_it(name: str, output: str) -> None:
@@ -179,21 +124,21 @@ def test_the_result_of_a_url_is_named_after_it(name: str, output: str) -> None:
 @pytest.mark.parametrize(
     ("urls", "message"),
     [
-        (["shelf://bucket/no.jsonl"], "shelf://bucket/no.jsonl: no such file or directory"),
-        (["shelf://nothing"], "shelf://nothing: no such file or directory"),
-        (["shelf://bucket/no*"], "shelf://bucket/no*: no file matches this pattern"),
-        (["shelf://bucket/a.foo"], "shelf://bucket/a.foo: cannot tell the format from the name"),
-        (["shelf://bucket/out"], "shelf://bucket/out: is a result of packer"),
+        (["memory://bucket/no.jsonl"], "memory://bucket/no.jsonl: no such file or directory"),
+        (["memory://nothing"], "memory://nothing: no such file or directory"),
+        (["memory://bucket/no*"], "memory://bucket/no*: no file matches this pattern"),
+        (["memory://bucket/a.foo"], "memory://bucket/a.foo: cannot tell the format from the name"),
+        (["memory://bucket/out"], "memory://bucket/out: is a result of packer"),
         (["nowhere://a/b.jsonl"], "nowhere://a/b.jsonl: unknown protocol nowhere"),
-        (["simplecache::shelf://a.jsonl"], "unknown protocol simplecache::shelf"),
-        (["shelf://bucket/a.jsonl"] * 2, "it would be packed twice"),
+        (["simplecache::memory://a.jsonl"], "unknown protocol simplecache::memory"),
+        (["memory://bucket/a.jsonl"] * 2, "it would be packed twice"),
     ],
 )  # fmt: skip
 def test_refused_urls(urls: list[str], message: str) -> None:
     Path("a.jsonl").write_bytes(jsonl("a"))
     Path("a.foo").write_bytes(b"a")
     packer("pack", "a.jsonl", *QUIET)
-    upload("shelf")
+    upload()
     result = packer("pack", *urls, "-l", 16, "-t", "bytes", "-q", "-o", "new")
     assert_error(result, 2, message)
     assert not Path("new").exists()
@@ -221,32 +166,29 @@ class NoCredentialsError(Exception):
 FAULTS: dict[str, tuple[Exception, str]] = {
     "credentials": (NoCredentialsError("Unable to locate credentials"), "Unable"),
     "forbidden": (PermissionError(errno.EACCES, "Access Denied"), "Access Denied"),
-    "timeout": (TimeoutError(), "TimeoutError"),
+    "timeout": (TimeoutError(), "no answer within 60 seconds"),
     "gone": (FileNotFoundError("bucket/a"), "no such file"),
     "changed": (OSError(errno.EBUSY, "expired"), "it changed"),
     "other": (RuntimeError("503 Slow Down\nplease"), "503 Slow Down"),
 }
 
 
-@pytest.mark.parametrize(
-    ("form", "fault"),
-    [*(("a.jsonl", fault) for fault in FAULTS),
-     *((form, "other") for form in ("a.jsonl.gz", "a.jsonl.xz", "a.parquet", "a.arrow"))],
-)  # fmt: skip
-@pytest.mark.parametrize("halfway", [False, True])
-def test_a_failing_read_ends_the_run(form: str, fault: str, halfway: bool) -> None:
+@pytest.mark.parametrize("form", ["a.jsonl", "a.parquet", "a.txt.xz"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failing_read_ends_the_run(
+    form: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     FORMS[form](form)
-    upload("shelf")
+    upload()
     error, message = FAULTS[fault]
 
-    def fail(path: str, start: int) -> None:
-        if not halfway or len(Shelf.requests) > 1:
-            raise error
+    def fail(*given: object, **options: object) -> None:
+        raise error
 
-    Shelf.disturb = fail
-    result = packer("pack", f"shelf://bucket/{form}", *QUIET, "--unit-bytes", 700)
-    assert_error(result, 1, f"shelf://bucket/{form}: cannot read: {message}")
-    waits = "wait until nothing writes" if fault == "changed" else "credentials for shelf://"
+    monkeypatch.setattr(MemoryFileSystem, "open", fail)
+    result = packer("pack", f"memory://bucket/{form}", *QUIET, "--unit-bytes", 700)
+    assert_error(result, 1, f"memory://bucket/{form}: cannot read: {message}")
+    waits = "wait until nothing writes" if fault == "changed" else "credentials for memory://"
     assert waits in result.stderr.splitlines()[1]
     assert not Path("out").exists()
 
@@ -255,101 +197,128 @@ def test_a_store_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*given: object, **options: object) -> None:
         raise PermissionError(errno.EACCES, "Forbidden")
 
-    monkeypatch.setattr(Shelf, "info", forbidden)
-    result = packer("pack", "shelf://bucket/a.jsonl", *QUIET)
-    assert_error(result, 1, "shelf://bucket/a.jsonl: cannot read: ", "Forbidden")
-    assert "credentials for shelf://" in result.stderr
+    monkeypatch.setattr(MemoryFileSystem, "info", forbidden)
+    result = packer("pack", URL, *QUIET)
+    assert_error(result, 1, f"{URL}: cannot read: ", "Forbidden")
 
 
-def test_an_object_that_is_replaced_while_it_is_read() -> None:
-    store = fsspec.filesystem("shelf")
-    store.pipe_file("shelf://bucket/a.jsonl", PLAIN["jsonl"])
+def test_an_object_that_is_replaced_while_it_is_read(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.pipe_file(URL, jsonl(*TEXTS))
+    open_ = MemoryFileSystem.open
 
-    def replace(path: str, start: int) -> None:
-        store.pipe_file(path, PLAIN["jsonl"])  # the same bytes, but a later version
+    def replace(self: Any, path: str, *how: Any, **more: Any) -> Any:
+        with monkeypatch.context() as undone:
+            undone.setattr(MemoryFileSystem, "open", open_)
+            store.pipe_file(URL, jsonl(*TEXTS))  # the same bytes, but a later version
+        return open_(self, path, *how, **more)
 
-    Shelf.disturb = replace
-    result = packer("pack", "shelf://bucket/a.jsonl", *QUIET)
-    assert_error(result, 1, "shelf://bucket/a.jsonl: cannot read: it changed")
-    Shelf.requests.clear()
-    Shelf.disturb = lambda path, start: len(Shelf.requests) > 1 and replace(path, start)
-    result = packer("pack", "shelf://bucket/a.jsonl", *QUIET)
-    assert_error(result, 1, "shelf://bucket/a.jsonl: changed while it was read")
+    monkeypatch.setattr(MemoryFileSystem, "open", replace)
+    assert_error(packer("pack", URL, *QUIET), 1, f"{URL}: cannot read: it changed")
 
 
-def test_an_etag_with_and_without_quotes_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_etag_with_and_without_quotes_is_one() -> None:
     """As lists and answers about one object have it, of adlfs before 2026.5 and some servers."""
-    for name in ("a.jsonl", "b.jsonl"):
-        Path(name).write_bytes(PLAIN["jsonl"])
-    upload("shelf")
-    info, ls, listed = Shelf.info, Shelf.ls, list[str]()
-
-    def listing(self: Shelf, path: str, **options: Any) -> list[Any]:
-        listed.append(path)
-        return ls(self, path, **options)
-
-    def asked(self: Shelf, path: str) -> dict[str, Any]:
-        return info(self, path) | {"etag": "0x8D" if listed else '"0x8D"'}
-
-    monkeypatch.setattr(Shelf, "ls", listing)
-    monkeypatch.setattr(Shelf, "info", asked)
-    monkeypatch.setattr(Shelf, "invalidate_cache", lambda self, path=None: listed.clear())
-    pack("shelf://bucket", "-l", 32)
-    assert sorted(recover_texts("out")) == sorted(TEXTS * 2)
+    info = {"size": 1, "type": "file"}
+    quoted, plain = (storage._stat("", info | {"etag": etag}) for etag in ('"0x8D"', "0x8D"))
+    assert quoted == plain != storage._stat("", info | {"etag": "0x8E"})
 
 
-def test_units_of_another_content_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a store says the same of both; whenever it is replaced, a result is of one of them."""
-    store, url = fsspec.filesystem("shelf"), "shelf://bucket/a.jsonl"
-    before, now = TEXTS, [text.replace("ab", "AB") for text in TEXTS]
-    info = Shelf.info
-    monkeypatch.setattr(Shelf, "info", lambda self, path: info(self, path) | {"created": 1})
-    ends = set()
-    for moment in range(1, 60):
-        store.pipe_file(url, jsonl(*before))
-        Shelf.requests.clear()
-        Shelf.disturb = lambda path, start, moment=moment: (
-            len(Shelf.requests) == moment and store.pipe_file(path, jsonl(*now))
-        )
-        command = ("pack", url, *QUIET, "--unit-bytes", 2000, "--workers", 1)
+# What opens a URL
+
+PUBLIC = {
+    "https://host/a?X-Amz-Signature=x&b=c/d": "https://host/a",
+    "https://user:pass@host:80/a/@b/c.jsonl": "https://host:80/a/@b/c.jsonl",
+    "HTTPS://token@host/a#fragment": "HTTPS://host/a",
+    "@https://user:pass@host/list?plain": "@https://host/list",
+    "--output=s3://key:secret@bucket/out": "--output=s3://bucket/out",
+    "simplecache::https://user:pass@host/a?sv=1&sig=2": "simplecache::https://host/a",
+    "zip://a.jsonl::https://user:pass@host/a.zip?b": "zip://a.jsonl::https://host/a.zip",
+    "abfs://container@account/a.jsonl?sv=1&sig=x/y": "abfs://container@account/a.jsonl",
+    "ftp://user:pass@host/*/a-?.jsonl": "ftp://host/*/a-?.jsonl",
+    "s3://bucket/year=20??/part-?.jsonl": "s3://bucket/year=20??/part-?.jsonl",
+    "hf://datasets/owner/name@v1/a.jsonl": "hf://datasets/owner/name@v1/a.jsonl",
+    "./a://user:pass@b?c=d": "./a://user:pass@b?c=d",
+}
+
+
+@pytest.mark.parametrize("url", PUBLIC)
+def test_what_is_shown_of_a_url(url: str) -> None:
+    """And what it is opened as, and names below it."""
+    shown = storage.public(url)
+    assert shown == PUBLIC[url]
+    assert storage.public(shown) == shown
+    if "zip" not in url:  # no name that packer opens
+        assert storage.typed(shown) == url
+    head, mark, query = url.partition("?") if shown != url and "?" not in shown else (url, "", "")
+    if "#" not in url and "zip" not in url:
+        assert storage.typed(f"{shown}/b") == f"{head}/b{mark}{query}"
+
+
+SECRETS = ("us3r", "pa55word", "51gnature", "5econd")
+STORED = "memory://us3r:pa55word@bucket/{}.jsonl?sig=51gnature&x=/5econd"
+COMMANDS = """
+0 pack A -l 16 -o skipped --on-error skip --max-errors 100%
+0 verify skipped
+0 stats skipped --html stats.html
+0 show skipped 0 --html show.html
+0 tokenize A -o tokens --on-error skip --max-errors 100%
+0 pack tokens -l 16 -o out
+0 pack list.toml -o mixed
+0 pack @names -l 16 -o listed
+0 plan A -l 16 --on-error skip --max-errors 100%
+0 pack a.jsonl -l 16 -o memory://us3r:pa55word@bucket/out
+0 stats memory://us3r:pa55word@bucket/out --json
+2 pack b.jsonl -l 16 --output=memory://us3r:pa55word@bucket/out
+2 show memory://us3r:pa55word@bucket/out
+2 pack A A -l 16 -o new
+2 pack A -l 16 -o new --resume
+2 pack simplecache::A -l 16 -o new
+2 pack nowhere://us3r:pa55word@bucket/a.jsonl -l 16
+1 pack A -l 16 -o new --debug
+2 pack B -l 16 -o new
+2 pack bad.toml -o new
+2 audit B
+"""
+
+
+def test_what_opens_a_url_is_nowhere_in_what_is_printed_and_written(store: Any) -> None:
+    first, missing = STORED.format("a"), STORED.format("b")
+    store.pipe_file(first, jsonl("one") + b"{bad\n" + jsonl(*TEXTS))
+    store.pipe_file(STORED.format("c"), jsonl("good"))
+    for name in ("a", "b"):
+        Path(f"{name}.jsonl").write_bytes(jsonl(name))
+    given = {
+        "names": STORED.format("c"),
+        "list.toml": f'max_length = 16\ninputs = ["{STORED.format("c")}"]\n',
+        "bad.toml": f'max_length = 16\n[[source]]\nname = "a"\ninputs = ["{missing}"]\n',
+    }
+    for name, content in given.items():
+        Path(name).write_text(content)
+    for line in COMMANDS.strip().splitlines():
+        code, *command = line.replace(" A", f" {first}").replace("::A", f"::{first}").split()
+        command = [missing if one == "B" else one for one in command]
         result = packer(*command)
-        ends.add(result.exit_code)
-        if result.exit_code:
-            assert_error(result, 1, f"{url}: changed while it was read")
-            Shelf.disturb = lambda path, start: None
-            result = packer(*command)
-            assert result.exit_code == 0, result.stderr
-        assert recover_texts("out") in (before, now), moment
-        is_over = len(Shelf.requests) < moment
-        shutil.rmtree("out")
-        if is_over:
-            break
-    assert ends == {0, 1}
-    assert is_over
+        assert result.exit_code == int(code), (line, result.stderr)
+        for secret in SECRETS:
+            assert secret not in result.stdout + result.stderr, line
+    made = {name: content for name, content in contents(".").items() if name not in given}
+    made |= {name: store.cat_file(name) for name in store.find("/us3r:pa55word@bucket/out")}
+    assert len(made) > 30
+    for name, content in made.items():
+        assert not [secret for secret in SECRETS if secret.encode() in content], name
+    assert b"memory://bucket/a.jsonl" in Path("skipped/rejected.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("form", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
-def test_an_object_that_is_cut_short_while_it_is_read(form: str) -> None:
-    FORMS[form](form)
-    upload("shelf")
-    store = fsspec.filesystem("shelf")
-    Shelf.disturb = lambda path, start: store.pipe_file(path, store.cat_file(path)[:100])
-    result = packer("pack", f"shelf://bucket/{form}", *QUIET)
-    assert_error(result, 1, f"shelf://bucket/{form}: cannot read: it ends at byte 100 of ")
-
-
-def test_slices_take_few_requests_and_little_more_than_is_theirs() -> None:
-    data = jsonl(*("ab" * 100_000 for _ in range(100)))  # 20 MB
-    fsspec.filesystem("shelf").pipe_file("shelf://bucket/a.jsonl", data)
-    manifest = pack("shelf://bucket/a.jsonl", "-l", 65_536, "--unit-bytes", "5M")
-    assert len(manifest["units"]) == 4
-    # the data is fetched twice: to be packed, and to be hashed
-    assert len(Shelf.requests) < 30
-    assert sum(end - start for _, start, end in Shelf.requests) < 2.5 * len(data)
-
-
-def test_a_whole_object_takes_few_requests() -> None:
-    """A manifest of 42 MB took five thousand, of 8 KiB each."""
-    fsspec.filesystem("shelf").pipe_file("shelf://bucket/manifest.json", bytes(1_000_000))
-    assert len(storage.read_bytes("shelf://bucket/manifest.json")) == 1_000_000
-    assert len(Shelf.requests) <= 2
+def test_another_signature_goes_on(store: Any) -> None:
+    """The second rank finishes what the first has begun, and opens the inputs by its own."""
+    for signature in ("one", "two"):
+        store.pipe_file(f"{URL}?sig={signature}", jsonl(*TEXTS))
+    info = store.store  # of the same file, as a server has it
+    info["/bucket/a.jsonl?sig=two"].created = info["/bucket/a.jsonl?sig=one"].created
+    for rank, signature in enumerate(("one", "two")):
+        ranks = ("--rank", rank, "--world-size", 2, "--unit-bytes", 700)
+        result = packer("pack", f"{URL}?sig={signature}", *QUIET, *ranks)
+        assert result.exit_code == 0, result.stderr
+    assert recover_texts("out") == TEXTS

@@ -46,6 +46,7 @@ _OTHER_NAMES = {
     "trace": "show", "preprocess": "pack", "lint": "audit",
 }  # fmt: skip
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+_URL = re.compile(r"(--[a-z-]+=|-o)?@?[a-z][a-z0-9+.:-]*://", re.IGNORECASE)
 _MOST = 2_000  # characters of a line that tells of an error: data may be in it
 # From click, or from its copy inside newer versions of Typer.
 _ClickException: Any = next(
@@ -97,9 +98,9 @@ class _Group(TyperGroup):
         return _made(cmd_name) if cmd_name in _COMMANDS else None
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **how: Any) -> Any:
-        given = sys.argv[1:] if args is None else args
+        given = [_shown(one) for one in (sys.argv[1:] if args is None else args)]
         try:
-            code = super().main(args, *rest, **how | {"standalone_mode": False})
+            code = super().main(given, *rest, **how | {"standalone_mode": False})
         except _ClickException as error:
             code = 2
             if type(error).__name__ == "NoArgsIsHelpError":
@@ -118,6 +119,15 @@ class _Group(TyperGroup):
         with formatter.section("Commands"):
             docs = {name: _function(name).__doc__ or "" for name in _COMMANDS}
             write_rows(formatter, ((name, doc.partition("\n")[0]) for name, doc in docs.items()))
+
+
+def _shown(argument: str) -> str:
+    """An argument; of one that is a URL only what may be printed and stored."""
+    if not _URL.match(argument):
+        return argument
+    from packer_cli.storage import public
+
+    return public(argument)
 
 
 class _Command(TyperCommand):

@@ -36,8 +36,7 @@ SECTIONS = {
     "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
     "turn_end allow_open_turns on_unshown keep_untrained",
     "Rows": "seed shuffle max_segments_per_row segment_multiple balance",
-    "Output": "columns label_shift view shard_bytes update add prune checksum staging position_ids "
-    "html",
+    "Output": "columns label_shift view shard_bytes update add prune checksum position_ids html",
     "Running": "rank world_size unit_bytes max_seconds_per_record tokenizer_backend engine "
     "ray_address no_lock as_json quiet debug",
 }

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from packer_cli.cli.reports import notes, print_note, print_results, refuse_name
-from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Values
 from packer_cli.options.options import PackConfig
@@ -49,8 +48,7 @@ def pack(
     output = command.output
     if output is None:
         output = default_output(inputs, f"packed-{request.config.max_length}")
-    place, staging, state = _place_of(output, command.staging)
-    run = _of_run(request.options, how, staging)
+    place, run = _place_of(output), _of_run(request.options, how)
     made: list[tuple[Path | str, object]] = []
     if request.recipe:
         from packer_cli.run.recipe import pack_recipe
@@ -63,13 +61,13 @@ def pack(
         made.append((place, manifest))
     # a rank that leaves units to others has none
     results = [(path, one) for path, one in made if isinstance(one, Manifest)]
-    print_results(results, as_json=how.as_json, state=state)
+    print_results(results, as_json=how.as_json)
 
 
 def tokenize(
     inputs: Inputs,
     config: Annotated[Values, DocumentConfig],
-    command: Annotated[Values, (PackOptions, "tokenizer", "text_field", "output", "staging")],
+    command: Annotated[Values, (PackOptions, "tokenizer", "text_field", "output")],
     options: RunOptions,
     how: OneRun,
 ) -> None:
@@ -90,11 +88,10 @@ def tokenize(
     documents = DocumentConfig(**with_text_field(config | {"text_field": its.text_field}))
     refuse_name("--tokenizer", its.tokenizer)
     output = its.output or default_output(inputs, "tokenized")
-    place, staging, state = _place_of(output, its.staging)
-    run = _of_run(options, how, staging)
+    place, run = _place_of(output), _of_run(options, how)
     manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer)
     if manifest is not None:  # other ranks have units to tokenize
-        print_results([(place, manifest)], as_json=how.as_json, state=state)
+        print_results([(place, manifest)], as_json=how.as_json)
 
 
 def default_output(inputs: list[str], ending: str) -> str:
@@ -116,32 +113,18 @@ def default_output(inputs: list[str], ending: str) -> str:
     return f"{stem}-{ending}"
 
 
-def _place_of(output: str, staging: str | None) -> tuple[Path | str, Path | None, str]:
-    """Where a result goes, where it is made first if that is a URL, and what it is in when it is
-    incomplete. UsageError for names to which nothing can be written.
-    """
-    from packer_cli.run.upload import default_staging
-    from packer_cli.storage import is_url, place
+def _place_of(output: str) -> Path | str:
+    """Where a result goes. UsageError for names to which nothing can be written."""
+    from packer_cli.storage import place
 
     refuse_name("--output", output)
-    refuse_name("--staging", staging)
-    if staging is not None and is_url(staging):
-        raise UsageError(f"--staging: {staging!r} is not a local path", "name a directory")
-    folder = None if staging is None else Path(staging)
-    destination = place(output)
-    if isinstance(destination, str):
-        return output, folder, f"not uploaded, but kept in {folder or default_staging(output)}"
-    if folder and not is_url(output):
-        raise UsageError("--staging needs an --output that is a URL", "leave it out")
-    return destination, None, "kept, marked incomplete"
+    return place(output)
 
 
-def _of_run(options: RunOptions, how: OneRun, staging: Path | None) -> RunOptions:
+def _of_run(options: RunOptions, how: OneRun) -> RunOptions:
     """The options of a run, with what the command line alone says."""
     from packer_cli.run.pipeline import find_rank
 
     ranks: Values = dict(find_rank(how.rank, how.world_size))
     notify = notes(quiet=how.quiet)
-    return replace(
-        options, progress=not how.quiet, notify=notify, warn=print_note, staging=staging, **ranks
-    )
+    return replace(options, progress=not how.quiet, notify=notify, warn=print_note, **ranks)

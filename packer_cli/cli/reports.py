@@ -66,12 +66,7 @@ def refuse_name(option: str, name: str | None) -> None:
     refuse_other_than_utf8(f"{option}: ", name or "")
 
 
-def print_results(
-    results: Sequence[tuple[Path | str, Result]],
-    *,
-    as_json: bool,
-    state: str = "kept, marked incomplete",
-) -> None:
+def print_results(results: Sequence[tuple[Path | str, Result]], *, as_json: bool) -> None:
     """Print the reports of a run. Raises ThresholdMissed when one is incomplete."""
     from packer_cli.reports.stats import stats_report
     from packer_cli.storage import base_name
@@ -85,7 +80,7 @@ def print_results(
         if one.incomplete:
             raise ThresholdMissed(
                 f"{directory}: {one.incomplete}",
-                f"the output is {state}; see --overlong and --max-length",
+                "the output is kept, marked incomplete; see --overlong and --max-length",
             )
 
 

@@ -76,7 +76,7 @@ def find_inputs(
     DataError for what cannot be read.
     """
     search, found = _Search(config, notify), list[_Found]()
-    for name in inputs:
+    for name in map(storage.public, inputs):
         for place, one in _listed(name) if name.startswith(_LIST) else [("", name)]:
             with _placed(place):
                 found += ((place, path) for path in search.files_of(one))
@@ -141,6 +141,7 @@ def _listed(name: str) -> Iterator[_Found]:
                 raise DataError(f"{place}: {what}", tip) from error
             if not one or one.startswith("#"):
                 continue
+            one = storage.public(one)
             is_other = one == STDIN or one.startswith(_LIST)
             if is_other or "\0" in one or len(line) == _LONGEST:
                 raise UsageError(
@@ -278,7 +279,7 @@ def _kind_of_result(folder: str, names: set[str]) -> str:
     present = {MANIFEST, INCOMPLETE} & names
     if any(is_manifest(storage.join(folder, name)) for name in present):
         return "pack"
-    markers = (f"{WORK}/{ID}", f"{WORK}/publishing.json")
+    markers = (f"{WORK}/{ID}", f"{WORK}/uploading.json")
     is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
     return "that is not finished" if is_begun else ""
 

@@ -410,7 +410,7 @@ def _resolved(folder: str, field: str, value: Any) -> Any:
     """The value of a field, made a path from the current directory where it is one."""
     if field == "inputs":
         return tuple(_input(folder, one) for one in value)
-    if field in ("output", "tokenized", "staging"):
+    if field in ("output", "tokenized"):
         return _path(folder, value)
     if field not in ("tokenizer", "chat_template") or value == "bytes":
         return value

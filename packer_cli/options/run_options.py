@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from packer_cli.options.option import Count, Options, Rule, apart, option, options_of
@@ -74,7 +73,6 @@ class RunOptions(EncodingOptions):
     add                an update that keeps the inputs which are not named, as they are packed
     progress           show progress on stderr
     rank, world_size   pack only every world_size-th unit, as one of that many processes
-    staging            where what goes to a URL is packed
     before_switch      called when all is packed, before a new result takes its place
     """
 
@@ -117,7 +115,6 @@ class RunOptions(EncodingOptions):
     )
     rank: int | None = None
     world_size: int | None = None
-    staging: Path | None = None
     before_switch: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
@@ -174,11 +171,6 @@ class PackOptions(Options):
         short="-o",
         metavar="DIR",
         elsewhere="--out --output-dir --save-dir --output-path --output-prefix",
-    )
-    staging: str | None = option(
-        None,
-        "Where to pack a result for a URL first. Default: in the temporary directory.",
-        metavar="DIR",
     )
     position_ids: bool = option(False, "Also write the column position_ids.")
 

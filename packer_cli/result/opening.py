@@ -5,10 +5,13 @@ A view refers to documents of tokenized directories, and reads as rows of a pack
 reader gets complete rows, which are those that the same command without --view would have written,
 byte for byte: the kernel that fills rows takes tokens from the mapped documents to their places.
 What references say is checked each time, since files may change while they are mapped.
+
+The shards of a result at a URL are copied into a folder when they are first read.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -21,13 +24,14 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import filling, gathering
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
 from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.carried import fields_of
-from packer_cli.result.layout import MANIFEST, Shard, digest
+from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard, digest
 from packer_cli.result.manifest import Manifest, load
 from packer_cli.result.reader import (
+    HEADER_BYTES,
     PARTS,
     Lists,
     Mapped,
@@ -48,19 +52,28 @@ _PROBLEMS = {
     3: "refers to a document that its tokenized directories do not have",
     4: "refers to tokens beyond the end of a document",
 }
+_CACHE = "and cache= names a local directory"
 _WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
 
 
-def open_packed(path: str | os.PathLike[str], tokens: Paths | None = None) -> PackedDirectory:
-    """Open a directory written by `packer pack`, also a view.
+def open_packed(
+    path: str | os.PathLike[str],
+    tokens: Paths | None = None,
+    cache: str | os.PathLike[str] | None = None,
+) -> PackedDirectory:
+    """Open a directory written by `packer pack`, also a view, or one at a URL.
 
     `tokens`: of a view, where its tokenized directories are, if they are no longer where they were
-    packed from; one or several, in any order.
+    packed from; one or several, in any order. `cache`: the local folder for copies of what is at a
+    URL. Default: ~/.cache/packer, or below XDG_CACHE_HOME.
 
     Raises DataError when it is unfinished, of another format version, or when a shard is
     missing or has another size than the manifest says, and for a view whose tokenized directories
-    are gone or changed; UsageError for `tokens` of what is no view.
+    are gone or changed; UsageError for `tokens` of what is no view, and a view at a URL.
     """
+    if storage.is_url(os.fspath(path)):
+        url = storage.public(os.fspath(path)).rstrip("/")
+        return CopiedDirectory(url, load(url), cache)
     directory = storage.local(path, "rows are only read from local directories")
     while True:
         packed = opened(directory, load(directory), tokens)
@@ -249,6 +262,73 @@ def _recorded(view: Path, path: str, expected: str) -> Path:
         f"sha256 {expected}",
         _WHERE,
     )
+
+
+# Results at URLs
+
+_UPLOAD_AGAIN = "upload the result again; if it was replaced, open it again"
+
+
+class CopiedDirectory(PackedDirectory):
+    """A packed directory at a URL, whose files are copied into a folder below `cache` when they are
+    first read, and compared with their digests. Nothing there is ever removed.
+
+    Raises UsageError for a view.
+    """
+
+    def __init__(self, url: str, facts: Manifest, cache: str | os.PathLike[str] | None) -> None:
+        if facts.config.view:
+            raise UsageError(
+                f"{url}: a view, which is only read from a local directory",
+                "copy it and its tokenized directories to local paths; or pack without --view",
+            )
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        place = os.path.join(home, "packer") if cache is None else storage.local(cache, _CACHE)
+        super().__init__(Path(place).expanduser().absolute() / str(facts.sha256), facts)
+        self.where = url
+
+    def check_size(self, shard: Shard) -> None:
+        """Nothing: what is copied is compared with the manifest."""
+
+    def _map(self, shard: Shard) -> Any:
+        self._copy(shard.file, shard.sha256, shard.bytes)
+        return super()._map(shard)
+
+    def local_squares(self) -> Path:
+        size = HEADER_BYTES + 8 * len(self)
+        self._copy(SQUARED_LENGTHS, self.facts.side_files[SQUARED_LENGTHS], size)
+        return super().local_squares()
+
+    def _copy(self, name: str, sha256: str, size: int) -> None:
+        """Copy a file, unless it is there. One process does so, others wait: a lock is held on the
+        copy until it has its name. Raises DataError for an object that is another by now.
+        """
+        path, part = self.path / name, self.path / f"{name}.part"
+
+        def is_here() -> bool:
+            return path.exists() and path.stat().st_size == size
+
+        if is_here():
+            return
+        with os_errors(path, "write"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(part, "ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    if is_here():
+                        return
+                    storage.download(self.place_of(name), part)
+                    if (found := digest(part)[1]) != sha256:
+                        raise DataError(
+                            f"{self.place_of(name)}: its sha256 is {found}, the manifest says "
+                            f"{sha256}",
+                            _UPLOAD_AGAIN,
+                        )
+                    os.replace(part, path)
+                except DataError as error:
+                    raise self.replaced() or error from error
+                finally:  # a copy of this process (fork) would go on holding it
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 # Several results as one

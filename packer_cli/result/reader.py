@@ -1,5 +1,5 @@
 """Reading a packed directory: memory-mapped shards, checked against the manifest. `opening.py`
-opens one, also views, and `cached.py` reads results at URLs in the same way.
+opens one, also views and results at URLs.
 
 A stream cut at a message boundary reads short without an error, so the size of every shard is
 compared on open, and its rows when it is mapped. Shards are named by their content, so a directory
@@ -140,10 +140,6 @@ class Mapped:
              for name, own in self.addresses.items()},
         )  # fmt: skip
         return both._take(np.argsort(both.firsts))
-
-    def where(self, keep: npt.NDArray[np.bool_]) -> Mapped:
-        """The spans for which `keep` bool[spans] holds."""
-        return self._take(np.flatnonzero(keep))
 
     def _take(self, spans: Int64) -> Mapped:
         addresses = {name: own.take(spans, axis=1) for name, own in self.addresses.items()}
@@ -311,10 +307,6 @@ class PackedDirectory(Stored):
         index = int(np.searchsorted(self._ends, row, side="right"))
         shard = self.facts.shards[index]
         return shard, row - (int(self._ends[index]) - shard.rows)
-
-    def shards_of(self, rows: Int64) -> Int64:
-        """int64[n], the number of the shard that holds each of these rows."""
-        return np.searchsorted(self._ends, rows, side="right")
 
     def batches(self, shard: Shard | dict[str, Any]) -> Iterator[Any]:
         """The complete record batches of a shard, an entry of manifest["shards"], mapped. Raises

@@ -73,13 +73,11 @@ from packer_cli.run.identity import (
 )
 
 REPLACING, _EARLIER = "replacing.json", "earlier.json"
-STAGED, UPLOADED = "staged", "uploaded.jsonl"  # see upload.py
 _BEGIN_LOCK, _RANK_LOCK = "begin.lock", "rank-{}-of-{}.lock"
 _TRIES = 100  # to join other ranks: one that ends keeps all others out for a moment
 _TICK_SECONDS = 0.01  # after this long, a change has a later time on every file system
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
-    rf"|{STAGED}|{re.escape(UPLOADED)}"
     r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
     rf"|{SHARD_NAME}"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES)))})(\.part)?"
@@ -162,8 +160,7 @@ def claimed(output: Path, files: Sequence[InputFile], options: RunOptions) -> It
                     _refuse_foreign(folder)
                 yield Claim(output, folder, inside, options, ended)
             finally:
-                kept = (REPLACING, STAGED)
-                if not (shared or is_begun(inside.path) or any(map(inside.status, kept))):
+                if not (shared or is_begun(inside.path) or inside.status(REPLACING)):
                     remove_own(folder, WORK, inside, _WORK_FILES)
                     if created:
                         with suppress(OSError):  # it holds a result
@@ -208,7 +205,7 @@ def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
                 return False
             if not may_replace:
                 raise finished(claim.output)
-        _refuse_in_the_way(claim.folder, _names_of(run), earlier_result(claim.folder))
+        _refuse_in_the_way(claim.folder, names_of(run), earlier_result(claim.folder))
         if not _continues(claim, run, may_replace):
             forget(inside)
             for name, content in run.chosen.side_files.items():
@@ -224,7 +221,7 @@ def _continues(claim: Claim, run: Run, may_replace: bool) -> bool:
     output, work, options = claim.output, claim.work, claim.options
     shared = options.as_rank is not None
     if not run.resumable or not (is_begun(work) or (shared and (work / RUN).exists())):
-        if any(not name.endswith((LOCK, STAGED, UPLOADED)) for name in claim.inside.names()):
+        if any(not name.endswith(LOCK) for name in claim.inside.names()):
             options.notify(
                 f"{output} holds an unfinished run; starting it again from the beginning"
             )
@@ -255,7 +252,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
     return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
 
 
-def _names_of(run: Run) -> set[str]:
+def names_of(run: Run) -> set[str]:
     """Names that the result of a run may have beside shards, for a look before all the work."""
     names = {*SIDE_FILES, MANIFEST, INCOMPLETE} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
     if run.config.on_error != "skip":
@@ -372,13 +369,11 @@ def _refuse_foreign(folder: Folder) -> None:
 
 
 def forget(inside: Folder) -> None:
-    """Discard what a run has packed, which nobody is to continue: all but locks, and what tells of
-    an upload. Without its record it is no run any more, but that of one whose result is being put
-    in place goes last.
+    """Discard what a run has packed, which nobody is to continue: all but locks. Without its record
+    it is no run any more, but that of one whose result is being put in place goes last.
     """
     for name in sorted(inside.names(), key=lambda name: (name == REPLACING, name != RUN)):
-        kept = name.endswith(LOCK) or name in (STAGED, UPLOADED)
-        if _WORK_FILES.fullmatch(name) and inside.is_file(name) and not kept:
+        if _WORK_FILES.fullmatch(name) and inside.is_file(name) and not name.endswith(LOCK):
             inside.unlink(name)
 
 
@@ -495,11 +490,3 @@ def _remove(folder: Folder, names: Iterable[str], earlier: Earlier) -> None:
     for name in names:
         if folder.status(name) is not None and _is_own(folder, name, earlier):
             folder.unlink(name)
-
-
-def discard(claim: Claim) -> None:
-    """Remove a result, finished or not, and nothing that others made."""
-    forget(claim.inside)
-    if earlier := earlier_result(claim.folder):
-        _remove(claim.folder, [*earlier.files, INPUT_TIMES], earlier)
-        _remove(claim.folder, [MANIFEST, INCOMPLETE], earlier)  # last: it says whose the others are

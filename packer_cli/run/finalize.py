@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
@@ -64,17 +64,11 @@ _COPY_BYTES = 1 << 20
 _Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
-def finalize(
-    run: Run,
-    claim: Claim,
-    put: Callable[[Claim], None] = output.replace,
-    update: Update | None = None,
-) -> Result:
+def finalize(run: Run, claim: Claim, update: Update | None = None) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    `put`: called to do so, once nothing is left to do but that. Raises DataError when there is
-    nothing to keep, ThresholdMissed when it would replace a good result by an incomplete one,
-    InternalError when tokens are missing.
+    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
+    result by an incomplete one, InternalError when tokens are missing.
     """
     work, reused = claim.work, update.reused if update else {}
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
@@ -107,7 +101,7 @@ def finalize(
             "the earlier result stays; everything is packed, and with a larger --max-loss the run "
             "finishes at once",
         )
-    put(claim)
+    output.replace(claim)
     return manifest
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,7 +107,7 @@ def pack(
     done: Result | None
     if url:
         run = run.cut()
-        done = publish(url, run, options, partial(_pack_claimed, run))
+        done = publish(url, run, options, partial(_pack_anew, run))
     else:
         done = _pack_to_directory(run, Path(destination), options)
     if done is not None:
@@ -178,19 +178,25 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
                     output.forget(claim.inside)
                 write_lost(destination, earlier.inputs, run.files)
             return earlier
-        manifest = _pack_claimed(run, claim, update=update)
+        manifest = _pack_claimed(run, claim, update)
         if manifest is not None:
             return manifest
     return finish_if_last(destination, options)
 
 
+def _pack_anew(run: Run, directory: Path, options: RunOptions) -> Result:
+    """Pack all into a new directory, of which nothing is kept when that fails."""
+    with output.claimed(directory, run.files, options) as claim:
+        manifest = _pack_claimed(run, claim, is_kept=False)
+        return manifest or load_as_is(directory)
+
+
 def _pack_claimed(
-    run: Run,
-    claim: output.Claim,
-    put: Callable[[output.Claim], None] = output.replace,
-    update: Update | None = None,
+    run: Run, claim: output.Claim, update: Update | None = None, *, is_kept: bool = True
 ) -> Result | None:
-    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks."""
+    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks. `is_kept`:
+    what is packed when this fails.
+    """
     options = claim.options
     # an update without an earlier result is a plain run: it discards nobody else's units
     may_replace = options.overwrite or update is not None
@@ -204,10 +210,12 @@ def _pack_claimed(
     except PackerError as error:
         if isinstance(error, InputChangedError) and error.file is not None:
             commits.forget_input(claim.inside, error.file)
+        if not is_kept:
+            raise
         raise _with_progress(error, new, claim.work, may_replace) from error
     if options.as_rank:
         return None
-    return finalize(run, claim, put, update)
+    return finalize(run, claim, update)
 
 
 def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:

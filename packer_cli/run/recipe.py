@@ -131,9 +131,8 @@ def _pack_sides(
                     folder.unlink(DATASET_DICT)
                     folder.sync()
 
-        (side, inputs, (config,)), place = sides[number], places[number]
-        staging = options.staging / side if options.staging and side else options.staging
-        own = replace(options, staging=staging, before_switch=before_switch)
+        (_, inputs, (config,)), place = sides[number], places[number]
+        own = replace(options, before_switch=before_switch)
 
         def packed(options: RunOptions) -> Manifest | None:
             done = pack(inputs, place, config, options)
@@ -273,7 +272,7 @@ def _tokenize(one: SourceTokens, options: RunOptions) -> None:
         named = message.startswith(f"{to}: ")
         notify(message if named else f"source {one.source.name!r}: {message}")
 
-    inputs, anew = list(one.source.inputs), replace(options, notify=say, staging=None)
+    inputs, anew = list(one.source.inputs), replace(options, notify=say)
     now = anew
     if finished and not options.as_rank:
         now = replace(anew, update=True, overwrite=False)

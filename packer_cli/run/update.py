@@ -342,15 +342,12 @@ def refuse_other_result(place: Path | str, manifest: Result, run: Run) -> None:
 
 def _lost(place: Path | str, manifest: Result) -> list[str]:
     """The files of a result that are not there any more as its manifest lists them. Only those that
-    were written after the manifest are read.
+    were written after the manifest are read; at a URL none are.
     """
     files = listed(manifest)
     if storage.is_url(url := str(place)):
         sizes = storage.sizes(url)
-        lost = [n for n, one in files.items() if n not in sizes or one.size not in (None, sizes[n])]
-        later = {*files} & storage.put_after(url, MANIFEST) - {*lost}
-        changed = (n for n in later if digest(storage.join(url, n))[1] != files[n].sha256)
-        return sorted([*lost, *changed])
+        return [n for n, one in files.items() if one.size not in (None, sizes.get(n))]
     with Folder(Path(place)) as folder:
         manifests = filter(None, map(folder.status, (MANIFEST, INCOMPLETE)))
         written_ns = max((one.st_mtime_ns for one in manifests), default=0)

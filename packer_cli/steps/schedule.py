@@ -95,11 +95,6 @@ class Schedule:
         """int64[end - begin], the rows of the places begin..end, from `grid.begin` on."""
         return self._dealer.rows_at(begin, end)
 
-    @property
-    def window_rows(self) -> int:
-        """How many rows, of all ranks, are dealt together at most."""
-        return self.sizes.rows * self.grid.window
-
     def name(self) -> dict[str, Any]:
         """What the rows of places depend on, but for their costs and the sizes of steps."""
         balance = {"balance": self._balance} if self._balance else {}

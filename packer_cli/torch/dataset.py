@@ -3,7 +3,7 @@ their way to a collator.
 
 Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is ever read
 into memory. Those of a view are filled from memory-mapped documents. Shards are mapped in the
-process that reads them, on first use; those of a result at a URL are fetched into a cache before.
+process that reads them, on first use; those of a result at a URL are copied into a folder before.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
 from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
-from packer_cli.result.cached import Cache, CachedDirectory, Foresight, open_cached
 from packer_cli.result.layout import MANIFEST
-from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import (
     WITH_THE_SAME,
     Joined,
@@ -56,9 +54,8 @@ class PackedDataset:
     tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
     tokens    of a view: where its tokenized directories are, if no longer where they were packed
               from; one or several, in any order
-    cache     of a URL, the local directory in which its shards are kept: for all processes of the
-              machine, and for the next run. They share it
-    cache_bytes   how large the cache may get; None: as large as the results are
+    cache     of a URL, the local folder for copies of its shards, which all processes of the
+              machine share. None: ~/.cache/packer, or below XDG_CACHE_HOME
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
     uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`; of
@@ -70,14 +67,13 @@ class PackedDataset:
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
 
-    It pickles as its paths, those at URLs with their manifests, and threads may share it. A request
-    that fails is repeated; rows of shards that are not what the manifest says are never given.
+    It pickles as its paths, and threads may share it. Rows of shards that are not what the manifest
+    says are never given.
 
     Raises DataError when a directory is not finished, of another format version, packed with
     another tokenizer or changed since it was pickled, a shard is missing or cut short, a tokenized
     directory of a view is gone or changed, joined results are not alike, or something at a URL
-    cannot be fetched or has changed; UsageError for a column that is not there, a URL without a
-    cache, or a cache that is too small.
+    cannot be fetched or has changed; UsageError for a column that is not there.
     """
 
     def __init__(
@@ -88,23 +84,21 @@ class PackedDataset:
         tokenizer_sha256: str | None = None,
         tokens: Paths | None = None,
         cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | None = None,
     ) -> None:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         if not paths:
             raise UsageError("PackedDataset: got no path", "give the --output of packer pack")
         # absolute: shards are mapped later, perhaps by a worker elsewhere
         self.paths: tuple[Path | str, ...] = tuple(
-            name.rstrip("/") if storage.is_url(name) else Path(name).absolute()
+            storage.public(name).rstrip("/") if storage.is_url(name) else Path(name).absolute()
             for name in (os.fspath(one) for one in paths)
         )
-        self._cache = _cache_of(self.paths, cache, cache_bytes)
+        self._cache = None if cache is None else Path(cache).absolute()
         self._tokens = tokens_of_each(paths, tokens)
-        # digests, or manifests of results at URLs, where others may be later
-        self._known: list[str | Manifest | None] = [None] * len(paths)
+        self._known: list[str | None] = [None] * len(paths)  # digests
         results = self._results.parts
         for number, (place, packed) in enumerate(zip(self.paths, results, strict=True)):
-            self._known[number] = packed.facts if isinstance(place, str) else packed.digest
+            self._known[number] = packed.digest
             if isinstance(packed, View):
                 found = [one.path.absolute() for one in packed.directories.values()]
                 self._tokens[number] = found
@@ -113,32 +107,28 @@ class PackedDataset:
         self.columns = _columns_of(self.paths, results, columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = ("_results", "foresight")  # each process opens them once, on first use
-        return {name: value for name, value in self.__dict__.items() if name not in opened}
+        opened = "_results"  # each process opens them once, on first use
+        own = {name: value for name, value in self.__dict__.items() if name != opened}
+        return own | {"urls": [storage.typed(one) for one in self.paths if isinstance(one, str)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """URLs are opened as they were given, in another process, too."""
+        for url in state.pop("urls"):
+            storage.public(url)
+        self.__dict__.update(state)
 
     @cached_property
     def _results(self) -> Joined:
         """Raises DataError where one is another result by now."""
         found: list[PackedDirectory] = []
         for path, tokens, known in zip(self.paths, self._tokens, self._known, strict=True):
-            if self._cache is not None and isinstance(path, str):
-                if isinstance(known, Manifest):
-                    found.append(CachedDirectory(path, known, self._cache))
-                else:
-                    found.append(open_cached(path, self._cache))
-                continue
-            found.append(packed := open_packed(path, tokens))
+            found.append(packed := open_packed(path, tokens, self._cache))
             if known not in (None, packed.digest):
                 raise DataError(
                     f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
                     "open it again; pack into a new directory while one is in use",
                 )
         return Joined(found)
-
-    @cached_property
-    def foresight(self) -> Foresight | None:
-        """What a sampler tells which rows come next; None where all results are local."""
-        return None if self._cache is None else Foresight(self._results.parts, self._cache)
 
     @property
     def fingerprint(self) -> str:
@@ -240,30 +230,6 @@ def _with_signs(stored: Any, numbers: Any = None) -> Any:
     if numbers is not None:
         return stored.astype(numbers)
     return stored.view(np.int16) if stored.dtype == np.uint16 else stored
-
-
-def _cache_of(
-    paths: Sequence[Path | str], cache: str | os.PathLike[str] | None, cache_bytes: int | None
-) -> Cache | None:
-    """The cache for the URLs among these; None when there are none."""
-    url = next((path for path in paths if isinstance(path, str)), None)
-    if url is None and (cache, cache_bytes) != (None, None):
-        raise UsageError(
-            f"cache and cache_bytes: are for results at URLs, {paths[0]} is local and read in "
-            "place",
-            "leave them out",
-        )
-    if url is None:
-        return None
-    if cache is None:
-        raise UsageError(
-            f"{url}: a URL, and no cache= says where its shards are kept",
-            'PackedDataset(url, cache="/a/local/directory"), with room for the result or '
-            "cache_bytes=",
-        )
-    if cache_bytes is not None and cache_bytes < 1:
-        raise UsageError(f"cache_bytes: {cache_bytes} is less than 1")
-    return Cache(storage.local(cache, "a cache is a local directory").absolute(), cache_bytes)
 
 
 def _columns_of(

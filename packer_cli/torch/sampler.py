@@ -16,7 +16,6 @@ from typing import Any
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int64
-from packer_cli.result.cached import Foresight
 from packer_cli.steps.schedule import (
     WINDOW,
     Balance,
@@ -101,27 +100,12 @@ class PackedSampler:
         )  # fmt: skip
         self._begin = 0  # where the next iteration begins
         self._go_to(0)
-        self._foresight: Foresight | None = getattr(rows, "foresight", None)
-        if self._foresight is not None:
-            # rows of a window of balanced steps, too, are all read until it ends
-            steps, size = self._schedule.window_rows if balance else 0, block_rows * window_blocks
-            self._foresight.check_order(
-                block_rows, window_blocks, windows=1 + -(-steps // size),
-                shuffled=seed is not None or steps > 0,
-            )  # fmt: skip
-            self._ahead = min(max(size, steps), self.rows)
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
         schedule, size = self._schedule, -(-_AT_ONCE // self.world_size) * self.world_size
         self._now, self._taken, self._restored = (begin, end), begin, False
-        announced = begin
         for first in range(begin, end, size):
-            if self._foresight is not None and first >= announced:
-                # the next two windows, of all ranks: those of a machine share what is fetched;
-                # dealing leaves rows in their window, so the plain order is enough
-                announced = first + self._ahead
-                self._foresight.coming(schedule.order.rows_at(first, announced + self._ahead))
             rows = schedule.rows_at(first, min(first + size, end))[self.rank :: self.world_size]
             for turn, row in enumerate(rows.tolist(), 1):
                 place = first + turn * self.world_size

@@ -87,7 +87,6 @@ stats no --by file          | --by: 'file' is not one of shard, input, source | 
 --rank 0 --world-size 2 --overwrite | --rank: does not go with
 --rank 0 --world-size 2 -   | does not go with stdin
 --engine ray -              | does not go with stdin
---staging x                 | --staging needs an --output that is a URL
 -t ./no                     | tokenizer ./no: no such file or folder
 -t .                        | tokenizer .: the folder has no tokenizer.json
 -t a.jsonl                  | tokenizer a.jsonl: not
@@ -368,7 +367,6 @@ def test_names_that_are_not_utf8(data: Path) -> None:
     for command in (
         ["pack", "a.jsonl", "-l", 16, "-o", named],
         ["pack", "a.jsonl", "-l", 16, "-t", named],
-        ["pack", "a.jsonl", "-l", 16, "-o", "memory://x", "--staging", named],
         ["pack", "a.jsonl", "-l", 16, "-o", f"memory://{named}"],
         ["export", "data", "--to", "trl", "-o", named],
         ["show", named],

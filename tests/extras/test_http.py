@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import gzip
-import json
+import pickle
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import http_server
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fsspec.config import conf
-from http_server import FAULTS, LIE, Server
+from http_server import Answer, Server
 from support import (
     assert_error,
-    digest,
+    contents,
     jsonl,
     packer,
     packer_script,
@@ -31,182 +28,153 @@ from support import (
     recover_texts,
     started,
 )
+from torch.utils.data import DataLoader
 
 from packer_cli import storage
-from packer_cli.errors import DataError, PackerError
-from packer_cli.result import cached
+from packer_cli.errors import DataError
 from packer_cli.torch import PackedDataset
+from packer_cli.web import Web
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(2000)]
-
-
-def _parquet(path: Path) -> None:
-    pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=300, compression="none")
-
-
+OPTIONS = ("-l", 64, "-t", "bytes", "-q", "--unit-bytes", 20_000, "--workers", 2, "-o", "out")
 FORMS: dict[str, Callable[[Path], object]] = {
     "a.jsonl": lambda path: path.write_bytes(jsonl(*TEXTS)),
     "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(jsonl(*TEXTS))),
-    "a.parquet": _parquet,
+    "a.parquet": lambda path: pq.write_table(
+        pa.table({"text": TEXTS}), path, row_group_size=300, compression="none"
+    ),
 }
 
 
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Of an empty folder; requests to it may take half a second."""
-    waits = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
-    monkeypatch.setitem(conf, "http", waits)
-    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 1)  # of what Retry-After asks for
+    """Of an empty folder."""
+    monkeypatch.setattr(storage, "_typed", {})
     (folder / "there").mkdir()
     with http_server.serving(folder / "there") as server:
         yield server
 
 
-# Faults that end in the right rows, wherever they are; or in what is compared by digest, or is read
-# in one go from its beginning. All others, and these elsewhere, end in an error.
-HARMLESS = {
-    "a weak ETag", "no ETag", "500 once", "503 with Retry-After", "HEAD refused", "HEAD dropped",
-    "503 with a Retry-After of 5,000 digits",
-}  # fmt: skip
-OF_NO_SHARD = {"another total", "another ETag in one range"}
-WHOLE_ONLY = {"ranges ignored", "chunks in place of ranges", LIE}
-CHANGED = ("cannot read: it changed", "if nothing does, copy it to a local path")
-NO_PARTS = ("the server sends no parts of it", "copy it to a local path")
-# what errors of inputs say, and advise, where the range that is wrong must be found as it comes
-SAID = {
-    "another total": CHANGED, "another ETag in one range": CHANGED,
-    "an ETag for each edge": CHANGED, "a stale edge": CHANGED,
-    "a stale edge without ETags": CHANGED, "a redirect to another version": CHANGED,
-    "another span": (" were asked for, bytes ", "check the network"),
-    "a longer body": (" bytes came, said to be ", "check the network"),
-    "ranges ignored": NO_PARTS, "chunks in place of ranges": NO_PARTS,
-    "chunks, and no size at all": ("the server does not tell its size", "copy it to a local path"),
-}  # fmt: skip
+def later(change: Callable[[Answer], Any]) -> Callable[[Answer], None]:
+    """From the third request for a file on."""
+    return lambda answer: change(answer) if answer.number > 1 else None
 
 
-def _is_of(fault: str, message: str) -> bool:
-    """Whether an error is due to a fault: a request that waits is not answered by its server."""
-    waits = fault.startswith("no answer") or fault == "a trickle"
-    return ("imeout" in message) == waits
+def other(answer: Answer) -> None:
+    answer.of(answer.whole.replace(b"a", b"Z") + answer.whole[-200:], '"later"')
+
+
+def other_span(answer: Answer) -> None:
+    answer.says(7 if answer.begin == 0 else 0, len(answer.whole))
+
+
+def cut_short(answer: Answer) -> None:
+    answer.cut = len(answer.body) // 2
+
+
+def compressed(answer: Answer) -> None:
+    answer.becomes(200, gzip.compress(answer.whole), **{"Content-Encoding": "gzip"})
+
+
+CHANGED = "cannot read: it changed"
+# what a server does wrong, and what the error says
+FAULTS: dict[str, tuple[Callable[[Answer], Any], str]] = {
+    "another version": (later(other), CHANGED),
+    "another ETag": (later(lambda answer: answer.headers.update(ETag='"x"')), CHANGED),
+    "another size": (later(lambda answer: answer.says(answer.begin, 9)), CHANGED),
+    "another span": (later(other_span), "were asked for"),
+    "no ranges": (later(lambda answer: answer.becomes(200, answer.whole)), CHANGED),
+    "cut short": (later(cut_short), "cannot read: "),
+    "500": (later(lambda answer: answer.becomes(500)), "500 Internal Server Error"),
+    "403": (lambda answer: answer.becomes(403), "403 Forbidden"),
+    "404": (later(lambda answer: answer.becomes(404)), "no such file"),
+    "a page": (later(lambda answer: answer.becomes(200, b"<html>")), CHANGED),
+    "gzip": (compressed, "the server compresses what it sends"),
+    "a redirect to itself": (
+        lambda answer: answer.becomes(302, Location=answer.path), "TooManyRedirects",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_inputs(server: Server, form: str, fault: str) -> None:
+def test_a_server_that_errs(server: Server, form: str, fault: str) -> None:
     """An error keeps nothing that is wrong: the same command goes on once the server is well."""
     FORMS[form](server.folder / form)
-    server.fault = FAULTS[fault]
-    command = ("pack", f"{server.url}/{form}", "-l", 64, "-t", "bytes", "-q", "-o", "out",
-               "--unit-bytes", 20_000, "--workers", 2)  # fmt: skip
-    result = packer(*command)
-    is_read_in_one_go = form == "a.jsonl.gz" and fault in WHOLE_ONLY
-    if fault in HARMLESS or is_read_in_one_go:
-        assert result.exit_code == 0, result.stderr
-    else:
-        code = 2 if fault == "chunks, and no size at all" else 1
-        assert_error(result, code, f"{server.url}/{form}: ")
-        assert all(part in result.stderr for part in SAID.get(fault, ()))
-        assert _is_of(fault, result.stderr)
-        assert not Path("out/manifest.json").exists()
-        server.fault = None
-        result = packer(*command)
-        assert result.exit_code == 0, result.stderr
+    server.fault, message = FAULTS[fault]
+    result = packer("pack", f"{server.url}/{form}", *OPTIONS)
+    assert_error(result, 1, f"{server.url}/{form}: ", message)
+    assert not Path("out/manifest.json").exists()
+    server.fault = None
+    result = packer("pack", f"{server.url}/{form}", *OPTIONS)
+    assert result.exit_code == 0, result.stderr
     assert recover_texts("out") == TEXTS
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About ten shards."""
-    folder = tmp_path_factory.mktemp("packed")
-    (folder / "data.jsonl").write_text(random_ids(400, longest=90))
-    options = ("-l", 64, "-q", "--unit-bytes", "15K", "-o", folder / "there")
-    assert packer("pack", folder / "data.jsonl", *options).exit_code == 0
-    return folder / "there"
+@pytest.mark.parametrize("etag", ['W/"first"', None])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_server_that_says_little(server: Server, form: str, etag: str | None) -> None:
+    def change(answer: Answer) -> None:
+        answer.headers.pop("ETag")
+        answer.headers |= {"ETag": etag} if etag and answer.number % 2 else {}
+
+    FORMS[form](server.folder / form)
+    server.fault = change if etag is None else None
+    (server.folder / "empty.jsonl").write_bytes(b"")
+    result = packer("pack", f"{server.url}/{form}", f"{server.url}/empty.jsonl", *OPTIONS)
+    assert result.exit_code == 0, result.stderr
+    assert recover_texts("out") == TEXTS
 
 
-@pytest.fixture
-def result(server: Server, packed: Path) -> Server:
-    server.folder = packed
-    return server
+def test_a_request_that_hangs_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
+    Web.clear_instance_cache()
+    FORMS["a.jsonl"](server.folder / "a.jsonl")
+    for hangs in (lambda number: True, lambda number: number > 1):
 
+        def wait(answer: Answer, hangs: Callable[[int], bool] = hangs) -> None:
+            answer.wait = 5 * hangs(answer.number)
 
-@pytest.mark.parametrize(
-    "fault", [one for one in FAULTS if one != LIE]
-)  # nothing but it tells what a result is
-def test_results(result: Server, packed: Path, fault: str) -> None:
-    """Their manifests, without which nothing tells what a result is. All requests are late ones."""
-    result.fault, result.first = FAULTS[fault], 1
-    found = packer("stats", result.url, "--json")
-    if fault not in HARMLESS | WHOLE_ONLY:
-        assert _is_of(fault, found.stderr)
-        assert found.exit_code in (1, 2)
-        assert len(found.stderr.splitlines()) == 1
-    else:
-        assert found.exit_code == 0, found.stderr
-        expected = json.loads(packer("stats", packed, "--json").stdout)
-        assert json.loads(found.stdout) == expected | {"directory": result.url}
-
-
-@pytest.mark.parametrize(("fault", "limit"), [*zip(FAULTS, cycle([None, 120_000]))])
-def test_the_cache(
-    result: Server, packed: Path, fault: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cached, "RANGE_BYTES", 4000)
-    local = PackedDataset(packed)
-
-    def all_rows() -> Any:
-        dataset = PackedDataset(result.url, cache="cache", cache_bytes=limit)
-        parts = [dataset.__getitems__([row]) for row in range(0, len(dataset), 7)]
-        return torch.cat([part.columns["input_ids"] for part in parts])
-
-    expected = local.__getitems__(range(0, len(local), 7)).columns["input_ids"]
-    result.fault = FAULTS[fault]
-    failed, rows = None, expected
-    try:
-        rows = all_rows()
-    except PackerError as error:
-        failed = error
-    assert (failed is None) == (fault in HARMLESS | OF_NO_SHARD)
-    assert torch.equal(rows, expected)
-    assert failed is None or (_is_of(fault, failed.message) and failed.tip)
-    for path in Path("cache").rglob("shard-*"):
-        assert path.name == f"shard-{digest(path)[1]}"
-    result.fault = None
-    assert torch.equal(all_rows(), expected)
+        server.fault = wait
+        server.asked.clear()
+        result = packer("pack", f"{server.url}/a.jsonl", *OPTIONS)
+        said = f"{server.url}/a.jsonl: cannot read: no answer within 0.1 seconds"
+        assert_error(result, 1, said)
+    Web.clear_instance_cache()
 
 
 @pytest.mark.parametrize(
-    ("fault", "limit"),
-    [("no answer from the beginning", "TIMEOUT_SECONDS"), ("a trickle", "_TOTAL_SECONDS")],
+    "address", ["https://127.0.0.1:{}", "http://127.0.0.1:9", "http://no-such-host.invalid"]
 )
-def test_requests_have_a_time_limit_of_packers_own(
-    packed: Path, fault: str, limit: str, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    """For silence, and in all; and there are only so many requests."""
-    monkeypatch.setattr(storage, limit, 0.1)
-    monkeypatch.setattr(storage, "_FIRST_WAIT", 0.001)
-    with http_server.serving(packed) as server:
-        server.fault, server.first = FAULTS[fault], 1
-        with pytest.raises(DataError, match=r"cannot read: .*[tT]imeout.*tried 3 times"):
-            PackedDataset(server.url, cache="cache")
+def test_what_cannot_be_reached(server: Server, address: str) -> None:
+    """Encryption that fails, a port that nobody listens at, a name that nobody has."""
+    url = address.format(server.url.rpartition(":")[2])
+    result = packer("pack", f"{url}/a.jsonl", *OPTIONS)
+    assert_error(result, 1, f"{url}/a.jsonl: cannot read: ")
+    with pytest.raises(DataError, match=f"{url}/manifest.json: cannot read: "):
+        PackedDataset(url)
 
 
-@pytest.mark.parametrize("answered", [0, 1, 2, 3])
-def test_ctrl_c_is_heard_while_a_server_is_waited_for(server: Server, answered: int) -> None:
-    """Which asks to be asked again in a minute, of a look at the file, or of its content."""
-    jsonl_of_parts = jsonl(*TEXTS) * 10
-    (server.folder / "a.jsonl").write_bytes(jsonl_of_parts)
+def test_slices_take_few_requests(server: Server) -> None:
+    data = jsonl(*("ab" * 100_000 for _ in range(100)))  # 20 MB
+    (server.folder / "a.jsonl").write_bytes(data)
+    result = packer("pack", f"{server.url}/a.jsonl", "-l", 65_536, "-t", "bytes", "--unit-bytes",
+                    "5M", "-q", "-o", "out")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert server.asked.total() < 60
+
+
+def test_ctrl_c_is_heard_while_a_server_is_waited_for(server: Server) -> None:
+    FORMS["a.jsonl"](server.folder / "a.jsonl")
     asked = threading.Event()
 
-    def be_busy(answer: http_server.Answer) -> None:
-        if answer.method == "GET" and answer.number >= answered:
-            answer.becomes(503, **{"Retry-After": "60"})
+    def wait(answer: Answer) -> None:
+        if answer.number > 2:
             asked.set()
+            answer.wait = 60
 
-    server.fault = be_busy
-    command = (packer_script(), "pack", f"{server.url}/a.jsonl", "-l", "64", "-t", "bytes",
-               "--unit-bytes", "200k", "--workers", "2", "-o", "out")  # fmt: skip
+    server.fault = wait
+    command = (packer_script(), "pack", f"{server.url}/a.jsonl", *map(str, OPTIONS))
     with started(*command, stderr=subprocess.PIPE) as process:
         assert asked.wait(60)
         time.sleep(0.2)
@@ -216,13 +184,82 @@ def test_ctrl_c_is_heard_while_a_server_is_waited_for(server: Server, answered: 
     assert said.decode().splitlines()[-2].endswith("stopped: interrupted")
 
 
-@pytest.mark.parametrize(
-    "address", ["https://127.0.0.1:{}", "http://127.0.0.1:9", "http://no-such-host.invalid"]
-)
-def test_what_cannot_be_reached(result: Server, address: str) -> None:
-    """Encryption that fails, a port that nobody listens at, a name that nobody has."""
-    url = address.format(result.url.rpartition(":")[2])
-    packing = packer("pack", f"{url}/a.jsonl", "-l", 64, "-t", "bytes", "-q", "-o", "out")
-    assert_error(packing, 1, f"{url}/a.jsonl: cannot read: ", "(tried 3 times)")
-    with pytest.raises(DataError, match=r"cannot read: .*\(tried 3 times\)"):
-        PackedDataset(url, cache="cache")
+# What opens a URL, and rows of results
+
+KEY = "us3r:pa55word", "X-Amz-Signature=51gnature&token=5econd"
+SECRETS = (*KEY[0].split(":"), "51gnature", "5econd")
+
+
+@pytest.fixture
+def closed(server: Server) -> str:
+    """The URL of inputs and a result, which opens with a password and a signature."""
+    (server.folder / "a.jsonl").write_text(random_ids(400, longest=90) + "\n{bad\n")
+    options = ("-l", 64, "-q", "--unit-bytes", "15K", "--on-error", "skip", "-o")
+    assert packer("pack", server.folder / "a.jsonl", *options, "there/out").exit_code == 0
+    server.key = KEY
+    return f"{server.url.replace('://', f'://{KEY[0]}@')}/{{}}?{KEY[1]}"
+
+
+def test_what_opens_a_url_is_told_nobody(server: Server, closed: str) -> None:
+    a = closed.format("a.jsonl")
+    skip = ("-l", 64, "--on-error", "skip", "--max-errors", "10%", "-o", "out")
+    (server.folder / "names").write_text(a)
+    Path("mix.toml").write_text(f'max_length = 64\n[[source]]\nname = "a"\ninputs = ["{a}"]\n')
+    table = {
+        ("pack", a, *skip): 0,
+        ("pack", "@" + closed.format("names"), *skip): 0,
+        ("pack", a, "-l", 64, "-o", "new", "--debug"): 1,
+        ("pack", closed.format("no.jsonl"), "-l", 64, "-o", "new", "--debug"): 2,
+        ("pack", a.replace("51gnature", "51gnature2"), "-l", 64, "-o", "new", "--debug"): 1,
+        ("pack", a.replace("127.0.0.1:", "127.0.0.1:9"), "-l", 64, "-o", "new", "--debug"): 1,
+        ("pack", "mix.toml", "-o", "mixed"): 1,
+        ("pack", "names", f"--output={closed.format('x')}", "-l", 64): 2,
+        ("stats", closed.format("out"), "--html", "stats.html"): 0,
+        ("stats", closed.format("out"), "--json"): 0,
+        ("verify", closed.format("out")): 2,
+        ("show", "out", 0, "--html", "show.html"): 0,
+        ("audit", closed.format("out/no.parquet")): 2,
+    }
+    for command, code in table.items():
+        result = packer(*command)
+        assert result.exit_code == code, (command, result.stderr)
+        for secret in SECRETS:
+            assert secret not in result.stdout + result.stderr, command
+    made = {
+        n: content for n, content in contents(".").items() if n not in ("mix.toml", "there/names")
+    }
+    assert f"{server.url}/a.jsonl".encode() in made["out/rejected.jsonl"]
+    for name, content in made.items():
+        assert not [secret for secret in SECRETS if secret.encode() in content], name
+
+
+def test_rows_by_loaders_of_several_processes(server: Server, closed: str) -> None:
+    """Each shard is fetched once, and the second run asks for the manifest alone."""
+    local, dataset = (
+        PackedDataset(server.folder / "out"),
+        PackedDataset(closed.format("out"), cache="cache"),
+    )
+    assert dataset.paths == (f"{server.url}/out",)
+    assert dataset.fingerprint == local.fingerprint
+    expected = local.__getitems__(range(len(local))).columns["input_ids"]
+    for workers in (2, 0):
+        again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
+        loader = DataLoader(again, 7, num_workers=workers, collate_fn=ids)
+        assert torch.equal(torch.cat(list(loader)), expected)
+        shards = {name: count for name, count in server.asked.items() if name.endswith(".arrow")}
+        assert (len(shards) > 5) == (workers > 0)
+        assert {*shards.values()} <= {1}
+        server.asked.clear()
+
+
+def ids(batch: Any) -> Any:
+    return batch.columns["input_ids"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_cannot_be_fetched(server: Server, closed: str, workers: int) -> None:
+    dataset = PackedDataset(closed.format("out"), cache="cache")
+    server.fault = lambda answer: answer.becomes(500) if "arrow" in answer.path else None
+    with pytest.raises(DataError, match=r"cannot read: 500") as caught:
+        list(DataLoader(dataset, 7, num_workers=workers, collate_fn=list))
+    assert not [secret for secret in SECRETS if secret in str(caught.value)]

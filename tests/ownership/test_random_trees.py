@@ -11,7 +11,6 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import disk  # noqa: F401 the store of that name
 import pytest
 from owning import killed
 from support import jsonl, packer
@@ -32,15 +31,15 @@ NAMES = (
     "chat_template.jinja", "shard-00000-000.arrow", "shard-00000-000.arrow.part",
     "shard-99999-999.arrow", "notes.txt", "folder/notes.txt", ".packer-export.json",
     "input_ids.npy", "labels.npy", "lock", "staged.json", "result", "result/manifest.json", "old/x",
-    "publishing.json", ".packer/publishing.json", "squared_lengths.npy", "weights.npy",
+    "squared_lengths.npy", "weights.npy",
     f"{ID}/notes", f"{ID}/new/notes", f"{ID}/new/weights.npy", f"{ID}/new/train/notes",
     "train/notes", "documents-00000-000.arrow", "dataset_dict.json", "validation/notes.txt",
 )  # fmt: skip
 PLACES = (
-    "out", "out/train", "staging", "remote", "exported", "exported.packer-partial", "out/.packer",
+    "out", "out/train", "exported", "exported.packer-partial", "out/.packer",
     "mixed", "",
 )  # fmt: skip
-TO = {"BYTES": "-t bytes --unit-bytes 500 -q", "URL": "disk://HERE/remote --staging staging BYTES"}
+BYTES = "-t bytes --unit-bytes 500 -q"
 COMMANDS = """
 pack in/a.jsonl -l 32 -o out BYTES
 pack in/a.jsonl -l 32 -o out --overwrite BYTES
@@ -49,10 +48,7 @@ pack in/a.jsonl -l 32 -o out --add BYTES
 pack in/a.jsonl in/b.jsonl -l 32 -o out --update BYTES
 pack in/b.jsonl -l 32 -o out --update --prune BYTES
 pack in/a.jsonl -l 32 -o file://HERE/out --overwrite BYTES
-pack in/a.jsonl -l 32 -o URL
-pack in/b.jsonl -l 32 --overwrite -o URL
 tokenize in/a.jsonl -o out --overwrite BYTES
-tokenize in/b.jsonl --overwrite -o URL
 pack tokens -l 32 -o file://HERE/out --overwrite -q
 pack tokens -l 32 --view -o out --overwrite -q
 pack mix.toml -o out --overwrite -q
@@ -73,14 +69,12 @@ inputs = ["in/a.jsonl"]
 
 
 def arguments(command: str) -> list[str]:
-    for name, meant in reversed(TO.items()):
-        command = command.replace(name, meant)
-    return command.replace("HERE", str(Path.cwd())).split()
+    return command.replace("BYTES", BYTES).replace("HERE", str(Path.cwd())).split()
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What packer has made: a result, an unfinished run, an export, a staging directory."""
+    """What packer has made: a result, an unfinished run, an export."""
     folder = tmp_path_factory.mktemp("prepared")
     before = Path.cwd()
     os.chdir(folder)
@@ -101,10 +95,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert done.exit_code == 0, done.stderr
         for step in (30, 80):  # amid units, and while the result is put in place
             killed(arguments(f"pack in/a.jsonl -l 32 -o killed{step} BYTES"), step)
-        killed(arguments("pack in/a.jsonl -l 32 -o URL"), 120)  # amid its upload
         killed(arguments("export source --to numpy -o killed -q"), 18)
         assert Path("killed.packer-partial", ID, "new", "packer.json").exists()
-        for unfinished in ("killed30", "killed80", "staging", "remote"):
+        for unfinished in ("killed30", "killed80"):
             assert Path(unfinished, ".packer").exists()
     finally:
         os.chdir(before)
@@ -120,8 +113,6 @@ def tree(random_: random.Random, prepared: Path) -> None:
         "out": ("source", "killed30", "killed80", "tokens", "halves"),
         "exported": ("numpy", "llamafactory", "source"),
         "exported.packer-partial": ("killed.packer-partial",),
-        "staging": ("staging",),
-        "remote": ("remote", "source"),
     }
     for place, sources in made.items():
         source = prepared / random_.choice(sources)
@@ -164,7 +155,7 @@ def plant(random_: random.Random) -> dict[str, str]:
             target = random_.choice(["important", "important/file", "thesis.tex", "nowhere"])
             path.symlink_to(Path.cwd() / target)
         foreign[str(path)] = seen(path)
-    result = Path(random_.choice(("out", "remote", "exported")))
+    result = Path(random_.choice(("out", "exported")))
     if files := [path for path in sorted(result.rglob("*")) if is_recorded(path)]:
         path = random_.choice(files)
         content = bytearray(path.read_bytes())

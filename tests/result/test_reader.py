@@ -13,7 +13,6 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from disk import LocalStore
 from forging import Result
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from varied_results import texts
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.result.cached import Cache, open_cached
 from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.manifest import load
 from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_header
@@ -37,10 +35,6 @@ FORMS: dict[str, list[object]] = {
     "few columns": ["-l", 64, "--columns", "input_ids,cu_seqlens"],
     "pairs": ["-l", 64, "--shape", "preference", "-t", "bytes"],
 }
-
-
-class Store(LocalStore):
-    protocol = "rows"
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -61,8 +55,8 @@ def results(
         if "--columns" in options and more:
             continue
         assert done.exit_code == 0, done.stderr
-    fsspec.register_implementation("rows", Store, clobber=True)
-    remote = open_cached(f"rows://{folder / 'out'}", Cache(folder / "cache"))
+    fsspec.filesystem("memory").put(str(folder / "out"), f"{folder}/out", recursive=True)
+    remote = open_packed(f"memory:/{folder}/out", cache=folder / "cache")
     views = [open_packed(folder / "view")] if (folder / "view/manifest.json").exists() else []
     return [open_packed(folder / "out"), remote, *views]
 

@@ -36,7 +36,6 @@ name = "b"
 inputs = ["in/b.jsonl"]
 epochs = 3
 """
-AT_URL, STAGED = "disk://HERE/out", "disk://HERE/out --staging staging"
 KINDS = {
     "new": Kind(PACK.format(AB)),
     "overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC)),
@@ -53,10 +52,6 @@ KINDS = {
     "recipe": Kind("pack mix.toml"),
     "recipe, overwrite": Kind("pack mix.toml --seed 7 --overwrite", "pack mix.toml"),
     "file URL": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), "file://HERE/out"),
-    "URL": Kind(PACK.format(AB), out=AT_URL),
-    "URL, overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), STAGED),
-    "URL, tokenize": Kind(TOKENIZE.format(AB), out=STAGED),
-    "URL, stdin": Kind(PACK.format("-"), out=AT_URL, finished_is_refused=True),
     "export, overwrite": Kind("export in/rows --to trl --overwrite", "export in/rows --to numpy"),
 }
 SYNCED = ("add", "URL", "recipe", "export, trl")
