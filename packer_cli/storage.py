@@ -424,12 +424,13 @@ def _store(url: str) -> tuple[Any, str]:
             f"{public(url)}: unknown protocol {protocol}",
             "use one that fsspec has, such as s3, gs, hf or https; or copy it to a local path",
         ) from error
+    options = system._get_kwargs_from_urls(url)
     if "http" in system.protocol:
         from packer_cli.web import Web  # noqa: PLC0415 as above
 
-        system = Web
+        system, options = Web, options | {"seconds": TIMEOUT_SECONDS}
     # not url_to_fs: it takes "::" in a name for a chain of file systems
-    store = system(**system._get_kwargs_from_urls(url))
+    store = system(**options)
     return store, cast("str", system._strip_protocol(url))
 
 

@@ -10,17 +10,15 @@ from aiohttp import ClientTimeout
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from packer_cli import storage
-
 _SPAN = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
 class Web(HTTPFileSystem):  # type: ignore[misc]
     """Errors are those of aiohttp, FileNotFoundError, and OSErrors: EBUSY for another version."""
 
-    def __init__(self, **options: Any) -> None:
-        wait = storage.TIMEOUT_SECONDS
-        waits = ClientTimeout(total=None, connect=wait, sock_read=wait)
+    def __init__(self, seconds: float, **options: Any) -> None:
+        """`seconds`: how long a request waits for its server."""
+        waits = ClientTimeout(total=None, connect=seconds, sock_read=seconds)
         super().__init__(**{"client_kwargs": {"timeout": waits}} | options)
 
     async def _info(self, url: str, **options: Any) -> dict[str, Any]:

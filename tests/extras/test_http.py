@@ -33,7 +33,6 @@ from torch.utils.data import DataLoader
 from packer_cli import storage
 from packer_cli.errors import DataError
 from packer_cli.torch import PackedDataset
-from packer_cli.web import Web
 
 TEXTS = [f"text {i} " + "ab" * (i % 50) for i in range(2000)]
 OPTIONS = ("-l", 64, "-t", "bytes", "-q", "--unit-bytes", 20_000, "--workers", 2, "-o", "out")
@@ -128,7 +127,6 @@ def test_a_server_that_says_little(server: Server, form: str, etag: str | None) 
 
 def test_a_request_that_hangs_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "TIMEOUT_SECONDS", 0.1)
-    Web.clear_instance_cache()
     FORMS["a.jsonl"](server.folder / "a.jsonl")
     for hangs in (lambda number: True, lambda number: number > 1):
 
@@ -140,7 +138,6 @@ def test_a_request_that_hangs_ends(server: Server, monkeypatch: pytest.MonkeyPat
         result = packer("pack", f"{server.url}/a.jsonl", *OPTIONS)
         said = f"{server.url}/a.jsonl: cannot read: no answer within 0.1 seconds"
         assert_error(result, 1, said)
-    Web.clear_instance_cache()
 
 
 @pytest.mark.parametrize(
