@@ -52,7 +52,7 @@ _PROBLEMS = {
     3: "refers to a document that its tokenized directories do not have",
     4: "refers to tokens beyond the end of a document",
 }
-_CACHE = "and cache= names a local directory"
+CACHE = "and cache= names a local directory"
 _WHERE = "say where it is now: --tokens DIR, or tokens=[DIR] in Python"
 
 
@@ -283,7 +283,7 @@ class CopiedDirectory(PackedDirectory):
                 "copy it and its tokenized directories to local paths; or pack without --view",
             )
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        place = os.path.join(home, "packer") if cache is None else storage.local(cache, _CACHE)
+        place = os.path.join(home, "packer") if cache is None else storage.local(cache, CACHE)
         super().__init__(Path(place).expanduser().absolute() / str(facts.sha256), facts)
         self.where = url
 

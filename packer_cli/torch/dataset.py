@@ -26,6 +26,7 @@ from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.opening import (
+    CACHE,
     WITH_THE_SAME,
     Joined,
     Paths,
@@ -93,7 +94,7 @@ class PackedDataset:
             storage.public(name).rstrip("/") if storage.is_url(name) else Path(name).absolute()
             for name in (os.fspath(one) for one in paths)
         )
-        self._cache = None if cache is None else Path(cache).absolute()
+        self._cache = None if cache is None else storage.local(cache, CACHE).absolute()
         self._tokens = tokens_of_each(paths, tokens)
         self._known: list[str | None] = [None] * len(paths)  # digests
         results = self._results.parts
