@@ -266,6 +266,7 @@ COMMANDS = """
 0 tokenize A -o tokens --on-error skip --max-errors 100%
 0 pack tokens -l 16 -o out
 0 pack list.toml -o mixed
+0 pack sources.toml -o sources
 0 pack @names -l 16 -o listed
 0 plan A -l 16 --on-error skip --max-errors 100%
 0 pack a.jsonl -l 16 -o memory://us3r:pa55word@bucket/out
@@ -284,15 +285,17 @@ COMMANDS = """
 
 
 def test_what_opens_a_url_is_nowhere_in_what_is_printed_and_written(store: Any) -> None:
-    first, missing = STORED.format("a"), STORED.format("b")
+    first, missing, good = map(STORED.format, ("a", "b", "c"))
+    source = '[[source]]\nname = "a"\n'
     store.pipe_file(first, jsonl("one") + b"{bad\n" + jsonl(*TEXTS))
-    store.pipe_file(STORED.format("c"), jsonl("good"))
+    store.pipe_file(good, jsonl("good"))
     for name in ("a", "b"):
         Path(f"{name}.jsonl").write_bytes(jsonl(name))
     given = {
-        "names": STORED.format("c"),
-        "list.toml": f'max_length = 16\ninputs = ["{STORED.format("c")}"]\n',
-        "bad.toml": f'max_length = 16\n[[source]]\nname = "a"\ninputs = ["{missing}"]\n',
+        "names": good,
+        "list.toml": f'max_length = 16\ninputs = ["{good}"]\n',
+        "sources.toml": f'max_length = 16\n{source}inputs = ["{good}"]\n',
+        "bad.toml": f'max_length = 16\n{source}inputs = ["{missing}"]\n',
     }
     for name, content in given.items():
         Path(name).write_text(content)

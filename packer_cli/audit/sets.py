@@ -621,6 +621,7 @@ def open_set(
     Raises UsageError for an unknown format or a name that stands for nothing; DataError for what
     cannot be read.
     """
+    name = storage.public(name)
     if format_ is not None and format_ not in FORMATS:
         raise one_of("--format", format_, FORMATS)
     if tokens and not is_result(name):

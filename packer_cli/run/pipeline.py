@@ -95,7 +95,8 @@ def pack(
     """
     begun = time.monotonic()
     options = replace(options, stop=threading.Event())
-    url = str(destination) if storage.is_url(str(destination)) else None
+    url = storage.public(str(destination)) if storage.is_url(str(destination)) else None
+    destination = url or destination
     if url:
         check_options(url, options)
     _refuse_impossible(inputs, config, options, tokenizer_name)
