@@ -47,23 +47,14 @@ def pack_sources(
     out: Path,
     files: dict[str, Path],
     amounts: dict[str, dict[str, Any]] | None = None,
-    configs: dict[str, DocumentConfig] | None = None,
-    tokenizer: str = "bytes",
     mixture: dict[str, Any] | None = None,
-    tokenized: Path | None = None,
     **options: Any,
 ) -> Path:
-    """Pack a recipe of a source for each file; its amounts and options by the sources' names."""
-    sources = tuple(Amount(name, **(amounts or {}).get(name, {})) for name in files)
-    recipe = Recipe(
-        str(out.parent / "mix.toml"),
-        tokenizer,
-        tuple(
-            Source(name, (str(path),), (configs or {}).get(name, DocumentConfig(shape="text")))
-            for name, path in files.items()
-        ),
-        PackConfig(mixture=Mixture(sources, **(mixture or {})), **options),
-        None if tokenized is None else str(tokenized),
-    )
+    """Pack a recipe of a source for each file; its amounts by the sources' names."""
+    shares = tuple(Amount(name, **(amounts or {}).get(name, {})) for name in files)
+    of_text = DocumentConfig(shape="text")
+    sources = tuple(Source(name, (str(path),), of_text) for name, path in files.items())
+    config = PackConfig(mixture=Mixture(shares, **(mixture or {})), **options)
+    recipe = Recipe(str(out.parent / "mix.toml"), "bytes", sources, config)
     pack_recipe(recipe, out, RunOptions(workers=1))
     return out
