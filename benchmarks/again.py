@@ -56,12 +56,12 @@ def main() -> None:
             again = run(command, settle=False).seconds
             say(f"undisturbed: {whole:.2f} s; killed after {first:.2f} s, then {again:.2f} s")
             found.append((whole, first, again))
-            updates = [run([*command, "--update"], settle=False).seconds for _ in range(5)]
+            updates = [run([*command, "--add"], settle=False).seconds for _ in range(5)]
     cost = statistics.median((first + again) / whole for whole, first, again in found)
     measured = f"{cost:.2f} x (median of {len(found)}, {units} units)"
     report(what, target, measured, None if settings.quick else cost <= MOST_RESUME, runs=found)
     report(
-        "--update when nothing is new",
+        "--add when nothing is new",
         f"< {MOST_UPDATE} s",
         f"{min(updates):.2f} s",
         min(updates) < MOST_UPDATE,

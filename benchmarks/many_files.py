@@ -40,13 +40,13 @@ def main() -> None:
         command: list[str | Path] = [settings.packer, "pack", folder, "--max-length", "4096"]
         command += ["--tokenizer", "bytes", "--output", output, "--quiet", "--json"]
         packed = run(command, watch=True)
-        update = run([*command, "--update"], settle=False)
+        update = run([*command, "--add"], settle=False)
         manifest = (output / "manifest.json").stat().st_size
     report(
         f"{count:,} files of 500 bytes",
         "" if settings.quick else f"<= {MOST_SECONDS:.0f} s, <= {MOST_GB} GB",
         f"{packed.seconds:.1f} s, {packed.peak / 1e9:.2f} GB; manifest {manifest / 1e6:.1f} MB; "
-        f"--update with nothing new {update.seconds:.1f} s",
+        f"--add with nothing new {update.seconds:.1f} s",
         None if settings.quick else packed.seconds <= MOST_SECONDS and packed.peak <= MOST_GB * 1e9,
         seconds=packed.seconds,
         peak_bytes=packed.peak,

@@ -44,7 +44,7 @@ def _record(settings: Settings, folder: Path) -> commits.UnitRecord:
 
 def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None:
     """A work folder in which `count` such units are packed."""
-    size = record.inputs[0][1] if record.inputs else 1 << 24
+    size = 1 << 24
     config = PackConfig(max_length=4096, train_on="all", overlong="split", prompt_template="none")
     files = tuple(InputFile(i, f"data/{i:07d}.jsonl", "jsonl", None, size, 0) for i in range(count))
     units = tuple(WorkUnit(i, (Slice(i, 0, None, size),)) for i in range(count))
@@ -67,7 +67,8 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
             slices=unit.slices,
             shards=shards,
             counts=counts | {"files": [[unit.index, *record.counts["files"][0][1:]]]},
-            inputs=[(unit.index, size, "0" * 64)],
+            run=made.identity,
+            digests=[(unit.index, "0" * 64)],
         )
         (work / f"unit-{unit.index:05d}.json").write_bytes(sealed(msgspec.json.encode(found)))
         (work / name).write_bytes(b"0")

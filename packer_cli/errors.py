@@ -52,11 +52,7 @@ class DamagedInputError(DataError):
 
 
 class InputChangedError(DataError):
-    """An input changed after the run began. `file`: its index, where only its content tells, and
-    the next run would keep what was packed of it.
-    """
-
-    file: int | None = None
+    """An input changed after the run began."""
 
 
 class LostChildError(DataError):

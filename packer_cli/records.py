@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.storage import Stat, public, typed
+from packer_cli.storage import Stat, absolute, public, typed
 
 Int8 = npt.NDArray[np.int8]
 Int32 = npt.NDArray[np.int32]
@@ -61,11 +61,9 @@ class InputFile:
     """One input. `path` is as given by the user ("-" for stdin), a URL without what opens it (see
     `storage.public`); `size` as stored.
 
-    What shows a change: size and `mtime_ns` for sure (for a URL `mtime_ns` is a number made of the
-    version that its store names, for one with an index beside it a number made of the sizes and
-    times of all); where only the others differ, the contents decide. `racy`: it was
-    written just before it was looked at, so that it may be written to once more in the same tick of
-    the clock, and none of these would tell.
+    `version`: the modification time in ns; at a URL, a number made of the version that its store
+    names; for one with an index beside it, a number made of the sizes and versions of all; for a
+    tokenized directory, one made of its manifest. An input has changed if its size or version has.
 
     `found`: at a URL, it and each file beside it, as they were then, so that no other version is
     read; empty for a local file.
@@ -78,11 +76,7 @@ class InputFile:
     format: str
     compression: str | None
     size: int
-    mtime_ns: int
-    ctime_ns: int = 0
-    device: int = 0
-    inode: int = 0
-    racy: bool = False
+    version: int
     shape: str | None = None
     found: tuple[tuple[str, Stat], ...] = ()
 
@@ -98,18 +92,14 @@ class InputFile:
         """It, or a file beside it, as it was found at a URL; None for a local one."""
         return dict(self.found).get(path or self.path)
 
+    @property
+    def known_as(self) -> str:
+        """The name by which two runs know it: `storage.absolute`."""
+        return absolute(self.path)
+
     def has_changed(self, now: InputFile) -> bool:
-        """Tell whether it counts as another file `now`, whatever its content."""
-        return (self.size, self.mtime_ns) != (now.size, now.mtime_ns)
-
-    def looks_like(self, now: InputFile) -> bool:
-        """Tell whether nothing shows a difference to what it is `now`."""
-        rest = (self.ctime_ns, self.device, self.inode) == (now.ctime_ns, now.device, now.inode)
-        return rest and not self.has_changed(now)
-
-    def is_surely(self, now: InputFile) -> bool:
-        """Tell whether it is surely the same `now`; where False, the contents decide."""
-        return not self.racy and self.looks_like(now)
+        """Tell whether it is another file `now`."""
+        return (self.size, self.version) != (now.size, now.version)
 
 
 class Slice(NamedTuple):
@@ -155,14 +145,6 @@ class WorkUnit:
     @property
     def weight(self) -> int:
         return sum(part.weight for part in self.slices)
-
-
-class Stretch(NamedTuple):
-    """Bytes of a file as stored, as they were when they were read: `size` of them from `offset`."""
-
-    offset: int
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -311,7 +293,6 @@ class Records:
     empty      how many more have no token; they are not among the n
     bad        records that could not be read; nor are they
     consumed   bytes of the file (as stored on disk) read so far, for progress
-    stretches  what was read of the file, at the end of a slice
     """
 
     positions: Int64
@@ -332,12 +313,6 @@ class Records:
     empty: int = 0
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
-    stretches: list[Stretch] = field(default_factory=list)
-
-    @classmethod
-    def end(cls, stretches: list[Stretch], consumed: int = 0) -> Records:
-        """No records: what follows the last ones of a slice."""
-        return cls(np.empty(0, np.int64), texts=[], consumed=consumed, stretches=stretches)
 
     def take(self, wanted: Int64) -> Records:
         """The records of the given indices, ascending, without the bad ones."""

@@ -121,6 +121,17 @@ def identity(path: str) -> str:
     return os.path.realpath(_store(path)[1]) if path.partition("://")[0] in _LOCAL else path
 
 
+def absolute(path: str) -> str:
+    """What an input is known by: a local path from the root, or a URL. "-" stays."""
+    return path if path == "-" or is_url(path) else os.path.abspath(path)
+
+
+def shown(path: str) -> str:
+    """An input for people: from the current directory on, if it is below that."""
+    inside = os.path.join(os.getcwd(), "")
+    return path.removeprefix(inside) if path != inside else path
+
+
 def place(output: str) -> Path | str:
     """The place of results: a local path, also of a `file://` URL, or a URL of a store."""
     if is_url(output) and output.partition("://")[0] not in _LOCAL:

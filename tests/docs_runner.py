@@ -73,7 +73,7 @@ def run(
             printed = ""
         elif command:
             for output in anew:
-                if f"-o {output}" in command and "--update" not in command:
+                if f"-o {output}" in command and "--add" not in command:
                     shutil.rmtree(output, ignore_errors=True)
             result = packer(*shlex.split(command, comments=True))
             assert result.exit_code == 0, (command, result.stderr)

@@ -185,9 +185,9 @@ def when_named(word: str, times: int, act: Callable[[], None]) -> None:
 
 def while_reading(name: str, change: Callable[[], None]) -> None:
     """Call `change` when a unit has read of an input what it packs, and looks at it once more."""
-    from packer_cli.run import commits
+    from packer_cli.run import unit
 
-    check, done = commits.check_unchanged, list[int]()
+    check, done = unit.check_unchanged, list[int]()
 
     def checked(file: Any) -> bool:
         if file.path == name and not done:
@@ -195,12 +195,4 @@ def while_reading(name: str, change: Callable[[], None]) -> None:
             change()
         return check(file)
 
-    commits.check_unchanged = checked
-
-
-def in_place_of(name: str) -> None:
-    """Put another file there, of equal size and time."""
-    status = os.stat(name)
-    Path("new").write_bytes(Path(name).read_bytes().replace(b"xx", b"yy"))
-    os.utime("new", ns=(0, status.st_mtime_ns))
-    os.rename("new", name)
+    unit.check_unchanged = checked

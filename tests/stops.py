@@ -191,13 +191,6 @@ class Stops:
 
 
 def there() -> dict[str, bytes]:
-    """Every file and folder, but for times of tokenized sources, which every run writes anew, and
-    what is left of objects that were never put.
-    """
+    """Every file and folder, but for what is left of objects that were never put."""
     found = contents(".") | {f"{path}/": b"" for path in Path().rglob("*") if path.is_dir()}
-    is_recipe = "mix.toml" in found
-    return {
-        name: data
-        for name, data in found.items()
-        if not (name.startswith("tmp/put-") or (is_recipe and "times" in name))
-    }
+    return {name: data for name, data in found.items() if not name.startswith("tmp/put-")}

@@ -17,7 +17,6 @@ import json
 import lzma
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -112,19 +111,17 @@ def work_folder(directory: Path | str = "out") -> Path:
 
 
 def contents(directory: Path | str) -> dict[str, bytes]:
-    """Every file below a directory, as `at_any_moment`."""
-    files = {
+    """Every file below a directory."""
+    return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(Path(directory).rglob("*"))
         if path.is_file()
     }
-    return at_any_moment(files)
 
 
-def at_any_moment(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Files by name, without which inputs were written just before a run looked at them."""
-    times = [name for name in files if name.endswith("input_times.json")]
-    return files | {name: re.sub(rb',"racy":\[[0-9,]*\]', b"", files[name]) for name in times}
+def inputs_of(manifest: dict[str, Any]) -> list[str]:
+    """The paths of a manifest's inputs, from the current directory on."""
+    return [one["path"].removeprefix(f"{os.getcwd()}/") for one in manifest["inputs"]]
 
 
 def assert_error(result: Result, code: int, *parts: str, kind: str = "error") -> None:
@@ -235,13 +232,6 @@ def recover_texts(directory: str | os.PathLike[str]) -> list[str]:
 def jsonl(*texts: str) -> bytes:
     """{"text": ...} lines."""
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-
-
-def move_elsewhere(*paths: str) -> None:
-    """To another machine, by the looks of it: inodes, devices and times of status are others."""
-    Path("elsewhere").mkdir()
-    subprocess.run(["cp", "-a", *paths, "elsewhere"], check=True)
-    os.chdir("elsewhere")
 
 
 def random_texts(documents: int, longest: int = 200, seed: int = 0, begin: str = "") -> list[str]:

@@ -36,7 +36,6 @@ from packer_cli.result.carried import as_numbers
 from packer_cli.result.layout import (
     DATASET_DICT,
     INFO,
-    INPUT_TIMES,
     MANIFEST,
     ROWS,
     SQUARED_LENGTHS,
@@ -603,16 +602,10 @@ class Packed(Writer):
         made[UNITS] = b"".join(map(as_line, records))
         for name, content in made.items():
             (self.folder / name).write_bytes(content)
-        others = {*facts.side_files, INPUT_TIMES} - {STATE, INFO, UNITS, SQUARED_LENGTHS}
-        for name in others:
-            if name != INPUT_TIMES or (view.path / name).exists():
-                with (
-                    open_bytes(str(view.path / name)) as file,
-                    open(self.folder / name, "wb") as copy,
-                ):
-                    shutil.copyfileobj(file, copy)
-            if name != INPUT_TIMES:
-                compare_digest(view.path / name, digest(self.folder / name)[1], facts, name)
+        for name in {*facts.side_files} - {STATE, INFO, UNITS, SQUARED_LENGTHS}:
+            with open_bytes(str(view.path / name)) as file, open(self.folder / name, "wb") as copy:
+                shutil.copyfileobj(file, copy)
+            compare_digest(view.path / name, digest(self.folder / name)[1], facts, name)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {

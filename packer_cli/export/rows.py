@@ -188,7 +188,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
             at = np.argmax(wrong)
             raise DataError(
                 f"{packed.path}: is damaged: the pieces of the document at {position[at]} of "
-                f"{packed.facts.inputs[file[at]].path} do not fit together",
+                f"{packed.facts.inputs[file[at]].name} do not fit together",
                 PACK_AGAIN,
             )
         tokens = grouped.tokens

@@ -1,4 +1,4 @@
-"""Bytes of a file: opening, hashing, decompressing, and cutting into lines in bounded memory.
+"""Bytes of a file: opening, decompressing, and cutting into lines in bounded memory.
 
 A byte order mark of UTF-8 is no text. Marks of other encodings end the run: no byte of such a file
 means what it would in UTF-8.
@@ -6,21 +6,20 @@ means what it would in UTF-8.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Stretch
+from packer_cli.records import BadRecord, InputFile, Int64
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
@@ -42,7 +41,7 @@ _Read = Callable[[int], bytes]
 class Source:
     """An opened file: `read` gives its plain bytes, `consumed` the stored bytes used for them."""
 
-    def __init__(self, path: str, raw: HashedFile | _Stdin, read: _Read) -> None:
+    def __init__(self, path: str, raw: IO[bytes] | _Stdin, read: _Read) -> None:
         self.path = path
         self._raw = raw
         self._reported = raw.tell()
@@ -53,59 +52,6 @@ class Source:
         position = self._raw.tell()
         new, self._reported = position - self._reported, position
         return new
-
-    def end(self) -> Records:
-        """The end of a slice: no records, but the stretches that were read of the file."""
-        stretches = self._raw.stretches() if isinstance(self._raw, HashedFile) else []
-        return Records.end(stretches, self.consumed())
-
-
-class HashedFile(io.RawIOBase):
-    """A file whose bytes are hashed as they are read, so that digests are of what is packed."""
-
-    def __init__(self, file: InputFile, ahead: int = storage.AHEAD_BYTES) -> None:
-        """Room for a block is only made where there may be one: for a small file that takes longer
-        than to read it. Raises OSError, for URLs PackerError.
-        """
-        self._raw = storage.open_bytes(file.path, ahead, file.status())
-        self._size = file.size
-        self._position = 0
-        self._runs = dict[int, tuple[int, Any]]()  # where one ends -> its begin and digest
-        self._ended = list[Stretch]()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._position = self._raw.seek(offset, whence)
-        return self._position
-
-    def read(self, size: int = -1, /) -> bytes:
-        size = min(size, max(self._size - self._position, 0) + OVERRUN_BYTES)
-        data = self._raw.read(size)
-        begin, sha = self._runs.pop(self._position, None) or (self._position, hashlib.sha256())
-        sha.update(data)
-        self._position += len(data)
-        if self._position in self._runs:  # read once more
-            self._ended = self.stretches()
-            self._runs.clear()
-        self._runs[self._position] = begin, sha
-        return data
-
-    def stretches(self) -> list[Stretch]:
-        """All that was read; stretches that were read twice are there twice."""
-        runs = self._runs.items()
-        return self._ended + [Stretch(at, end - at, sha.hexdigest()) for end, (at, sha) in runs]
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
 
 
 class _Stdin:
@@ -120,7 +66,6 @@ class _Stdin:
         self._stopped = stopped
         self._seen = io.BytesIO()
         self._position = 0
-        self._sha = hashlib.sha256()
 
     def rewind(self) -> None:
         self._seen.seek(0)
@@ -137,8 +82,6 @@ class _Stdin:
                 self._seen.write(fresh)
             data += fresh
         self._position += len(data)
-        if not self.remember:
-            self._sha.update(data)
         return data
 
     def _fresh(self, size: int) -> bytes:
@@ -158,9 +101,6 @@ class _Stdin:
             size -= len(part)
         return b"".join(parts)
 
-    def digest(self) -> tuple[int, str]:
-        return self._position, self._sha.hexdigest()
-
 
 _stdin = _Stdin()
 
@@ -171,9 +111,9 @@ def begin_stdin(stopped: Callable[[], bool]) -> None:
     _stdin = _Stdin(stopped)
 
 
-def stdin_digest() -> tuple[int, str]:
-    """(size, sha256) of what the run has read from stdin."""
-    return _stdin.digest()
+def stdin_size() -> int:
+    """How many bytes the run has read from stdin."""
+    return _stdin.tell()
 
 
 @contextmanager
@@ -197,11 +137,12 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
             return
         # decompressors read little at a time, and everything in the end
         ahead = BLOCK_BYTES if how else storage.AHEAD_BYTES
-        with HashedFile(file, ahead) as hashed:
+        with storage.open_bytes(file.path, ahead, file.status()) as raw:
             if how and not file.size:
                 raise EOFError  # not even an empty file compresses to no bytes
-            hashed.seek(start)
-            yield Source(file.path, hashed, _decompressed(how, hashed) if how else hashed.read)
+            raw.seek(start)
+            read = _decompressed(how, raw) if how else _reading(raw, file.size)
+            yield Source(file.path, raw, read)
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
@@ -220,7 +161,18 @@ def next_size(stop: int | None, position: int) -> int:
     return min(left if left > 0 else OVERRUN_BYTES, BLOCK_BYTES)
 
 
-def _decompressed(compression: str, raw: HashedFile) -> _Read:
+def _reading(raw: IO[bytes], size: int) -> _Read:
+    """A function that reads, and makes no more room than the file may fill: for a small file that
+    takes longer than to read it.
+    """
+
+    def read(wanted: int) -> bytes:
+        return raw.read(min(wanted, max(size - raw.tell(), 0) + OVERRUN_BYTES))
+
+    return read
+
+
+def _decompressed(compression: str, raw: IO[bytes]) -> _Read:
     """A function that reads at most as many plain bytes, or BLOCK_BYTES of xz and bz2."""
     if compression in ("xz", "bz2"):
         blocks = filter(None, _of_streams(raw, compression))
@@ -232,7 +184,7 @@ def _decompressed(compression: str, raw: HashedFile) -> _Read:
     return read
 
 
-def _of_streams(raw: HashedFile, compression: str) -> Iterator[bytes]:
+def _of_streams(raw: IO[bytes], compression: str) -> Iterator[bytes]:
     """Plain bytes of xz or bz2 streams end to end, empty ones too, at which Arrow fails in bz2.
     Python's own readers pass over damage after the first stream.
     """

@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
-from packer_cli.inputs.byte_streams import HashedFile
 from packer_cli.inputs.formats import Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
@@ -182,37 +181,30 @@ class ColumnarReader(Reader):
 
     holds_tokens = True
 
-    def opened(self, file: InputFile, hashed: HashedFile) -> AbstractContextManager[Table]:
+    def opened(self, file: InputFile) -> AbstractContextManager[Table]:
         raise NotImplementedError
 
     def first_row(self, file: InputFile, part: Slice) -> int:
         return 0
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        with _reading(file) as hashed, self.opened(file, hashed) as table:
+        with reading(file), self.opened(file) as table:
             names: list[str] = table.schema.names
             return names
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        with _reading(file) as hashed, self.opened(file, hashed) as table:
+        with reading(file), self.opened(file) as table:
             row = self.first_row(file, part)
             most = _TOKEN_ROWS if shape.kind == "tokens" else _BATCH_ROWS
             names = _columns_to_read(file, table.schema, shape, config)
             for batch in table.batches(part, names, most):
                 yield from _records(batch, row, shape, most, config, table.row_bytes)
                 row += batch.num_rows
-            yield Records.end(hashed.stretches())
 
     def describe(self, file: InputFile, position: int) -> str:
         return f"row {position}"
-
-
-@contextmanager
-def _reading(file: InputFile) -> Iterator[HashedFile]:
-    with reading(file), HashedFile(file) as hashed:
-        yield hashed
 
 
 def _records(
@@ -373,8 +365,8 @@ class ArrowReader(ColumnarReader):
     """The IPC file form and the stream form, told apart by the file's first bytes."""
 
     @contextmanager
-    def opened(self, file: InputFile, hashed: HashedFile) -> Iterator[Table]:
-        with pa.PythonFile(hashed, mode="r") as source:
+    def opened(self, file: InputFile) -> Iterator[Table]:
+        with storage.open_arrow(file.path, file.status()) as source:
             is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
             # A stream cut between two messages reads short without an error.
             if not is_file and (
@@ -446,11 +438,14 @@ class ParquetReader(ColumnarReader):
         return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)]
 
     @contextmanager
-    def opened(self, file: InputFile, hashed: HashedFile) -> Iterator[Table]:
+    def opened(self, file: InputFile) -> Iterator[Table]:
         metadata, _ = _footer(file)
         # buffered, or the column of a row group would be read whole
         how = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
-        with pq.ParquetFile(hashed, metadata=metadata, **how) as parquet:
+        with (
+            storage.open_arrow(file.path, file.status()) as source,
+            pq.ParquetFile(source, metadata=metadata, **how) as parquet,
+        ):
 
             def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
                 groups = list(range(metadata.num_row_groups)[part.start : part.stop])

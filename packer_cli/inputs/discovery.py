@@ -19,10 +19,10 @@ from __future__ import annotations
 import glob
 import hashlib
 import sys
-import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -54,7 +54,7 @@ from packer_cli.options.formats import (
 )
 from packer_cli.ownership import ID
 from packer_cli.records import InputFile, Notify
-from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, STATE, WORK
+from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, STATE, WORK, digest
 from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
 _Found = tuple[str, str]  # the line of a list that names it, or "", and the input
@@ -62,7 +62,6 @@ _FROM = "; relative paths and patterns start at the current directory"
 _SHOWN = 40  # characters of a line
 _LIST = "@"
 _LONGEST = 1 << 16  # bytes of a line: far longer than a path can be
-_TICK_NS = 2_000_000_000  # the coarsest clock of any file system in use: FAT's
 _VERSION_BYTES = 7
 
 
@@ -97,9 +96,9 @@ def find_inputs(
     for place, path in found:
         with _placed(place):
             refuse_twice(path if path == STDIN else storage.identity(path), path)
-            file = input_file(len(files), path, config)
-            if file.inode:  # a file that has several names
-                refuse_twice((file.device, file.inode), path)
+            file, status = _described(len(files), path, config)
+            if status and status.inode:  # a file that has several names
+                refuse_twice((status.device, status.inode), path)
         files.append(file)
     if not files:
         raise UsageError("no input files found", "name at least one file, directory or glob")
@@ -309,25 +308,32 @@ def _shards_of_dataset(folder: str) -> Iterator[str]:
 
 def input_file(index: int, path: str, config: DocumentConfig) -> InputFile:
     """The description of an input. UsageError or DataError when it cannot be read."""
+    return _described(index, path, config)[0]
+
+
+def _described(
+    index: int, path: str, config: DocumentConfig
+) -> tuple[InputFile, storage.Stat | None]:
+    """The description of an input, and the status of the file; None for stdin."""
     if path == STDIN:
         if sys.stdin is None:
             raise UsageError("-: stdin is closed", "pipe data to it, or name a file")
         name = config.input_format or JSON
         if not format_named(name).streamed:
             raise UsageError(f"-: {name} cannot be read from stdin", "name the file instead")
-        return _of_content(InputFile(index, path, name, None, 0, 0))
+        return _of_content(InputFile(index, path, name, None, 0, 0)), None
     file_format, compression = _format_of(path, config)
     storage.refuse_other_than_utf8("", path)
     file = InputFile(index, path, file_format, compression, 0, 0)
     with os_errors(path):
-        file, is_regular, latest = _as_it_is(file)
-        if not is_regular:
+        file, status = _as_it_is(file)
+        if not status.regular:
             raise UsageError(
                 f"{path}: not a regular file, so it cannot be read twice",
                 "pipe it to stdin: COMMAND | packer pack - ...",
             )
         storage.open_bytes(path).close()
-    return _of_content(replace(file, racy=bool(file.inode) and latest > time.time_ns() - _TICK_NS))
+    return _of_content(file), status
 
 
 def _format_of(path: str, config: DocumentConfig) -> tuple[str, str | None]:
@@ -363,9 +369,9 @@ def _of_content(file: InputFile) -> InputFile:
         return replace(file, format="jsonl")
 
 
-def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool, int]:
-    """The file as it is now, whether it is regular, and when it, or what belongs to it, last
-    changed. Raises OSError, for URLs PackerError; DataError where the index is not there.
+def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, storage.Stat]:
+    """The file as it is now, and its status. Raises OSError, for URLs PackerError; DataError where
+    the index is not there.
     """
     status = storage.stat(file.path, again=again)
     paths, each, version = [file.path], [status], status.version
@@ -375,36 +381,38 @@ def _as_it_is(file: InputFile, *, again: bool = False) -> tuple[InputFile, bool,
         paths.append(beside)
         each.append(storage.stat(beside, again=again))
         versions = repr([(one.size, one.version) for one in each])
-        digest = hashlib.sha256(versions.encode()).digest()
-        version = int.from_bytes(digest[:_VERSION_BYTES], "big")
-    changed_at = max(one.ctime_ns for one in each)
-    now = replace(
-        file, size=status.size, mtime_ns=version,
-        ctime_ns=changed_at, device=status.device, inode=status.inode,
-        found=tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else (),
-    )  # fmt: skip
-    return now, status.regular, max(changed_at, *(one.version for one in each))
+        version = _number_of(hashlib.sha256(versions.encode()).hexdigest())
+    elif file.format == TOKENIZED:  # made anew, it is the same as long as its documents are
+        version = _version_by_content(file.path, status)
+    found = tuple(zip(paths, each, strict=True)) if storage.is_url(file.path) else ()
+    return replace(file, size=status.size, version=version, found=found), status
 
 
-def check_unchanged(file: InputFile) -> bool:
-    """True where a file is surely what it was when the run began; False where its contents
-    must tell. Raises InputChangedError when it is surely another.
-    """
+@lru_cache(maxsize=1024)  # a recipe may have hundreds, which each unit looks at
+def _version_by_content(path: str, status: storage.Stat) -> int:
+    return _number_of(digest(path)[1])
+
+
+def _number_of(sha256: str) -> int:
+    return int(sha256[: 2 * _VERSION_BYTES], 16)
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Raise InputChangedError for a file that is not what it was when the run began."""
     if file.path == STDIN:
-        return True
+        return
     with os_errors(file.path):
-        now, _, _ = _as_it_is(file, again=True)
+        now, _ = _as_it_is(file, again=True)
     if file.has_changed(now):
-        raise changed(file, f"{file.size} bytes, now {now.size}")
-    return file.looks_like(now)
-
-
-def changed(file: InputFile, how: str) -> InputChangedError:
-    """The error for an input that is not what it was when the run began."""
-    return InputChangedError(
-        f"{file.path}: changed while it was read ({how})",
-        "wait until nothing writes to it, then run again",
-    )
+        how = (
+            "its modification time"
+            if file.size == now.size
+            else f"{file.size} bytes, now {now.size}"
+        )
+        raise InputChangedError(
+            f"{file.path}: changed while it was read ({how})",
+            "wait until nothing writes to it, then run again",
+        )
 
 
 def is_pair(file: InputFile) -> bool:

@@ -36,9 +36,7 @@ class Reader:
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        """The records of a slice in the file's order, in batches, and the stretches that were
-        read.
-        """
+        """The records of a slice in the file's order, in batches."""
         raise NotImplementedError
 
     def describe(self, file: InputFile, position: int) -> str:
@@ -118,5 +116,5 @@ def beginning(file: InputFile, size: int) -> Slice:
     """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
     first records are read soon.
     """
-    cut = format_named(file.format).cut_by == "byte"
+    cut = format_named(file.format).counts_bytes
     return Slice(file.index, 0, size if cut else None, 0)

@@ -107,7 +107,6 @@ class MegatronReader(DocumentReader):
                 ids = np.frombuffer(_exactly(file.path, source, left), index.kind)
                 own = offsets[first : last + 1] - offsets[first]
                 yield _records(ids, own, position, source.consumed())
-            yield source.end()
 
 
 @lru_cache(maxsize=8)  # many units read one file

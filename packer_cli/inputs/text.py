@@ -79,7 +79,6 @@ class TextReader(LineReader):
                 )
             # holds no bytes and no texts while they are worked on, which a loop would
             yield from map(records_of, documents)
-            yield source.end()
 
 
 def _no_text(data: bytes) -> tuple[str, str] | None:
@@ -206,7 +205,6 @@ class CsvReader(LineReader):
                 return with_carried(records, Given(positions, values), config, _MEND)
 
             yield from map(records_of, rows.batches())
-            yield source.end()
 
 
 def _value(cell: str) -> Any:

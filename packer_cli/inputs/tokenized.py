@@ -34,14 +34,13 @@ from packer_cli.records import (
     Int64,
     Records,
     Slice,
-    Stretch,
     TokenBatch,
     UInt32,
     WorkUnit,
     offsets_of,
 )
 from packer_cli.result.carried import check_defaults
-from packer_cli.result.layout import MANIFEST, digest
+from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
@@ -75,14 +74,7 @@ def order_seed(seed: int, index: int) -> int:
 @lru_cache(maxsize=1024)  # a recipe may have hundreds
 def opened(file: InputFile) -> TokenizedDirectory:
     """The tokenized directory that an input is."""
-    _manifest_read(file)  # before: if it is replaced now, what was read of it is not what is there
     return open_tokenized(file.path.removesuffix(MANIFEST) or ".")
-
-
-@lru_cache(maxsize=1024)  # a recipe may have hundreds
-def _manifest_read(file: InputFile) -> Stretch:
-    """The manifest, which names all shards by their content, as it is when it is opened."""
-    return Stretch(0, *digest(file.path))
 
 
 class TokenizedReader(DocumentReader):
@@ -108,7 +100,7 @@ class TokenizedReader(DocumentReader):
     def describe(self, file: InputFile, position: int) -> str:
         tokenized = opened(file)
         number, place = tokenized.places(np.array([position], np.int64))[:, 0].tolist()
-        return f"document {position} ({tokenized.facts.inputs[number].path} at {place})"
+        return f"document {position} ({tokenized.facts.inputs[number].name} at {place})"
 
 
 class TokenizedInputs:
@@ -161,10 +153,6 @@ class TokenizedInputs:
                 order = self._directories[index].order(order_seed(self._seed or 0, index))
                 self._pools[index] = Pool(order, np.ones(len(order), np.int32))
         return self._pools[index]
-
-    def stretches(self, unit: WorkUnit) -> dict[int, list[Stretch]]:
-        """The parts of its inputs that a unit depends on."""
-        return {part.file: [_manifest_read(self._files[part.file])] for part in unit.slices}
 
     def _numbers(self, part: Slice) -> Int64:
         """The numbers of a slice's documents."""

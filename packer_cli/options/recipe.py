@@ -49,7 +49,7 @@ _Kind = TypeVar("_Kind")
 _ROWS = {one.name for one in fields(PackConfig)} - {one.name for one in fields(DocumentConfig)}
 _ROWS |= {"unit_bytes", "shard_bytes", "carry_default"}  # of rows, too
 # What becomes of an earlier result: one word on the command line takes the place of all others.
-_EARLIER = {"overwrite", "update", "add", "prune", "checksum"}
+_EARLIER = {"overwrite", "add"}
 _SOURCE = 'a source is a table [[source]] with name = "web" and inputs = ["web/*.parquet"]'
 _INPUTS = "Files, directories, globs and URLs of these. Relative ones begin at the recipe."
 _STDIN = "-"

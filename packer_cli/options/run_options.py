@@ -70,37 +70,23 @@ class RunOptions(EncodingOptions):
 
     Beyond what --help says:
 
-    add                an update that keeps the inputs which are not named, as they are packed
+    exact              with `add`: where inputs are not named any more, all is packed anew
     progress           show progress on stderr
     rank, world_size   pack only every world_size-th unit, as one of that many processes
     before_switch      called when all is packed, before a new result takes its place
     """
 
     overwrite: bool = option(False, "Replace an earlier result in the output.", elsewhere="--force")
-    update: bool = option(
-        False,
-        "Pack only inputs that are new or have changed. All others must be named, too: see "
-        "--add and --prune.",
-    )
     add: bool = option(
         False,
-        "Add these inputs to the result, if there is one; those that it has already and that "
-        "are not named stay as they are packed, even if their files are gone.",
-        elsewhere="--append",
-    )
-    prune: bool = option(
-        False,
-        "With --update: drop the documents of inputs that are not named.",
-        goes_with=("update", True),
-    )
-    checksum: bool = option(
-        False,
-        "With --update or --add: compare contents of files, not when they were changed.",
-        goes_with=("update", True),
+        "Add inputs that are new, or have changed, to the result, if there is one. All others stay "
+        "as they are packed, named or not, even if their files are gone.",
+        elsewhere="--append --update --resume",
     )
     no_lock: bool = option(
         False, "Go on where the file system has no locks; let no other run write there."
     )
+    exact: bool = False
     progress: bool = True
     engine: str = option(
         "local",
@@ -117,15 +103,9 @@ class RunOptions(EncodingOptions):
     world_size: int | None = None
     before_switch: Callable[[], None] = lambda: None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "update", self.update or self.add)
-        super().__post_init__()
-
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
-        yield apart("--add", self.add, "--prune", self.prune)
-        name = "--add" if self.add else "--update"
-        yield apart(name, self.update, "--overwrite", self.overwrite)
+        yield apart("--add", self.add, "--overwrite", self.overwrite)
         rank, size = self.rank, self.world_size
         known = rank is not None and size is not None
         yield not known and rank != size, "--rank and --world-size: each needs the other", ""
@@ -135,8 +115,8 @@ class RunOptions(EncodingOptions):
             "ranks are counted from 0",
         )
         yield (
-            known and (self.overwrite or self.update or self.engine != "local"),
-            "--rank: does not go with --overwrite, --update, --add or --engine ray",
+            known and (self.overwrite or self.add or self.engine != "local"),
+            "--rank: does not go with --overwrite, --add or --engine ray",
             "give the ranks an --output of their own, and put it in place afterwards",
         )
 

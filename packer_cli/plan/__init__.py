@@ -43,13 +43,13 @@ from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
 from packer_cli.result.reader import plain_type, values_type
 from packer_cli.result.shard_writer import fixed, ragged, stored_batch_rows, stored_schema
+from packer_cli.run.additions import plan_addition
 from packer_cli.run.finalize import check_limits, nothing_to_pack, totals_of_rows
 from packer_cli.run.identity import Run
 from packer_cli.run.pipeline import settle
 from packer_cli.run.recipe import naming, rows_of, tokens_of, tokens_root
 from packer_cli.run.source import prepare
 from packer_cli.run.unit import NOWHERE, Job, UnitMaker, UnitRows, pack_unit
-from packer_cli.run.update import plan_update
 
 _OF_SOURCE = ("documents", "tokens", "trained_tokens")  # what is counted of each in rows
 _END = 8  # bytes of a shard after its last batch
@@ -205,10 +205,11 @@ class Planning:
 
 def _refuse_stale(to: Path, run: Run, recipe: str) -> None:
     """UsageError where a tokenized directory is not what `run`, of its source, would make now."""
-    why = "its inputs have changed, or its files or limits, since they were tokenized"
-    tip = f"run packer pack {recipe} --update, which tokenizes what is new, has changed or is lost"
+    why = "its inputs have changed, or its limits, since they were tokenized"
+    tip = f"run packer pack {recipe} --add, which tokenizes what is new or has changed"
     try:
-        if not plan_update(to, load_tokenized(to), run, RunOptions(update=True)).changed:
+        adding = RunOptions(add=True, exact=True)  # as sources of a recipe are tokenized
+        if not plan_addition(to, load_tokenized(to), run, adding).changed:
             return
     except UsageError as error:
         why = f"was tokenized otherwise: {error.message}"

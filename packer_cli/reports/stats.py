@@ -155,7 +155,7 @@ def _content(
     if by == "shard":
         content["by_shard"] = document["shards"]
     elif by == "input":
-        content["by_input"] = [document["inputs"][index] for index in manifest.inputs_now]
+        content["by_input"] = document["inputs"]
     return content
 
 
@@ -225,7 +225,7 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
     mixed = f["mixedness"]
     if mixed["spread"] is not None:  # where rows are of more than one segment
         shares_alike = [("have nearly one length", mixed["one_length"])]
-        shares_alike += [("one input", mixed["one_input"])] * (len(manifest.inputs_now) > 1)
+        shares_alike += [("one input", mixed["one_input"])] * (len(manifest.inputs) > 1)
         said = [f"{percent(share)} {what}" for what, share in shares_alike if share is not None]
         text = f"of the data's spread of lengths in a row{'; of rows ' if said else ''}"
         yield Figure("mixed", percent(mixed["spread"]), text + ", ".join(said))
@@ -315,7 +315,7 @@ def _histograms(manifest: Result) -> Iterator[Section]:
     yield Section("Segments per row", [Histogram(*titles, segments)])
     if any(histograms.one_length):  # no row else has enough segments for that to mean anything
         charts = [alike("length", "within 5% of its median length", histograms.one_length)]
-        if len(manifest.inputs_now) > 1:
+        if len(manifest.inputs) > 1:
             charts.append(alike("input", "from one input", histograms.one_input))
         yield Section("How mixed rows are", charts, only="page")
 
@@ -333,8 +333,7 @@ def _carried_figures(manifest: Result) -> dict[str, Any]:
             figures = {"minimum": low, "mean": its_sum / number, "maximum": high}
             found[name] |= {"values": number} | figures
         else:
-            paths = [one.path for one in manifest.inputs_now.values()]
-            found[name]["directories"] = [str(Path(path).parent) for path in paths]
+            found[name]["directories"] = [one.name for one in manifest.inputs]
     return found
 
 
@@ -356,7 +355,7 @@ def _carried(manifest: Result) -> Iterator[Section]:
 
 def _listed(manifest: Result, by: str | None) -> Iterator[Section]:
     """Inputs and, in the terminal, shards, where they are asked for. A page always has inputs."""
-    inputs = [*manifest.inputs_now.values()]
+    inputs = manifest.inputs
     if by == "shard":
         yield Section("Shards", [_shards(manifest)], only="terminal")
     elif by == "input":
@@ -369,7 +368,7 @@ def _inputs(inputs: list[Input], most: int) -> Table:
     """A line for each, in their order; of more than `most`, for those with the most tokens."""
     largest = {*nlargest(most, range(len(inputs)), key=lambda place: inputs[place].tokens)}
     lines = [
-        (one.path, one.shape or "", [one]) for place, one in enumerate(inputs) if place in largest
+        (one.name, one.shape or "", [one]) for place, one in enumerate(inputs) if place in largest
     ]
     if rest := [one for place, one in enumerate(inputs) if place not in largest]:
         lines.append((f"{count(len(rest))} other inputs", "", rest))
@@ -386,7 +385,7 @@ def _inputs(inputs: list[Input], most: int) -> Table:
 def _lost(manifest: Result, inputs: list[Input]) -> list[Table]:
     """A table of what inputs have lost on the way to rows; [] for nothing."""
     names = [name for name in manifest.counted_by_input if name in _LOSSES]
-    lines = [(one.path, {name: getattr(one, name) for name in names}) for one in inputs]
+    lines = [(one.name, {name: getattr(one, name) for name in names}) for one in inputs]
     return _nonzero("", "input", [(path, its) for path, its in lines if any(its.values())])
 
 
@@ -486,7 +485,7 @@ def _records(manifest: Manifest) -> Table:
 
 def _origin(manifest: Result) -> dict[str, Any]:
     """Inputs, tokenizer, template (None where none rendered) and options, for programs."""
-    inputs = manifest.inputs_now.values()
+    inputs = manifest.inputs
     return {
         "inputs": {"count": len(inputs), "bytes": sum(one.size for one in inputs)},
         "tokenizer": manifest.document["tokenizer"],
@@ -497,7 +496,7 @@ def _origin(manifest: Result) -> dict[str, Any]:
 
 def _facts(manifest: Result) -> Iterator[Fact]:
     """Inputs, tokenizer, template and options, for people."""
-    inputs, template = manifest.inputs_now.values(), _template(manifest)
+    inputs, template = manifest.inputs, _template(manifest)
     tokenizer = _tokenizer(manifest.tokenizer, template is not None)
     if isinstance(manifest, Manifest) and manifest.is_from_tokenized:
         # what is around documents, and trained on, is each directory's own

@@ -31,7 +31,6 @@ PART = ".part"  # ends the name of a file that is being written
 WORK = ".packer"  # in the output, while a run writes, and after one that failed
 REJECTED = "rejected.jsonl"
 UNITS = "units.jsonl"
-INPUT_TIMES = "input_times.json"
 SQUARED_LENGTHS = "squared_lengths.npy"  # of rows, not of documents
 STATE, INFO = "state.json", "dataset_info.json"  # what makes it one that `datasets` loads
 DATASET_DICT = "dataset_dict.json"  # beside results that are splits of one dataset
@@ -40,9 +39,7 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.
 TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "chat_template.tool_use.jinja"
 TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, TEMPLATE, TOOL_TEMPLATE)
 # All but shards and manifests. Only these, and only as a manifest lists them, are ever replaced.
-SIDE_FILES = frozenset(
-    {STATE, INFO, REJECTED, UNITS, INPUT_TIMES, SQUARED_LENGTHS, *TOKENIZER_FILES}
-)
+SIDE_FILES = frozenset({STATE, INFO, REJECTED, UNITS, SQUARED_LENGTHS, *TOKENIZER_FILES})
 
 ROWS, DOCUMENTS, INDEX = "shard", "documents", "index"  # what files of Arrow data hold
 _UNIT_AND_PART, _DIGEST = "-[0-9]{5,20}-[0-9]{3,20}", "-[0-9a-f]{16}"

@@ -122,17 +122,24 @@ class AttentionCosts(Struct, frozen=True):
 
 
 class Input(InputTotals, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec's may
-    """An input, and the totals of its records. `removed`: an update has dropped it. `format`: of
-    tokenized directories, whose manifests' names do not tell. `shape`: the `Shape.name` of its
-    records, where not all inputs have the same.
+    """An input, and the totals of its records. `path`: as `storage.absolute` has it. `version`: as
+    in `InputFile`. `sha256` "": of stdin and URLs. `format`: of tokenized directories, whose
+    manifests' names do not tell. `shape`: the `Shape.name` of its records, where not all inputs
+    have the same.
     """
 
     path: str
     size: Count
+    version: int
     sha256: str
-    removed: bool = False
     format: str | None = None
     shape: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people: from the current directory on, and a directory rather than its manifest."""
+        path = storage.shown(self.path)
+        return (os.path.dirname(path) or ".") if self.format == TOKENIZED else path
 
     def format_then(self, input_format: str | None) -> str | None:
         """What it was read as, with the run's --input-format; None for stdin without one."""
@@ -262,11 +269,6 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
         """The tokenizer's digest, as shards have it; "" for ids and built-in bytes."""
         return self.tokenizer.sha256 if self.tokenizer else ""
 
-    @property
-    def inputs_now(self) -> dict[int, Input]:
-        """By index, without those that an update has dropped."""
-        return {index: one for index, one in enumerate(self.inputs) if not one.removed}
-
     def shards_of_units(self) -> list[list[Shard]]:
         """A document's pieces lie in one unit, perhaps in several of its shards."""
         return [list(shards) for _, shards in groupby(self.shards, lambda shard: shard.unit)]
@@ -371,7 +373,7 @@ def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
 def shape_of(manifest: Result) -> Shape:
     """What the records are, but for the names of their fields."""
     config = manifest.document["config"]
-    names = dict.fromkeys(one.shape for one in manifest.inputs_now.values() if one.shape)
+    names = dict.fromkeys(one.shape for one in manifest.inputs if one.shape)
     if names:
         return joined({name: shape_named(name) for name in names})
     # only the inputs show whether the prompts are messages, and tokens those of both kinds

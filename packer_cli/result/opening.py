@@ -225,7 +225,7 @@ def _directories(
     view: Path, facts: Manifest, given: Sequence[str | os.PathLike[str]]
 ) -> dict[int, TokenizedDirectory]:
     """The tokenized directories by the numbers of the inputs."""
-    expected = {one.sha256 for one in facts.inputs_now.values()}
+    expected = {one.sha256 for one in facts.inputs}
     found: dict[str, TokenizedDirectory] = {}
     for name in given:
         directory = open_tokenized(name)
@@ -237,22 +237,24 @@ def _directories(
                 "give the one that the view was packed from",
             )
         found[sha256] = directory
-    for one in facts.inputs_now.values():
+    for one in facts.inputs:
         if one.sha256 not in found:
             found[one.sha256] = open_tokenized(_recorded(view, one.path, one.sha256))
-    return {number: found[one.sha256] for number, one in facts.inputs_now.items()}
+    return {number: found[one.sha256] for number, one in enumerate(facts.inputs)}
 
 
 def _recorded(view: Path, path: str, expected: str) -> Path:
     """The tokenized directory of an input, where the view's manifest says. Raises DataError.
 
-    A relative path is tried from the current directory, from the view, and from the folder that the
-    view is in: the usual place of who packed it. The digest tells whether it is the right one.
+    If both were moved, or are on another machine, it is found from a folder that they have in
+    common: the ends of the path are tried from each that the view is in. The digest tells whether
+    it is the right one.
     """
-    folder, what = Path(path).parent, "is gone"
-    if not folder.is_absolute():
-        what += ", from here and from the view"
-    for place in dict.fromkeys([Path(path), view / path, view.absolute().parent / path]):
+    recorded, what = Path(path), "is gone"
+    folder, parts = recorded.parent, recorded.parts[1:]
+    ends = [Path(*parts[first:]) for first in range(len(parts) - 1)]
+    moved = (above / end for above in view.absolute().parents for end in ends)
+    for place in dict.fromkeys([recorded, *moved]):
         if storage.is_file(str(place)):
             if digest(place)[1] == expected:
                 return place.parent
@@ -371,7 +373,7 @@ class Joined:
         for facts in (part.facts for part in self.parts):
             digests = [shard.sha256 for shard in facts.shards]
             if facts.config.view:  # whose shards hold no tokens
-                digests += [one.sha256 for one in facts.inputs_now.values()]
+                digests += [one.sha256 for one in facts.inputs]
             prints.append(sha256("".join(digests).encode()).hexdigest())
         return prints[0] if len(prints) == 1 else sha256("".join(prints).encode()).hexdigest()
 
@@ -412,7 +414,7 @@ def tokens_of_each(
                for one in _listed(tokens)}  # fmt: skip
     wanted = list[Paths | None]()
     for facts in map(load, paths):
-        inputs = {one.sha256 for one in facts.inputs_now.values()} if facts.config.view else ()
+        inputs = {one.sha256 for one in facts.inputs} if facts.config.view else ()
         wanted.append([name for name, sha256 in digests.items() if sha256 in inputs])
     if unused := digests.keys() - set(chain.from_iterable(map(_listed, wanted))):
         raise UsageError(

@@ -4,7 +4,6 @@ it. One wording for people and one for programs.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
@@ -114,7 +114,7 @@ class Origins:
         one, config = self._manifest.inputs[number], self._manifest.config
         if one.format != TOKENIZED:
             return [input_origin(one, config, at) for at in positions.tolist()]
-        folder = os.path.dirname(one.path)
+        folder = one.name
         tokenized = self.tokenized(number)
         if tokenized is None:
             return [Origin(folder, at, "document", 0) for at in positions.tolist()]
@@ -139,11 +139,10 @@ class Origins:
         """
         if number not in self._tokenized:
             one, found = self._manifest.inputs[number], None
-            folder = os.path.dirname(one.path)
-            why = f"{folder}: was changed since"
+            why = f"{one.name}: was changed since"
             try:
-                if digest(one.path) == (one.size, one.sha256):
-                    found = open_tokenized(folder)
+                if digest(storage.shown(one.path)) == (one.size, one.sha256):
+                    found = open_tokenized(one.name)
             except (DataError, UsageError) as error:
                 why = error.message
             if found is None:
@@ -184,7 +183,7 @@ def input_origin(one: Input, config: DocumentConfig, position: int) -> Origin:
     if config.turns == "each":
         turn = position % MOST_TURNS
     unit, turn_is = unit_of(one, config.input_format), turn_of(config)
-    return Origin(one.path, record, unit, 0, turn=turn, turn_is=turn_is)
+    return Origin(one.name, record, unit, 0, turn=turn, turn_is=turn_is)
 
 
 def turn_of(config: DocumentConfig) -> str:

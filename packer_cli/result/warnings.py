@@ -18,7 +18,6 @@ from packer_cli.result.manifest import (
     Input,
     Manifest,
     Result,
-    as_named,
     shape_of,
 )
 from packer_cli.result.wording import percent, plural, unshown
@@ -97,10 +96,10 @@ def _longer(manifest: Manifest) -> list[str]:
 def _left_out(manifest: Result) -> Iterator[Warned]:
     if not manifest.rejected_files:
         return
-    names = [one.path for one in manifest.inputs_now.values() if one.rejected_files]
+    names = [one.name for one in manifest.inputs if one.rejected_files]
     files = plural(manifest.rejected_files, "input")
     text = f"leaves out {files} that cannot be decoded: {named(names, _MOST_NAMED)}"
-    yield Warned("files", text, "see rejected.jsonl; once mended, use --update")
+    yield Warned("files", text, "see rejected.jsonl; once they are fixed, --add packs them")
 
 
 def _copies(manifest: Result) -> Iterator[Warned]:
@@ -110,8 +109,8 @@ def _copies(manifest: Result) -> Iterator[Warned]:
     if isinstance(manifest, Manifest) and manifest.sources:
         return
     first, copies = dict[str, Input](), list[tuple[Input, Input]]()
-    for one in manifest.inputs_now.values():
-        other = first.setdefault(one.sha256, one)
+    for one in manifest.inputs:
+        other = first.setdefault(one.sha256, one) if one.sha256 else one
         if other is not one and one.documents:
             copies.append((other, one))
     if not copies:
@@ -120,8 +119,8 @@ def _copies(manifest: Result) -> Iterator[Warned]:
     (original, copy), documents = copies[0], sum(one.documents for _, one in copies)
     there = "are there more than once" if documents > 1 else "is there more than once"
     text = (
-        f"{plural(documents, 'document')} {there}: {as_named(copy.path)} has the content of "
-        f"{as_named(original.path)}{more}"
+        f"{plural(documents, 'document')} {there}: {copy.name} has the content of "
+        f"{original.name}{more}"
     )
     yield Warned("copies", text, "name one of such files")
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,7 +52,6 @@ from packer_cli.ownership import (
 from packer_cli.records import InputFile
 from packer_cli.result.layout import (
     INCOMPLETE,
-    INPUT_TIMES,
     MANIFEST,
     REJECTED,
     SHARD_NAME,
@@ -63,7 +62,7 @@ from packer_cli.result.layout import (
     is_result_file,
 )
 from packer_cli.result.manifest import Result, is_manifest, looks_like_one, parse_unedited
-from packer_cli.run.commits import UNIT_RECORDS, as_packed, units_in
+from packer_cli.run.commits import UNIT_RECORDS, units_in
 from packer_cli.run.identity import (
     RUN,
     Run,
@@ -78,7 +77,7 @@ _TRIES = 100  # to join other ranks: one that ends keeps all others out for a mo
 _TICK_SECONDS = 0.01  # after this long, a change has a later time on every file system
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
-    r"|(unit|input)-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
+    r"|unit-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
     rf"|{SHARD_NAME}"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES)))})(\.part)?"
 )
@@ -201,7 +200,7 @@ def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
     inside = claim.inside
     with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
-            if not differences(claim.ended, run, as_packed(claim.output)):
+            if not differences(claim.ended, run):
                 return False
             if not may_replace:
                 raise finished(claim.output)
@@ -230,7 +229,7 @@ def _continues(claim: Claim, run: Run, may_replace: bool) -> bool:
     differ = (
         ["it is damaged, or of another packer"]
         if earlier is None
-        else differences(earlier, run, as_packed(work)) or _skipped(earlier, run, work)
+        else differences(earlier, run) or _skipped(earlier, run, work)
     )
     if not differ:
         return True
@@ -343,15 +342,15 @@ def refuse_inputs_inside(output: str | Path, files: Sequence[InputFile]) -> None
             )
 
 
-def finished(place: Path | str, differs: str = "", *, may_update: bool = False) -> UsageError:
+def finished(place: Path | str, differs: str = "", *, may_add: bool = False) -> UsageError:
     """The error for a result that is not to be replaced. `differs`: how from what was to be packed;
-    `may_update`: only in its inputs.
+    `may_add`: only in its inputs.
     """
     how = f" that differs: {differs}" if differs else ""
-    update = "pack only what is new or has changed, with --update; " if may_update else ""
+    add = "pack what is new or has changed, with --add; " if may_add else ""
     return UsageError(
         f"{place}: holds a finished result{how}",
-        f"{update}choose another --output, or replace it with --overwrite",
+        f"{add}choose another --output, or replace it with --overwrite",
     )
 
 
@@ -417,19 +416,8 @@ def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
         return False
     if name in (MANIFEST, INCOMPLETE):
         return folder.read(name) == earlier.content
-    if name == INPUT_TIMES:  # no digest covers it
-        return is_input_times(folder.read(name) or b"")
     times = None if name in SIDE_FILES else earlier.times
     return name in earlier.files and unchanged(folder, name, earlier.files[name], times)
-
-
-def is_input_times(content: bytes) -> bool:
-    """True if it holds only what packer writes there."""
-    try:
-        document = msgspec.json.decode(content, type=dict[str, list[Any]])
-    except (ValueError, RecursionError):
-        return False
-    return document.keys() <= {"inputs", "racy"}
 
 
 def replace(claim: Claim) -> None:
@@ -463,7 +451,7 @@ def _put_in_place(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier
         inside.rename(name, folder, target if name == MANIFEST else name)
     folder.sync()
     if earlier is not None:
-        gone = {*earlier.files, MANIFEST, INCOMPLETE} - {*new.files, INPUT_TIMES, target}
+        gone = {*earlier.files, MANIFEST, INCOMPLETE} - {*new.files, target}
         _remove(folder, gone, earlier)
         folder.sync()
     forget(inside)
@@ -478,7 +466,7 @@ def _coming(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier | Non
     """The part of the result that is still in the work folder: its shards, the side files, which
     name these, and the manifest. UsageError for what is in their way.
     """
-    names = [*sorted({*new.files, INPUT_TIMES}, key=SIDE_FILES.__contains__), MANIFEST]
+    names = [*sorted(new.files, key=SIDE_FILES.__contains__), MANIFEST]
     coming = [name for name in names if inside.status(name) is not None]
     places = (_target(new) if name == MANIFEST else name for name in coming)
     _refuse_in_the_way(folder, places, earlier, new.files)

@@ -6,8 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,22 @@ from msgspec import to_builtins
 from msgspec.structs import asdict
 
 import packer_cli
+from packer_cli import storage
 from packer_cli.errors import DataError, InternalError, ThresholdMissed, os_errors
+from packer_cli.inputs.byte_streams import STDIN, stdin_size
+from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.ownership import unchanged, write_file, written
-from packer_cli.packing.figures import lower_bound_rows, squared_sums
+from packer_cli.ownership import write_file, written
+from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.records import InputFile
 from packer_cli.result.counts import OF_TRACES, Counts
 from packer_cli.result.layout import (
     FORMAT_VERSION,
     INDEX,
-    INPUT_TIMES,
     MANIFEST,
     REJECTED,
     SQUARED_LENGTHS,
@@ -52,48 +55,44 @@ from packer_cli.result.manifest import (
     to_bytes,
     why_incomplete,
 )
-from packer_cli.result.reader import HEADER_BYTES, PackedDirectory, segments_of, squares_header
+from packer_cli.result.reader import HEADER_BYTES, squares_header
 from packer_cli.run import commits
 from packer_cli.run import destination as output
-from packer_cli.run.commits import UnitRecord, identities, squared_lengths_name
+from packer_cli.run.commits import UnitRecord, squared_lengths_name
 from packer_cli.run.destination import Claim, earlier_result
 from packer_cli.run.identity import Run
-from packer_cli.run.update import Update
 
 _COPY_BYTES = 1 << 20
 _Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
-def finalize(run: Run, claim: Claim, update: Update | None = None) -> Result:
+def finalize(
+    run: Run, claim: Claim, kept: Mapping[int, UnitRecord] = MappingProxyType({})
+) -> Result:
     """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
 
-    Raises DataError when there is nothing to keep, ThresholdMissed when it would replace a good
-    result by an incomplete one, InternalError when tokens are missing.
+    `kept`: the records of units that stay of an earlier result, by index. Raises DataError when
+    there is nothing to keep, ThresholdMissed when it would replace a good result by an incomplete
+    one, InternalError when tokens are missing.
     """
-    work, reused = claim.work, update.reused if update else {}
+    work = claim.work
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
     every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)))
     with written(work / UNITS) as lines:
-        for record in _records(run, claim, reused):
+        for record in _records(run, claim, kept):
             every.add(record, run)
             lines.write(commits.as_line(record))
-    _check(every, run, claim)
     earlier = earlier_result(claim.folder)
-    kept = {part.file for record in reused.values() for part in record.slices}
-    for file in run.files:
-        if file.index in every.digests:
-            continue
-        found = commits.read_input(work, file.index)
-        if earlier is not None and file.index in kept:
-            one = earlier.manifest.inputs[file.index]
-            found = one.size, one.sha256
-        elif found is None:  # no unit reads it: a split's side may have nothing of a source
-            found = digest(file.path) if file.format else (0, "")
-        every.digests[file.index] = found
-    hashes = _side_files(every, run, claim, reused)
+    if earlier is not None and kept:
+        stay = {part.file for record in kept.values() for part in record.slices}
+        every.digests |= {index: earlier.manifest.inputs[index].sha256 for index in stay}
+    _check(every, run, claim)
+    for file in run.files:  # of a URL, its version tells; not every unit of a recipe has all
+        if file.index not in every.digests and file.path != STDIN and not storage.is_url(file.path):
+            every.digests[file.index] = digest(file.path)[1]
+            check_unchanged(file)
+    hashes = _side_files(every, run, claim, kept)
     manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
-    # not part of the result's content: only --update on this machine reads it
-    write_file(work / INPUT_TIMES, identities(run.files))
     write_file(work / MANIFEST, to_bytes(manifest.document))
     if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
@@ -110,7 +109,7 @@ class _Units:
     """The records of all units together. `bad` and `read`: records of those that are new."""
 
     total: Counts
-    digests: dict[int, commits.Digest] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
     shards: list[Shard] = field(default_factory=list)
     rejected: list[UnitRecord] = field(default_factory=list)
     tokenizer: dict[str, Any] | None = None
@@ -120,7 +119,7 @@ class _Units:
     def add(self, record: UnitRecord, run: Run) -> None:
         counts, several = commits.counts_of(record), run.shape.members
         self.total.add(counts)
-        self.digests |= {index: (size, sha256) for index, size, sha256 in record.inputs}
+        self.digests |= dict(record.digests)
         self.shards += record.shards
         self.tokenizer = _common(self.tokenizer, record.tokenizer) if several else record.tokenizer
         if record.rejected:
@@ -131,7 +130,7 @@ class _Units:
 
 
 def _side_files(
-    every: _Units, run: Run, claim: Claim, reused: Mapping[int, UnitRecord]
+    every: _Units, run: Run, claim: Claim, kept: Mapping[int, UnitRecord]
 ) -> dict[str, str]:
     """Write what a result has beside its shards; name -> sha256."""
     work, shards = claim.work, every.shards
@@ -146,15 +145,15 @@ def _side_files(
         joined = [REJECTED, UNITS]
     if not run.is_to_tokenize:
         head = squares_header(sum(shard.rows for shard in shards))
-        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, reused), head)
+        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, kept), head)
         joined.append(SQUARED_LENGTHS)
     first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
     return first | run.chosen.hashes | last
 
 
-def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
+def _records(run: Run, claim: Claim, kept: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = reused.get(unit.index) or commits.read_unit(claim.work, unit)
+        record = kept.get(unit.index) or commits.read_unit(claim.work, unit, run.identity)
         if record is None:
             raise InternalError(
                 f"unit {unit.index} was packed, but its files in {claim.work} are not right"
@@ -163,9 +162,9 @@ def _records(run: Run, claim: Claim, reused: Mapping[int, UnitRecord]) -> Iterat
             status = claim.folder.status(shard.file)
             if status is None or status.st_size != shard.bytes:
                 raise DataError(
-                    f"{claim.output / shard.file}: is missing or cut short since the update began",
-                    "restore it, or remove what is left of it; then run the same command again, "
-                    "which packs its documents again",
+                    f"{claim.output / shard.file}: is missing or cut short since the run began",
+                    "restore it, and run the same command again; or pack everything again with "
+                    "--overwrite",
                 )
         yield record
 
@@ -184,7 +183,7 @@ def _check(every: _Units, run: Run, claim: Claim) -> None:
     if rejected:
         path, start, size = _rejected_part(rejected[0], claim)
         first = json.loads(path.read_bytes()[start : start + size].partition(b"\n")[0])
-        file = next(one for one in run.files if one.path == first["file"])
+        file = next(one for one in run.files if one.known_as == first["file"])
         place, at = file.path, first["position"]
         if at is not None:
             place += f", {reader_for(file.format).describe(file, at)}"
@@ -229,32 +228,20 @@ def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:
 def _squared_lengths(
     claim: Claim, shards: Sequence[Shard], kept: Mapping[int, UnitRecord]
 ) -> Iterator[_Part]:
-    """The squared lengths of the rows of each unit. `kept`: the units that an update keeps; where
-    the file that has theirs is lost, their shards tell.
+    """The squared lengths of the rows of each unit. `kept`: the units of the earlier result that
+    stay.
     """
-    first, row = dict[int, int](), 0  # the first row of each unit of the result that is updated
-    lost: PackedDirectory | None = None
+    first, row = dict[int, int](), 0  # the first row of each unit of the earlier result
     earlier = earlier_result(claim.folder) if kept else None
-    if earlier is not None and isinstance(earlier.manifest, Manifest):
-        listed = earlier.files.get(SQUARED_LENGTHS)
-        if listed is None or not unchanged(claim.folder, SQUARED_LENGTHS, listed):
-            lost = PackedDirectory(claim.output, earlier.manifest)
-        for shard in earlier.manifest.shards:
-            first.setdefault(shard.unit, row)
-            row += shard.rows
+    for shard in earlier.manifest.shards if earlier is not None else ():
+        first.setdefault(shard.unit, row)
+        row += shard.rows
     for unit, group in groupby(shards, lambda shard: shard.unit):
-        own, path = [*group], claim.work / squared_lengths_name(unit)
-        size = 8 * sum(shard.rows for shard in own)
-        if unit not in kept:
-            yield path, 0, size
-        elif lost is None:
+        size = 8 * sum(shard.rows for shard in group)
+        if unit in kept:
             yield claim.output / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit], size
         else:
-            with written(path) as file:
-                for batch in chain.from_iterable(map(lost.stored, own)):
-                    sums = squared_sums(*segments_of(batch)[1:])
-                    file.write(sums.astype("<i8", copy=False).data)
-            yield path, 0, size
+            yield claim.work / squared_lengths_name(unit), 0, size
 
 
 def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
@@ -275,7 +262,7 @@ def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
 def manifest_of(
     run: Run,
     tokenizer: dict[str, Any] | None,
-    digests: dict[int, tuple[int, str]],
+    digests: Mapping[int, str],
     shards: list[Shard],
     counts: Counts,
     side_files: dict[str, str],
@@ -290,7 +277,7 @@ def manifest_of(
         "tokenizer": tokenizer,
     }
     end = {
-        "inputs": [_input(run, file, *digests[file.index], counts) for file in run.files],
+        "inputs": [_input(run, file, digests.get(file.index, ""), counts) for file in run.files],
         "units": [
             {"unit": unit.index, "slices": [part[:3] for part in unit.slices]} for unit in run.units
         ],
@@ -383,12 +370,14 @@ def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[st
     return {name: value for name, value in other.items() if name not in around}
 
 
-def _input(run: Run, file: InputFile, size: int, sha256: str, counts: Counts) -> dict[str, Any]:
+def _input(run: Run, file: InputFile, sha256: str, counts: Counts) -> dict[str, Any]:
     own, kind = counts.file(file.index), TokenizedManifest if run.is_to_tokenize else Manifest
     figures = {name: getattr(own, name) for name in kind.counted_by_input}
-    entry = {"path": file.path, "size": size, "sha256": sha256, **figures}
+    size = file.size or (stdin_size() if file.path == STDIN else 0)
+    known = {"path": file.known_as, "size": size, "version": file.version}
+    entry = known | {"sha256": sha256, **figures}
     if file.format == TOKENIZED:
         entry["format"] = TOKENIZED
     if file.shape is not None:
         entry["shape"] = run.shape.of(file.shape).name
-    return entry if file.format else entry | {"removed": True}
+    return entry

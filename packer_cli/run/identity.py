@@ -9,7 +9,7 @@ from an equal Run, or gets an error that says how the two differ.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 RUN = "run.json"
 OTHER_ORDER = "the inputs are named in another order"
-IsSame = Callable[[InputFile, InputFile], bool]
 _MOST_NAMED = 3
 
 
@@ -83,7 +82,7 @@ class Run:
     """All that a run's bytes depend on.
 
     config  as `shape_rules.for_shape` gives it
-    files   by index; those without a format were removed since the last update
+    files   by index
     units   by ascending index
     """
 
@@ -115,6 +114,22 @@ class Run:
     def resumable(self) -> bool:
         """True if its inputs can be read a second time."""
         return all(file.path != STDIN for file in self.files)
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of all that the bytes of its units depend on, but for their slices."""
+        options = {one.name: getattr(self.config, one.name) for one in fields(self.config)}
+        files = [
+            (one.known_as, one.format, one.compression, one.size, one.version,
+             one.shape)
+            for one in self.files
+        ]  # fmt: skip
+        content = (
+            self.packer_version, {n: one for n, one in options.items() if n not in LIMITS},
+            self.shape, files, sorted(self.chosen.hashes.items()),
+            None if TOKENIZER in self.chosen.hashes else self.chosen.name,
+        )  # fmt: skip
+        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
 
     def cut(self) -> Run:
         """The run with its inputs cut into work units."""
@@ -156,18 +171,14 @@ def unsealed(data: bytes) -> bytes:
     return content
 
 
-def differences(old: Run, new: Run, is_same: IsSame) -> list[str]:
-    """How the runs differ, for people; [] when units of the one are units of the other.
-
-    `is_same`: whether the other run would pack the same from an input of the first.
-    """
+def differences(old: Run, new: Run) -> list[str]:
+    """How the runs differ, for people; [] when they have one identity."""
+    if old.identity == new.identity:
+        return []
     differing = differing_origin(old, new)
     if old.shape != new.shape:
         differing.append(f"records were {old.shape.described()}, are now {new.shape.described()}")
-    differing += differing_files(old.files, new.files, is_same)
-    if not differing and old.units != new.units:
-        differing.append("the work units are cut in another way")
-    return differing
+    return differing + differing_files(old.files, new.files)
 
 
 def differing_origin(old: Run, new: Run, *, limits: bool = False) -> list[str]:
@@ -265,25 +276,23 @@ def may_exist(path: str) -> bool:
     return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
 
 
-def differing_files(
-    old: Sequence[InputFile], new: Sequence[InputFile], is_same: IsSame
-) -> list[str]:
+def differing_files(old: Sequence[InputFile], new: Sequence[InputFile]) -> list[str]:
     """How the inputs differ. `old`: without a format where that is not known."""
-    before, now = ({file.path: file for file in files} for files in (old, new))
+    before, now = ({file.known_as: file for file in files} for files in (old, new))
     differing = [
-        f"{path} {'is not named now' if may_exist(path) else 'is gone'}"
-        for path in before
+        f"{file.path} {'is not named now' if may_exist(file.path) else 'is gone'}"
+        for path, file in before.items()
         if path not in now
     ]
-    differing += [f"{path} is new" for path in now if path not in before]
+    differing += [f"{file.path} is new" for path, file in now.items() if path not in before]
     for path in before.keys() & now.keys():
         a, b = before[path], now[path]
         if a.format and (a.format, a.compression) != (b.format, b.compression):
-            differing.append(f"{path} was read as {a.format}, is now {b.format}")
-        elif not is_same(a, b):
+            differing.append(f"{b.path} was read as {a.format}, is now {b.format}")
+        elif a.has_changed(b):
             sizes = f": {a.size:,} bytes then, {b.size:,} now" if a.size != b.size else ""
-            differing.append(f"{path} has changed{sizes}")
-    if not differing and [(a.index, a.path) for a in old] != [(b.index, b.path) for b in new]:
+            differing.append(f"{b.path} has changed{sizes}")
+    if not differing and [*before] != [*now]:
         differing.append(OTHER_ORDER)
     if len(differing) > _MOST_NAMED:
         differing[_MOST_NAMED:] = [f"and {len(differing) - _MOST_NAMED} more inputs differ"]

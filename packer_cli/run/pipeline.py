@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -44,7 +45,6 @@ from packer_cli.inputs.detection import (
 )
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import carried_of, is_tokenized
-from packer_cli.interrupts import Task, run_all
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
@@ -59,18 +59,12 @@ from packer_cli.result.warnings import RAW, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
-from packer_cli.run.commits import UNIT_RECORDS, commit_input, write_lost
+from packer_cli.run.additions import known_shapes, plan_addition, refuse_other_result
+from packer_cli.run.commits import UNIT_RECORDS, UnitRecord
 from packer_cli.run.finalize import finalize
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
 from packer_cli.run.processes import pack_on_this_machine
 from packer_cli.run.source import choose_encoding, choose_tokenized
-from packer_cli.run.update import (
-    Update,
-    known_shapes,
-    plan_update,
-    refuse_other_result,
-    refuse_to_forget,
-)
 from packer_cli.run.upload import check_options, publish
 from packer_cli.tokenization.locate import choose
 
@@ -155,31 +149,26 @@ def settle(
 
 
 def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Result | None:
-    """Pack all, or this rank's share, or what an update calls for."""
+    """Pack all, or this rank's share, or what is to be added."""
     with output.claimed(destination, run.files, options) as claim:
-        update, earlier = None, None
+        earlier, kept, changed = None, dict[int, UnitRecord](), claim.ended is not None
         if output.holds_result(destination) and not options.overwrite:
             earlier = load_as_is(destination)
-        if earlier and (options.update or options.as_rank):
-            update = plan_update(destination, earlier, run, options)
-            run = update.run
-            if options.as_rank and update.changed:
-                raise output.finished(destination)
+        if earlier and options.add:
+            addition = plan_addition(destination, earlier, run, options)
+            run, kept, changed = addition.run, addition.kept, addition.changed
         else:
-            if options.update and not options.prune:
-                refuse_to_forget(destination, run.files)
             run = run.cut()
             if earlier and not claim.ended:
-                refuse_other_result(destination, earlier, run)
-        if earlier and not (update.changed if update else claim.ended):
+                is_rank = options.as_rank is not None
+                refuse_other_result(destination, earlier, run, in_any_order=is_rank)
+        if earlier and not changed:
             how = "already finished" if options.as_rank else "up to date"
             options.notify(f"{destination}: {how}")
-            if not options.as_rank:
-                if update:
-                    output.forget(claim.inside)
-                write_lost(destination, earlier.inputs, run.files)
+            if options.add:
+                output.forget(claim.inside)
             return earlier
-        manifest = _pack_claimed(run, claim, update)
+        manifest = _pack_claimed(run, claim, kept)
         if manifest is not None:
             return manifest
     return finish_if_last(destination, options)
@@ -193,62 +182,49 @@ def _pack_anew(run: Run, directory: Path, options: RunOptions) -> Result:
 
 
 def _pack_claimed(
-    run: Run, claim: output.Claim, update: Update | None = None, *, is_kept: bool = True
+    run: Run,
+    claim: output.Claim,
+    kept: Mapping[int, UnitRecord] = MappingProxyType({}),
+    *,
+    is_kept: bool = True,
 ) -> Result | None:
-    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks. `is_kept`:
-    what is packed when this fails.
+    """Pack what is not packed yet, and finish; gives the manifest, or None to ranks. `kept`: units
+    of an earlier result, by index. `is_kept`: what is packed when this fails.
     """
     options = claim.options
-    # an update without an earlier result is a plain run: it discards nobody else's units
-    may_replace = options.overwrite or update is not None
+    # --add without an earlier result is a plain run: it must not discard the units of another run
+    may_replace = options.overwrite or (options.add and output.holds_result(claim.output))
     if not output.begin(claim, run, may_replace=may_replace):
         options.notify(f"{claim.output}: was complete except for its last step")
         return load_as_is(claim.output)
-    reused = update.reused if update else {}
-    new = replace(run, units=tuple(one for one in run.units if one.index not in reused))
+    new = replace(run, units=tuple(unit for unit in run.units if unit.index not in kept))
     try:
         _pack_rest(new, claim.work, options)
     except PackerError as error:
-        if isinstance(error, InputChangedError) and error.file is not None:
-            commits.forget_input(claim.inside, error.file)
         if not is_kept:
             raise
         raise _with_progress(error, new, claim.work, may_replace) from error
     if options.as_rank:
         return None
-    return finalize(run, claim, update)
+    return finalize(run, claim, kept)
 
 
 def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
-    """Pack the units, and hash the inputs, that have no record in the work folder."""
-    stop, ours = options.stop, slice(options.rank, None, options.world_size)
-    units, inputs = commits.left_to_do(run, work, ours)
-    mine = len(run.units[ours])
+    """Pack the units that have no record in the work folder."""
+    ours = slice(options.rank, None, options.world_size)
+    units, mine = commits.left_to_do(run, work, ours), len(run.units[ours])
     if len(units) < mine:
         packed = f"{mine - len(units)} of {mine} units are already packed"
         options.notify(f"{work.parents[1]}: continuing: {packed}")
-    inputs.sort(key=lambda file: -file.size)  # so that workers, at the end, end together
-    tasks, last = list[Task](), list[Task]()
-    for file in inputs:  # one at a URL is read but once more, compared with all that was packed
-        hashing = last if storage.is_url(file.path) else tasks
-        hashing.append(partial(commit_input, file, work, stop.is_set))
-    if units:
-        _pack_units(run, units, tasks, work, options)
-    run_all([*(() if units else tasks), *last], options.workers, stop)
-
-
-def _pack_units(
-    run: Run, units: list[WorkUnit], tasks: list[Task], work: Path, options: RunOptions
-) -> None:
-    """Pack the units, and do the tasks beside it."""
+    if not units:
+        return
     with _progress(run, units, options) as progress:
         if options.engine == "ray":
             from packer_cli.run.ray_engine import pack_on_ray  # noqa: PLC0415 an extra
 
-            run_all(tasks, options.workers, options.stop)
             pack_on_ray(run, units, work, options, progress)
             return
-        pack_on_this_machine(run, units, tasks, work, options, progress)
+        pack_on_this_machine(run, units, work, options, progress)
 
 
 def _progress(run: Run, units: list[WorkUnit], options: RunOptions) -> Progress:
@@ -418,7 +394,7 @@ def finish_if_last(destination: Path, options: RunOptions) -> Result | None:
 def _tell_missing(destination: Path, work: Path, options: RunOptions) -> bool:
     """Tell how many units of the run in the work folder are missing; False for none."""
     run = load_run(work / RUN)
-    units, inputs = commits.left_to_do(run, work) if run else ([], [])
-    if run and units:
-        options.notify(f"{destination}: {len(units)} of {len(run.units)} units are not packed")
-    return bool(units or inputs)
+    missing = commits.left_to_do(run, work) if run else []
+    if run and missing:
+        options.notify(f"{destination}: {len(missing)} of {len(run.units)} units are not packed")
+    return bool(missing)

@@ -48,13 +48,12 @@ _CANNOT_BEGIN = 1  # how an interpreter ends that cannot import us
 def pack_on_this_machine(
     run: Run,
     units: Sequence[WorkUnit],
-    tasks: Sequence[Task],
     work: Path,
     options: EncodingOptions,
     progress: Progress,
 ) -> None:
-    """Pack `units` into the work folder, in as many processes as the workers need, and do the
-    tasks. Raises what packing a unit raises.
+    """Pack `units` into the work folder, in as many processes as the workers need.
+    Raises what packing a unit raises.
     """
     first, *others = _threads(run, len(units), options.workers)
     with closing(Queue(units)) as queue, ExitStack() as stack:
@@ -64,9 +63,9 @@ def pack_on_this_machine(
         source = prepare(run, units, replace(options, workers=first))
         stack.enter_context(closing(source))
         job = Job(run, source, work, options, progress)
-        _pack(job, queue, first, tasks, helpers)
+        _pack(job, queue, first, helpers)
         if helpers.lost:
-            left, _ = commits.left_to_do(its, work)
+            left = commits.left_to_do(its, work)
             _pack(job, stack.enter_context(closing(Queue(left))), first)
 
 
@@ -145,12 +144,11 @@ def _pack(
     job: Job,
     units: Queue,
     threads: int,
-    tasks: Sequence[Task] = (),
     helpers: _Helpers | None = None,
     packed: Callable[[UnitResult], object] = lambda result: None,
 ) -> None:
-    """Pack what is left in the queue on so many threads, then do the tasks; raise what the first
-    failure raises. `packed` hears of each unit; `helpers` pack from the same queue.
+    """Pack what is left in the queue on so many threads; raise what the first failure raises.
+    `packed` hears of each unit; `helpers` pack from the same queue.
     """
     # beside those that pack, threads bring shards to the disk and hash them
     looping = threads + (-(-threads // _THREADS_PER_STORING) if threads > 1 else 0)
@@ -172,7 +170,7 @@ def _pack(
             helpers.stop()
 
     waiting = helpers.waits(job) if helpers is not None else []
-    every: list[Task] = [*waiting, *[pack_and_commit] * looping, *tasks]
+    every: list[Task] = [*waiting, *[pack_and_commit] * looping]
     run_all(every, len(waiting) + looping, job.options.stop, stop)
 
 

@@ -1,6 +1,6 @@
 """A recipe's run: every source tokenized, documents chosen, rows packed.
 
-    Recipe -> TOKENIZED/NAME for every source      as packer tokenize --update does it
+    Recipe -> TOKENIZED/NAME for every source      as packer tokenize --add does it
            -> OUT, or OUT/train and OUT/validation  as packer pack does it, of those directories
 
 Each of these is a run of its own, with all that runs promise. One that has nothing to do is over
@@ -38,8 +38,8 @@ from packer_cli.result.manifest import (
     TokenizedManifest,
     as_named,
     load_any,
-    load_tokenized,
 )
+from packer_cli.run.additions import OtherInputsError
 from packer_cli.run.destination import clean, holds_result
 from packer_cli.run.pipeline import pack
 
@@ -79,8 +79,6 @@ def pack_recipe(
     its split in there; gives where each result is, and its manifest, or None to a rank that leaves
     work to others. Parameters and errors are those of `pipeline.pack`.
     """
-    if options.add:
-        raise UsageError("--add: a recipe names all of its inputs", "add them there, and --update")
     # each message once, however many sources or sides have it to say
     mixture, options = recipe.config.mixture, replace(options, warn=cache(options.warn))
     joined = Path(destination) / DATASET_DICT  # makes one dataset of both sides
@@ -162,8 +160,8 @@ def _packed(
     each of which has tokenized its share, the last packs all of them.
     """
     is_rank, options = bool(options.as_rank), replace(options, rank=None, world_size=None)
-    may_replace = options.overwrite or options.update
-    as_it_is = replace(options, overwrite=False, update=False, prune=False, checksum=False)
+    may_replace = options.overwrite or options.add
+    as_it_is = replace(options, overwrite=False, add=False)
     try:
         if not may_replace or (goes_on and _is_finished(place)):
             try:
@@ -275,20 +273,14 @@ def _tokenize(one: SourceTokens, options: RunOptions) -> None:
     inputs, anew = list(one.source.inputs), replace(options, notify=say)
     now = anew
     if finished and not options.as_rank:
-        now = replace(anew, update=True, overwrite=False)
+        now = replace(anew, add=True, exact=True, overwrite=False)
     try:
         done = pack(inputs, to, config, now, name)
+    except OtherInputsError:
+        raise
     except UsageError:
         if not (finished and options.overwrite):
             raise
-        theirs = {its.path for its in load_tokenized(to).inputs_now.values()}
-        if theirs.isdisjoint(file.path for file in one.files):
-            # another recipe names it, too, and views may refer to it
-            raise UsageError(
-                f"{to}: holds documents of other inputs, among them {as_named(min(theirs))}",
-                "name another directory: tokenized = DIR, or give the source another name; if "
-                "nothing needs those documents any more, remove the directory",
-            ) from None
         done = pack(inputs, to, config, anew, name)
     if done is None:
         notify(f"{to}: the ranks that tokenize the rest go on with it")

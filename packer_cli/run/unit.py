@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -48,14 +47,13 @@ from packer_cli.records import (
     Records,
     Slice,
     Stock,
-    Stretch,
     TokenBatch,
     WorkUnit,
     offsets_of,
     record_position,
 )
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import DOCUMENTS, Shard, kind_of, name_by_content
+from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_content
 from packer_cli.result.shard_writer import (
     DocumentWriter,
     LazyFile,
@@ -64,14 +62,7 @@ from packer_cli.result.shard_writer import (
     documents_schema,
     stored_schema,
 )
-from packer_cli.run import commits
-from packer_cli.run.commits import (
-    UnitRecord,
-    digest_as_read,
-    refuse_other_bytes,
-    rejected_name,
-    squared_lengths_name,
-)
+from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
 from packer_cli.run.identity import Run
 from packer_cli.run.source import Source
 from packer_cli.storage import is_url
@@ -165,17 +156,7 @@ class Job:
         for made in (result.squared_lengths, result.rejected):
             if made.path is not None:
                 sync(made.path)
-        alone = {part.file for part in unit.slices if part.is_whole}
-        inputs, shared = list[tuple[int, int, str]](), list[tuple[int, int, int, str]]()
-        for index, stretches in result.stretches.items():
-            file = self.run.files[index]
-            if index in alone:
-                inputs.append((index, *digest_as_read(file, stretches, stopped)))
-                continue
-            # who hashed an input at a URL has not compared what this unit has read of it
-            told = not is_url(file.path) or commits.read_input(self.folder, index) is None
-            refuse_other_bytes(file, partial(list, stretches), stopped, told=told)
-            shared += [(index, *stretch) for stretch in stretches]
+        digests = self._digests(unit)
         self.source.confirm()
         self.stop_if_asked()  # digests end early then
         record = UnitRecord(
@@ -185,11 +166,24 @@ class Job:
             result.counts.as_json(),
             msgspec.to_builtins(self.source.info),
             result.rejected.size,
-            inputs,
-            stretches=shared,
+            self.run.identity,
+            digests,
         )
-        commits.write_unit(self.folder, record)
+        write_unit(self.folder, record)
         self.count_rejected(result.counts.rejected_records)
+
+    def _digests(self, unit: WorkUnit) -> list[tuple[int, str]]:
+        """(file, sha256) of the local inputs of which the unit reads the beginning. Raises
+        InputChangedError where an input of the unit is not what it was when the run began.
+        """
+        found = list[tuple[int, str]]()
+        begun = {part.file for part in unit.slices if not part.start}
+        for index in sorted({part.file for part in unit.slices}):
+            file = self.run.files[index]
+            if index in begun and not (file.path == STDIN or is_url(file.path)):
+                found.append((index, digest(file.path, self.options.stop.is_set)[1]))
+            check_unchanged(file)
+        return found
 
     def count_rejected(self, bad: int) -> None:
         """Count the bad records of one more unit, which other processes may have packed. Raises
@@ -209,15 +203,12 @@ class Job:
 class UnitResult:
     """A unit that is done: its shards in `Job.folder`, the files of its rejected records and of its
     rows' squared lengths.
-
-    `stretches`: the parts of inputs that it has read, as far as readers know, by index.
     """
 
     unit: WorkUnit
     shards: list[Shard]
     counts: Counts
     rejected: LazyFile
-    stretches: dict[int, list[Stretch]]
     squared_lengths: LazyFile
 
 
@@ -226,14 +217,12 @@ class UnitMaker:
 
     counts     of what is read, and of what becomes of it
     rejected   bad records, a line each; where they are errors, the first ends the run
-    stretches  as in `UnitResult`
     sums       takes the squared lengths of rows, if there are any
     """
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         self.unit, self.job, self.counts = unit, job, Counts()
         self.rejected = job.file(rejected_name(unit.index))
-        self.stretches: dict[int, list[Stretch]] = {part.file: [] for part in unit.slices}
         self.sums = job.file(squared_lengths_name(unit.index))
 
     def add(self, batch: TokenBatch) -> None:
@@ -267,10 +256,6 @@ class UnitMaker:
                 continue
             for records in self._decoded(file, part):
                 job.stop_if_asked()
-                if records.stretches:  # the end of a slice, which has no records
-                    self.stretches[part.file] += records.stretches
-                    job.progress.read(records.consumed, 0)
-                    continue
                 batch, bad, more = job.source.encode(records, file)
                 self.counts.add(more)
                 if bad:
@@ -283,14 +268,12 @@ class UnitMaker:
                 if len(batch.position):
                     yield batch
                 del batch
-            check_unchanged(file)
 
     def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[TokenBatch]:
         for batch in tokenized.read(self.unit):
             self.job.stop_if_asked()
             self.job.progress.read(0, len(batch.position))
             yield batch
-        self.stretches |= tokenized.stretches(self.unit)
         self.job.progress.read(self.unit.weight, 0)
 
     def _decoded(self, file: InputFile, part: Slice) -> Iterator[Records]:
@@ -316,7 +299,7 @@ class UnitMaker:
             raise DataError(f"{file.path}, {place}: {bad[0].reason}", bad[0].tip)
         for record in bad:
             position = None if record.position == _WHOLE else record.position
-            line = {"file": file.path, "position": position, "reason": record.reason}
+            line = {"file": file.known_as, "position": position, "reason": record.reason}
             self.rejected.write(msgspec.json.encode(line) + b"\n")
         for figures in (self.counts, self.counts.file(file.index)):
             figures.rejected_records += len(bad)
@@ -337,7 +320,7 @@ def pack_unit(unit: WorkUnit, job: Job, maker: UnitMaker | None = None) -> UnitR
         maker.rejected.close()
     finally:
         maker.abandon()
-    return UnitResult(unit, shards, maker.counts, maker.rejected, maker.stretches, maker.sums)
+    return UnitResult(unit, shards, maker.counts, maker.rejected, maker.sums)
 
 
 class _LeftOutError(Exception):

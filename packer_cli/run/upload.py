@@ -25,11 +25,11 @@ from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import in_the_way
 from packer_cli.progress import Progress
-from packer_cli.result.layout import INPUT_TIMES, MANIFEST, WORK, is_result_file
+from packer_cli.result.layout import MANIFEST, WORK, is_result_file
 from packer_cli.result.manifest import Result, looks_like_one
 from packer_cli.run import destination as output
+from packer_cli.run.additions import refuse_other_result
 from packer_cli.run.identity import Run
-from packer_cli.run.update import refuse_other_result
 
 _MARKER = f"{WORK}/uploading.json"
 _AT_ONCE = 8  # files
@@ -40,9 +40,8 @@ def check_options(url: str, options: RunOptions) -> None:
     refuse((
         (not url.partition("://")[2].strip("/"), f"--output: {url}: names no folder",
          "for example s3://bucket/folder"),
-        (options.update, f"{'--add' if options.add else '--update'}: {url}: a URL, and only local "
-         "results can be updated",
-         "update a local copy and upload that, or pack everything again with --overwrite"),
+        (options.add, f"--add: {url}: a URL, and only local results can be added to",
+         "add to a local copy and upload that, or pack everything again with --overwrite"),
         (options.as_rank, f"--rank: {url}: a URL, and ranks only share local directories",
          "give the ranks a directory that all of them see, then upload it, manifest.json last"),
     ))  # fmt: skip
@@ -62,7 +61,7 @@ def publish(
     if there.result and not options.overwrite:
         refuse_other_result(url, there.result.manifest, run)
         if there.is_marked:
-            there.clean({*there.result.files, INPUT_TIMES, MANIFEST})
+            there.clean({*there.result.files, MANIFEST})
         options.notify(f"{url}: up to date")
         return there.result.manifest
     there.refuse_foreign(output.names_of(run))
@@ -120,7 +119,7 @@ class _Place:
     def upload(self, folder: Path, manifest: Result, options: RunOptions) -> None:
         """Upload a result, in place of the one that was found."""
         shards = {one.file: one.bytes for one in manifest.shards}
-        names = *manifest.side_files, INPUT_TIMES
+        names = manifest.side_files
         side = {name: (folder / name).stat().st_size for name in names}
         self.refuse_foreign(new := {*shards, *side, MANIFEST})
         self.mark(new)
@@ -153,7 +152,7 @@ def _look(url: str) -> _Place:
         result = output.relied_on(place, content)
         files = result.files.items()
         own = {name for name, file in files if file.size in (None, sizes.get(name))}
-        own |= {MANIFEST, INPUT_TIMES}
+        own |= {MANIFEST}
     is_marked = WORK in sizes and storage.is_file(marker)
     if is_marked:
         try:

@@ -344,10 +344,10 @@ def _unchanged(
     files: dict[int, InputFile] = {}
 
     def check(index: int, then: Input) -> None:
-        path = then.path
+        path = storage.shown(then.path)
         try:
             file = input_file(index, path, stored.facts.config)
-            listed = [(path, then.sha256, then.size)]
+            listed = [(path, then.sha256, then.size)] if then.sha256 else []  # none of a URL
             if file.format == TOKENIZED:
                 folder = Path(path).parent
                 listed += [(str(folder / one.file), one.sha256, one.bytes)
@@ -358,7 +358,7 @@ def _unchanged(
             findings.stop_if_asked()
             findings.add(path, error.message.removeprefix(f"{path}: "), remedy=CHANGED)
 
-    inputs = {i: one for i, one in stored.facts.inputs_now.items() if i not in without}
+    inputs = {i: one for i, one in enumerate(stored.facts.inputs) if i not in without}
     if any(one.path == STDIN for one in inputs.values()):
         findings.notify("-: came from stdin, which cannot be read again: not compared")
     again = (partial(check, *one) for one in inputs.items() if one[1].path != STDIN)
@@ -369,7 +369,7 @@ def _unchanged(
 def _check_slices(facts: Result, files: dict[int, InputFile], findings: Findings) -> bool:
     """Whether units take what they must of the inputs, as far as that can be told."""
     if isinstance(facts, Manifest) and facts.config.mixture:
-        if len(files) < len(facts.inputs_now):
+        if len(files) < len(facts.inputs):
             return False  # what is taken of one source depends on all of them
         texts = _other_units(facts, list(files.values()))
     else:
@@ -505,7 +505,7 @@ def _trace(
             "are not compared with its inputs; packer tokenize --overwrite tokenizes them again"
         )
         return
-    gone = {i: one.path for i, one in facts.inputs_now.items()
+    gone = {i: one.name for i, one in enumerate(facts.inputs)
             if one.path != STDIN and storage.kind(one.path) is None}  # fmt: skip
     if gone:
         first, more = next(iter(gone.values())), len(gone) - 1

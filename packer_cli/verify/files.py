@@ -25,7 +25,6 @@ from packer_cli.result.layout import (
     INCOMPLETE,
     INDEX,
     INFO,
-    INPUT_TIMES,
     MANIFEST,
     REJECTED,
     SIDE_FILES,
@@ -69,8 +68,7 @@ FOREIGN = Remedy(
 )
 CHANGED = Remedy(
     "changed inputs",
-    "restore them, or run packer {} --update on the inputs as they are now; its --prune removes "
-    "documents of inputs that are gone",
+    "restore them, or run packer {} --add on the inputs as they are now",
 )
 DIFFERENT = Remedy(
     "a result that differs from what its inputs and options give",
@@ -231,18 +229,16 @@ def uncovered(facts: Result, ends: Mapping[int, int]) -> list[str]:
     wrong = []
     for index, one in enumerate(facts.inputs):
         parts = sorted(slices.get(index, []))
-        if one.removed and parts:
-            wrong.append(f"a unit reads {one.path}, which is marked as removed")
-        if one.removed or (is_mixed and not parts and not one.documents):
+        if is_mixed and not parts and not one.documents:
             continue
         format_ = format_named(one.format_then(facts.config.input_format) or "jsonl")
-        cut_by = format_.cut_by or "byte"
+        cut_by = "byte" if format_.counts_bytes or not format_.cut_by else format_.cut_by
         end: float = one.size if cut_by == "byte" else ends.get(index, inf)
         if not parts and end:
-            wrong.append(f"the units' slices of {one.path} are missing: no unit reads it")
+            wrong.append(f"the units' slices of {one.name} are missing: no unit reads it")
         elif (at := _gap(parts, end)) is not None:
             text = f"leave out, or read twice, what begins at {cut_by} {at:.0f}"
-            wrong.append(f"the units' slices of {one.path} {text}")
+            wrong.append(f"the units' slices of {one.name} {text}")
     return wrong
 
 
@@ -281,7 +277,7 @@ def check_files(directory: Path, facts: Result, findings: Findings) -> None:
     with os_errors(directory):
         names = set(os.listdir(directory))
     own = INCOMPLETE if facts.incomplete else MANIFEST
-    for name in names - {own, INPUT_TIMES, *digests, *(one.file for one in facts.shards)}:
+    for name in names - {own, *digests, *(one.file for one in facts.shards)}:
         if name == WORK:
             findings.notify(
                 f"{directory / name}: belongs to a run that is writing here, or that ended "
@@ -311,7 +307,7 @@ def check_contents(directory: Path, facts: Result, findings: Findings) -> None:
 
 
 def _wrong_records(directory: Path, facts: Result) -> list[str]:
-    """How the records of units, which `--update` relies on, differ from what they make up: the
+    """How the records of units, which `--add` relies on, differ from what they make up: the
     units, the shards and every figure of the manifest. Raises ValueError for records that no run
     has written.
     """
@@ -358,10 +354,6 @@ def _wrong_record(record: UnitRecord, facts: Result) -> Iterator[str]:
     names = ours.keys() & theirs.keys()
     if bool(ours) != bool(theirs) or any(ours[name] != theirs[name] for name in names):
         yield "its tokenizer is not that in the manifest"
-    digests = {index: (one.size, one.sha256) for index, one in enumerate(facts.inputs)}
-    for index, *digest_then in record.inputs:
-        if tuple(digest_then) != digests.get(index):
-            yield f"its input {index} is not as in the manifest"
 
 
 def other_figures(
@@ -385,4 +377,4 @@ def other_figures(
     for index, one in enumerate(facts.inputs if names is None or total.files else ()):
         for name in facts.counted_by_input if names is None else ("documents", "tokens"):
             if (value := getattr(total.file(index), name)) != getattr(one, name):
-                yield f"{name} of {one.path}", value, getattr(one, name)
+                yield f"{name} of {one.name}", value, getattr(one, name)

@@ -241,7 +241,7 @@ class RowChecks(Checks):
         wrong = np.flatnonzero(start != expected)
         for at in wrong[:1].tolist():
             yield (
-                f"the document at position {position[at]} of {self._facts.inputs[file[at]].path} "
+                f"the document at position {position[at]} of {self._facts.inputs[file[at]].name} "
                 f"has a piece from token {start[at]}, expected from {expected[at]} "
                 f"({len(wrong)} pieces)"
             )
@@ -351,7 +351,7 @@ class DocumentChecks(Checks):
         back = (np.diff(order) < 0) | ((np.diff(order) == 0) & (np.diff(position) <= 0))
         wrong = np.flatnonzero((order < 0) | (position < 0) | np.append(False, back))
         for at in wrong[:1].tolist():
-            path = self._facts.inputs[int(file[at])].path
+            path = self._facts.inputs[int(file[at])].name
             if order[at] < 0:
                 yield f"its document {at} is of {path}, which the unit does not read"
             else:

@@ -89,11 +89,11 @@ def test_workers_units_and_updates(folder: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert check_directory("one") == check_directory("two")
     write(records[100:], "more.jsonl")
-    updated = packer("pack", "data.jsonl", "more.jsonl", "-o", "one", *how, "--update",
+    updated = packer("pack", "data.jsonl", "more.jsonl", "-o", "one", *how, "--add",
                      "--unit-bytes", 3000)  # fmt: skip
     assert updated.exit_code == 0, updated.stderr
     assert check_directory("one")["documents"] == 2 * check_directory("two")["documents"] == 300
-    other = packer("pack", "data.jsonl", "more.jsonl", "-o", "one", *how[:-2], "--update",
+    other = packer("pack", "data.jsonl", "more.jsonl", "-o", "one", *how[:-2], "--add",
                    "--unit-bytes", 3000)  # fmt: skip
     assert other.exit_code != 0
     assert "turns" in other.stderr

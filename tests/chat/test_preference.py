@@ -5,7 +5,6 @@ in which rows; and what is refused.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -111,38 +110,30 @@ def test_pairs_and_labelled_answers_are_not_mixed(
 
 
 @pytest.mark.parametrize("command", [["pack", "-l", 64], ["tokenize"]])
-@pytest.mark.parametrize("options", [["--update"], ["--update", "--add"]])
+@pytest.mark.parametrize("named", [["b.jsonl"], ["b.jsonl", "a.jsonl"]])
 @pytest.mark.parametrize("first", [PAIR, LABELLED_ONE])
-def test_an_update_does_not_mix_forms(
-    folder: Path, command: list[Any], options: list[str], first: Json
+def test_add_does_not_mix_forms(
+    folder: Path, command: list[Any], named: list[str], first: Json
 ) -> None:
     (other,) = (one for one in (PAIR, LABELLED_ONE) if one is not first)
     how = (*command, "-t", "bytes", *SHAPE, "-q", "-o", "out")
     write([first], "a.jsonl")
-    _make_old("a.jsonl")
     assert packer(*how, "a.jsonl").exit_code == 0
     write([other], "b.jsonl")
-    named = ["b.jsonl"] if "--add" in options else ["b.jsonl", "a.jsonl"]
-    assert_error(packer(*how, *named, *options), 2, BOTH_FORMS)
+    assert_error(packer(*how, *named, "--add"), 2, BOTH_FORMS)
     write([first | {"prompt": "1+3="}], "b.jsonl")
-    done = packer(*how, *named, *options)
+    done = packer(*how, *named, "--add")
     assert done.exit_code == 0, done.stderr
     assert json.loads(Path("out/manifest.json").read_text())["documents"] == 2
 
 
-def _make_old(name: str) -> None:
-    """So that an update need not read a file to see that it is the same."""
-    os.utime(name, (1e9, 1e9))
-
-
-def test_an_update_reads_the_names_of_fields_again(folder: Path) -> None:
+def test_add_reads_the_names_of_fields_again(folder: Path) -> None:
     """What the first record calls its prompt is not in the manifest."""
     write([{"question": "2+2=", "chosen": "4", "rejected": "5"}], "b.jsonl")
-    _make_old("b.jsonl")
     how = ("pack", "-t", "bytes", "-l", 64, "-o", "out")
     assert packer(*how, "b.jsonl", "-q").exit_code == 0
     write([{"question": "1+1+2=", "chosen": "4", "rejected": "5"}], "a.jsonl")
-    done = packer(*how, "a.jsonl", "b.jsonl", "--update")
+    done = packer(*how, "a.jsonl", "b.jsonl", "--add")
     assert done.exit_code == 0, done.stderr
     assert "b.jsonl: preference" not in done.stderr  # two shapes, the second without its prompt
     texts = _texts_in_rows("out")

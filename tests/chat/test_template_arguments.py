@@ -112,8 +112,8 @@ def test_arguments_are_part_of_the_run(folder: Path) -> None:
     Path("t.jinja").write_text(THINKING)
     own = ("--chat-template", "t.jinja", *OFF)
     assert pack(*own).exit_code == 0
-    assert pack(*own, "--update").exit_code == 0
-    other = ("--chat-template", "t.jinja", "--template-arg", "enable_thinking=true", "--update")
+    assert pack(*own, "--add").exit_code == 0
+    other = ("--chat-template", "t.jinja", "--template-arg", "enable_thinking=true", "--add")
     assert_error(
         pack(*other), 2, "--template-arg was enable_thinking=false, is now enable_thinking=true"
     )

@@ -155,7 +155,7 @@ def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str
         ["pack", f"{ESCAPE}.jsonl", *options],
         ["pack", "a.csv", *options],
         ["pack", "good", *options, "-o", f"out{ESCAPE}"],
-        ["pack", "good", *options, "-o", f"out{ESCAPE}", "--update"],
+        ["pack", "good", *options, "-o", f"out{ESCAPE}", "--add"],
         ["stats", f"out{ESCAPE}", "--by", "input"],
         ["verify", f"out{ESCAPE}"],
         ["stats", "edited"],

@@ -28,7 +28,7 @@ DECLARED = options_of(PackConfig) | options_of(RunOptions)
 # the command gives these values itself
 UNDECLARED = {
     "window_tokens", "mixture", "progress", "rank", "world_size", "notify", "warn", "stop",
-    "before_switch",
+    "before_switch", "exact",
 }  # fmt: skip
 
 

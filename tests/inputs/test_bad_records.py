@@ -101,7 +101,7 @@ def test_bad_lines_are_skipped_into_a_file_of_their_own(unit_bytes: int) -> None
     assert recover_texts("out") == [f"good {i}" for i in range(len(expected))]
     lines = rejected()
     assert [list(line) for line in lines] == [["file", "position", "reason"]] * len(lines)
-    assert [(line["file"], line["position"]) for line in lines] == [
+    assert [(Path(line["file"]).name, line["position"]) for line in lines] == [
         ("a.jsonl", position) for position, _ in expected
     ]
     for line, (_, reason) in zip(lines, expected, strict=True):
@@ -153,7 +153,7 @@ def test_bad_records_of_an_array(case: str) -> None:
     assert check_directory("out")["rejected_records"] == 1
     assert recover_texts("out") == (["good", "b"] if b'"b"' in end else ["good"])
     (one,) = rejected()
-    assert (one["file"], one["position"]) == ("a.json", place)
+    assert (Path(one["file"]).name, one["position"]) == ("a.json", place)
     assert one["reason"].startswith(reason)
 
 
@@ -283,7 +283,7 @@ def test_arrays_by_stdin_url_and_option_and_their_updates(folder: Path) -> None:
     assert packer("verify", "out", "--against-inputs", "--sample", "5").exit_code == 0
     Path("a.json").write_text(json.dumps([{"text": text} for text in texts[:2]]))
     assert packer("verify", "out", "--against-inputs").exit_code == 1
-    manifest = pack("a.json", "b.json", "-l", 16, "--update")
+    manifest = pack("a.json", "b.json", "-l", 16, "--add")
     assert sorted(recover_texts("out")) == sorted([*texts[:2], "b"])
     assert [one["documents"] for one in manifest["inputs"]] == [2, 1]
     done = packer("tokenize", "a.json", "-t", "bytes", "-q", "-o", "tokens")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from showing import show_json
-from support import assert_error, check_directory, pack, packer, recover_documents
+from support import assert_error, check_directory, inputs_of, pack, packer, recover_documents
 
 from packer_cli.result.layout import digest
 
@@ -60,7 +60,7 @@ def test_megatron_of_every_token_type(kind: str) -> None:
     assert manifest["empty_documents"] == 1
     assert manifest["config"]["add_eos"] is False
     (one,) = manifest["inputs"]
-    assert (one["path"], one["size"], one["sha256"]) == ("a.bin", *digest("a.bin"))
+    assert (one["size"], one["sha256"]) == digest("a.bin")
 
 
 def test_a_document_of_megatron_may_be_several_sequences() -> None:
@@ -89,7 +89,7 @@ def test_every_way_to_name_a_pair_names_it_once(folder: Path) -> None:
     for way in ways:
         shutil.rmtree("out", ignore_errors=True)
         manifest = pack(*way, "-l", 6)
-        assert [one["path"] for one in manifest["inputs"]] == ["data/a.bin"], way
+        assert inputs_of(manifest) == ["data/a.bin"], way
         assert documents_packed() == expected()
 
 
@@ -196,7 +196,7 @@ def test_other_files_called_bin_are_left_out_of_a_folder(folder: Path) -> None:
     result = packer("pack", "data", "-l", 6, "-o", "out")
     assert result.exit_code == 0
     assert "data/model.bin: left out: there is no model.idx beside it" in result.stderr
-    assert [one["path"] for one in check_directory("out")["inputs"]] == ["data/b.jsonl"]
+    assert inputs_of(check_directory("out")) == ["data/b.jsonl"]
     megatron("data/c")  # beside a pair, it may be one that has lost its index
     message = "data/model.bin: expected model.idx beside it, there is none"
     assert_error(packer("pack", "data", "-l", 6, "-o", "other"), 1, message)
@@ -221,16 +221,15 @@ def test_no_documents_at_all() -> None:
     assert documents_packed() == {(1, 0): [1, 2]}
 
 
-@pytest.mark.parametrize("how", [["--update"], ["--update", "--checksum"]])
-def test_an_index_that_changes_changes_the_input(how: list[str]) -> None:
+def test_an_index_that_changes_changes_the_input() -> None:
     megatron("a")
     pack("a.bin", "-l", 6)
     times = os.stat("a.bin")
-    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", *how)
+    again = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--add")
     assert "up to date" in again.stderr
     megatron("a", sequences=[1, 2, 1, 4, 2])
     os.utime("a.bin", ns=(times.st_atime_ns, times.st_mtime_ns))
-    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", *how)
+    result = packer("pack", "a.bin", "-l", 6, "-o", "out", "-t", "bytes", "--add")
     assert result.exit_code == 0, result.stderr
     check_directory("out")
     assert documents_packed() == expected([[5], [6, 7], [8], [1, 2, 3, 4], [9, 9]])

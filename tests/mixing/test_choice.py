@@ -225,7 +225,7 @@ def test_what_was_chosen_stays_when_documents_are_added() -> None:
     train, held = documents_in("out/train"), documents_in("out/validation")
     with Path("a.jsonl").open("ab") as file:
         file.write(jsonl(*(f"more {number}" for number in range(60))))
-    tokenize("a.jsonl", "--update", "--unit-bytes", "2k", out="a")
+    tokenize("a.jsonl", "--add", "--unit-bytes", "2k", out="a")
     pack(recipe(*amounts, validation_share=0.1))
     train_now, held_now = documents_in("out/train"), documents_in("out/validation")
     assert held.keys() <= held_now.keys()

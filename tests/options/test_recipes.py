@@ -151,8 +151,8 @@ field = {{tools = "functions"}}
 def test_what_becomes_of_an_earlier_result_is_said_anew() -> None:
     Path("mix.toml").write_text('max_length = 16\ninputs = "a.jsonl"\noverwrite = true')
     assert request_of(["mix.toml"], {}, RunOptions).options.overwrite
-    order = request_of(["mix.toml"], {"update": True}, RunOptions)
-    assert (order.options.overwrite, order.options.update) == (False, True)
+    order = request_of(["mix.toml"], {"add": True}, RunOptions)
+    assert (order.options.overwrite, order.options.add) == (False, True)
 
 
 def test_a_configuration_file_is_the_same_as_its_options() -> None:
@@ -168,7 +168,7 @@ def test_a_configuration_file_is_the_same_as_its_options() -> None:
                "--max-loss", "1%", "--unit-bytes", "1K", "-t", "bytes"]  # fmt: skip
     assert packer("pack", "a.jsonl", "b.jsonl", *options, "-q", "-o", "out").exit_code == 0
     assert contents("run-packed-16") == contents("out")
-    again = packer("pack", "run.toml", "-q", "-l", 16, "--update", "--json")
+    again = packer("pack", "run.toml", "-q", "-l", 16, "--add", "--json")
     assert again.exit_code == 0, again.stderr
     assert packer("pack", "run.toml", "-l", 8, "-q").exit_code == 0
     assert packer("verify", "run-packed-8").exit_code == 0
@@ -227,7 +227,7 @@ def test_a_recipe_is_packed_into_one_result_or_one_for_each_side() -> None:
         manifest = check_directory(f"both/{name}")
         assert (report["directory"], report["rows"]) == (f"both/{name}", manifest["rows"])
     assert packer("pack", "mix.toml", "-o", "both", "-q", "-l", 32).exit_code == 2
-    again = packer("pack", "mix.toml", "-o", "both", "-q", "--update").stdout
+    again = packer("pack", "mix.toml", "-o", "both", "-q", "--add").stdout
     assert [one.split("\n")[0] for one in again.split("\n\nboth/")] == ["both/train", "validation"]
 
 

@@ -76,7 +76,7 @@ NAMES_OF_PACKERS: dict[str, list[str]] = {
 def test_a_file_with_a_name_of_packers_stays(data: Path, name: str) -> None:
     pack("a.jsonl", "-l", 16)
     Path("out", name).write_bytes(b"mine")
-    pack("a.jsonl", "b.jsonl", "-l", 16, "--update")
+    pack("a.jsonl", "b.jsonl", "-l", 16, "--add")
     pack("a.jsonl", "-l", 16, "--overwrite")
     if more := NAMES_OF_PACKERS[name]:
         done = packer("pack", "b.jsonl", *OPTIONS, "--overwrite", *more)
@@ -162,7 +162,7 @@ def test_obstacles_are_found_before_the_earlier_result_goes(data: Path) -> None:
     assert recover_texts("out") == ["new"]
 
 
-@pytest.mark.parametrize("how", ["--overwrite", "--update"])
+@pytest.mark.parametrize("how", ["--overwrite", "--add"])
 def test_a_missed_threshold_replaces_no_good_result(data: Path, how: str) -> None:
     losing = ("--overlong", "drop", "--max-loss", "0.1")
     pack("a.jsonl", "-l", 16, *losing)

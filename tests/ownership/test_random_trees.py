@@ -18,7 +18,7 @@ from support import jsonl, packer
 from packer_cli.ownership import ID
 
 pytestmark = pytest.mark.usefixtures("folder")
-UNRECORDED = ("input_times.json", ".packer-export.json")  # what they hold is told by itself
+UNRECORDED = (".packer-export.json",)  # what they hold is told by itself
 TREES = int(os.environ.get("PACKER_TREES", "20"))
 
 
@@ -27,7 +27,7 @@ NAMES = (
     f".packer/{ID}/run.json.part", f".packer/{'a' * 32}/lock",
     ".packer/manifest.json", ".packer/notes",
     "manifest.json", "manifest.incomplete.json", "state.json", "dataset_info.json", "units.jsonl",
-    "input_times.json", "rejected.jsonl", "tokenizer.json", "tokenizer_config.json",
+    "rejected.jsonl", "tokenizer.json", "tokenizer_config.json",
     "chat_template.jinja", "shard-00000-000.arrow", "shard-00000-000.arrow.part",
     "shard-99999-999.arrow", "notes.txt", "folder/notes.txt", ".packer-export.json",
     "input_ids.npy", "labels.npy", "lock", "staged.json", "result", "result/manifest.json", "old/x",
@@ -45,8 +45,7 @@ pack in/a.jsonl -l 32 -o out BYTES
 pack in/a.jsonl -l 32 -o out --overwrite BYTES
 pack in/a.jsonl -l 32 -o out --on-error skip --overwrite BYTES
 pack in/a.jsonl -l 32 -o out --add BYTES
-pack in/a.jsonl in/b.jsonl -l 32 -o out --update BYTES
-pack in/b.jsonl -l 32 -o out --update --prune BYTES
+pack in/a.jsonl in/b.jsonl -l 32 -o out --add BYTES
 pack in/a.jsonl -l 32 -o file://HERE/out --overwrite BYTES
 tokenize in/a.jsonl -o out --overwrite BYTES
 pack tokens -l 32 -o file://HERE/out --overwrite -q

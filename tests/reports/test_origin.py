@@ -102,15 +102,6 @@ def test_options_that_are_not_as_by_default(given: list[object], shown: str) -> 
     assert options.endswith(shown)
 
 
-def test_inputs_that_were_dropped_are_not_counted() -> None:
-    for name in ("a.jsonl", "b.jsonl"):
-        Path(name).write_bytes(jsonl(name))
-    arguments = ["-l", 32, "-t", "bytes", "-q", "-o", "out"]
-    assert packer("pack", "a.jsonl", "b.jsonl", *arguments).exit_code == 0
-    assert packer("pack", "b.jsonl", *arguments, "--update", "--prune").exit_code == 0
-    assert as_json()["inputs"] == {"count": 1, "bytes": Path("b.jsonl").stat().st_size}
-
-
 def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
     deep = Path("a" * 60, "b" * 60)
     deep.mkdir(parents=True)

@@ -46,7 +46,7 @@ def test_the_figures_are_those_of_json() -> None:
         assert counts == [[f"{count:,}", f"{count / sum(known):.2%}"] for count in known]
     figures = ("documents", "tokens", "empty_documents", "rejected_records")
     assert [line[:5] for line in page.table("input")] == [
-        [one["path"], *(f"{one[n]:,}" for n in figures)] for one in f["by_input"]
+        [Path(one["path"]).name, *(f"{one[n]:,}" for n in figures)] for one in f["by_input"]
     ]
     assert page.table_of_facts()["options"].endswith(" --overlong drop --on-error skip")
     (marked,) = [line for line in page.table("tokens") if line[3]]

@@ -158,7 +158,7 @@ def test_updates_carry_the_same_columns() -> None:
     path = write("jsonl", made[:40])
     assert packer("pack", path, *command).exit_code == 0
     write("jsonl", made)
-    assert packer("pack", path, *command, "--update").exit_code == 0
+    assert packer("pack", path, *command, "--add").exit_code == 0
     assert_carried("out", made)
     other = packer("pack", path, *command, "--carry", "more:int32", "--carry-default", "more=0")
     assert_error(other, 2, "--carry was", "more:int32")

@@ -69,18 +69,18 @@ def test_the_same_command_again_does_nothing(data: Path, command: str, more: lis
     assert touched() == times
 
 
-# what is done to inputs or the result, the command, how it differs, and whether --update would do
+# what is done to inputs or the result, the command, how it differs, and whether --add would do
 OTHERS: dict[str, tuple[Callable[[], object], list[object], str, bool]] = {
     "length": (lambda: None, ["a.jsonl", "-l", 8], "--max-length was 16, is now 8", False),
     "one more": (lambda: None, ["a.jsonl", "b.jsonl"], "b.jsonl is new", True),
     "another": (lambda: None, ["b.jsonl"], "a.jsonl is not named now; b.jsonl is new", True),
-    "a lost shard": (lambda: shard_of().unlink(), ["a.jsonl"], ".arrow is missing", True),
+    "a lost shard": (lambda: shard_of().unlink(), ["a.jsonl"], ".arrow is missing", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_finished_result_is_not_replaced_unasked(data: Path, name: str) -> None:
-    """The message says what differs, and the tip names --update where that works."""
+    """The message says what differs, and the tip names --add where that works."""
     change, command, differs, update = OTHERS[name]
     Path("b.jsonl").write_bytes(jsonl("b"))
     pack("a.jsonl", "-l", 16)
@@ -89,7 +89,7 @@ def test_a_finished_result_is_not_replaced_unasked(data: Path, name: str) -> Non
     done = packer("pack", *OPTIONS, *command)
     assert_error(done, 2, "out: holds a finished result that differs: ", differs)
     tip = done.stderr.splitlines()[1]
-    assert ("--update" in tip, "--overwrite" in tip) == (update, True)
+    assert ("--add" in tip, "--overwrite" in tip) == (update, True)
     assert contents("out") == before
 
 
@@ -101,7 +101,7 @@ def test_overwrite_replaces_a_result_and_leaves_other_files(data: Path) -> None:
     pack("other.jsonl", "-l", 16, "--overwrite")
     assert recover_texts("out") == ["new"]
     assert sorted(contents("out")) == [
-        "dataset_info.json", "input_times.json", "manifest.json", "notes.txt",
+        "dataset_info.json", "manifest.json", "notes.txt",
         shard_of().name, "squared_lengths.npy", "state.json", "units.jsonl",
     ]  # fmt: skip
 
@@ -175,9 +175,10 @@ main()
 @pytest.mark.parametrize("command", ["pack a.jsonl -l 16 -t bytes", "tokenize a.jsonl -t bytes"])
 def test_the_file_that_cannot_be_written_is_named(folder: Path, command: str) -> None:
     """Rejected records are in a buffer until their file is closed."""
-    bad, skip = b"{broken\n" * 50, ["-q", "--on-error", "skip", "-o"]
-    for records, failing in ((1, "rejected-00000.jsonl"), (100, ".arrow.part")):
-        (folder / "a.jsonl").write_bytes(jsonl(*["some words " * 20] * records) + bad)
+    skip = ["-q", "--on-error", "skip", "-o"]
+    for records, bad, failing in ((1, 50, "rejected-00000.jsonl"), (100, 5, ".arrow.part")):
+        content = jsonl(*["some words " * 20] * records) + b"{broken\n" * bad
+        (folder / "a.jsonl").write_bytes(content)
         done = altered(SMALL_FILES, *command.split(), *skip, "out")
         assert done.returncode == 1
         error = done.stderr.splitlines()[0]
@@ -211,11 +212,11 @@ def test_a_run_that_loses_too_much_is_marked_incomplete(folder: Path) -> None:
     assert not Path("out/manifest.incomplete.json").exists()
 
 
-def test_an_update_looks_at_what_is_lost_when_nothing_is_new(folder: Path) -> None:
+def test_add_looks_at_what_is_lost_when_nothing_is_new(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl("a" * 20, "b" * 10, "c" * 10))
     assert packer("pack", "a.jsonl", *LOSING).exit_code == 0
     before = touched()
-    update = ("pack", "a.jsonl", *LOSING, "--update")
+    update = ("pack", "a.jsonl", *LOSING, "--add")
     assert_error(packer(*update, "--max-loss", "0.09"), 1, "out: 0.1000 of the tokens were lost")
     assert packer(*update, "--max-loss", "0.1").exit_code == 0
     assert check_directory("out")["config"]["max_loss"] == 0.1

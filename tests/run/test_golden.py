@@ -3,7 +3,7 @@
 The first digest of a line covers the shards of all manifests, or the files of an export; the second
 one the totals of the manifests that are not zero, which may therefore gain keys. Whoever changes
 rows on purpose puts new digests here, says so in the changelog, and raises the version, so that
-`--update` mixes none of the old with the new. `PYTHONPATH=tests python tests/run/test_golden.py`
+`--add` mixes none of the old with the new. `PYTHONPATH=tests python tests/run/test_golden.py`
 prints all of them.
 """
 
@@ -112,11 +112,11 @@ def _pieces(*arguments: object) -> Callable[[], None]:
     return lambda: run(*arguments, "-t", "pieces", "-l", 64)
 
 
-def _update() -> None:
+def _added() -> None:
     _bytes("text.jsonl", "--unit-bytes", "4k")()
     with open("text.jsonl", "a") as file:
         file.write('{"text": "one more"}\n')
-    _bytes("text.jsonl", "more.jsonl", "--unit-bytes", "4k", "--update")()
+    _bytes("text.jsonl", "more.jsonl", "--unit-bytes", "4k", "--add")()
 
 
 def _ranks() -> None:
@@ -192,7 +192,7 @@ RUNS: dict[str, Callable[[], None]] = {
     "few segments": _bytes("text.jsonl", "--max-segments-per-row", 2, "--seed", 7),
     "separator, dropped": _bytes("text.jsonl", "--separator", "\n\n", "--overlong", "drop"),
     "small units": _bytes("text.jsonl", "--unit-bytes", "2k", "--shard-bytes", "4k"),
-    "update": _update,
+    "added to": _added,
     "ranks": _ranks,
     "rejected": _bytes("bad.jsonl", "--on-error", "skip"),
     **{f"by {name}": _pieces("text.jsonl", "--strategy", name) for name in NAMES},
@@ -255,7 +255,7 @@ GOLDEN = {
     "few segments": "50df61492264cc7a1f77bd9298203ef0 fd42a57ca41bf5e7",
     "separator, dropped": "c94ba75df5d2fae325c77a4d3a3dc56e a74e4fa71e238d52",
     "small units": "c5a93366789c11712edcbb561f2c42b8 9e89029d798f6953",
-    "update": "207313ed2776b8c4e94139e11f8d0cc8 0dda701dc189938d",
+    "added to": "207313ed2776b8c4e94139e11f8d0cc8 0dda701dc189938d",
     "ranks": "2978b6b152bd8fdd7593b7191910f8cb 98adb498911de01f",
     "rejected": "d95f71f5c4c79ac83eca6896662c011d 6fe2c368d1aee943",
     "by best-fit": "e2d673d3006ac4270c0b4d910c1b2766 5f21481adbf99997",

@@ -39,13 +39,10 @@ epochs = 3
 KINDS = {
     "new": Kind(PACK.format(AB)),
     "overwrite": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC)),
-    "update": Kind(PACK.format(f"{A} {BC}") + " --update", PACK.format(AB)),
-    "prune": Kind(PACK.format(BC) + " --update --prune", PACK.format(AB)),
     "add": Kind(PACK.format("in/c.jsonl") + " --add", PACK.format(AB)),
     "skip": Kind(PACK.format("in/bad.jsonl") + " --on-error skip --overwrite", PACK.format(B)),
     "stdin": Kind(PACK.format("-"), finished_is_refused=True),
     "tokenize": Kind(TOKENIZE.format(AB)),
-    "tokenize, update": Kind(TOKENIZE.format(AB) + " --update", TOKENIZE.format(A)),
     "tokenize, add": Kind(TOKENIZE.format(B) + " --add", TOKENIZE.format(A)),
     "tokens": Kind("pack in/a in/b -l 64"),
     "view": Kind("pack in/a in/b -l 64 --view --overwrite", "pack in/a -l 64 --view"),
@@ -191,7 +188,7 @@ def test_what_a_kill_at_the_beginning_leaves_goes_with_another_command(
     "command",
     [
         "verify out --against-inputs --sample all", "stats in/rows", "show in/view 0",
-        "trace in/rows --step 0 --ranks 2", "plan in/a.jsonl -l 64 -t bytes",
+        "show in/rows --step 0 --ranks 2", "plan in/a.jsonl -l 64 -t bytes",
     ],
 )  # fmt: skip
 def test_what_only_reads_leaves_nothing(inputs: Path, command: str) -> None:

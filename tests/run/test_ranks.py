@@ -129,22 +129,6 @@ def test_ranks_must_agree() -> None:
     assert_error(packer(*rank(1, 2)), 2, "b.jsonl has changed")
 
 
-@pytest.mark.parametrize("is_same", [True, False])
-def test_an_input_is_rewritten_between_ranks(is_same: bool) -> None:
-    """At equal size and time, when nobody knows its digest: what was packed of it tells."""
-    succeeds(*rank(1, 2))
-    path = Path("a.jsonl")
-    content, before = path.read_bytes(), path.stat().st_mtime_ns
-    path.write_bytes(content if is_same else content.replace(b"a", b"A"))
-    os.utime(path, ns=(before, before))
-    if is_same:
-        succeeds(*rank(0, 2))
-        made, times = contents("out"), "input_times.json"
-        assert made == contents("whole") | {times: made[times]}
-    else:
-        assert_error(packer(*rank(0, 2)), 2, "a.jsonl has changed")
-
-
 AUTO = ["--rank", "auto", "--world-size", "auto"]
 ARRAY = "SLURM_ARRAY_TASK_"
 # environment, and what is given

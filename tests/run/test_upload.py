@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from support import assert_error, at_any_moment, contents, jsonl, packer
+from support import assert_error, contents, jsonl, packer
 
 from packer_cli import open_packed
 
@@ -56,8 +56,7 @@ def local(source: str = "a.jsonl") -> dict[str, bytes]:
 def there(url: str = OUT) -> dict[str, bytes]:
     """All objects below a URL."""
     root = STORE._strip_protocol(url)
-    files = {name[len(root) + 1 :]: STORE.cat_file(name) for name in STORE.find(root)}
-    return at_any_moment(files)
+    return {name[len(root) + 1 :]: STORE.cat_file(name) for name in STORE.find(root)}
 
 
 @pytest.fixture

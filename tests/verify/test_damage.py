@@ -286,9 +286,7 @@ def test_a_result_without_them(out: Path) -> None:
     assert_sound()
 
 
-@pytest.mark.parametrize(
-    "name", ["manifest.json", "units.jsonl", "input_times.json", "squared_lengths.npy"]
-)
+@pytest.mark.parametrize("name", ["manifest.json", "units.jsonl", "squared_lengths.npy"])
 def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str) -> None:
     Path("a.jsonl").write_bytes(jsonl("one", "two"))
     again = ("pack", "a.jsonl", "-l", 16, "-t", "bytes", "-o", "out", "-q")
@@ -296,7 +294,7 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str
     Path("out", name).unlink()
     os.mkfifo(f"out/{name}")
     loop = ("--ranks", 1, "--hidden-size", 8)
-    for command in (again, (*again, "--update"), ("stats", "out", *loop), ("verify", "out", "-q"),
+    for command in (again, (*again, "--add"), ("stats", "out", *loop), ("verify", "out", "-q"),
                     ("show", "out", "--step", 0, "--balance", "order", *loop)):  # fmt: skip
         assert packer(*command).exit_code in (0, 1, 2), command
     assert Path("out", name).is_fifo()
@@ -313,7 +311,6 @@ READERS: dict[str, tuple[object, ...]] = {
     "saved/state.json": ("pack", "saved", "-t", "bytes", "-l", 16),
     "t.jinja": ("recipe", "a.jsonl", "--chat-template", "t.jinja"),
     "trainer_state.json": ("show", "packed", "--checkpoint", ".", "--ranks", 1),
-    "view/input_times.json": ("export", "view", "--to", "packed"),
     "packed/tokenizer.json": ("stats", "packed", "--deep"),
     "mix/dataset_dict.json": ("pack", "mix.toml"),
 }

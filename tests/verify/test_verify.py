@@ -131,17 +131,14 @@ def test_prompts_with_other_tokenizers(folder: Path, tokenizer: str) -> None:
     sound()
 
 
-def test_an_updated_result_with_removed_inputs(folder: Path) -> None:
+def test_a_result_that_was_added_to(folder: Path) -> None:
     options = write_mixed(folder)
     assert packer("pack", *options, "-q", "-o", "out").exit_code == 0
     (folder / "e.jsonl").write_bytes(jsonl(*texts(200, 230)))
     (folder / "a.jsonl").write_bytes(jsonl(*texts(300, 320)))
-    again = ("-q", "-o", "out", "--update", "--prune")
-    for inputs in (["e.jsonl", "a.jsonl", *options[2:]], options[1:]):
-        result = packer("pack", *inputs, *again)
-        assert result.exit_code == 0, result.stderr
-        sound()
-    assert any(one.get("removed") for one in Result("out").manifest["inputs"])
+    again = packer("pack", "e.jsonl", "a.jsonl", *options[2:], "-q", "-o", "out", "--add")
+    assert again.exit_code == 0, again.stderr
+    sound()
 
 
 @pytest.mark.parametrize("columns", ["input_ids,cu_seqlens", "input_ids,labels,cu_seqlens"])
@@ -255,8 +252,7 @@ def test_inputs_that_are_gone_beside_others(folder: Path) -> None:
     problem = "out: b.jsonl: cannot read: No such file or directory\n"
     assert result.stdout == problem
     assert result.stderr.splitlines()[1] == (
-        "tip: restore them, or run packer pack --update on the inputs as they are now; its --prune "
-        "removes documents of inputs that are gone"
+        "tip: restore them, or run packer pack --add on the inputs as they are now"
     )
 
 
@@ -423,12 +419,12 @@ def test_conversations_of_every_kind_are_sound_and_a_lost_label_is_found(
     records = [spelling_out(number) for number in range(20)]
     if "prompts" in name:
         records = [{"prompt": f"q{i}<|im_end|>", "completion": f"a{i}"} for i in range(20)]
-    for file, some in (("a.jsonl", records[:10]), ("b.jsonl", records)):  # the second by --update
+    for file, some in (("a.jsonl", records[:10]), ("b.jsonl", records)):  # the second by --add
         Path("data").mkdir(exist_ok=True)
         (Path("data") / file).write_text("".join(json.dumps(one) + "\n" for one in some))
         options = ["-l", 400] if "-l" not in CONVERSATIONS[name] else []
         packed = packer(
-            "pack", "data", "-t", tokenizer, "-o", "out", "-q", "--update", *options,
+            "pack", "data", "-t", tokenizer, "-o", "out", "-q", "--add", *options,
             *CONVERSATIONS[name],
         )  # fmt: skip
         assert packed.exit_code == 0, packed.stderr
