@@ -5,10 +5,6 @@ from libc.string cimport memcpy
 
 from spans cimport find
 
-ctypedef fused Position:
-    int32_t
-    int64_t
-
 
 def first_absent(
     const int64_t[::1] rows, const int64_t[::1] firsts, const int64_t[::1] ends,
@@ -122,10 +118,10 @@ def join_boundaries(
     return count, longest
 
 
-def count_positions(const int32_t[::1] edges, Position[::1] out):
+def count_positions(const int32_t[::1] edges, int64_t[::1] out):
     """OUT out[edges[-1]]: 0, 1, ... from each of `edges`, which ascend from 0, to the next."""
     cdef int64_t i, k
-    cdef Position* to
+    cdef int64_t* to
     if edges.shape[0] < 2 or edges[0] != 0 or out.shape[0] != edges[edges.shape[0] - 1]:
         raise ValueError(f"{edges.shape[0]} edges of {out.shape[0]} places")
     for k in range(edges.shape[0] - 1):
@@ -137,7 +133,7 @@ def count_positions(const int32_t[::1] edges, Position[::1] out):
     with nogil:
         for k in range(edges.shape[0] - 1):
             for i in range(edges[k + 1] - edges[k]):
-                to[edges[k] + i] = <Position>i
+                to[edges[k] + i] = i
 
 
 cdef enum:

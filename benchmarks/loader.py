@@ -57,7 +57,7 @@ def main() -> None:
         view, shards = rates[f"view, {columns}"], rates[f"packer, {columns}"]
         measured = f"{view / shards:.2f} x ({view:,.0f} and {shards:,.0f} rows/s)"
         report(row, target, measured, view >= OF_SHARDS * shards, **found)
-    for name in ("varlen_collate", "varlen_collate, int32", "padded_collate"):
+    for name in ("varlen_collate", "padded_collate"):
         rate = rates[name]
         report(f"{what}: {name}", "", f"{rate:,.0f} rows/s, {rate * MAX_LENGTH / 1e6:,.0f} Mtok/s",
                None, rows_per_second=rate)  # fmt: skip

@@ -44,9 +44,6 @@ def rates(directory: str, view: str = "") -> dict[str, float]:
         "datasets, all": load(theirs.with_format("torch"), lambda batch: batch, 4),
         "numpy, same": (len(order), plain(directory, order)),
         "varlen_collate": load(PackedDataset(directory), partial(varlen_collate, config=None)),
-        "varlen_collate, int32": load(
-            PackedDataset(directory), partial(varlen_collate, config=None, dtype=torch.int32)
-        ),
         "padded_collate": load(PackedDataset(directory), partial(padded_collate, config=None)),
     }
     if view:

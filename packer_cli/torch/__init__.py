@@ -6,7 +6,6 @@ preference_collate, ...          rows of pairs to those and what losses of pairs
 weighted_loss, ...               losses of values that `--carry` took along
 check_isolation                  whether a model's documents see each other
 PackedTrainerMixin               all of it for transformers' Trainer and TRL's
-to_device                        batches on the GPU, ahead of the step that needs them
 PackingIterableDataset           documents packed while training reads them
 
 Importing `packer_cli` alone imports none of it.
@@ -37,7 +36,6 @@ from packer_cli.torch.collate import (
     varlen_collate,
 )
 from packer_cli.torch.dataset import PackedDataset
-from packer_cli.torch.device import to_device
 from packer_cli.torch.isolation import check_isolation
 from packer_cli.torch.losses import distillation_loss, weighted_loss
 from packer_cli.torch.preference import (
@@ -66,7 +64,6 @@ __all__ = [
     "padded_collate",
     "preference_collate",
     "separate_collate",
-    "to_device",
     "token_logps",
     "unpaired_collate",
     "varlen_collate",

@@ -23,8 +23,6 @@ They take a `RowBatch` or a list of rows. The other parameters are for functools
 
     config   the model's: a collator that would let its documents see each other raises UsageError.
              None for a model of your own, of which nothing is known: `check_isolation` checks it
-    dtype    of input_ids, labels and position_ids: int64 is what losses take, int32 is half the
-             bytes to a GPU for `to_device`, which widens them there
     names    of the values to give, for a model of your own that takes fewer; None: all
 
 Labels that were stored shifted are named `shift_labels`. Of rows with the column `source`, a batch
@@ -39,7 +37,7 @@ of input_ids, or [.., K] where each token has K values; those of records [docume
 documents. A model that does not take them gets the others by `names`.
 
 Each collator raises UsageError for rows without input_ids or cu_seqlens, for rows of pairs, which
-`preference_collate` takes, for another dtype, for unknown `names`, for a carried column with a name
+`preference_collate` takes, for unknown `names`, for a carried column with a name
 of the batch's own, and where a config is needed and none is given.
 """
 
@@ -83,18 +81,17 @@ def varlen_collate(
     rows: Any,
     *,
     config: Any = NOT_GIVEN,
-    dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The rows end to end, T = b * max_length tokens, with the names and types of transformers.
 
-    input_ids, labels, position_ids  [1, T] of `dtype`; positions restart in every document
+    input_ids, labels, position_ids  int64[1, T]; positions restart in every document
     seq_idx                          int32[1, T], 0, 1, ... for each document
     cu_seq_lens_q, cu_seq_lens_k     int32[documents + 1], the same tensor
     max_length_q, max_length_k       int, the longest document
     use_cache                        False
     """
-    columns, edges = _laid_out(rows, "varlen_collate", config, dtype, end_to_end=True)
+    columns, edges = _laid_out(rows, "varlen_collate", config, end_to_end=True)
     return _named(columns | edges, names)
 
 
@@ -106,11 +103,9 @@ _FLASH_ATTN_NAMES = {
 }
 
 
-def flash_attn_collate(
-    rows: Any, *, dtype: Any = torch.int64, names: Sequence[str] | None = None
-) -> dict[str, Any]:
+def flash_attn_collate(rows: Any, *, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Collate like `varlen_collate`, with the names of flash_attn_varlen_func: cu_seqlens_q, ..."""
-    batch = varlen_collate(rows, config=None, dtype=dtype)
+    batch = varlen_collate(rows, config=None)
     return _named({_FLASH_ATTN_NAMES.get(name, name): v for name, v in batch.items()}, names)
 
 
@@ -118,18 +113,17 @@ def padded_collate(
     rows: Any,
     *,
     config: Any = NOT_GIVEN,
-    dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The rows as they are.
 
-    input_ids, labels, position_ids  [b, max_length] of `dtype`; positions restart in every
+    input_ids, labels, position_ids  int64[b, max_length]; positions restart in every
                                      document and in the padding
     seq_idx                          int32[b, max_length], 0, 1, ... in each row, the padding last
     The rest as in `varlen_collate`: boundaries are those in the rows end to end, as FlashAttention
     in transformers lays them.
     """
-    columns, edges = _laid_out(rows, "padded_collate", config, dtype)
+    columns, edges = _laid_out(rows, "padded_collate", config)
     return _named(columns | edges, names)
 
 
@@ -138,7 +132,6 @@ def block_mask_collate(
     *,
     config: Any = NOT_GIVEN,
     form: str = "mask",
-    dtype: Any = torch.int64,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Collate like `padded_collate`, with masks that say which places see each other.
@@ -160,7 +153,7 @@ def block_mask_collate(
     """
     if form not in ("mask", "documents"):
         raise one_of("form", form, ("mask", "documents"))
-    columns, edges = _laid_out(rows, "block_mask_collate", config, dtype, form)
+    columns, edges = _laid_out(rows, "block_mask_collate", config, form)
     documents = columns.pop("seq_idx")
     if config is not None:
         columns |= {"seq_idx": documents} | edges
@@ -188,10 +181,10 @@ def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:
     return block_masks(document_ids, _known(config, "flex_block_mask"), flex_mask)
 
 
-def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
+def separate_collate(rows: Any) -> dict[str, Any]:
     """Every document a row of its own, for models that look at no boundaries of any kind.
 
-    input_ids, labels, position_ids  [documents, longest] of `dtype`, padded at the end with 0 and
+    input_ids, labels, position_ids  int64[documents, longest], padded at the end with 0 and
                                      labels of -100; positions count on
     use_cache                        False
 
@@ -206,9 +199,9 @@ def separate_collate(rows: Any, *, dtype: Any = torch.int64) -> dict[str, Any]:
     taken = torch.from_numpy(taken).clamp_(max=len(batch) * batch.max_length - 1)
     columns = {
         name: _apart(values, taken, inside, IGNORED if "labels" in name else 0)
-        for name, values in _tokens(batch, dtype).items()
+        for name, values in _tokens(batch).items()
     }
-    positions = torch.arange(longest, dtype=dtype).expand(len(begins), longest).contiguous()
+    positions = torch.arange(longest).expand(len(begins), longest).contiguous()
     documents = np.bincount(row, minlength=len(batch))
     sources = batch.sources(documents)
     if sources is not None:
@@ -238,7 +231,7 @@ def with_carried(batch: dict[str, Any], carried: dict[str, Any]) -> dict[str, An
 
 
 def _laid_out(
-    rows: Any, collator: str, config: Any, dtype: Any, form: str = "", *, end_to_end: bool = False
+    rows: Any, collator: str, config: Any, form: str = "", *, end_to_end: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(columns [b, max_length], what says where documents begin in the rows end to end), for a
     model that they suit. With `end_to_end` columns are [1, T], and documents are counted through.
@@ -247,8 +240,8 @@ def _laid_out(
     batch = row_batch(rows)
     boundaries, longest = batch.boundaries()
     begins, sizes = boundaries[:-1], np.diff(boundaries)
-    columns, edges = _tokens(batch, dtype), dict[str, Any]()
-    positions = torch.empty(int(boundaries[-1]), dtype=dtype)
+    columns, edges = _tokens(batch), dict[str, Any]()
+    positions = torch.empty(int(boundaries[-1]), dtype=torch.int64)
     gathering.count_positions(boundaries, positions.numpy())
     row = int(boundaries[-1]) if end_to_end else batch.max_length
     numbers = np.arange(len(begins)) - np.searchsorted(begins, begins // row * row)
@@ -280,11 +273,9 @@ def _known(config: Any, what: str) -> Any:
     return config
 
 
-def _tokens(batch: RowBatch, dtype: Any) -> dict[str, Any]:
-    """Columns of tokens [b, max_length], without a copy where they are of `dtype` already."""
-    if dtype not in (torch.int64, torch.int32):
-        raise one_of("dtype", str(dtype), ("torch.int64", "torch.int32"))
-    return {name: batch.columns[name].to(dtype) for name in _TOKENS if name in batch.columns}
+def _tokens(batch: RowBatch) -> dict[str, Any]:
+    """Columns of tokens, int64[b, max_length]."""
+    return {name: batch.columns[name].long() for name in _TOKENS if name in batch.columns}
 
 
 def _named(batch: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:

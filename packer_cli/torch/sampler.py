@@ -55,9 +55,9 @@ class PackedSampler:
 
     Each iteration is an epoch; the first may be the rest of one. `state_dict()` has how many rows
     all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
-    ahead, and so do those of Accelerate and `to_device` on a GPU: pass how many rows this iteration
-    has trained on, `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps
-    track by itself; to resume on another number of ranks leave snapshot_every_n_steps at 1.
+    ahead, and so does that of Accelerate: pass how many rows this iteration has trained on,
+    `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps track by itself; to
+    resume on another number of ranks leave snapshot_every_n_steps at 1.
 
     Balance takes 16 bytes of memory a row. Raises UsageError for invalid sizes, and for options of
     balance without it or it without them, and DataError for more ranks than rows.

@@ -220,7 +220,7 @@ def test_everything_is_as_it_was() -> None:
     model = Remembers().train()
     model.drop.eval()  # part of it frozen
     modes = [module.training for module in model.modules()]
-    batch = flash_attn_collate(rows(), dtype=torch.int32)
+    batch = flash_attn_collate(rows())
     kept = {k: v.clone() if hasattr(v, "clone") else v for k, v in batch.items()}
     state, before = torch.get_rng_state(), model.calls
     check_isolation(model, batch)

@@ -26,7 +26,7 @@ from packer_cli.torch import (
 
 IDS, LABELS = "input_ids", "labels"
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-INT32, INT64 = torch.int32, torch.int64
+INT32 = torch.int32
 COLLATORS = [
     partial(varlen_collate, config=None),
     flash_attn_collate,
@@ -115,8 +115,7 @@ def test_separate() -> None:
     ]  # fmt: skip
     assert batch["position_ids"].tolist() == [list(range(8))] * 3
     assert batch["use_cache"] is False
-    assert separate_collate(ROWS[:1], dtype=INT32)[IDS].tolist() == [[1, 2, 3], [4, 5, 0]]
-    assert separate_collate(ROWS[:1], dtype=INT32)["position_ids"].dtype == INT32
+    assert separate_collate(ROWS[:1])[IDS].tolist() == [[1, 2, 3], [4, 5, 0]]
 
 
 def test_names_choose() -> None:
@@ -235,14 +234,6 @@ def test_document_ids_make_the_same_mask_for_flex() -> None:
         assert drawn(block_mask.mask_mod(0, 0, places[:, None], places[None])) == expected
 
 
-@pytest.mark.parametrize("collate", COLLATORS)
-def test_half_the_bytes_for_to_device(collate: Any) -> None:
-    wide, narrow = collate(ROWS), partial(collate, dtype=INT32)(ROWS)
-    for name in (IDS, LABELS, "position_ids"):
-        assert (wide[name].dtype, narrow[name].dtype) == (INT64, INT32)
-        assert torch.equal(wide[name], narrow[name].long())
-
-
 def test_no_collator_gives_a_2d_attention_mask() -> None:
     for collate in COLLATORS:
         mask = collate(ROWS).get("attention_mask")
@@ -274,8 +265,8 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
         dataset = PackedDataset(out, ["input_ids", "position_ids", "cu_seqlens"])
         rows = dataset.__getitems__(range(len(dataset)))
         assert torch.equal(
-            padded_collate(rows, dtype=INT32, config=None)["position_ids"],
-            rows.columns["position_ids"],
+            padded_collate(rows, config=None)["position_ids"],
+            rows.columns["position_ids"].long(),
         )
         edges = varlen_collate(rows, config=None)["cu_seq_lens_q"]
         assert edges.diff().sum() == 16 * len(dataset)
@@ -296,8 +287,6 @@ def test_what_cannot_be_collated_is_named() -> None:
         varlen_collate([], config=None)
     with pytest.raises(UsageError, match="form: 'masks' is not one of mask, documents"):
         block_mask_collate(ROWS, config=None, form="masks")
-    with pytest.raises(UsageError, match="int16"):
-        padded_collate(ROWS, dtype=torch.int16, config=None)
 
 
 @pytest.mark.parametrize("edges", [[0, 3, 2], [0, 9], [1, 8]])

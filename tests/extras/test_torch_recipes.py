@@ -20,7 +20,6 @@ from packer_cli.torch import (
     packed_collate_fn,
     padded_collate,
     separate_collate,
-    to_device,
     varlen_collate,
 )
 
@@ -86,8 +85,6 @@ def test_other_ways_to_the_model_keep_sources(mixed: Path) -> None:
     expected = padded_collate(rows, config=None)["source_ids"]
     batch = packed_collate_fn(rows)
     assert torch.equal(batch.source_ids, expected)
-    (moved,) = to_device([batch], "cpu")
-    assert torch.equal(moved.source_ids, expected)
     assert packed_collate_fn(PackedDataset(mixed).__getitems__([0])).source_ids is None
     named = varlen_collate(rows, config=None, names=["input_ids", "source_ids"])
     assert list(named) == ["input_ids", "source_ids"]

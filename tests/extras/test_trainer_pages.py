@@ -169,7 +169,7 @@ def test_a_loop_of_ones_own() -> None:
     model = Layer()
     names = run_page("pytorch.md", model=model)
     assert all(parameter.grad is not None for parameter in model.parameters())
-    batch = next(iter(names["to_device"](names["loader"], "cpu")))
+    batch = next(iter(names["loader"]))
     whole = model(batch["input_ids"], batch["position_ids"],
                   lambda *qkv: names["attend"](*qkv, batch))  # fmt: skip
     edges = batch["cu_seqlens_q"].tolist()

@@ -623,9 +623,9 @@ def join_boundaries(problem: Any) -> tuple[Any, Any]:
     return joined(rows, most), ((len(expected), longest), expected)
 
 
-@twin_of(st.sampled_from([np.int32, np.int64]), st.lists(st.integers(0, 5), min_size=1))
-def count_positions(kind: Any, lengths: list[int]) -> tuple[Any, Any]:
-    out = output(sum(lengths), kind)
+@twin_of(st.lists(st.integers(0, 5), min_size=1))
+def count_positions(lengths: list[int]) -> tuple[Any, Any]:
+    out = output(sum(lengths), np.int64)
     gathering.count_positions(ends_of(lengths, kind=np.int32), out)
     return out.tolist(), [place for n in lengths for place in range(n)]
 
