@@ -166,9 +166,6 @@ class TokenBatch:
     file      int32[n], index of the input file
     position  int64[n], byte offset in the uncompressed file, or row number for columnar files;
               with --turns each, see `turn_position`
-    chosen    int32[n], of records of preference: how many of a document's tokens, which come first,
-              are the chosen or desirable answer with its prompt; the others are the rejected or
-              undesirable one; None: other records
     carried   [T], what follows each token; what follows a record is at each of its tokens; None:
               nothing, or `tokens_elsewhere`
     """
@@ -178,7 +175,6 @@ class TokenBatch:
     trained: UInt8 | None
     file: Int32
     position: Int64
-    chosen: Int32 | None = None
     tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
     carried: Values | None = None
 
@@ -195,7 +191,6 @@ class TokenBatch:
             trained=None if self.trained is None else self.trained[tokens],
             file=self.file[wanted],
             position=self.position[wanted],
-            chosen=None if self.chosen is None else self.chosen[wanted],
             carried=None if self.carried is None else self.carried[tokens],
         )
 
@@ -285,8 +280,6 @@ class Records:
     empty_turns    turns of the assistant that it left empty
     masked     what of the assistant flags and options leave untrained, each text with its record
     unread     fields of records that nothing reads, and how many times they are there
-    sides      uint8[n], of records of preference: texts are answers, 1 a chosen or desirable one, 0
-               another; those of a pair follow one another, and have one position
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
     carried    [n] what follows each record, or of token ids [T] what follows each token
@@ -304,7 +297,6 @@ class Records:
     empty_turns: int = 0
     masked: list[tuple[int, str]] = field(default_factory=list)
     unread: dict[str, int] = field(default_factory=dict)
-    sides: UInt8 | None = None
     specials: int | None = None
     controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None
@@ -373,8 +365,6 @@ class Stock:
     length    int32[p], its tokens
     start     int32[p], index of that token in its document
     file      int32[p], position int64[p]: where the document came from
-    side      int8[p], 1 chosen or desirable, 0 rejected or undesirable; None: not of preference.
-              The two sides of a pair follow one another, and only the second has a start above 0
     carried   [T] as in TokenBatch; None: nothing, or where the tokens are
     """
 
@@ -385,5 +375,4 @@ class Stock:
     start: Int32
     file: Int32
     position: Int64
-    side: Int8 | None = None
     carried: Values | None = None

@@ -62,7 +62,6 @@ RUN = [
     ("docs/plan.md", "", ()),
     ("docs/export.md", "", ()),
     ("docs/inspect.md", "What was in the step", ("DIR",)),
-    ("docs/preference.md", "", ()),
     ("docs/supervised.md", "### Arguments", ()),
     ("docs/python.md", "", ()),
     ("docs/audit.md", "", ()),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from packer_cli.chat.chat_template import ChatTemplate
-from packer_cli.chat.exchanges import Side, conversation_of, sides_of, texts_of
+from packer_cli.chat.exchanges import conversation_of, texts_of
 from packer_cli.chat.messages import (
     ASSISTANT,
     CARRIED,
@@ -103,12 +103,11 @@ class Composer:
     def compose(
         self, records: Records, begin: Callable[[int], None] = lambda position: None
     ) -> Records:
-        """Records that cannot be documents join `bad`; those of preference become one for each
-        side, one after the other at the position of both.
+        """Records that cannot be documents join `bad`.
 
         `begin` hears the position of each record before it is composed; it may raise RefusedError.
         """
-        documents, positions, good = list[Document](), list[int](), list[bool]()
+        documents, positions = list[Document](), list[int]()
         bad, specials, unread = list(records.bad), 0, dict[str, int]()
         naming = Naming(self.config.message_keys, dict(self.config.roles))
         texts, numbers = known_texts(self.shape, self.config), list[int]()
@@ -121,19 +120,16 @@ class Composer:
                 if of_messages:
                     names = [one.name for one in of_messages]
                     fields = {own: with_noted(value, names) for own, value in fields.items()}
-                sides = sides_of(fields, self.shape) if self.shape.has_pairs else [None]
                 begin(position)
-                own = list[Document]()
-                for side in sides:
-                    parsed = self._parsed(fields, side)
-                    spelled = self._spelled(parsed)
-                    specials += len(spelled)
-                    if spelled and self.specials.policy == "error":
-                        raise _ContentError(spelled_out(spelled[0]), SPELLED_OUT_TIP)
-                    own += self._documents(parsed)
-                    if own[-1].left_out and self.config.on_unshown == "error":
-                        raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
-                    self._count_unread(fields, own[-1], unread)
+                parsed = self._parsed(fields)
+                spelled = self._spelled(parsed)
+                specials += len(spelled)
+                if spelled and self.specials.policy == "error":
+                    raise _ContentError(spelled_out(spelled[0]), SPELLED_OUT_TIP)
+                own = self._documents(parsed)
+                if own[-1].left_out and self.config.on_unshown == "error":
+                    raise _ContentError(_unshown_text(own[-1]), UNSHOWN_TIP)
+                self._count_unread(fields, own[-1], unread)
                 values = [_carried_by(one, self.config) for one in own if of_messages]
             except _REASONS as error:
                 tip = getattr(error, "tip", "") or MEND
@@ -143,7 +139,6 @@ class Composer:
             carried += values
             numbers += [number] * len(own)
             positions += [position] * len(own)
-            good += [side.is_good for side in sides if side is not None]
         if self.config.turns == "each":
             turns = [one.conversation.turn or 0 if one.conversation else 0 for one in documents]
             positions = list(map(turn_position, positions, turns))
@@ -162,21 +157,20 @@ class Composer:
             empty_turns=sum(document.empty_turns for document in documents),
             masked=[(i, text) for i, document in enumerate(documents) for text in document.masked],
             unread=unread,
-            sides=np.array(good, np.uint8) if self.shape.has_pairs else None,
             conversations=[document.conversation for document in documents] if again else None,
             bad=sorted(bad, key=lambda record: record.position),
         )
 
-    def _parsed(self, fields: dict[str, Any], side: Side | None) -> Conversation | Document:
-        """A record, or one side of it, as messages, or as its text. Raises MalformedError."""
+    def _parsed(self, fields: dict[str, Any]) -> Conversation | Document:
+        """A record as messages, or as its text. Raises MalformedError."""
         template = self.config.prompt_template or ""
         conversation = conversation_of(
-            fields, self.shape, side, template,
+            fields, self.shape, template,
             lambda tools, arguments: self._renderer(tools, arguments).keep_parts,
         )  # fmt: skip
         if conversation is not None:
             return conversation
-        prompt, answer = texts_of(fields, self.shape, side, template)
+        prompt, answer = texts_of(fields, self.shape, template)
         text = prompt + answer
         spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
         ordinary = self.specials.policy == "text" and self.specials.in_text(text)

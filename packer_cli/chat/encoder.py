@@ -1,8 +1,6 @@
 """Texts with spans to tokens and trained flags, with the counts of what they hold.
 
-Conversations that are too long lose their oldest turns here, if the user wants that; and the sides
-of a pair become one document: its chosen side, and after that its rejected one. `TokenBatch.chosen`
-says where the second begins.
+Conversations that are too long lose their oldest turns here, if the user wants that.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +18,9 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.packing.fitting import Loss, trained_between
+from packer_cli.packing.fitting import Loss
 from packer_cli.records import (
     MOST_TURNS,
-    BadRecord,
     InputFile,
     Records,
     TokenBatch,
@@ -68,16 +65,12 @@ class SupervisedEncoder:
             unread=dict(records.unread),
             edge_tokens=crossing if self._glued else 0,
         )
-        record = np.arange(len(records.positions))
-        if records.sides is not None:  # both sides of a pair are one document
-            record = np.cumsum(np.diff(records.positions, prepend=-1) != 0)
         if records.unshown:
             lengths = self._lengths([part.text for part in records.unshown])
-            own = [part._replace(record=int(record[part.record])) for part in records.unshown]
-            counts.add_unshown(file.index, own, lengths)
+            counts.add_unshown(file.index, records.unshown, lengths)
         if records.masked:
-            numbers, texts = zip(*records.masked, strict=True)
-            counts.masked_documents = len(np.unique(record[list(numbers)]))
+            documents, texts = zip(*records.masked, strict=True)
+            counts.masked_documents = len({*documents})
             counts.masked_tokens = sum(self._lengths(texts))
         if records.conversations is not None and isinstance(self._config, PackConfig):
             talks = records.conversations
@@ -90,10 +83,7 @@ class SupervisedEncoder:
         if self._config.turns == "each":
             counts.repeated_tokens = repeated_tokens(batch)
         counts.double_bos_documents += _doubled(batch, self._tokenizer.info.bos_token_id)
-        if records.sides is None:
-            return Encoded(batch, records.bad, counts)
-        batch, bad = _joined_sides(batch, records.sides, records.bad)
-        return Encoded(batch, bad, counts)
+        return Encoded(batch, records.bad, counts)
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
         """How many tokens they have, each encoded by itself."""
@@ -238,41 +228,3 @@ def _replaced(
     )
     before = len(batch.ids) if batch.trained is None else int(batch.trained.sum())
     return left, Loss(len(fitted), len(batch.ids) - len(left.ids), before - int(flat.sum()))
-
-
-# -- Pairs
-
-
-def _joined_sides(
-    batch: TokenBatch, sides: UInt8, bad: list[BadRecord]
-) -> tuple[TokenBatch, list[BadRecord]]:
-    """One document for each record that is not among the `bad`, and all that are bad.
-
-    batch  a document for each side, those of a record one after the other
-    sides  uint8[n], 1 for a chosen or desirable answer
-    """
-    bad = [*bad, *_without_answer(batch, {one.position for one in bad})]
-    bad.sort(key=lambda record: record.position)
-    kept = ~np.isin(batch.position, [one.position for one in bad])
-    batch = batch.take(kept)
-    sides, lengths = sides[kept], np.diff(batch.offsets)
-    first = np.flatnonzero(np.diff(batch.position, prepend=-1))
-    chosen = np.where(sides[first] == 1, lengths[first], 0).astype(np.int32)
-    offsets = np.append(batch.offsets[:-1][first], batch.offsets[-1])
-    own: dict[str, Any] = {"file": batch.file[first], "position": batch.position[first]}
-    return replace(batch, offsets=offsets, chosen=chosen, **own), bad
-
-
-def _without_answer(batch: TokenBatch, known: set[int]) -> list[BadRecord]:
-    """Records of which a side has no token to train on. OUT batch: nor is its first one any more,
-    which nothing predicts.
-    """
-    if batch.trained is None:
-        return []
-    begins, ends = batch.offsets[:-1], batch.offsets[1:]
-    batch.trained[begins[begins < ends]] = 0
-    nothing = trained_between(batch.trained, begins, ends) == 0
-    positions = dict.fromkeys(batch.position[nothing].tolist())
-    reason = "one of its answers has no token that something comes before, expected a longer one"
-    tip = "mend the record, or use --on-error skip"
-    return [BadRecord(one, reason, tip) for one in positions if one not in known]

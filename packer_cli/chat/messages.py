@@ -75,7 +75,7 @@ KNOWN_KEYS = frozenset(
 
 
 # fields of records that may hold messages, and those in which text is JSON of them
-_OF_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
+_OF_MESSAGES = ("messages", "conversations", "prompt", "completion")
 _AS_TEXT = _OF_MESSAGES[:2]
 # what a key is renamed to, as one whose role is named anew speaks ShareGPT; and what that hides
 _RENAMED = {"role": "from"}

@@ -181,7 +181,7 @@ class TraceEncoder:
         shape = Shape("messages", {name: name for name in ("messages", "tools")})
         try:
             fields = {"messages": [*map(_with_calls, talk[0])], "tools": _tools(talk[1])}
-            conversation = conversation_of(fields, shape, None, "chat", lambda *of: False)
+            conversation = conversation_of(fields, shape, "chat", lambda *of: False)
             text = self._render(conversation).text if conversation else ""
         except (RefusedError, UndecidableError, ValueError):
             return False

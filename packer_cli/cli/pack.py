@@ -30,7 +30,7 @@ def pack(
 
     Reads JSON lines, Parquet, Arrow, text, CSV and Hugging Face dataset directories, also
     through .gz .zst .bz2 .xz .lz4. Records are {"text": ...}, {"messages": [...]} or
-    conversations, a prompt and its completion, alpaca instructions, preference pairs, or
+    conversations, a prompt and its completion, alpaca instructions, or
     {"input_ids": [...]}. Directories of packer tokenize are packed without tokenizing them again.
     A recipe, INPUT.toml, says what to pack and how, from one source or from many.
 

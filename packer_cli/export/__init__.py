@@ -20,7 +20,6 @@ from packer_cli.export.destination import new_directory
 from packer_cli.export.formats import FORMATS, Exported, Packed, Writer
 from packer_cli.export.rows import batches, documents, tokenized_documents, units
 from packer_cli.options.option import refuse
-from packer_cli.options.options import PAIR
 from packer_cli.options.run_options import StepOptions
 from packer_cli.progress import Progress
 from packer_cli.records import Int64, Notify
@@ -94,11 +93,9 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
     place, facts = exported.path, exported.facts
     if isinstance(exported, PackedDirectory):
         of_rows, columns = True, exported.facts.config.columns
-        has_pairs = PAIR in columns
     else:
-        of_rows, columns, has_pairs = False, kind.needs, exported.has_pairs
+        of_rows, columns = False, kind.needs
     missing = next((name for name in kind.needs if name not in columns), "")
-    with_pairs = " or ".join(name for name, one in FORMATS.items() if one.keeps_pairs)
     with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes is documents)
     ordered = ", ".join(name for name, one in FORMATS.items() if one.in_order)
     keeps_mask = not of_rows or "labels" in columns or kind.takes in (batches, units)
@@ -121,13 +118,6 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
             f"{place}: holds documents, and --to {to} is a format of rows",
             f"pack them first: packer pack {place} --max-length 4096; or export the "
             f"documents: --to {with_documents}",
-        ),
-        (
-            has_pairs and not kind.keeps_pairs,
-            f"{place}: holds records of preference, and --to {to} cannot say which answers are "
-            "the rejected ones: all of them would be trained on",
-            f"train with packer_cli.torch; or choose {with_pairs}, which keep the columns pair "
-            "and side",
         ),
         (
             untrained > 0 and not (kind.keeps_mask and keeps_mask),

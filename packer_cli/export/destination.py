@@ -26,7 +26,7 @@ import msgspec
 
 from packer_cli.errors import UsageError, from_os_error
 from packer_cli.options.option import refuse
-from packer_cli.options.options import COLUMNS, PAIR_COLUMNS
+from packer_cli.options.options import COLUMNS
 from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import (
     LOCK,
@@ -57,7 +57,7 @@ _OF_TRAIN = "train/state.json"  # in the only folder that an export has
 _HALF_MADE = re.compile(
     r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
     r"|packer\.json"
-    rf"|({'|'.join((*COLUMNS, *PAIR_COLUMNS))}|carried_[\w.~%-]+)(_offsets)?\.npy"
+    rf"|({'|'.join(COLUMNS)}|carried_[\w.~%-]+)(_offsets)?\.npy"
     rf"|({SHARD_NAME}|{re.escape(MARKER)})(\.part)?"
     rf"|{'|'.join(map(re.escape, sorted(SIDE_FILES | {DATASET_DICT, MANIFEST, INCOMPLETE})))}"
 )  # what exports write

@@ -29,7 +29,6 @@ from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
 from packer_cli.options.carried import Carried
-from packer_cli.options.options import OF_SEGMENTS
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
 from packer_cli.result.carried import as_numbers
@@ -81,7 +80,6 @@ class Writer(ABC):
     takes       what gives the parts of a directory that are written, a function of `export.rows`
     needs       columns that the directory must have
     keeps_mask  whether the format can say which tokens are not trained on
-    keeps_pairs  whether it can say which of two answers is the chosen one
     in_order    whether its readers can be told to take rows as they lie
     keeps_carried  whether it has a place for carried columns
 
@@ -91,7 +89,6 @@ class Writer(ABC):
     takes: ClassVar[Callable[..., Iterable[Any]]] = staticmethod(rows_of_shards)
     needs: ClassVar[tuple[str, ...]] = ()
     keeps_mask: ClassVar[bool] = True
-    keeps_pairs: ClassVar[bool] = False
     in_order: ClassVar[bool] = False
     keeps_carried: ClassVar[bool] = False
 
@@ -385,7 +382,6 @@ class Parquet(Tables):
     """Parquet files with the shards' columns and metadata, a record batch a row group."""
 
     takes = staticmethod(batches)
-    keeps_pairs = True
     in_order = True
     keeps_carried = True
     file_name = "packed-{:05d}.parquet"
@@ -467,7 +463,6 @@ class Numpy(Files):
     """
 
     takes = staticmethod(batches)
-    keeps_pairs = True
     in_order = True
     keeps_carried = True
 
@@ -484,7 +479,7 @@ class Numpy(Files):
             if pa.types.is_fixed_size_list(kind):
                 self._begin(name, dtype, rows, packed.max_length, *each)
                 continue
-            of_segments = own in OF_SEGMENTS or one is not None
+            of_segments = own == "segments" or one is not None
             self._begin(name, dtype, segments if of_segments else segments + rows, *each)
             self._begin(name + "_offsets", np.dtype(np.int64), rows + 1).write(bytes(8))
             self._filled[name] = 0
@@ -549,7 +544,6 @@ class Packed(Writer):
     """
 
     takes = staticmethod(units)
-    keeps_pairs = True
     keeps_carried = True
 
     def __init__(self, folder: Path, packed: PackedDirectory, *, even: bool = False) -> None:

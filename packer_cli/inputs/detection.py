@@ -25,17 +25,18 @@ from packer_cli.options.carried import (
     is_of_loss,
 )
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shape_rules import (
-    by_file_shape,
-    known_texts,
-    refuse_labels_among_pairs,
-    used_columns,
+from packer_cli.options.formats import format_named
+from packer_cli.options.preference import (
+    WELL_KNOWN,
+    may_be_preference,
+    preference_error,
+    preference_fields,
 )
+from packer_cli.options.shape_rules import by_file_shape, known_texts, used_columns
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
     ONLY_IN_CHATS,
     OPTIONAL,
-    PREFERENCE,
     Shape,
     find_shape,
     joined,
@@ -102,7 +103,7 @@ def detect_shape(
 ) -> Detected:
     """The shape of files, from the first record of each whose shape is not `known`. DataError when
     that of a file is unknown, where files cannot be packed together, and where no file has a column
-    that --field maps; UsageError for pairs beside answers with a label.
+    that --field maps; UsageError for preference records.
     """
     look = _Look(config, known.files)
     shapes = look.into(files)
@@ -114,7 +115,6 @@ def detect_shape(
             raise DataError(f"{problem} that can be read", tip)
         raise DataError(problem, "check the paths; the files are empty or hold only blank lines")
     every = (*shapes.values(), *known.others.values())
-    refuse_labels_among_pairs(shape.has_labels for shape in every if shape.has_pairs)
     for own, error in look.lacking.items():
         if not any(shape.columns.get(own) == config.renamed[own] for shape in every):
             raise error
@@ -327,12 +327,15 @@ class _Look:
     fields   as `Detected` has them
     lacking  by own names of fields that --field maps, the errors of files that lack the column and
              have a shape without it
+
+    `_searched` has the fields of first records, in a file of which later ones were looked at, too.
     """
 
     def __init__(self, config: DocumentConfig, known: Mapping[int, Shape]) -> None:
         self._config, self._known, self._carried = _bare(config), known, {*config.carried}
         self.fields = dict[str, list[str]]()
         self.lacking = dict[str, DataError]()
+        self._searched = set[tuple[str, ...]]()
 
     def into(self, files: list[InputFile]) -> dict[int, Shape]:
         """The shapes of the files that have a record, by index."""
@@ -366,17 +369,41 @@ class _Look:
         if fields is None:
             return None
         fields = [*fields, *self._held_later(file, fields)]
+        self._refuse_preference(file, fields)
         shape = self._found_without_lacking(file, fields)
         self.fields[file.path] = [name for name in fields if name not in self._carried]
-        if shape.kind not in ("prompt-completion", PREFERENCE) or not reader.holds_tokens:
+        if shape.kind != "prompt-completion" or not reader.holds_tokens:
             return shape
-        of_messages = "messages" in shape.columns
-        if not of_messages:
-            columns = [shape.columns[own] for own in shape.required]
-            with suppress(DamagedInputError):  # which the unit that reads it meets, too
-                first = next(_first_columns(file, columns, config), {})
-                of_messages = any(isinstance(value, list) for value in first.values())
+        of_messages, columns = False, [shape.columns[own] for own in shape.required]
+        with suppress(DamagedInputError):  # which the unit that reads it meets, too
+            first = next(_first_columns(file, columns, config), {})
+            of_messages = any(isinstance(value, list) for value in first.values())
         return replace(shape, of_messages=of_messages)
+
+    def _refuse_preference(self, file: InputFile, fields: list[str]) -> None:
+        """Raise UsageError if the records at the file's beginning, of which the first has these
+        fields, are preference records.
+        """
+        config, wanted = self._config, fields
+        if not may_be_preference(fields):
+            # later JSON lines may have other fields: looked for in one file of each kind
+            is_lines = (
+                reader_for(file.format).holds_tokens and format_named(file.format).counts_bytes
+            )
+            if not fields or not is_lines or tuple(fields) in self._searched:
+                return
+            self._searched.add(tuple(fields))
+            wanted = [*fields, *WELL_KNOWN]
+        record = dict[str, Any]()  # of each field the first value
+        with suppress(PackerError):  # the unit that reads it meets the same
+            for values in islice(_first_columns(file, wanted, config), _FIRST):
+                record |= {
+                    name: value
+                    for name, value in values.items()
+                    if record.get(name) is None and (value is not None or name in fields)
+                }
+        if names := preference_fields(record, config, self._carried):
+            raise preference_error(file.path, record, names, config)
 
     def _held_later(self, file: InputFile, fields: list[str]) -> list[str]:
         """Columns of optional fields, as --field maps them, that only other records at the file's

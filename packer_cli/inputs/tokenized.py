@@ -24,7 +24,6 @@ from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import batches_of
 from packer_cli.options.carried import RECORD, TOKEN, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shape_rules import refuse_labels_among_pairs, refuse_pairs_among
 from packer_cli.options.shapes import Shape
 from packer_cli.records import (
     HIGHEST_ID,
@@ -178,13 +177,8 @@ class TokenizedInputs:
         offsets = offsets_of(lengths)
         numbered = self.tokens.numbered(file, number)
         trained = self.tokens.trained_of(numbered, np.zeros_like(lengths), lengths)
-        chosen = None
-        if next(iter(self._directories.values())).has_pairs:
-            chosen = np.empty(len(number), np.int32)
-            for one in np.unique(file).tolist():
-                chosen[file == one] = self._directories[one].chosen[number[file == one]]
         nothing = np.empty(0, np.uint32)
-        return TokenBatch(nothing, offsets, trained, file, number, chosen, tokens_elsewhere=True)
+        return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
 
 
 class _Tokens(Tokens):
@@ -284,13 +278,9 @@ def shape_of(files: Sequence[InputFile]) -> Shape:
     """The shape of the records of tokenized directories."""
     shapes = [shape_of_result(opened(file).facts) for file in files]
     kinds = [one for shape in shapes for one in shape.members.values() or [shape]]
-    refuse_pairs_among(kinds)
-    if kinds[0].has_pairs:
-        refuse_labels_among_pairs(form for file in files for form in opened(file).has_labels)
     return Shape(
         "tokens",
         {"input_ids": "input_ids"},
         of_supervised=any(one.is_supervised for one in kinds),
         of_text=not all(one.is_supervised for one in kinds),
-        of_pairs=kinds[0].has_pairs,
     )

@@ -22,7 +22,6 @@ from packer_cli._kernels.documents import order_keys
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.inputs.tokenized import Pool, order_seed
 from packer_cli.options.options import TRAIN, Mixture, PackConfig
-from packer_cli.packing.fitting import rooms
 from packer_cli.records import Int32, Int64, UInt64, offsets_of
 from packer_cli.result.manifest import ReachedShare, SourceStats
 from packer_cli.result.tokenized import TokenizedDirectory, among, repeated
@@ -186,8 +185,6 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
     if config.overlong in ("truncate", "truncate-turns") and counted is lengths:
         counted = np.minimum(lengths, config.max_length)
     overlong = lengths > config.max_length
-    if directory.has_pairs:
-        overlong = rooms(lengths, directory.chosen, config.segment_multiple) > config.max_length
     if config.overlong == "split-text":
         overlong &= trained < lengths - 1
     if config.overlong in ("drop", "split-text"):

@@ -42,8 +42,8 @@ _MOST_VALUES = 1 << 12
 # What else is called so, in rows, documents and batches.
 _TAKEN = frozenset((
     "input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "seq_idx",
-    "cu_seqlens", "cu_seqlens_padded", "segments", "pair", "side", "source", "file", "position",
-    "start", "trained", "chosen", "text", "messages", "seq_lengths",
+    "cu_seqlens", "cu_seqlens_padded", "segments", "source", "file", "position",
+    "start", "trained", "text", "messages", "seq_lengths",
 ))  # fmt: skip
 
 

@@ -8,7 +8,7 @@ engine) are in `run_options`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +37,6 @@ DEFAULT_COLUMNS = COLUMNS[:5]
 REQUIRED_COLUMNS = ("input_ids", "cu_seqlens")
 VIEW_COLUMNS = ("cu_seqlens", "segments")  # what a view stores, from which all others follow
 PADDED_BOUNDARIES = "cu_seqlens_padded"  # written exactly when there is a segment multiple
-PAIR, SIDE = PAIR_COLUMNS = ("pair", "side")  # written exactly for records of preference
-OF_SEGMENTS = ("segments", *PAIR_COLUMNS)  # with a value for each segment
 
 # The packing strategies and their aliases. The loops are in `_kernels/`; `packing/plan.py`
 # calls them. Adding one: CONTRIBUTING.md.
@@ -60,11 +58,6 @@ _KEEPS_ORDER = ("next-fit", "wrap")
 _TAKES_INPUT_ORDER = (
     *_KEEPS_ORDER, "online-best-fit", "online-first-fit", "worst-fit", "harmonic",
 )  # fmt: skip
-
-
-def view_columns(columns: Sequence[str]) -> list[str]:
-    """What a view stores of these columns."""
-    return [*VIEW_COLUMNS, *(name for name in PAIR_COLUMNS if name in columns)]
 
 
 def canonical_name(name: str) -> str:
@@ -294,7 +287,7 @@ class PackConfig(DocumentConfig):
     def __post_init__(self) -> None:
         # which nobody asks for by name
         padded = (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
-        unasked = padded + (PAIR_COLUMNS if self.has_pairs else ()) + tuple(self.carried)
+        unasked = padded + tuple(self.carried)
         given = tuple(name for name in self.columns if name not in unasked)
         object.__setattr__(self, "columns", given)
         super().__post_init__()
@@ -328,11 +321,6 @@ class PackConfig(DocumentConfig):
         """Enough that a work unit's unfilled last row is noise; a view's rows are small."""
         rows = _ROWS_PER_UNIT * self.max_length
         return max(rows, _VIEW_TOKENS) if self.view else rows
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether the records are of preference, as `for_shape` says."""
-        return {*PAIR_COLUMNS} <= {*self.columns}
 
     def as_json(self) -> dict[str, object]:
         return super().as_json() | {"columns": list(self.columns)}

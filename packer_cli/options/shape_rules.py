@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,11 +10,10 @@ from packer_cli.errors import UsageError
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import MESSAGES, DocumentConfig
 from packer_cli.options.option import Need, Option, Rule, apart, options_of, refuse
-from packer_cli.options.options import PAIR_COLUMNS, PackConfig
+from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, TRACE, Shape
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
-_APART = "pack them with two commands"
 _Config = TypeVar("_Config", bound=DocumentConfig)
 
 
@@ -54,12 +53,9 @@ def for_shape(config: _Config, shape: Shape) -> _Config:
     Raises UsageError when the options do not go with the shape, or with any of several.
     """
     members = shape.each
-    refuse_pairs_among(members)
     refuse(_rules_of_all(config, members))
-    if isinstance(config, PackConfig):  # pair and side are there exactly for preference
-        columns = tuple(name for name in config.columns if name not in PAIR_COLUMNS)
-        columns += PAIR_COLUMNS * shape.has_pairs
-        config = replace(config, columns=columns, overlong=_overlong(config, members))
+    if isinstance(config, PackConfig):
+        config = replace(config, overlong=_overlong(config, members))
     if not shape.members:
         return _for_one(config, shape)
     own = [for_member(config, member) for member in members]
@@ -110,27 +106,6 @@ def trained_on(config: DocumentConfig, shape: Shape) -> str:
     return " or ".join(dict.fromkeys(one.train_on or "" for _, one in own))
 
 
-def refuse_pairs_among(shapes: Sequence[Shape]) -> None:
-    """UsageError where some of these records are of preference and others are not."""
-    others = [shape.kind for shape in shapes if not shape.has_pairs]
-    if others and len(others) < len(shapes):
-        raise UsageError(
-            f"records of preference and of {others[0]} cannot lie in one result: losses of "
-            "preference need rows of pairs alone",
-            _APART,
-        )
-
-
-def refuse_labels_among_pairs(has_labels: Iterable[bool]) -> None:
-    """UsageError where some records of preference are answers with a label and others are pairs."""
-    if len({*has_labels}) > 1:
-        raise UsageError(
-            "pairs and answers with a label cannot lie in one result: losses of pairs need both "
-            "sides of each, those of labels estimate with other prompts' answers",
-            _APART,
-        )
-
-
 def _kinds(shapes: Sequence[Shape]) -> str:
     return " or ".join(dict.fromkeys(shape.kind for shape in shapes))
 
@@ -173,9 +148,6 @@ def _for_one(config: _Config, shape: Shape) -> _Config:
 
 def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
     """One policy for all: what must stay whole decides, but for the one that tells them apart."""
-    if shapes[0].has_pairs:
-        refuse(_pair_rules(config))
-        return config.overlong or "drop"
     whole, is_wrap = [one for one in shapes if one.stays_whole], config.strategy == "wrap"
     both = 0 < len(whole) < len(shapes) and not is_wrap
     both = both or any(one.of_supervised and one.of_text for one in shapes)
@@ -233,19 +205,3 @@ def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterat
         "--bos, --eos and --separator are not for token ids, which are packed as they are",
         "leave them out, or put the tokens into the input",
     )
-
-
-def _pair_rules(config: PackConfig) -> Iterator[Rule]:
-    given = {
-        "--strategy wrap": config.strategy == "wrap",
-        f"--overlong {config.overlong}": config.overlong not in (None, "drop", "error"),
-        "--force-split": config.force_split,
-        "--balance attention": config.balance != "none",
-        "--max-segments-per-row 1": config.max_segments_per_row == 1,
-    }
-    for option, is_given in given.items():
-        yield (
-            is_given,
-            f"{option} is not for records of preference: both sides of a pair lie whole in one row",
-            "leave it out, or give a larger --max-length",
-        )

@@ -19,9 +19,7 @@ from typing import Any
 from packer_cli.errors import DataError, UsageError, named, one_of
 
 CHAT = ("messages", "conversations")
-PREFERENCE = "preference"
 TRACE = "trace"
-LABEL = "label"  # whether an answer is a good one, in records of preference
 MIXED = "mixed"  # the kind of several shapes that have different ones
 ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 # of messages; the names of all other fields are those of records
@@ -38,7 +36,6 @@ class Shape:
 
     `of_messages`: a prompt and its completion are messages themselves. `of_supervised`: some are
     tokens of records that say what of them is trained on. `of_text`: others are of text.
-    `of_pairs`: they are tokens of records of preference.
     `members`: the shapes of a run's files, by what `described` gives, where there are several; this
     one then stands for all of them.
     """
@@ -48,22 +45,11 @@ class Shape:
     of_messages: bool = False
     of_supervised: bool = False
     of_text: bool = False
-    of_pairs: bool = False
     members: dict[str, Shape] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
         return self.kind in CHAT
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether the records are of preference: answers that are chosen or rejected."""
-        return self.kind == PREFERENCE or self.of_pairs
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether records of preference are single answers with a label, as far as is known."""
-        return self.kind == PREFERENCE and "label" in self.columns
 
     @property
     def is_supervised(self) -> bool:
@@ -90,7 +76,7 @@ class Shape:
         """What can be trained on, the default first."""
         if self.is_chat:
             return ("assistant", "last-assistant", "final", "all")
-        if self.kind in (PREFERENCE, TRACE):
+        if self.kind == TRACE:
             return ("completion",)
         return ("completion", "all") if self.is_supervised else ("all",)
 
@@ -101,17 +87,14 @@ class Shape:
             return ("chat",)
         if self.kind == "alpaca":
             return ("alpaca", "chat")
-        prompts = self.kind in ("prompt-completion", PREFERENCE)
-        return ("none", "alpaca", "chat") if prompts else ("none",)
+        return ("none", "alpaca", "chat") if self.kind == "prompt-completion" else ("none",)
 
     @property
     def required(self) -> list[str]:
         """The own names of the fields that every record must have."""
         if self.kind == TRACE:  # a file may have records of all forms
             return []
-        forms = _FORMS.get(self.kind) or (KINDS[self.kind],)
-        owns = [[names[0] for names in form.required] for form in forms]
-        return next((own for own in owns if self.columns.keys() >= {*own}), owns[0])
+        return [names[0] for names in KINDS[self.kind].required]
 
     @property
     def optional(self) -> list[str]:
@@ -204,16 +187,13 @@ def shape_again(name: str, renamed: dict[str, str]) -> Shape | None:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The required fields, each with its possible names in step, and the optional ones.
-
-    others    names that an optional field may have, too
-    is_asked  whether only --shape asks for records of this form
+    """The required fields, each with its possible names in step, and the optional ones. `others`:
+    names that an optional field may have, too.
     """
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
     others: _Names = field(default_factory=dict)
-    is_asked: bool = False
 
 
 # What well-known sets call optional fields: OpenOrca, Dolly, and sets made by models that reason.
@@ -270,28 +250,13 @@ KINDS = {
         _INPUT | _SYSTEM | _REASONING,
     ),
     "text": _Kind((("text",),)),
-    PREFERENCE: _Kind(
-        (("chosen",), ("rejected",)),
-        ("prompt", "input", CONTEXT, "tools", SYSTEM, ARGUMENTS),
-        {"prompt": ("question", "query", "instruction")} | _SYSTEM,
-    ),
     "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
     TRACE: _of_traces("traces"),
 }
 # Fields that no shape requires.
-OPTIONAL = frozenset(own for kind in KINDS.values() for own in kind.optional) - {"prompt"}
-# Records of preference are pairs, or single answers with a label, which only --shape asks for.
+OPTIONAL = frozenset(own for kind in KINDS.values() for own in kind.optional)
+# Traces have several forms.
 _FORMS = {
-    PREFERENCE: (
-        KINDS[PREFERENCE],
-        _Kind((("messages",), (LABEL,)), ("tools", SYSTEM, ARGUMENTS), _SYSTEM, is_asked=True),
-        _Kind(
-            (*KINDS["prompt-completion"].required, (LABEL,)),
-            ("tools", CONTEXT, SYSTEM, ARGUMENTS),
-            _SYSTEM,
-            is_asked=True,
-        ),
-    ),
     TRACE: (KINDS[TRACE], _of_traces("nodes"), _of_traces("prompt_ids", "completion_ids")),
 }
 # what other tools call them
@@ -302,12 +267,11 @@ OTHER_NAMES = {
     "alpaca": ("instruction", "instruct"),
     "text": ("pretrain",),
     "tokens": ("input-ids", "pretokenized"),
-    PREFERENCE: ("dpo", "kto"),
     TRACE: ("traces", "rollout"),
 }
 FIELDS = sorted({names[0] for k in KINDS.values() for names in k.required}
                 | {name for k in KINDS.values() for name in k.optional}
-                | {LABEL, *MESSAGE_KEYS})  # fmt: skip
+                | {*MESSAGE_KEYS})  # fmt: skip
 
 
 def find_shape(
@@ -330,17 +294,13 @@ def find_shape(
             "convert it to JSON lines or Parquet, or choose another --shape",
         )
     kinds = [wanted] if wanted else [k for k in KINDS if tokens or not Shape(k).is_of_tokens]
-    forms = [
-        (kind, form)
-        for kind in kinds
-        for form in _FORMS.get(kind, (KINDS[kind],))
-        if wanted or not form.is_asked
-    ]
+    forms = [(kind, form) for kind in kinds for form in _FORMS.get(kind, (KINDS[kind],))]
+    free = {*fields} - {*renamed.values()}
     fitting = [
         Shape(kind, columns)
         for kind, form in forms
         # an alpaca record's input and output alone look like a prompt and its completion
-        if wanted or kind != "prompt-completion" or "instruction" not in fields
+        if wanted or kind != "prompt-completion" or "instruction" not in free
         if (columns := _columns(form, fields, renamed)) is not None
     ]
     for shape in fitting:
@@ -445,10 +405,6 @@ _ROLES = dict.fromkeys(("human", "customer", "client", "prompter", "student"), "
 _ROLES |= dict.fromkeys(("gpt", "bot", "model", "ai", "agent", "chatbot", "teacher"), "assistant")
 # shape -> own name of a field -> what others call it, in lower case
 _CALLED: dict[str, _Names] = {
-    PREFERENCE: {
-        "chosen": ("chosen", "preferred", "accepted"),
-        "rejected": ("rejected", "dispreferred"),
-    },
     "alpaca": {"instruction": ("instruction",), "output": ("output", "response")},
     "prompt-completion": {
         "prompt": ("prompt", "question", "query", "problem", "instruction", "inputs", "input",
@@ -489,8 +445,7 @@ def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | Non
                 return Suggested(fields, _roles_of((one.get(role) for one in messages), role))
     texts = {name: value for name, value in record.items() if isinstance(value, str)}
     for kind, names in _CALLED.items():
-        held = record if kind == PREFERENCE else texts
-        columns = {own: _called(held, others) for own, others in names.items()}
+        columns = {own: _called(texts, others) for own, others in names.items()}
         if shape in (None, kind) and all(columns.values()):
             more = {"input": _called(texts, ("input",))} if kind == "alpaca" else {}
             return Suggested({own: column for own, column in (columns | more).items() if column})

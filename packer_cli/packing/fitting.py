@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from packer_cli._kernels import filling
 from packer_cli.options.options import PackConfig
@@ -65,9 +64,7 @@ def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pie
     offsets, max_length, wraps = batch.offsets, config.max_length, config.strategy == "wrap"
     if wraps and batch.trained is None:
         return cut_stream(offsets, max_length, position, config.segment_multiple), Untrained()
-    if batch.chosen is not None:
-        pieces = whole_pairs(batch, max_length, config.segment_multiple)
-    elif wraps:
+    if wraps:
         pieces = fit(offsets, MAX_DOCUMENT_TOKENS, "split")
     else:
         policy = _POLICIES.get(config.overlong or "", config.overlong or "")
@@ -76,8 +73,7 @@ def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pie
             pieces = without_overlong(pieces, offsets, batch.trained, max_length)
     untrained = Untrained()
     if batch.trained is not None and not config.keep_untrained:
-        has_sides = batch.chosen is not None
-        pieces, untrained = without_untrained(pieces, batch.trained, every_piece=has_sides)
+        pieces, untrained = without_untrained(pieces, batch.trained)
     if wraps:
         documents = np.unique(pieces.document)
         pieces = cut_stream(offsets, max_length, position, config.segment_multiple, documents)
@@ -168,11 +164,9 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
     return FittedPieces(lengths, max_length, overlong, truncate_side, int(offsets[0]))
 
 
-def without_untrained(
-    pieces: Pieces, trained: UInt8, *, every_piece: bool = False
-) -> tuple[Pieces, Untrained]:
-    """The pieces without those of documents that have no trained token (left), and these; with
-    `every_piece`, of documents of which some piece has none. `trained`: of the pieces' batch.
+def without_untrained(pieces: Pieces, trained: UInt8) -> tuple[Pieces, Untrained]:
+    """The pieces without those of documents that have no trained token (left), and these.
+    `trained`: of the pieces' batch.
 
     The first token of a piece is none: nothing predicts it.
     """
@@ -181,7 +175,7 @@ def without_untrained(
         return pieces, Untrained()
     empty, count = np.bincount(pieces.document[nothing]), np.bincount(pieces.document)
     left_out = np.zeros(len(count), bool)
-    left_out[: len(empty)] = (empty > 0) & (every_piece | (empty == count[: len(empty)]))
+    left_out[: len(empty)] = (empty > 0) & (empty == count[: len(empty)])
     documents, tokens = np.flatnonzero(left_out), _per_document(pieces, pieces.length, len(count))
     kept = ~left_out[pieces.document]
     return pieces.take(kept), Untrained(documents, tokens[documents])
@@ -263,45 +257,3 @@ def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
 def padded(lengths: _Lengths, multiple: int) -> _Lengths:
     """Lengths rounded up to multiples: the places that segments take in their rows."""
     return lengths if multiple == 1 else lengths + (-lengths % multiple)
-
-
-# --- pairs of answers: one item to plan, and two segments side by side once it is filled; a single
-# answer with a label is an item of one segment ---
-
-
-def whole_pairs(batch: TokenBatch, max_length: int, segment_multiple: int) -> Pieces:
-    """The sides of all documents that fit into a row whole."""
-    lengths = np.diff(batch.offsets)
-    chosen = np.empty(0, np.int64) if batch.chosen is None else batch.chosen.astype(np.int64)
-    # one piece or two of each document that is not empty
-    length = np.stack([chosen, lengths - chosen], axis=1).ravel()
-    start = np.stack([np.zeros_like(chosen), chosen], axis=1).ravel()
-    document = np.repeat(np.arange(len(lengths)), 2)
-    fits = rooms(lengths, chosen, segment_multiple) <= max_length
-    begin = batch.offsets[document] + start
-    pieces = Pieces(document, begin, length.astype(np.int32), start.astype(np.int32))
-    return pieces.take((length > 0) & fits[document])
-
-
-def rooms(lengths: Int32 | Int64, chosen: Int32 | Int64, segment_multiple: int) -> Int64:
-    """int64[n], the places that documents take in a row: each side in its own segment."""
-    first = padded(chosen.astype(np.int64), segment_multiple)
-    return first + padded(lengths.astype(np.int64) - chosen, segment_multiple)
-
-
-def item_lengths(lengths: Int32 | Int64, begins: npt.NDArray[np.bool_]) -> Int64:
-    """int64[items], the tokens of items; `begins`: which of their segments begin one."""
-    first, lengths = np.flatnonzero(begins), lengths.astype(np.int64)
-    of_items: Int64 = np.add.reduceat(lengths, first) if len(first) else lengths
-    return of_items
-
-
-def pair_numbers(start: Int32, row_offsets: Int64) -> Int32:
-    """int32[s], of segments row after row: the number of each one's pair within its row.
-
-    start  int32[s], the first token of each in its document
-    """
-    begins = np.cumsum(start == 0) - 1
-    edges = row_offsets - row_offsets[0]
-    number = begins - np.repeat(begins[edges[:-1]], np.diff(edges))
-    return np.asarray(number, np.int32)

@@ -58,12 +58,10 @@ class Window:
         tokens = int(pieces.length.sum())
         if not tokens:
             return
-        document, side = pieces.document, None
-        if batch.chosen is not None:
-            side = (pieces.start < batch.chosen[document]).astype(np.int8)
+        document = pieces.document
         stock = Stock(
             None if batch.tokens_elsewhere else batch.ids, batch.trained, pieces.begin,
-            pieces.length, pieces.start, batch.file[document], batch.position[document], side,
+            pieces.length, pieces.start, batch.file[document], batch.position[document],
             batch.carried,
         )  # fmt: skip
         if 2 * tokens < batch.offsets[-1]:  # or what was cut off would stay as long as the window
@@ -84,8 +82,7 @@ class Window:
         if config.balance != "none":
             # after keeping back, so that the next windows are those of a run without balance
             unbalanced = AttentionCost.of(stock.length[order], row_offsets)
-            planner = self._planner(config.max_segments_per_row)
-            order, row_offsets = planner.balanced(stock.length, order, row_offsets)
+            order, row_offsets = self._planner().balanced(stock.length, order, row_offsets)
             if config.shuffle:
                 order, row_offsets = shuffled(order, row_offsets, seed)
         if config.mixture is not None and config.shuffle:
@@ -93,25 +90,17 @@ class Window:
             order, row_offsets = evened_out(stock.length, source, order, row_offsets, seed)
         return PlannedRows(stock, order, row_offsets, unbalanced)
 
-    def _planner(self, most: int | None) -> Planner:
+    def _planner(self) -> Planner:
         config = self._config
-        return Planner(config.max_length, config.strategy, most, config.segment_multiple)
+        most, multiple = config.max_segments_per_row, config.segment_multiple
+        return Planner(config.max_length, config.strategy, most, multiple)
 
     def _planned(self, stock: Stock, seed: int) -> tuple[Int64, Int64]:
         """(order, row_offsets) of all pieces."""
-        config, most, room = self._config, self._config.max_segments_per_row, stock.length
-        if stock.side is not None:  # the pieces of a pair are planned as one
-            begins, taken = np.flatnonzero(stock.start == 0), padded(room, config.segment_multiple)
-            room = np.add.reduceat(taken, begins, dtype=np.int32) if len(begins) else taken
-            first = np.append(begins, len(taken))
-            most = most and most // int(np.diff(first).max(initial=1))
-        order, row_offsets, *_ = self._planner(most).rows(room, seed)
-        if config.shuffle:
+        order, row_offsets, *_ = self._planner().rows(stock.length, seed)
+        if self._config.shuffle:
             order, row_offsets = shuffled(order, row_offsets, seed)
-        if stock.side is None:
-            return order, row_offsets
-        order, ends = _members(first, order)
-        return order, ends[row_offsets]
+        return order, row_offsets
 
     def _keep_back(self, stock: Stock, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
         """Carry the badly filled rows; (order, row_offsets) of the others."""
@@ -208,7 +197,6 @@ def gathered(
         stock.start[pieces],
         stock.file[pieces],
         stock.position[pieces],
-        None if stock.side is None else stock.side[pieces],
         of_tokens(stock.carried) if carried is None else carried,
     )
 
@@ -247,5 +235,5 @@ def _joined(parts: list[Stock]) -> Stock:
             for part, count in zip(parts, held, strict=True)
         ])  # fmt: skip
     begin = column("begin") + np.repeat(firsts, [len(part.begin) for part in parts])
-    others = map(column, ("length", "start", "file", "position", "side", "carried"))
+    others = map(column, ("length", "start", "file", "position", "carried"))
     return Stock(column("ids"), trained, begin, *others)

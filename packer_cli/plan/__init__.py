@@ -492,7 +492,6 @@ def _repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch
                 trained=None if batch.trained is None else np.tile(batch.trained, times),
                 file=np.tile(batch.file, times),
                 position=np.tile(batch.position, times),
-                chosen=None if batch.chosen is None else np.tile(batch.chosen, times),
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from packer_cli.result.carried import as_numbers, fields_of
 from packer_cli.result.layout import short_name
 from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
 from packer_cli.result.reader import PackedDirectory, carried_values, rows_of, segments_of
-from packer_cli.result.rules import Side, side_name, sides_in, sources_of
+from packer_cli.result.rules import sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
 from packer_cli.result.wording import plural, value
 from packer_cli.tokenization.decoding import Decoder
@@ -37,13 +37,11 @@ _ROWS = re.compile(r"(-?\d+)(?:-(-?\d+))?", re.ASCII)
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment of a row, or a side of a document.
+    """One segment of a row, or all of a document.
 
     origin   None when the column segments was not written
     ids      int32[tokens]
     trained  bool[tokens], or None when the column labels was not written
-    pair     the number of its pair in the row; None where records are not of preference
-    side     of the pair: "chosen"; "" where records are not of preference
     carried  by name: what follows the record, or [tokens], what follows each token; K of these are
              lists
     """
@@ -52,8 +50,6 @@ class Segment:
     origin: Origin | None
     ids: Int32
     trained: npt.NDArray[np.bool_] | None
-    pair: int | None = None
-    side: str = ""
     carried: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,7 +59,6 @@ class Shown:
 
     what      "row" or "document", with its number over all shards and in its shard
     segments  of a document: all of it
-    sides     of a document that is a record of preference
     padding   positions without a token
     """
 
@@ -72,7 +67,6 @@ class Shown:
     shard: str
     in_shard: int
     segments: list[Segment]
-    sides: Sequence[Segment] = ()
     padding: int = 0
 
 
@@ -127,19 +121,17 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     places: list[Any] = [None] * len(begins)
     if "segments" in batch.schema.names:
         places = (origins or Origins(packed.facts)).of(sources_of(batch))
-    sides: list[Side | None] = [*sides_in(batch)] or [None] * len(begins)
     columns = packed.facts.config.carried.items()
     values = {name: as_numbers(one, carried_values(batch, one)) for name, one in columns}
     segments = []
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-        its, side = slice(begin, begin + length), sides[number]
-        pair, name = (None, "") if side is None else (side.pair, str(side))
+        its = slice(begin, begin + length)
         flags = None if trained is None else trained[its]
         carried = {
             own: values[own][number] if one.is_of_segments else values[own][0, its]
             for own, one in columns
         }
-        segments.append(Segment(number, places[number], ids[its], flags, pair, name, carried))
+        segments.append(Segment(number, places[number], ids[its], flags, carried))
     padding = packed.max_length - int(lengths.sum())
     return Shown("row", index, shard.file, in_shard, segments, padding=padding)
 
@@ -168,20 +160,9 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
         for name, column in columns.items():
             found = as_numbers(column, fields[name])
             carried[name] = found[0] if column.is_of_segments else found
-    whole, sides = Segment(0, origin, ids.view(np.int32), flags, carried=carried), []
-    if tokenized.has_pairs:
-        edge = int(tokenized.chosen[index])
-        parts = [one for one in (slice(0, edge), slice(edge, None)) if len(whole.ids[one])]
-        for one in parts:
-            side = side_name(int(one.start < edge), paired=len(parts) == 2)
-            own = {
-                name: found if tokenized.carried[name].is_of_segments else found[one]
-                for name, found in carried.items()
-            }
-            made = replace(whole, ids=whole.ids[one], trained=flags[one], side=side, carried=own)
-            sides.append(made)
+    whole = Segment(0, origin, ids.view(np.int32), flags, carried)
     in_shard = index - int(tokenized.firsts[number])
-    return Shown("document", index, shard.file, in_shard, [whole], sides)
+    return Shown("document", index, shard.file, in_shard, [whole])
 
 
 class _Span(NamedTuple):
@@ -225,18 +206,11 @@ def as_json(shown: Shown, segments: list[Segment], decoder: Decoder | None) -> d
     what = shown.what
     place = {what: shown.index, "shard": shown.shard, f"shard_{what}": shown.in_shard}
     if what == "row":
-        contents = [
-            {"segment": one.index}
-            | ({} if one.pair is None else {"pair": one.pair, "side": one.side})
-            | _content(one, decoder)
-            for one in segments
-        ]
+        contents = [{"segment": one.index} | _content(one, decoder) for one in segments]
         return place | {"segments": contents, "padding": shown.padding}
-    (document,) = (_content(one, decoder) for one in shown.segments)
-    sides = [{"side": one.side} | _content(one, decoder) for one in shown.sides]
-    for content in (document, *sides):
-        del content["start"]
-    return place | document | ({"sides": sides} if sides else {})
+    document = _content(shown.segments[0], decoder)
+    del document["start"]
+    return place | document
 
 
 def _content(segment: Segment, decoder: Decoder | None) -> dict[str, Any]:
@@ -310,12 +284,10 @@ class Printer:
         place = f"{visible(short_name(shown.shard))} {shown.what} {shown.in_shard}"
         self._add(f": {about}; {place}\n")
         rule = "--" if self._ascii else "──"
-        for one in segments if of_row else shown.sides or every:
-            if of_row or one.side:
-                name = f"segment {one.index}" if of_row else one.side
-                pair = "" if one.pair is None else f", pair {one.pair} {one.side}"
-                self._add(f"{rule} {name}", "bold cyan")
-                self._add(f"{pair}: {_about(one) if of_row else _counts([one])}\n", "cyan")
+        for one in segments:
+            if of_row:
+                self._add(f"{rule} segment {one.index}", "bold cyan")
+                self._add(f": {_about(one)}\n", "cyan")
             if one.carried:
                 self._add(f"   {carried_in(one)}\n", "cyan")
             self._print_tokens(_spans(one, self._decoder))

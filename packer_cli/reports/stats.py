@@ -20,8 +20,6 @@ from packer_cli.options.option import options_of
 from packer_cli.options.options import (
     DEFAULT_COLUMNS,
     PADDED_BOUNDARIES,
-    PAIR,
-    PAIR_COLUMNS,
     TRAIN,
     PackConfig,
     keeps_order,
@@ -207,19 +205,16 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
     """Figures of what was packed, and how well; of what was lost, and may be wrong."""
     f = figures(manifest)
     disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
-    name, over = "document", f["rows"] - f["lower_bound_rows"]
-    if PAIR in manifest.config.columns:  # "pair" where all have two sides
-        each = manifest.segments / max(manifest.documents, 1)
-        name = "pair" if each == 2 else "answer" if each == 1 else "record"
+    over = f["rows"] - f["lower_bound_rows"]
     saved = f"at most {over:,} ({over / f['lower_bound_rows']:.2%}) could be saved"
     yield Figure("utilization", percent(f["utilization"]), "of all positions hold real tokens")
     packed = f"of {f['max_length']:,} tokens, {f['strategy']}; {disk}"
     yield Figure("rows", count(f["rows"]), packed)
     bound = f"rows; {saved if over else 'no packer can do better'}"
     yield Figure("lower bound", count(f["lower_bound_rows"]), bound)
-    alone = f"rows if each {name} were padded alone: {f['unpacked_ratio']:.1f}× fewer rows"
+    alone = f"rows if each document were padded alone: {f['unpacked_ratio']:.1f}× fewer rows"
     yield Figure("unpacked", count(f["unpacked_rows"]), alone)
-    yield Figure(f"{name}s", count(f["documents"]), f"in {plural(f['segments'], 'segment')}")
+    yield Figure("documents", count(f["documents"]), f"in {plural(f['segments'], 'segment')}")
     yield from _tokens(f)
     yield Figure("padding", count(f["padding_tokens"]), "positions without a token")
     mixed = f["mixedness"]
@@ -238,12 +233,12 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
             yield Figure("attention", f"{after[key]:.3f}", was)
     of_trained = manifest.config.train_on != "all"
     for what, of, lost in (
-        ("truncated", "documents", "tokens cut off"), ("dropped", f"{name}s", "tokens"),
+        ("truncated", "documents", "tokens cut off"), ("dropped", "documents", "tokens"),
     ):  # fmt: skip
         trained = f", {f[f'{what}_trained_tokens']:,} of them trained" if of_trained else ""
         text = f"{of}, {f[f'{what}_tokens']:,} {lost}{trained}"
         yield Figure(what, count(f[f"{what}_documents"]), text, is_loss=True)
-    yield from _unusual(f | {"name": name})
+    yield from _unusual(f)
 
 
 def _tokens(f: dict[str, Any]) -> Iterator[Figure]:
@@ -264,7 +259,7 @@ def _tokens(f: dict[str, Any]) -> Iterator[Figure]:
 def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
     """Figures that are out of the ordinary, and may be wrong."""
     for title, number, meaning in (
-        ("untrained", f.get("untrained_documents"), f"of the dropped {f.get('name')}s, without a "
+        ("untrained", f.get("untrained_documents"), "of the dropped documents, without a "
          "token to train on"),
         ("filtered", f["filtered_traces"], "traces left out, by --min-reward, --max-age, or as of "
          "an agent that is not trained"),
@@ -574,7 +569,7 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
 def _options_of_rows(config: dict[str, Any]) -> Iterator[str]:
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
-    unasked = (PADDED_BOUNDARIES, *PAIR_COLUMNS, *carried_columns(tuple(config.get("carry", ()))))
+    unasked = (PADDED_BOUNDARIES, *carried_columns(tuple(config.get("carry", ()))))
     columns = [name for name in config["columns"] if name not in unasked]
     if columns == [*DEFAULT_COLUMNS, "position_ids"]:
         yield "--position-ids"

@@ -15,7 +15,6 @@ from dataclasses import astuple, fields
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Struct, convert, field
 from msgspec.structs import asdict
 
@@ -29,7 +28,7 @@ from packer_cli.packing.figures import (
     length_spread,
     near_median,
 )
-from packer_cli.packing.fitting import Loss, Untrained, item_lengths
+from packer_cli.packing.fitting import Loss, Untrained
 from packer_cli.records import Int32, Int64, LeftOut
 from packer_cli.result.layout import Count
 
@@ -260,24 +259,20 @@ class Counts(Totals):
     def of_rows(
         cls,
         lengths: Int32 | Int64,
-        begins: npt.NDArray[np.bool_] | None,
         file: Int32 | Int64,
         row_offsets: Int64,
         max_length: int,
     ) -> Counts:
-        """Counts of rows by their segments, row after row: lengths, inputs, and of records of
-        preference which of them begin a record.
-        """
+        """Counts of rows by their segments, row after row: lengths and inputs."""
         ends = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
-        whole = lengths if begins is None else item_lengths(lengths, begins)
         counts = cls(
             segments=len(lengths),
             rows=len(row_offsets) - 1,
             tokens=int(ends[-1]),
             row_fill=fill_histogram(np.diff(ends[row_offsets]), max_length),
             segments_per_row=powers_histogram(np.diff(row_offsets)),
-            piece_length=np.bincount(whole, minlength=max_length + 1).astype(np.int64, copy=False),
+            piece_length=np.bincount(lengths, minlength=max_length + 1),
         )
         if len(lengths):  # or it is a window that holds all back
             squares = deviations(lengths, row_offsets)
@@ -316,14 +311,11 @@ class Counts(Totals):
 
     def add_unshown(self, file: int, parts: Sequence[LeftOut], tokens: Sequence[int]) -> None:
         """Count what a chat template left out of records of one input; `tokens` of each part."""
-        counted_already = set[tuple[int, str]]()  # by the other side of the same pair
         for part, length in zip(parts, tokens, strict=True):
-            name, own = f"unshown_{part.what}", (part.record, part.what)
-            counted = {f"{name}_tokens": length, "unshown_tokens": length}
-            counted[name] = int(own not in counted_already)
+            name = f"unshown_{part.what}"
+            counted = {name: 1, f"{name}_tokens": length, "unshown_tokens": length}
             if part.what != "tools":
                 counted[f"{name}_turns"] = part.turns
-            counted_already.add(own)
             _add(self, counted)
         documents = len({part.record for part in parts})
         self.unshown_documents += documents

@@ -38,7 +38,7 @@ from packer_cli.errors import (
 )
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
-from packer_cli.options.options import PAIR, TRAIN, VALIDATION, PackConfig
+from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_named
 from packer_cli.result.counts import DocumentTotals, InputTotals, Totals
 from packer_cli.result.layout import (
@@ -378,13 +378,11 @@ def shape_of(manifest: Result) -> Shape:
         return joined({name: shape_named(name) for name in names})
     # only the inputs show whether the prompts are messages, and tokens those of both kinds
     both = config["shape"] == "tokens" and config.get("overlong") == "split-text"
-    of_pairs = config["shape"] == "tokens" and PAIR in config.get("columns", ())
     return Shape(
         config["shape"],
         of_messages=config.get("prompt_template") == "chat",
-        of_supervised=both or of_pairs,
+        of_supervised=both,
         of_text=both,
-        of_pairs=of_pairs,
     )
 
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError, os_errors
-from packer_cli.options.options import PADDED_BOUNDARIES, PAIR
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.carried import fields_of
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard, digest
@@ -386,13 +386,9 @@ class Joined:
 
 def _properties(packed: PackedDirectory) -> dict[str, object]:
     """What rows of one batch must have in common, in words."""
-    facts, tokenizer, form = packed.facts, packed.facts.tokenizer, dict[str, object]()
-    if PAIR in facts.config.columns:  # one segment a document, or two
-        labels = facts.segments == facts.documents
-        form["what the records are"] = "answers with a label" if labels else "pairs"
+    facts, tokenizer = packed.facts, packed.facts.tokenizer
     return {
         "max_length": packed.max_length,
-        **form,
         "the label shift": packed.label_shift,
         "the segment multiple": packed.segment_multiple,
         "what is carried": ", ".join(sorted(facts.config.carry)) or "nothing",

@@ -31,7 +31,7 @@ from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, from_os_error
 from packer_cli.options.carried import Carried
-from packer_cli.options.options import PADDED_BOUNDARIES, view_columns
+from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.carried import measured
 from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Measured, Shard, problem_of
@@ -352,7 +352,7 @@ class PackedDirectory(Stored):
     @property
     def stored_columns(self) -> list[str]:
         config = self.facts.config
-        return view_columns(config.columns) if config.view else [*config.columns]
+        return [*VIEW_COLUMNS] if config.view else [*config.columns]
 
     def _with_shard_of(self, row: int, mapped: Mapped) -> Mapped:
         """`mapped`, with the shard of a row added that it lacks."""

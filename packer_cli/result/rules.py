@@ -10,11 +10,6 @@ input_ids       >= 0; pad_token_id in padding
 labels          the token or -100; -100 on padding and on each segment's first token; with
                 label_shift "pre" all one place earlier
 position_ids    restart at 0 in every segment, go on in its padding, restart in the row's
-pair            0 in a row's first segment, then the same or one more; at most two segments have it
-side            1 or 0; of a pair's two segments 1 first, then 0. Where segments are written, a
-                pair's two are of one document, the second right after the first; all others begin
-                a document
-
 carried         0 outside segments; finite; a bool 0 or 1; of records a value for each segment
 
 Segments lead back to documents: a document's pieces lie in the rows of one unit. Segments of a unit
@@ -26,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +30,7 @@ import pyarrow as pa
 
 from packer_cli.errors import DataError
 from packer_cli.options.carried import Carried
-from packer_cli.options.options import OF_SEGMENTS, PADDED_BOUNDARIES, PAIR, SIDE
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.packing.fitting import padded
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.carried import as_numbers
@@ -280,41 +275,14 @@ def _each(column: Carried, holds: _Flags) -> _Flags:
 
 def broken_segments(batch: Any, carried: Sequence[Carried] = ()) -> list[Broken]:
     """The broken rules of columns with a value for each segment. The boundaries must be sound."""
-    _, length, offsets = segments_of(batch)
-    for name in (*OF_SEGMENTS, *(one.name for one in carried if one.is_of_segments)):
+    offsets = segments_of(batch)[2]
+    for name in ("segments", *(one.name for one in carried if one.is_of_segments)):
         if name in batch.schema.names:
             counts = np.diff(batch.column(name).offsets.to_numpy())
             holds = counts == np.diff(offsets)
             if broken := _broken(f"{name} does not match cu_seqlens", holds, counts):
                 return broken
-    if PAIR not in batch.schema.names:
-        return []
-    pair, side = (lists_of(batch, name)[0].astype(np.int64) for name in (PAIR, SIDE))
-    first = offsets[:-1]
-    begins = np.zeros(len(pair), bool)
-    begins[first] = True
-    again = np.zeros(len(pair), bool)
-    again[1:] = (np.diff(pair) == 0) & ~begins[1:]
-    step = np.diff(pair, prepend=0)
-    goes_on = np.where(begins, pair == 0, (step == 0) | (step == 1))
-    goes_on[1:] &= ~(again[1:] & again[:-1])  # three segments with one number
-    sides = (side == 0) | (side == 1)
-    sides[1:] &= ~again[1:] | ((side[1:] == 0) & (side[:-1] == 1))
-    rules = [("pair does not count the pairs of its row", goes_on),
-             ("side is not 1 and then 0 in every pair", sides)]  # fmt: skip
-    if "segments" in batch.schema.names:
-        file, position, start = sources_of(batch)
-        follows = np.zeros(len(pair), bool)
-        follows[1:] = (file[1:] == file[:-1]) & (position[1:] == position[:-1])
-        follows[1:] &= start[1:] == length[:-1]
-        rules.append(
-            ("segments of a pair are not its two sides", np.where(again, follows, start == 0))
-        )
-    return [
-        broken
-        for rule, holds in rules
-        for broken in _broken(rule, np.logical_and.reduceat(holds, first))
-    ]
+    return []
 
 
 def sources_of(batch: Any) -> Int64:
@@ -328,38 +296,6 @@ def sources_of(batch: Any) -> Int64:
 def segments_in(batch: Any) -> Int64:
     """int64[4, segments] (file, position, start, length) of a batch's rows."""
     return np.concatenate([sources_of(batch), segments_of(batch)[1][None]])
-
-
-class Side(NamedTuple):
-    """A segment's place in its pair.
-
-    pair    the number of the pair within the row
-    side    1 chosen or desirable, 0 rejected or undesirable
-    paired  whether the pair has another segment; otherwise it is an answer with a label
-    """
-
-    pair: int
-    side: int
-    paired: bool
-
-    def __str__(self) -> str:
-        return side_name(self.side, paired=self.paired)
-
-
-def side_name(side: int, *, paired: bool) -> str:
-    """For people: "chosen"."""
-    return (("undesirable", "desirable"), ("rejected", "chosen"))[paired][side]
-
-
-def sides_in(batch: Any) -> list[Side]:
-    """What each segment of a batch's rows is in its pair; [] for other records."""
-    if PAIR not in batch.schema.names:
-        return []
-    pairs, sides = (batch.column(name).flatten().to_pylist() for name in (PAIR, SIDE))
-    together = [a == b for a, b in pairwise(pairs)]
-    edges = zip([False, *together], [*together, False], strict=True)
-    paired = [before or after for before, after in edges]
-    return [Side(*one) for one in zip(pairs, sides, paired, strict=True)]
 
 
 class Documents(NamedTuple):
@@ -445,10 +381,6 @@ def _broken_documents(
         yield at, f"is of input {file[at]}, there are {inputs}"
     for at in np.flatnonzero(lengths == 0)[:1].tolist():
         yield at, "has no tokens"
-    if "chosen" in batch.schema.names:
-        chosen = batch.column("chosen").to_numpy()
-        for at in np.flatnonzero((chosen < 0) | (chosen > lengths))[:1].tolist():
-            yield at, f"its chosen side has {chosen[at]} of {lengths[at]} tokens"
     for one in carried:
         yield from _broken_values(batch, one, offsets)
     if "trained" not in batch.schema.names:
@@ -481,13 +413,11 @@ def _other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
     """(document, text) where a batch and its part of the index differ, one of each kind."""
     ids, offsets = lists_of(batch, "input_ids")
     made = {"length": np.diff(offsets), "trained_tokens": _trained_tokens(batch)}
-    if "chosen" in batch.schema.names:
-        made["chosen"] = batch.column("chosen").to_numpy()
     for name, own in made.items():
         listed = index.column(name).to_numpy()
         for at in np.flatnonzero(own != listed)[:1].tolist():
             yield at, f"its {name} is {own[at]}, the index says {listed[at]}"
-    hashes = content_hashes(ids.view(np.uint32), offsets, made.get("chosen"))
+    hashes = content_hashes(ids.view(np.uint32), offsets)
     stored = b"".join(index.column("content_hash").to_pylist())
     different = (hashes != np.frombuffer(stored, np.uint64).reshape(-1, 2)).any(axis=1)
     for at in np.flatnonzero(different)[:1].tolist():

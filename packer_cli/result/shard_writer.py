@@ -4,9 +4,8 @@
     documents-00000-000.arrow   input_ids, trained, file, position
     index-00000-000.arrow       length, trained_tokens, content_hash of the same documents
 
-For records of preference documents and indexes have `chosen`, too, see `TokenBatch`. The index
-alone is read to plan, to choose and to split. Shards are written in the run's work folder, without
-copies and validity bitmaps, and moved to the output once all of them are whole.
+The index alone is read to plan, to choose and to split. Shards are written in the run's work
+folder, without copies and validity bitmaps, and moved to the output once all of them are whole.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error, os_errors
 from packer_cli.options.carried import Carried
-from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE, PackConfig, view_columns
-from packer_cli.packing.fitting import padded, pair_numbers
+from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS, PackConfig
+from packer_cli.packing.fitting import padded
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values, offsets_of
 from packer_cli.result.carried import fields_of, measured
@@ -50,7 +49,6 @@ _BATCH_TOKENS = 1 << 20  # a record batch of 4 to 9 MB: small buffers, still che
 _VIEW_BATCH_ROWS = 1 << 16
 _ROOM_TOKENS = 2 * _BATCH_TOKENS  # of most flushes: one batch more than waits
 _MOST_TOKENS = (1 << 31) - 1  # that the offsets of a record batch count
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 PADDED = {  # to max_length, with the types of their values
     "input_ids": np.int32,
     "labels": np.int32,
@@ -59,7 +57,6 @@ PADDED = {  # to max_length, with the types of their values
 }
 
 HASH_BYTES = 16
-_CHOSEN = pa.field("chosen", pa.int32(), nullable=False)
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("length", pa.int32(), nullable=False),
@@ -215,10 +212,8 @@ def column_type(name: str, config: PackConfig) -> Any:
         return pa.list_(pa.field("item", kind, nullable=False), config.max_length)
     if carried:
         return pa.list_(pa.field("item", carried.arrow_type, nullable=False))
-    if name in ("cu_seqlens", PADDED_BOUNDARIES, PAIR):
+    if name in ("cu_seqlens", PADDED_BOUNDARIES):
         kind = pa.int32()
-    elif name == SIDE:
-        kind = pa.int8()
     else:
         parts = [("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())]
         kind = pa.struct([pa.field(*part, nullable=False) for part in parts])
@@ -262,7 +257,7 @@ def stored_schema(config: PackConfig, pad_token_id: int, tokenizer_sha256: str) 
     """The Arrow schema of shards: `schema`, or that of a view, which knows no padding."""
     if not config.view:
         return schema(config, pad_token_id, tokenizer_sha256)
-    return schema(config, 0, tokenizer_sha256, view_columns(config.columns))
+    return schema(config, 0, tokenizer_sha256, VIEW_COLUMNS)
 
 
 def stored_batch_rows(config: PackConfig) -> int:
@@ -273,9 +268,9 @@ def stored_batch_rows(config: PackConfig) -> int:
 class ShardWriter:
     """Writes the rows of one unit, in parts of at most about `shard_bytes`, those of a view in one.
 
-    A view's have no tokens but two of a packed directory's columns, `cu_seqlens` and `segments`,
-    and for records of preference `pair` and `side`; a segment's file and position are a tokenized
-    directory and a document's number in it. All else that a row holds follows from these.
+    A view's have no tokens but two of a packed directory's columns, `cu_seqlens` and `segments`; a
+    segment's file and position are a tokenized directory and a document's number in it. All else
+    that a row holds follows from these.
 
     rows_at_once  rows in a record batch; 0 for a view, which needs no tokens
     """
@@ -312,9 +307,9 @@ class ShardWriter:
         pieces, offsets = order[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int32)
         make = self._references if self._config.view else self._filled
         made, trained_tokens = make(stock, order, edges)
-        for name in {"segments", PAIR, SIDE} & {*self._schema.names}:
-            parts = _of_segments(name, stock, pieces, edges)
-            made[name] = ragged(self._schema.field(name).type, offsets, parts)
+        if "segments" in self._schema.names:
+            parts = stock.file[pieces], stock.position[pieces], stock.start[pieces]
+            made["segments"] = ragged(self._schema.field("segments").type, offsets, parts)
         figures = dict[str, Measured]()
         if stock.carried is not None:
             columns, length = self._config.carried, stock.length[pieces].astype(np.int64)
@@ -408,15 +403,6 @@ def _places(length: Int64, edges: Int64, config: PackConfig) -> Int64:
     return ends - steps + np.repeat(places, counts)
 
 
-def _of_segments(name: str, stock: Stock, pieces: Int64, edges: Int64) -> list[Any]:
-    """A column with a value for each segment: where it is from, or its side of a pair."""
-    if name == PAIR:
-        return [pair_numbers(stock.start[pieces], edges)]
-    if name == SIDE:
-        return [np.empty(0, np.int8) if stock.side is None else stock.side[pieces]]
-    return [stock.file[pieces], stock.position[pieces], stock.start[pieces]]
-
-
 def fixed(kind: Any, rows: Any) -> Any:
     """A column of lists of one length, of an array [rows, length], without a copy; or [rows,
     length, K].
@@ -446,23 +432,17 @@ def ragged(kind: Any, offsets: Int32, parts: Sequence[Any]) -> Any:
     return pa.Array.from_buffers(kind, len(offsets) - 1, buffers, children=[values])
 
 
-def index_schema(*, has_chosen: bool) -> Any:
-    """The Arrow schema of the indexes of documents."""
-    return INDEX_SCHEMA.append(_CHOSEN) if has_chosen else INDEX_SCHEMA
-
-
 def documents_schema(
     tokenizer_sha256: str,
     *,
     has_trained: bool,
-    has_chosen: bool = False,
     carried: Iterable[Carried] = (),
 ) -> Any:
     """The Arrow schema of document shards, with what a reader must know as metadata.
 
     `trained` lists [start, stop, ...] of the tokens trained on; null: all of them. Without that
-    column all tokens of all documents are trained on. `chosen` is there for pairs of answers. A
-    carried column has a list for each document, with a value for each token, or the record's value.
+    column all tokens of all documents are trained on. A carried column
+    has a list for each document, with a value for each token, or the record's value.
     """
     ids = pa.list_(pa.field("item", pa.int32(), nullable=False))
     fields = [
@@ -470,7 +450,6 @@ def documents_schema(
         *([pa.field("trained", ids)] if has_trained else []),
         pa.field("file", pa.int32(), nullable=False),
         pa.field("position", pa.int64(), nullable=False),
-        *([_CHOSEN] if has_chosen else []),
         *(
             pa.field(
                 one.name,
@@ -518,12 +497,10 @@ def kind_in(schema: Any) -> str | None:
     return None if kind is None else str(kind)
 
 
-def content_hashes(ids: UInt32, offsets: Int64, chosen: Int32 | None = None) -> UInt64:
-    """uint64[n, 2] of documents of such tokens; of pairs, which side is which counts, too."""
+def content_hashes(ids: UInt32, offsets: Int64) -> UInt64:
+    """uint64[n, 2] of documents of such tokens."""
     hashes = np.empty((len(offsets) - 1, 2), np.uint64)
     kernels.hash_documents(ids, offsets, hashes)
-    if chosen is not None:
-        hashes[:, 0] += (chosen.astype(np.uint64) + np.uint64(1)) * GOLDEN
     return hashes
 
 
@@ -544,8 +521,7 @@ class DocumentWriter:
     ) -> None:
         self._carried = carried
         self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes)
-        of_index = index_schema(has_chosen="chosen" in schema.names)
-        self._indexes = parts(folder, unit, INDEX, of_index, 0)  # of a batch each
+        self._indexes = parts(folder, unit, INDEX, INDEX_SCHEMA, 0)  # of a batch each
         self._index: list[Any] = []  # of the open part
         self._waiting: list[TokenBatch] = []
         self._tokens = 0
@@ -574,13 +550,12 @@ class DocumentWriter:
             return
         lengths = np.diff(batch.offsets).astype(np.int32)
         trained, trained_tokens = self._trained(batch, lengths - 1)
-        hashes = pa.py_buffer(content_hashes(batch.ids, batch.offsets, batch.chosen))
+        hashes = pa.py_buffer(content_hashes(batch.ids, batch.offsets))
         columns = {
             "input_ids": self._lists(batch.offsets.astype(np.int32), batch.ids.view(np.int32)),
             "trained": trained,
             "file": batch.file,
             "position": batch.position,
-            "chosen": batch.chosen,
             "length": lengths,
             "trained_tokens": trained_tokens,
             "content_hash": pa.Array.from_buffers(
@@ -665,7 +640,6 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
     if any(batch.trained is not None for batch in batches):
         trained = [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained
                    for one in batches]  # fmt: skip
-    chosen = [batch.chosen for batch in batches if batch.chosen is not None]
     carried = [batch.carried for batch in batches if batch.carried is not None]
     return TokenBatch(
         ids,
@@ -673,6 +647,5 @@ def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
         np.concatenate(trained) if trained else None,
         np.concatenate([batch.file for batch in batches])[kept],
         np.concatenate([batch.position for batch in batches])[kept],
-        np.concatenate(chosen)[kept] if chosen else None,
         carried=np.concatenate(carried) if carried else None,
     )

@@ -25,19 +25,15 @@ from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.carried import Carried
-from packer_cli.options.shapes import PREFERENCE
 from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values
 from packer_cli.result.carried import default_of, row_type, together
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import Stored, plain_values
-from packer_cli.result.shard_writer import (
-    GOLDEN,
-    documents_schema,
-    index_schema,
-)
+from packer_cli.result.shard_writer import INDEX_SCHEMA, documents_schema
 
 Bool = npt.NDArray[np.bool_]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 AGAIN = (
     "copy the directory again, or move what is damaged and run packer tokenize again with "
     "--overwrite"
@@ -85,25 +81,6 @@ class TokenizedDirectory(Stored):
         return trained
 
     @property
-    def has_pairs(self) -> bool:
-        return self.facts.config.shape == PREFERENCE
-
-    @cached_property
-    def chosen(self) -> Int32:
-        """int32[n] of pairs: as in `TokenBatch`. DataError for more than a document's tokens."""
-        chosen: Int32 = self._indexed("chosen", np.int32)
-        if ((chosen < 0) | (chosen > self.lengths)).any():
-            raise DataError(f"{self.path}: an index holds a chosen side beyond its document", AGAIN)
-        return chosen
-
-    @property
-    def has_labels(self) -> set[bool]:
-        """Whether documents of preference are single answers with a label; both where
-        some are and others are pairs.
-        """
-        return {*np.unique((self.chosen == 0) | (self.chosen == self.lengths)).tolist()}
-
-    @property
     def content_hashes(self) -> UInt64:
         """uint64[n, 2], the same for documents with the same tokens, in any directory."""
         hashes: UInt64 = self._indexed("content_hash", np.uint64, 2)
@@ -146,11 +123,10 @@ class TokenizedDirectory(Stored):
 
     def _stored_schema(self, shard: Shard) -> Any:
         if kind_of(shard.file) == INDEX:
-            return index_schema(has_chosen=self.has_pairs)
+            return INDEX_SCHEMA
         return documents_schema(
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",
-            has_chosen=self.has_pairs,
             carried=self.carried.values(),
         )
 
@@ -458,7 +434,7 @@ def spread_order(keys: UInt64) -> Int64:
     number = np.arange(len(keys))
     earlier = number - np.maximum.accumulate(np.where(same, 0, number))
     spread = np.copy(keys)
-    spread[order] += earlier.astype(np.uint64) * GOLDEN
+    spread[order] += earlier.astype(np.uint64) * _GOLDEN
     return np.argsort(spread, kind="stable")
 
 

@@ -156,10 +156,10 @@ def _raw_prompts(manifest: Result) -> Iterator[Warned]:
 def _edges(manifest: Result) -> Iterator[Warned]:
     documents = manifest.documents + getattr(manifest, "dropped_documents", 0)
     if manifest.edge_tokens > _SHARE * documents:
-        share = manifest.edge_tokens / documents  # above 1 for pairs, which have two answers
+        share = manifest.edge_tokens / documents
         text = (
             f"{plural(manifest.edge_tokens, 'token')} in {plural(documents, 'document')} "
-            f"({percent(min(share, 1.0))}) hold the end of a prompt and the "
+            f"({percent(share)}) hold the end of a prompt and the "
             "beginning of its answer: no prompt ends there when the model is asked"
         )
         chat = "chat" if TEMPLATE in manifest.side_files else "chat, with a --chat-template,"

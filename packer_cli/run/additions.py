@@ -52,7 +52,6 @@ from packer_cli.result.manifest import (
     load_as_is,
     shape_of,
 )
-from packer_cli.result.tokenized import open_tokenized
 from packer_cli.result.wording import plural
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
@@ -407,7 +406,7 @@ def known_shapes(
     now, is_adding = {file.known_as for file in current}, options.add and not options.exact
     unnamed = [one for one in manifest.inputs if is_adding and one.path not in now]
     names = dict.fromkeys(one.shape or then.name for one in unnamed)
-    others = {name: _with_form(shape_named(name), directory, manifest) for name in names}
+    others = {name: shape_named(name) for name in names}
     files, carried = dict[int, Shape](), manifest.config.carried
     if dict(config.fields) != dict(manifest.config.fields):
         return KnownShapes(files, others, carried)
@@ -421,14 +420,3 @@ def known_shapes(
             if shape is not None and config.shape in (None, name):
                 files[file.index] = shape
     return KnownShapes(files, others, carried)
-
-
-def _with_form(shape: Shape, directory: Path, manifest: Result) -> Shape:
-    """Shape of preference with the field `label` where its records have one."""
-    if not shape.has_pairs:
-        return shape
-    if isinstance(manifest, Manifest):
-        has_labels = manifest.segments == manifest.documents
-    else:
-        has_labels = open_tokenized(directory).has_labels == {True}
-    return replace(shape, columns={"label": "label"} if has_labels else {})

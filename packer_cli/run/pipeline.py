@@ -48,9 +48,10 @@ from packer_cli.inputs.tokenized import carried_of, is_tokenized
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
+from packer_cli.options.preference import names_answer
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import for_shape, refuse_idle
-from packer_cli.options.shapes import ARGUMENTS, LABEL, TRACE
+from packer_cli.options.shapes import ARGUMENTS, TRACE
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
@@ -143,7 +144,7 @@ def settle(
     carry = carried_by_traces(config) if is_trace else carried_by(files, shape, config, known)
     config = for_shape(replace(config, carry=carry), shape)
     for one in ignored_columns(detected, shape, config):
-        _name_ignored(one, config.shape, options)
+        _name_ignored(one, config, options)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
     return Run(config, shape, tuple(files), (), chosen)
 
@@ -274,11 +275,12 @@ def _refuse_impossible(
             ) from None
 
 
-def _name_ignored(columns: IgnoredColumns, shape: str | None, options: EncodingOptions) -> None:
-    """Name columns that no option uses. `shape`: --shape.
+def _name_ignored(
+    columns: IgnoredColumns, config: DocumentConfig, options: EncodingOptions
+) -> None:
+    """Name columns that no option uses.
 
-    A label is worth a warning where nobody chose the shape: answers that it calls bad would be
-    learned as good ones.
+    A label is worth a warning unless --field names the answer: it may say which answers are bad.
     """
     where, others, hint = named(columns.paths, 1), columns.others, columns.hint
     if columns.with_text:
@@ -287,10 +289,8 @@ def _name_ignored(columns: IgnoredColumns, shape: str | None, options: EncodingO
         return
     what = "ignored column" if len(others) == 1 else "ignored columns"
     line = f"{where}: {what}: {named(others)}; {hint}"
-    if LABEL in others and shape is None:
-        options.warn(f"warning: {line}, and --shape preference if it says which answers are good")
-    elif {"chosen", "rejected"} <= {*others}:
-        options.notify(f"{line}, and --shape preference for pairs")
+    if "label" in others and not names_answer(config):
+        options.warn(f"warning: {line}. If label marks bad answers, leave those records out")
     else:
         options.notify(line)
 

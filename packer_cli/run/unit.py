@@ -36,7 +36,6 @@ from packer_cli.packing.fitting import (
     loss_of,
     padded,
     pieces_of,
-    rooms,
 )
 from packer_cli.packing.window import PlannedRows, Window, gathered, trained_of
 from packer_cli.progress import Progress
@@ -49,7 +48,6 @@ from packer_cli.records import (
     Stock,
     TokenBatch,
     WorkUnit,
-    offsets_of,
     record_position,
 )
 from packer_cli.result.counts import Counts
@@ -331,24 +329,17 @@ class _LeftOutError(Exception):
         self.index, self.reason = index, reason
 
 
-def _refuse_longer(
-    batch: TokenBatch, job: Job, most: int, most_is: str, tip: str, multiple: int = 1
-) -> None:
-    """Raise DataError for a document of more than `most` tokens; of a pair, both sides in segments
-    that are padded to a `multiple`.
-    """
-    offsets = batch.offsets
-    if batch.chosen is not None:
-        offsets = offsets_of(rooms(np.diff(offsets), batch.chosen, multiple))
-    document = first_overlong(offsets, most)
+def _refuse_longer(batch: TokenBatch, job: Job, most: int, most_is: str, tip: str) -> None:
+    """Raise DataError for a document of more than `most` tokens."""
+    document = first_overlong(batch.offsets, most)
     if document < 0:
         return
     file = job.run.files[batch.file[document]]
     position = record_position(int(batch.position[document]), job.run.config.turns)
     place = reader_for(file.format).describe(file, position)
-    length = offsets[document + 1] - offsets[document]
-    what = "document has" if batch.chosen is None else "two sides of the pair have"
-    raise DataError(f"{file.path}, {place}: the {what} {length} tokens, {most_is} {most}", tip)
+    length = batch.offsets[document + 1] - batch.offsets[document]
+    what = f"the document has {length} tokens, {most_is} {most}"
+    raise DataError(f"{file.path}, {place}: {what}", tip)
 
 
 class UnitDocuments(UnitMaker):
@@ -360,7 +351,6 @@ class UnitDocuments(UnitMaker):
         schema = documents_schema(
             job.tokenizer_sha256,
             has_trained=job.run.shape.kind != "text",
-            has_chosen=job.run.shape.has_pairs,
             carried=carried.values(),
         )
         limit = job.run.config.shard_bytes
@@ -436,8 +426,7 @@ class UnitRows(UnitMaker):
         counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
         counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
         counts.add_documents(batch.file, lengths, placed)
-        if batch.chosen is None:  # the sides of a pair are not parts of a text
-            self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
+        self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
         del batch, pieces
         if self._window.tokens >= (config.window_tokens or 0):
@@ -461,11 +450,8 @@ class UnitRows(UnitMaker):
         if config.overlong == "error":
             others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
             others = others if shape.stays_whole else "split, truncate or drop"
-            others = "drop" if shape.has_pairs else others
             tip = f"choose --overlong {others}, or a larger --max-length"
-            _refuse_longer(
-                batch, self.job, config.max_length, "--max-length is", tip, config.segment_multiple
-            )
+            _refuse_longer(batch, self.job, config.max_length, "--max-length is", tip)
         elif config.overlong in ("split", "split-text") or config.truncate_side != "right":
             _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
         # or else pieces begin at 0
@@ -477,9 +463,8 @@ class UnitRows(UnitMaker):
             self._writer.write(*rows)
         lengths, file = stock.length[order], stock.file[order]
         self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
-        begins = None if stock.side is None else stock.start[order] == 0
         max_length = self._config.max_length
-        more = Counts.of_rows(lengths, begins, file, row_offsets, max_length)
+        more = Counts.of_rows(lengths, file, row_offsets, max_length)
         more.add_trained(file, trained_of(stock, order))
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced

@@ -2,7 +2,6 @@
 
 PackedDataset, PackedSampler     finished directories, and an order of their rows
 varlen_collate, ...              rows to a model's arguments
-preference_collate, ...          rows of pairs to those and what losses of pairs need; answer_logps
 weighted_loss, ...               losses of values that `--carry` took along
 check_isolation                  whether a model's documents see each other
 PackedTrainerMixin               all of it for transformers' Trainer and TRL's
@@ -38,12 +37,6 @@ from packer_cli.torch.collate import (
 from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.isolation import check_isolation
 from packer_cli.torch.losses import distillation_loss, weighted_loss
-from packer_cli.torch.preference import (
-    answer_logps,
-    preference_collate,
-    token_logps,
-    unpaired_collate,
-)
 from packer_cli.torch.sampler import PackedSampler
 from packer_cli.torch.streaming import PackingIterableDataset
 
@@ -53,7 +46,6 @@ __all__ = [
     "PackedSampler",
     "PackedTrainerMixin",
     "PackingIterableDataset",
-    "answer_logps",
     "block_mask_collate",
     "check_isolation",
     "distillation_loss",
@@ -62,10 +54,7 @@ __all__ = [
     "pack_result_to_tensors",
     "packed_collate_fn",
     "padded_collate",
-    "preference_collate",
     "separate_collate",
-    "token_logps",
-    "unpaired_collate",
     "varlen_collate",
     "weighted_loss",
 ]

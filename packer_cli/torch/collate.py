@@ -36,9 +36,8 @@ of input_ids, or [.., K] where each token has K values; those of records [docume
 [documents, K], of every document that position_ids count. They are 0 on padding, and in the padding
 documents. A model that does not take them gets the others by `names`.
 
-Each collator raises UsageError for rows without input_ids or cu_seqlens, for rows of pairs, which
-`preference_collate` takes, for unknown `names`, for a carried column with a name
-of the batch's own, and where a config is needed and none is given.
+Each collator raises UsageError for rows without input_ids or cu_seqlens, for unknown `names`, for a
+carried column with a name of the batch's own, and where a config is needed and none is given.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers
 # and what else only some batches have
 _OWN = (
     _OF_DOCUMENTS, "source_ids", "document_ids", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q",
-    "max_seqlen_k", "desirable", "rejected", "mismatched",
+    "max_seqlen_k",
 )  # fmt: skip
 NOT_GIVEN: Any = object()
 

@@ -22,7 +22,7 @@ import torch
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, one_of
-from packer_cli.options.options import PADDED_BOUNDARIES, PAIR, SIDE
+from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.records import Int32, Int64
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.opening import (
@@ -38,7 +38,7 @@ from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory
 
 SOURCE = "source"
 SHIFTED = "shift_labels"
-RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE, PAIR, SIDE)
+RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE)
 _FIXED = ("input_ids", "labels", SHIFTED, "attention_mask", "position_ids")
 
 
@@ -50,8 +50,7 @@ class PackedDataset:
               must be alike in max_length, label shift, segment multiple and tokenizer. A packed
               directory may be a URL that fsspec reads, such as s3://bucket/out
     columns   which columns rows have, of those in the directory, and "source" of a recipe's
-              results; None: all but `segments` and `source`. Rows of pairs always have `pair` and
-              `side`, so that no collator takes them for others
+              results; None: all but `segments` and `source`
     tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
     tokens    of a view: where its tokenized directories are, if no longer where they were packed
               from; one or several, in any order
@@ -59,11 +58,10 @@ class PackedDataset:
               machine share. None: ~/.cache/packer, or below XDG_CACHE_HOME
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
-    uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`; of
-    pairs also pair int32[segments] and side int8[segments]. Columns of `--carry` have their own
-    types, bfloat16 and bool among them, but for uint16, which is int32: those of tokens [L], or
-    [L, K] where each has K values, with 0 on padding; those of records [segments] or [segments, K].
-    Value i is that of token i, also beside shift_labels.
+    uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`.
+    Columns of `--carry` have their own types, bfloat16 and bool among them, but for uint16, which
+    is int32: those of tokens [L], or [L, K] where each has K values, with 0 on padding; those of
+    records [segments] or [segments, K]. Value i is that of token i, also beside shift_labels.
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
     this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
     shift_labels, never labels.
@@ -237,13 +235,12 @@ def _columns_of(
     paths: Sequence[Path | str], results: Sequence[PackedDirectory], chosen: Sequence[str] | None
 ) -> tuple[str, ...]:
     """The columns that rows get. Raises UsageError for one that a result lacks, and DataError for
-    results of unlike columns: where some are chosen, pairs and other rows still never go together.
+    results of unlike columns where none are chosen.
     """
     every = [[n for n in one.facts.config.columns if n != "segments"] for one in results]
     first = every[0]
     for path, packed, own in zip(paths, results, every, strict=True):
-        unlike = {*first} ^ {*own}
-        if unlike := unlike if chosen is None else unlike & {PAIR, SIDE}:
+        if chosen is None and (unlike := {*first} ^ {*own}):
             name = min(unlike)
             has, lacks = (paths[0], path) if name in first else (path, paths[0])
             raise DataError(
@@ -261,9 +258,8 @@ def _columns_of(
                 )
     if chosen is None:
         return tuple(first)
-    both = [PADDED_BOUNDARIES] if "cu_seqlens" in chosen else []
-    always = [name for name in (*both, PAIR, SIDE) if name in first]
-    return tuple(dict.fromkeys([*chosen, *always]))
+    has_both = "cu_seqlens" in chosen and PADDED_BOUNDARIES in first
+    return tuple(dict.fromkeys([*chosen, *[PADDED_BOUNDARIES] * has_both]))
 
 
 def _check_tokenizer(path: Path | str, tokenizer: Any, expected: str) -> None:
@@ -284,7 +280,7 @@ class RowBatch:
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
              attention_mask uint8
     ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and numbers of each
-             segment: `source`; in rows of pairs `pair` and `side`
+             segment: `source`
     carried  name -> its type in torch, of carried columns: those of tokens are among `columns`, of
              [b, L] or [b, L, K], those of records in `ragged`, all as stored (bfloat16 as int16)
     """
@@ -388,12 +384,11 @@ def _of_documents(lists: Lists, documents: Int64, padding: int) -> Any:
     return found
 
 
-def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
+def row_batch(rows: Any) -> RowBatch:
     """What a collator is given, as a RowBatch: one already, or rows as dicts of tensors.
 
     Rows without boundaries, such as those of `packer_cli.hf`, have them where positions restart.
-    Raises UsageError for rows without input_ids or boundaries, of unlike columns, and for rows of
-    pairs unless the collator is for them: their labels are also on answers to be unlearned.
+    Raises UsageError for rows without input_ids or boundaries, and of unlike columns.
     """
     if not len(rows):
         raise UsageError("a collator of packed rows got no rows")
@@ -410,13 +405,6 @@ def row_batch(rows: Any, *, of_pairs: bool = False) -> RowBatch:
                 "PackedDataset gives it unless `columns` leaves it out; transformers.Trainer "
                 "removes it unless remove_unused_columns=False",
             )
-    if of_pairs and not ragged.keys() >= {PAIR, SIDE}:
-        raise UsageError(
-            "rows without pair and side, for a collator of pairs",
-            "pack with --shape preference; varlen_collate takes other rows",
-        )
-    if not of_pairs and not ragged.keys().isdisjoint((PAIR, SIDE)):
-        raise of_pairs_error("rows of pairs, for a collator of other rows")
     return batch
 
 
@@ -442,11 +430,3 @@ def _stacked(rows: Any) -> RowBatch:
         stored = stored.view(torch.int16) if stored.dtype == torch.bfloat16 else stored
         batch.ragged[name] = Lists(stored.numpy(), np.cumsum([0, *sizes]))
     return batch
-
-
-def of_pairs_error(what: str) -> UsageError:
-    """Pairs where plain training would learn both sides of them."""
-    return UsageError(
-        f"{what}: a model would be trained on rejected answers, too",
-        "preference_collate; unpaired_collate for records with a label",
-    )

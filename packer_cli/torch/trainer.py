@@ -24,9 +24,8 @@ from torch.utils.data import DataLoader
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.options import PAIR
 from packer_cli.torch.collate import varlen_collate
-from packer_cli.torch.dataset import PackedDataset, of_pairs_error
+from packer_cli.torch.dataset import PackedDataset
 from packer_cli.torch.isolation import text_config
 from packer_cli.torch.sampler import PackedSampler
 
@@ -68,7 +67,7 @@ class PackedTrainerMixin:
         *more: Any,
         **named: Any,
     ) -> None:
-        _check_task(self, train_dataset, data_collator)
+        _check_task(self)
         collate, taken = data_collator or varlen_collate, train_dataset
         of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(self).__mro__)
         if of_trl and isinstance(train_dataset, PackedDataset):
@@ -262,13 +261,11 @@ def _share_of(trainer: Any) -> tuple[int, int]:
     return args.process_index // sizes["tp"], args.world_size // sizes["tp"]
 
 
-def _check_task(trainer: Any, rows: Any, collate: Any) -> None:
-    """Raise UsageError where pairs would be trained on as other rows are, or TRL pads by itself."""
+def _check_task(trainer: Any) -> None:
+    """Raise UsageError if the trainer is one of TRL's that pads and tokenizes by itself."""
     kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     if kinds and "SFTTrainer" not in kinds:
         raise UsageError(
             f"PackedTrainerMixin: {kinds[0]} makes losses of padded batches, not of packed rows",
-            "train pairs with preference_collate and the Trainer: docs/trainers/preference.md",
+            "give it the records themselves, without the mixin",
         )
-    if isinstance(rows, PackedDataset) and PAIR in rows.columns and (kinds or collate is None):
-        raise of_pairs_error(f"{type(trainer).__name__}: train_dataset has rows of pairs")

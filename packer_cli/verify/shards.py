@@ -15,7 +15,7 @@ from msgspec import UNSET
 from msgspec.structs import astuple
 
 from packer_cli.errors import PackerError
-from packer_cli.options.options import PAIR, PackConfig
+from packer_cli.options.options import PackConfig
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.progress import Progress
 from packer_cli.records import IGNORED, Int64
@@ -306,11 +306,7 @@ def _figures(measured: Measured | None) -> str:
 def _of_rows(batch: Any, max_length: int) -> Counts:
     """The counts of a sound batch of rows."""
     _, length, offsets = segments_of(batch)
-    begins = None
-    if PAIR in batch.schema.names:
-        begins = np.diff(batch.column(PAIR).flatten().to_numpy(), prepend=-1) != 0
-        begins[offsets[:-1]] = True
-    counts = Counts.of_rows(length, begins, sources_of(batch)[0], offsets, max_length)
+    counts = Counts.of_rows(length, sources_of(batch)[0], offsets, max_length)
     counts.attention_after = AttentionCost.of(length, offsets)
     if "labels" in batch.schema.names:
         labels = rows_of(batch.column("labels"))

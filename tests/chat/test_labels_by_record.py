@@ -214,8 +214,6 @@ def test_a_template_gets_the_flags_of_records(folder: Any) -> None:
     [
         ({"prompt": _AGAIN[:3], "completion": [_SAID]}, []),
         ({"messages": [_ASKED, assistant("No"), _SAID]}, ["--train-on", "final"]),
-        ({"prompt": _AGAIN[:3], "chosen": [_SAID], "rejected": [assistant("Or")]}, []),
-        ({"prompt": _AGAIN[:3], "completion": [_SAID], "label": True}, ["--shape", "preference"]),
         (chat(_ASKED, assistant([{"type": "text", "text": "Yes", "weight": 0},
                                  {"type": "text", "text": "!"}])), ["--keep-untrained"]),
     ],

@@ -154,26 +154,12 @@ def test_columns_that_no_option_uses(folder: Path) -> None:
 
 
 def test_a_label_that_no_option_uses(folder: Path) -> None:
-    """Bad answers would be trained on as good ones: heard with -q, too."""
-    talk = [user("Hi"), assistant("Yes")]
-    write([{"prompt": "Hi", "completion": "No", "label": False}])
-    write([chat(*talk, label=True)], "chat.jsonl")
-    write([chat(*talk, chosen=talk, rejected=talk)], "pairs.jsonl")
-    Path("t.jinja").write_text(TAGS)
-    how = ("-l", 512, "-t", "bytes", "--overwrite", "-o", "out")
-    template = ("--chat-template", "t.jinja")
-    for file, *more in (("data.jsonl",), ("chat.jsonl", *template)):
-        assert (
-            f"warning: {file}: ignored column: label; see --field, and --shape "
-            "preference if it says which answers are good"
-            in packer("pack", file, *how, "-q", *more).stderr
-        )
-        assert "label" not in packer("pack", file, *how, *more, "--shape", "preference").stderr
-    asked = packer("pack", "data.jsonl", *how, "--shape", "prompt-completion").stderr
-    assert "label; see --field\n" in asked
-    assert "warning: data" not in asked
-    pairs = packer("pack", "pairs.jsonl", *how, *template).stderr
-    assert "columns: chosen, rejected; see --field, and --shape preference for pairs" in pairs
+    """A label may mark bad answers, so the warning is heard with -q, too."""
+    write([{"prompt": "Hi", "completion": "No", "label": 0}])
+    how = ("pack", "data.jsonl", "-l", 512, "-t", "bytes", "--overwrite", "-o", "out", "-q")
+    warning = "warning: data.jsonl: ignored column: label; see --field. If label marks bad answers"
+    assert warning in packer(*how).stderr
+    assert "label" not in packer(*how, "--field", "completion=completion").stderr
 
 
 def test_tokens_are_those_of_the_parts_alone(folder: Path) -> None:

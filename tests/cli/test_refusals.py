@@ -123,16 +123,6 @@ pack chat.jsonl -l 16 --turns each --train-on all | --turns each does not go wit
 pack chat.jsonl -l 16 --no-train-reasoning --train-on all  | --train-on all
 pack chat.jsonl -l 16 --train-reasoning --train-on all     | --train-on all
 pack chat.jsonl -l 16 --no-train-tool-calls --train-on all | --train-on all
-pack dpo.jsonl -l 16 --overlong split          | --overlong split is not for records of preference
-pack dpo.jsonl -l 16 --overlong truncate       | --overlong truncate is not for records of pref
-pack dpo.jsonl -l 16 --overlong truncate-turns | --overlong truncate-turns is not for record
-pack dpo.jsonl -l 16 --strategy wrap           | --strategy wrap is not for records of preference
-pack dpo.jsonl -l 16 --force-split             | --force-split is not for records of preference
-pack dpo.jsonl -l 16 --balance attention       | --balance attention is not for records of pref
-pack dpo.jsonl -l 16 --max-segments-per-row 1  | --max-segments-per-row 1 is not for record
-pack dpo.jsonl -l 16 --train-on all            | --train-on: all is not for records of shape
-pack dpo.jsonl -l 16 --columns input_ids,cu_seqlens,side | --columns: 'side' is not one of
-pack dpo.jsonl ask.jsonl -l 16 | records of preference and of prompt-completion cannot lie in one
 {ASKED}=enable_thinking     | 'enable_thinking' is not NAME=VALUE
 {ASKED}==false              | '=false' is not NAME=VALUE
 {ASKED}=enable_thinkin=no   | never reads it; it reads enable_thinking | did you mean enable_t
@@ -294,7 +284,6 @@ def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write([chat(*turns)], "chat.jsonl")
     write([{"prompt": [turns[0]], "completion": [turns[1]]}], "pairs.jsonl")
     write([{"prompt": "Hi", "completion": "Hello"}], "ask.jsonl")
-    write([{"prompt": "2+2=", "chosen": "4", "rejected": "5"}], "dpo.jsonl")
     (folder / "bad.jinja").write_text("{% for %}")
     (folder / "ask.jinja").write_text(TAGS + "{% if enable_thinking %}<think>{% endif %}")
     (folder / "bad.toml").write_bytes(b"a = 1\nb = '\xff'\n")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pair_rows import random_pairs, rows_of
 from support import packer
 from tiny_models import tiny_llama
 from torch.nn.functional import cross_entropy, kl_div
@@ -31,7 +30,6 @@ from packer_cli.torch import (
     flash_attn_collate,
     packed_collate_fn,
     padded_collate,
-    preference_collate,
     separate_collate,
     varlen_collate,
     weighted_loss,
@@ -242,19 +240,6 @@ def test_names_that_a_batch_has_are_refused(folder: Path) -> None:
                 UsageError, match=f"the carried column {name.partition(':')[0]} has"
             ):
                 collate(PackedDataset(name[:3]).__getitems__([0]))
-
-
-def test_pairs() -> None:
-    """Values of records for each answer, those of tokens for each token that is trained on."""
-    rows, first = rows_of(random_pairs(9, 400), 64), 0
-    for number, row in enumerate(rows):
-        row["place"] = torch.arange(64 * number, 64 * number + 64)
-        row["margin"] = torch.arange(first, first := first + len(row["side"])).to(torch.bfloat16)
-    found = preference_collate(rows, config=None)
-    assert found["margin"].dtype == torch.bfloat16
-    assert found["margin"].tolist() == list(range(first))
-    assert torch.equal(found["place"], found["places"] + 1)
-    assert not {"place", "margin"} & found["inputs"].keys()
 
 
 # Losses

@@ -191,7 +191,7 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
     ("a.jsonl", b'{"input_ids": [1], "attention_mask": [0]}\n', (), "nothing to pack: 1 empty", ""),
     ("a.jsonl", b'{"body": [], "id": 1}\n', (),
      "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
-     "chosen+rejected, input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
+     "input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
      "--text-field"),
     ("a.jsonl", NAMES, (), "fields found: name0, name1, name2, name3, name4, name5, name6, name7, "
      "name8, name9, name10, name11, name12, name13, name14, name15, name16, name17, name18, name19 "

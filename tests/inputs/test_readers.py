@@ -471,15 +471,15 @@ CLOSE = "close the quote"
 # (name, what the file holds, what is said of it)
 BAD = [
     ("a.txt", b"good\ncaf\xe9\n", "a.txt, line 2 (byte 5): invalid UTF-8 at byte 3 of the line"),
-    ("a.csv", b"a,b\n1,2\n", "text, chosen+rejected; fields found: a, b"),
-    ("a.jsonl", b"{}\n", "text, chosen+rejected, input_ids, traces, nodes, "
+    ("a.csv", b"a,b\n1,2\n", "text; fields found: a, b"),
+    ("a.jsonl", b"{}\n", "text, input_ids, traces, nodes, "
      "prompt_ids+completion_ids; fields found: none"),
     ("a.csv", b"text,b\n1\n", "a.csv, line 2 (byte 7): 1 field, the header has 2"),
     ("a.csv", b'text,b\n"1\n2', "a.csv, line 2 (byte 7): not valid CSV: unexpected end of data"),
     ("a.csv", b"text,b\ncaf\xe9,2\n", "a.csv, line 2 (byte 7): invalid UTF-8 at byte 3"),
     ("a.csv", b'te"xt,b\n"a"b\n', "a.csv: the records' fields fit none of"),
     ("a.csv", b'"text"x\n', "a.csv, line 1 (byte 0): not valid CSV: ',' expected after '\"'"),
-    ("a.csv", b"input_ids\n1\n", "output, text, chosen+rejected; fields found: input_ids"),
+    ("a.csv", b"input_ids\n1\n", "output, text; fields found: input_ids"),
     # an open quote takes in every record that follows, up to the end or to the limit of a field
     ("a.csv", b'text,b\nok,1\n"open,2\n' + b"good,3\n" * 30_000, "line 3 (byte 12): not valid CSV"),
 ]  # fmt: skip
@@ -602,8 +602,7 @@ def test_invalid_utf8_of_a_column_is_a_bad_record_where_the_column_is_used(
     [
         (
             {"body": ["a"], "id": [1]},
-            "text, chosen+rejected, input_ids, traces, nodes, prompt_ids+completion_ids; "
-            "fields found: body, id",
+            "text, input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
         ),
         ({"text": [1]}, "column 'text' has type int64, expected a string"),
         ({"text": [b"a"]}, "column 'text' has type binary, expected a string"),

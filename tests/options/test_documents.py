@@ -354,16 +354,16 @@ def test_compressed_and_from_stdin(folder: Path) -> None:
 
 def test_a_field_is_for_the_files_that_have_it(folder: Path) -> None:
     write([ASKED], "a.jsonl")
-    write([{"chosen": HI, "rejected": HI[:1]}], "b.jsonl")
+    write([{"picked": HI, "text": "Hi"}], "b.jsonl")
     Path("tags.jinja").write_text(TAGS)
     command = ("pack", "a.jsonl", "b.jsonl", "-l", 512, "-t", "bytes", "-o", "out", "-q",
                "--chat-template", "tags.jinja")  # fmt: skip
-    done = packer(*command, "--field", "messages=chosen")
+    done = packer(*command, "--field", "messages=picked")
     assert done.exit_code == 0, done.stderr
     assert marked("out") == [PAIR, HI_MARKED]
     assert packer("verify", "out", "--against-inputs").exit_code == 0
-    done = packer(*command, "--field", "messages=chose", "--overwrite")
-    assert_error(done, 1, "a.jsonl: records have no 'chose'; fields found: question, answer")
+    done = packer(*command, "--field", "messages=pick", "--overwrite")
+    assert_error(done, 1, "a.jsonl: records have no 'pick'; fields found: question, answer")
 
 
 def test_a_field_that_the_first_record_lacks(folder: Path) -> None:

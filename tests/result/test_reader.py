@@ -25,15 +25,10 @@ from packer_cli.result.layout import SQUARED_LENGTHS
 from packer_cli.result.manifest import load
 from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_header
 
-PAIRS = [
-    {"prompt": "a" * (n % 7), "chosen": "b" * (n % 5 + 1), "rejected": "c" * (n % 3 + 1)}
-    for n in range(120)
-]
 FORMS: dict[str, list[object]] = {
     "plain": ["-l", 64],
     "all columns": ["-l", 64, "--position-ids", "--segment-multiple", 8, "--label-shift", "pre"],
     "few columns": ["-l", 64, "--columns", "input_ids,cu_seqlens"],
-    "pairs": ["-l", 64, "--shape", "preference", "-t", "bytes"],
 }
 
 
@@ -44,12 +39,9 @@ def results(
     """A packed directory, itself through a URL, and where there is one a view of the same rows."""
     folder = tmp_path_factory.mktemp("results")
     data, options = folder / "data.jsonl", [*FORMS[request.param], "-q"]
-    pairs = request.param == "pairs"
-    data.write_text("\n".join(map(json.dumps, PAIRS)) if pairs else random_ids(300, longest=90))
-    of_documents = ["--shape", "preference", "-t", "bytes"] if pairs else []
-    done = packer("tokenize", data, "-o", folder / "tokens", "-q", *of_documents)
+    data.write_text(random_ids(300, longest=90))
+    done = packer("tokenize", data, "-o", folder / "tokens", "-q")
     assert done.exit_code == 0, done.stderr
-    options = [one for one in options if one not in of_documents]
     for name, more in (("out", []), ("view", ["--view"])):
         done = packer("pack", folder / "tokens", "-o", folder / name, *options, *more)
         if "--columns" in options and more:

@@ -81,10 +81,6 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
          "answer: no prompt ends there when the model is asked; --prompt-template chat, with a "
          "--chat-template, or alpaca parts them"],
     ),
-    "tokens across both edges of a pair": (
-        [{"prompt": "The quick brown f", "chosen": "ox jumps.", "rejected": "ox runs."}],
-        ("-t", "merging"), ["2 tokens in 1 document (100.00%) hold the end of a prompt and the "],
-    ),
 }  # fmt: skip
 
 
