@@ -88,7 +88,7 @@ def _named_options(text: str) -> set[str]:
 
 # text, the commands whose options it names, and others that it may name
 OPTIONS_OF = [
-    (SUPERVISED, "pack", ("--no-eos",)),
+    (SUPERVISED, "pack", ("--no-eos", "--check")),
     ("\n".join(re.findall("`--[^`]*`", README)), "pack stats show verify", ()),
 ]
 
