@@ -1,7 +1,6 @@
 """Which files packer made, and which process may change them.
 
     own_folder(folder, ".packer", ...)   a folder for packer alone, locked
-    Listed, unchanged                    whether a file is what packer's own record says it wrote
 
 A run's files are in `NAME/ID`, and ID is a name that nobody else gives. A folder NAME that holds
 anything but ID is somebody else's, and so is all in `ID` that is not a regular file of one of the
@@ -13,26 +12,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from packer_cli.errors import DataError, UsageError, named, os_errors
 
 ID = "dd4cbd969ee4cf0b968a8b865edeed7a"
 LOCK = "lock"
-_HASH_BYTES = 1 << 20
 _MOST_NAMED = 5
 _TRIES, _SECONDS = 100, 0.05
-_PUT_NS = 60_000_000_000  # from the writing of a record to its rename; after longer, files are read
-Times = tuple[int, int]  # mtime and ctime of a record, in ns
 
 
 class InUseError(DataError):
@@ -92,11 +86,6 @@ class Folder:
         except FileNotFoundError:
             return None
 
-    def digest(self, name: str) -> str:
-        """The sha256 of a regular file. Raises OSError."""
-        with open(self.open(name), "rb", buffering=0) as file:
-            return content_digest(file)
-
     def rename(self, name: str, to: Folder, new: str) -> None:
         os.rename(_plain(name), _plain(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
@@ -118,50 +107,6 @@ def _plain(name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not a file name")
     return name
-
-
-def content_digest(file: FileIO) -> str:
-    """The sha256 of what an open file holds from where it stands. Raises OSError."""
-    sha, buffer = hashlib.sha256(), memoryview(bytearray(_HASH_BYTES))
-    while count := file.readinto(buffer):
-        sha.update(buffer[:count])
-    return sha.hexdigest()
-
-
-class Listed(NamedTuple):
-    """A file as packer's record lists it. `size` None: not in the record."""
-
-    size: int | None
-    sha256: str
-
-
-def unchanged(folder: Folder, name: str, listed: Listed, record: Times | None = None) -> bool:
-    """Tell whether a file is the one that a record lists: a regular file of that size and digest.
-
-    As git does, it is not read where its times, and those of the `record`, tell.
-    """
-    status = folder.status(name)
-    if status is None or not stat.S_ISREG(status.st_mode):
-        return False
-    if listed.size not in (None, status.st_size):
-        return False
-    return _tell_times(status, record) or folder.digest(name) == listed.sha256
-
-
-def _tell_times(file: os.stat_result, record: Times | None) -> bool:
-    """Tell whether nobody has changed a file since packer wrote the record, as the last of all, and
-    then renamed both to their places, which sets the time of change of status only.
-
-    They do not tell once somebody has touched, copied or moved the record.
-    """
-    if record is None:
-        return False
-    written, renamed = record
-    return (
-        written < renamed < written + _PUT_NS
-        and file.st_mtime_ns <= written
-        and file.st_mtime_ns < file.st_ctime_ns < renamed
-    )
 
 
 def find_own(parent: Folder, name: str) -> Path | None:

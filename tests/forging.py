@@ -107,6 +107,9 @@ class Result:
         manifest["side_files"] = {
             name: hashlib.sha256(self.read(name)).hexdigest() for name in manifest["side_files"]
         }
+        manifest["side_file_bytes"] = {
+            name: len(self.read(name)) for name in manifest["side_files"]
+        }
         (self.path / self.name).write_bytes(to_bytes(manifest))
 
     def _squared_lengths(self) -> bytes:

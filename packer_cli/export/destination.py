@@ -6,7 +6,7 @@
 
 An earlier export and the new one change places in one step where the system can (RENAME_EXCHANGE:
 ext4, XFS, Btrfs, tmpfs), and by two renames elsewhere. `.packer-export.json` in an export lists its
-files with their digests. An export in which there is anything else is not replaced. Trainers do not
+files with their sizes. An export in which there is anything else is not replaced. Trainers do not
 look at hidden files.
 """
 
@@ -31,14 +31,12 @@ from packer_cli.options.run_options import RunOptions
 from packer_cli.ownership import (
     LOCK,
     Folder,
-    Listed,
     in_the_way,
     make_folders,
     own_folder,
     put_file,
     remove_own,
     sync,
-    unchanged,
 )
 from packer_cli.result.layout import (
     DATASET_DICT,
@@ -46,7 +44,6 @@ from packer_cli.result.layout import (
     MANIFEST,
     SHARD_NAME,
     SIDE_FILES,
-    digest,
 )
 from packer_cli.run.destination import clean, holds_result
 
@@ -104,11 +101,11 @@ def new_directory(
             yield work
             if details is not None:
                 paths = [path for path in sorted(work.rglob("*")) if path.is_file()]
-                files = {str(path.relative_to(work)): Listed(*digest(path)) for path in paths}
+                files = {str(path.relative_to(work)): path.stat().st_size for path in paths}
                 put_file(work / MARKER, json.dumps(details | {"files": files}, indent=1).encode())
             for path in (*work.rglob("*"), work):
                 sync(path)
-            _refuse_taken(output, overwrite, closely=True)  # the last check may have been hours ago
+            _refuse_taken(output, overwrite)  # the last check may have been hours ago
             _put_in_place(parent, inside, real, output)
             if os.access(real.parent, os.R_OK):
                 parent.sync()
@@ -156,7 +153,7 @@ def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
     raise OSError(number, os.strerror(number), new)
 
 
-def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> None:
+def _refuse_taken(output: Path, overwrite: bool) -> None:
     tip = "choose another --output"
     if not output.exists() or not os.listdir(output):
         return
@@ -177,15 +174,15 @@ def _refuse_taken(output: Path, overwrite: bool, *, closely: bool = False) -> No
             f"{tip}, or replace it with --overwrite",
         ),
     ])  # fmt: skip
-    if names := _strangers(output, closely=closely):
+    if names := _strangers(output, by_size=True):
         raise in_the_way(output, names)
 
 
 class _Marker(msgspec.Struct):
-    files: dict[str, Listed]
+    files: dict[str, int]
 
 
-def _listed(export: Path) -> dict[str, Listed] | None:
+def _listed(export: Path) -> dict[str, int] | None:
     try:
         with Folder(export) as folder:
             return msgspec.json.decode(folder.read(MARKER) or b"", type=_Marker).files
@@ -193,9 +190,9 @@ def _listed(export: Path) -> dict[str, Listed] | None:
         return None
 
 
-def _strangers(export: Path, *, closely: bool = False) -> list[str]:
+def _strangers(export: Path, *, by_size: bool = False) -> list[str]:
     """The names in an export that are not what its marker lists: by name and kind and, if
-    `closely`, by size and content. Without a marker: those that exports do not write.
+    `by_size`, by size. Without a marker: those that exports do not write.
     """
     names, listed = [], _listed(export)
     folders = {str(parent) for name in listed or [_OF_TRAIN] for parent in Path(name).parents}
@@ -208,7 +205,7 @@ def _strangers(export: Path, *, closely: bool = False) -> list[str]:
                 own = folder.is_file(path.name) and bool(_HALF_MADE.fullmatch(path.name))
             else:
                 own = name in listed and folder.is_file(path.name)
-                own = own and (not closely or unchanged(folder, path.name, listed[name]))
+                own = own and (not by_size or path.lstat().st_size == listed[name])
         if not own:
             names.append(name)
     return names

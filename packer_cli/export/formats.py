@@ -606,6 +606,9 @@ class Packed(Writer):
             "config": view.manifest["config"] | {"view": False},
             "shards": msgspec.to_builtins(self._shards),
             "side_files": facts.side_files | hashes,
+            "side_file_bytes": {
+                name: (self.folder / name).stat().st_size for name in facts.side_files | hashes
+            },
         }
         (self.folder / MANIFEST).write_bytes(to_bytes(document))
 

@@ -231,6 +231,7 @@ class Result(Totals, frozen=True, kw_only=True, dict=True):  # type: ignore[misc
     units: list[Unit]
     shards: Annotated[list[Shard], Meta(min_length=1)]
     side_files: dict[Annotated[str, Meta(pattern=SIDE_FILE_PATTERN)], str] = {}
+    side_file_bytes: dict[str, Count] = {}
     incomplete: str | None = None
     sha256: str | None = None
     counted_by_input: ClassVar[tuple[str, ...]]  # totals of which every input has its part

@@ -246,18 +246,19 @@ def _directories(
 def _recorded(view: Path, path: str, expected: str) -> Path:
     """The tokenized directory of an input, where the view's manifest says. Raises DataError.
 
-    If both were moved, or are on another machine, it is found from a folder that they have in
-    common: the ends of the path are tried from each that the view is in. The digest tells whether
+    If both were moved, or are on another machine, it is found from a folder that both lie in: the
+    ends of the path are tried from the view and from all folders above it. The digest tells whether
     it is the right one.
     """
     recorded, what = Path(path), "is gone"
-    folder, parts = recorded.parent, recorded.parts[1:]
+    folder, parts = storage.shown(str(recorded.parent)), recorded.parts[1:]
     ends = [Path(*parts[first:]) for first in range(len(parts) - 1)]
-    moved = (above / end for above in view.absolute().parents for end in ends)
+    folders = view.absolute(), *view.absolute().parents
+    moved = (above / end for above in folders for end in ends)
     for place in dict.fromkeys([recorded, *moved]):
         if storage.is_file(str(place)):
             if digest(place)[1] == expected:
-                return place.parent
+                return Path(storage.shown(str(place.parent)))
             what = "has changed"
     raise DataError(
         f"{view}: its tokenized directory {folder} {what}: expected its {MANIFEST} with the "

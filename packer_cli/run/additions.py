@@ -332,10 +332,10 @@ def _lost(place: Path | str, manifest: Result) -> list[str]:
             for name in filter(folder.is_file, files):
                 sizes[name] = os.stat(name, dir_fd=folder.descriptor).st_size
     lost = []
-    for name, file in files.items():
+    for name, size in files.items():
         if name not in sizes:
             lost.append(f"{name} is missing")
-        elif file.size not in (None, sizes[name]):
+        elif size != sizes[name]:
             lost.append(f"{name} is damaged")
     return lost
 

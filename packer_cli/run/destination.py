@@ -5,12 +5,13 @@ OUT/.packer/ID/    a run writes everything in here; gone when the result is comp
 run.json           the run: inputs, options, tokenizer and units
 unit-*.json        one for each unit that is packed: see commits.py
 replacing.json     run.json, from when all is packed until it is in its place
-earlier.json       from then on, the times and the content of the manifest whose place its own takes
+earlier.json       from then on, the manifest whose place its own takes
 OUT/manifest.json  with it the result is complete
 
 Shards are named by their content, so the new result lies in OUT beside the earlier one, no file of
 which has gone, when the rename of the manifest makes it the result: readers find all of the one or
-all of the other. Then what the earlier manifest lists goes, if it is unchanged, and nothing else.
+all of the other. Then what the earlier manifest lists goes, and nothing else. What
+is in the way and is not listed there, or with another size, is an error before anything is written.
 """
 
 from __future__ import annotations
@@ -18,14 +19,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error
@@ -35,8 +34,6 @@ from packer_cli.ownership import (
     LOCK,
     Folder,
     InUseError,
-    Listed,
-    Times,
     find_own,
     in_the_way,
     locked,
@@ -46,7 +43,6 @@ from packer_cli.ownership import (
     remove_own,
     strangers,
     sync,
-    unchanged,
     write_file,
 )
 from packer_cli.records import InputFile
@@ -74,7 +70,6 @@ from packer_cli.run.identity import (
 REPLACING, _EARLIER = "replacing.json", "earlier.json"
 _BEGIN_LOCK, _RANK_LOCK = "begin.lock", "rank-{}-of-{}.lock"
 _TRIES = 100  # to join other ranks: one that ends keeps all others out for a moment
-_TICK_SECONDS = 0.01  # after this long, a change has a later time on every file system
 _WORK_FILES = re.compile(
     r"(lock|begin\.lock|rank-[0-9]{1,9}-of-[0-9]{1,9}\.lock|(run|replacing|earlier|manifest)\.json"
     r"|unit-[0-9]{5,20}\.json|rejected-[0-9]{5,20}\.jsonl|squared_lengths-[0-9]{5,20}\.bin"
@@ -83,22 +78,18 @@ _WORK_FILES = re.compile(
 )
 
 
-class Earlier(NamedTuple):
-    """A result in the output: its manifest, as bytes and read, and the files that this lists.
-
-    `times` are those of the manifest; None where it is not the file itself that was read.
-    """
+class ExistingResult(NamedTuple):
+    """A result in the output: its manifest, as bytes and read, and the files that this lists."""
 
     content: bytes
     manifest: Result
-    files: dict[str, Listed]
-    times: Times | None = None
+    files: dict[str, int]
 
     @classmethod
-    def of(cls, content: bytes, times: Times | None = None) -> Earlier:
+    def of(cls, content: bytes) -> ExistingResult:
         """Raises DataError for a manifest that is not as packer has written it."""
         manifest = parse_unedited(content)
-        return cls(content, manifest, listed(manifest), times)
+        return cls(content, manifest, listed(manifest))
 
 
 @dataclass(frozen=True)
@@ -262,18 +253,16 @@ def names_of(run: Run) -> set[str]:
 
 
 def _refuse_in_the_way(
-    folder: Folder, names: Iterable[str], earlier: Earlier | None, new: Mapping[str, Listed] = {}
+    folder: Folder,
+    names: Iterable[str],
+    earlier: ExistingResult | None,
+    new: ExistingResult | None = None,
 ) -> None:
     """UsageError for files where those of a result are to be: neither the earlier result's, nor
     what is `new` already.
     """
-    blocked = [
-        name
-        for name in names
-        if folder.status(name) is not None
-        and not _is_own(folder, name, earlier)
-        and not (name in new and unchanged(folder, name, new[name]))
-    ]
+    blocked = [name for name in names if folder.status(name) is not None
+               and not _is_own(folder, name, earlier, new)]  # fmt: skip
     if blocked:
         raise in_the_way(folder.path, blocked)
 
@@ -282,15 +271,15 @@ def _ended(folder: Folder, inside: Folder) -> Run | None:
     """Finish putting a result in place, if its run was interrupted there; returns that run."""
     if inside.status(REPLACING) is None:
         return None
-    times, _, before = (inside.read(_EARLIER) or b"").partition(b"\n")
+    before = inside.read(_EARLIER)
     there = [one for one in map(folder.read, (MANIFEST, INCOMPLETE)) if one not in (None, before)]
     own = inside.read(MANIFEST)
     try:
-        earlier = Earlier.of(before, msgspec.json.decode(times, type=Times)) if before else None
-        new = Earlier.of(own or (there[0] if there else before) or b"")
+        earlier = ExistingResult.of(before) if before else None
+        new = ExistingResult.of(own or (there[0] if there else before) or b"")
         if not own and new.content == before and _coming(folder, inside, new, earlier):
             raise DataError("the manifest is gone")  # else the two are the same
-    except (DataError, msgspec.DecodeError):  # damaged or gone: it is an unfinished run again
+    except DataError:  # damaged or gone: it is an unfinished run again
         inside.rename(REPLACING, inside, RUN)
         return None
     ended = load_run(inside.path / REPLACING)
@@ -376,24 +365,23 @@ def forget(inside: Folder) -> None:
             inside.unlink(name)
 
 
-def earlier_result(folder: Folder) -> Earlier | None:
+def earlier_result(folder: Folder) -> ExistingResult | None:
     """The finished result in a directory. Raises UsageError for one whose manifest cannot be
     relied on: nobody knows what of the directory is packer's.
     """
     for name in (MANIFEST, INCOMPLETE):
-        content, status = folder.read(name), folder.status(name)
-        if content is not None and status is not None and looks_like_one(content):
-            times = status.st_mtime_ns, status.st_ctime_ns
-            return relied_on(folder.path / name, content, times)
+        content = folder.read(name)
+        if content is not None and looks_like_one(content):
+            return relied_on(folder.path / name, content)
     return None
 
 
-def relied_on(place: Path | str, content: bytes, times: Times | None = None) -> Earlier:
+def relied_on(place: Path | str, content: bytes) -> ExistingResult:
     """A result of which the manifest says what of a place is packer's. Raises UsageError for one
     that cannot.
     """
     try:
-        return Earlier.of(content, times)
+        return ExistingResult.of(content)
     except DataError as error:
         raise UsageError(
             f"{place}: {error.message}, so it does not say which files are packer's",
@@ -401,23 +389,29 @@ def relied_on(place: Path | str, content: bytes, times: Times | None = None) -> 
         ) from error
 
 
-def listed(manifest: Result) -> dict[str, Listed]:
-    """The files that a manifest lists, with the sizes and digests that it gives."""
-    files = {shard.file: Listed(shard.bytes, shard.sha256) for shard in manifest.shards}
-    files |= {name: Listed(None, sha256) for name, sha256 in manifest.side_files.items()}
-    return {name: file for name, file in files.items() if is_result_file(name)}
+def listed(manifest: Result) -> dict[str, int]:
+    """The files that a manifest lists, with their sizes."""
+    files = manifest.side_file_bytes | {shard.file: shard.bytes for shard in manifest.shards}
+    return {name: size for name, size in files.items() if is_result_file(name)}
 
 
-def _is_own(folder: Folder, name: str, earlier: Earlier | None) -> bool:
-    """True if a file belongs to the earlier result and is unchanged. People edit side files, and
-    these are read soon, so their times do not count.
+def _is_own(
+    folder: Folder,
+    name: str,
+    earlier: ExistingResult | None,
+    new: ExistingResult | None = None,
+) -> bool:
+    """True for a regular file that the earlier result lists, by name and size, or its manifest; and
+    for a shard that is that of the `new` one, by its name and size.
     """
-    if earlier is None:
+    status = folder.status(name)
+    if status is None or not stat.S_ISREG(status.st_mode):
         return False
     if name in (MANIFEST, INCOMPLETE):
-        return folder.read(name) == earlier.content
-    times = None if name in SIDE_FILES else earlier.times
-    return name in earlier.files and unchanged(folder, name, earlier.files[name], times)
+        return earlier is not None and folder.read(name) == earlier.content
+    if earlier is not None and name in earlier.files:
+        return earlier.files[name] == status.st_size
+    return new is not None and new.files.get(name) == status.st_size
 
 
 def replace(claim: Claim) -> None:
@@ -429,10 +423,9 @@ def replace(claim: Claim) -> None:
     folder, inside = claim.folder, claim.inside
     claim.options.before_switch()
     try:
-        earlier, new = earlier_result(folder), Earlier.of(inside.read(MANIFEST) or b"")
+        earlier, new = earlier_result(folder), ExistingResult.of(inside.read(MANIFEST) or b"")
         _coming(folder, inside, new, earlier)
-        lines = (msgspec.json.encode(earlier.times), earlier.content) if earlier else ()
-        put_file(inside.path / _EARLIER, b"\n".join(lines))
+        put_file(inside.path / _EARLIER, earlier.content if earlier else b"")
         inside.sync()  # first: what is about to be put in place must be there
         inside.rename(RUN, inside, REPLACING)
         inside.sync()
@@ -441,13 +434,14 @@ def replace(claim: Claim) -> None:
         raise from_os_error(error, _place(error, claim.output), "write") from error
 
 
-def _put_in_place(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier | None) -> None:
+def _put_in_place(
+    folder: Folder, inside: Folder, new: ExistingResult, earlier: ExistingResult | None
+) -> None:
     """Do, or go on to do, what `replace` does."""
     target = _target(new)
     for name in _coming(folder, inside, new, earlier):
         if name == MANIFEST:
             folder.sync()
-            time.sleep(_TICK_SECONDS)  # so that the times tell: see ownership.unchanged
         inside.rename(name, folder, target if name == MANIFEST else name)
     folder.sync()
     if earlier is not None:
@@ -457,23 +451,25 @@ def _put_in_place(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier
     forget(inside)
 
 
-def _target(result: Earlier) -> str:
+def _target(result: ExistingResult) -> str:
     """The name of a manifest: one of a result that missed --max-loss says so."""
     return INCOMPLETE if result.manifest.incomplete else MANIFEST
 
 
-def _coming(folder: Folder, inside: Folder, new: Earlier, earlier: Earlier | None) -> list[str]:
+def _coming(
+    folder: Folder, inside: Folder, new: ExistingResult, earlier: ExistingResult | None
+) -> list[str]:
     """The part of the result that is still in the work folder: its shards, the side files, which
     name these, and the manifest. UsageError for what is in their way.
     """
     names = [*sorted(new.files, key=SIDE_FILES.__contains__), MANIFEST]
     coming = [name for name in names if inside.status(name) is not None]
     places = (_target(new) if name == MANIFEST else name for name in coming)
-    _refuse_in_the_way(folder, places, earlier, new.files)
+    _refuse_in_the_way(folder, places, earlier, new)
     return coming
 
 
-def _remove(folder: Folder, names: Iterable[str], earlier: Earlier) -> None:
+def _remove(folder: Folder, names: Iterable[str], earlier: ExistingResult) -> None:
     """Remove what is still as the earlier result has it."""
     for name in names:
         if folder.status(name) is not None and _is_own(folder, name, earlier):

@@ -92,7 +92,10 @@ def finalize(
             every.digests[file.index] = digest(file.path)[1]
             check_unchanged(file)
     hashes = _side_files(every, run, claim, kept)
-    manifest = manifest_of(run, every.tokenizer, every.digests, every.shards, every.total, hashes)
+    sizes = {name: (work / name).stat().st_size for name in hashes}
+    manifest = manifest_of(
+        run, every.tokenizer, every.digests, every.shards, every.total, hashes, sizes
+    )
     write_file(work / MANIFEST, to_bytes(manifest.document))
     if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
         raise ThresholdMissed(
@@ -266,8 +269,11 @@ def manifest_of(
     shards: list[Shard],
     counts: Counts,
     side_files: dict[str, str],
+    side_file_bytes: dict[str, int],
 ) -> Result:
-    """Manifest of a finished run. `side_files`: name -> sha256."""
+    """Manifest of a finished run. `side_files`: name -> sha256; `side_file_bytes`: name ->
+    size.
+    """
     # a run that fails on bad records may keep units whose own were skipped
     skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
@@ -283,6 +289,7 @@ def manifest_of(
         ],
         "shards": to_builtins(shards),
         "side_files": side_files,
+        "side_file_bytes": side_file_bytes,
     }
     if run.is_to_tokenize:
         kind = {"kind": TOKENIZED}

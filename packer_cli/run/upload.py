@@ -97,7 +97,7 @@ class _Place:
 
     url: str
     sizes: dict[str, int | None]
-    result: output.Earlier | None
+    result: output.ExistingResult | None
     own: set[str]
     is_marked: bool
 
@@ -119,8 +119,7 @@ class _Place:
     def upload(self, folder: Path, manifest: Result, options: RunOptions) -> None:
         """Upload a result, in place of the one that was found."""
         shards = {one.file: one.bytes for one in manifest.shards}
-        names = manifest.side_files
-        side = {name: (folder / name).stat().st_size for name in names}
+        side = manifest.side_file_bytes
         self.refuse_foreign(new := {*shards, *side, MANIFEST})
         self.mark(new)
         self.is_marked = True
@@ -151,7 +150,7 @@ def _look(url: str) -> _Place:
     if sizes.get(MANIFEST) and looks_like_one(content := storage.read_bytes(place)):
         result = output.relied_on(place, content)
         files = result.files.items()
-        own = {name for name, file in files if file.size in (None, sizes.get(name))}
+        own = {name for name, size in files if size == sizes.get(name)}
         own |= {MANIFEST}
     is_marked = WORK in sizes and storage.is_file(marker)
     if is_marked:

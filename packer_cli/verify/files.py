@@ -271,7 +271,9 @@ def check_files(directory: Path, facts: Result, findings: Findings) -> None:
         findings.add(MANIFEST, text)
     for name, expected in digests.items():
         if (directory / name).is_file():
-            findings.is_as_listed(name, directory / name, expected)
+            findings.is_as_listed(
+                name, directory / name, expected, facts.side_file_bytes.get(name, 0)
+            )
         else:
             findings.add(name, "is missing")
     with os_errors(directory):

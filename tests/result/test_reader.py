@@ -229,7 +229,7 @@ def test_it_is_typed(newer: dict[str, Any]) -> None:
     manifest = load("out")
     assert manifest.config.max_length == newer["config"]["max_length"] == 16
     assert [shard.file for shard in manifest.shards] == [one["file"] for one in newer["shards"]]
-    assert manifest.inputs[0].path == "a.jsonl"
+    assert manifest.inputs[0].name == "a.jsonl"
     assert manifest.document == newer
 
 

@@ -51,7 +51,7 @@ KINDS = {
     "file URL": Kind(PACK.format(AB) + " --overwrite", PACK.format(BC), "file://HERE/out"),
     "export, overwrite": Kind("export in/rows --to trl --overwrite", "export in/rows --to numpy"),
 }
-SYNCED = ("add", "URL", "recipe", "export, trl")
+SYNCED = ("add", "recipe", "export, trl")
 EXPORTS = {
     f"export, {to}": Kind(
         f"export in/{'view' if to == 'packed' else 'rows'} --to {to}", finished_is_refused=True
