@@ -63,6 +63,9 @@ def preference_fields(
     """
     if not may_be_preference(record) or names_answer(config, record):
         return []
+    shape = _shape_of(record, config.shape, config.renamed)
+    if shape is not None and shape.is_of_tokens:
+        return []
     held = {name: value for name, value in record.items() if isinstance(value, str | list | dict)}
     good = [name for name in held if _meaning(name) == "good"]
     among = record if good else held
@@ -73,9 +76,6 @@ def preference_fields(
         for name, value in record.items()
         if _meaning(name) == "label" and type(value) is bool and name not in carried
     ]
-    if not (good or labels):
-        return []
-    shape = _shape_of(record, config.shape, config.renamed)
     return good if shape is None else labels if shape.is_composed else []
 
 

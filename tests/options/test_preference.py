@@ -170,6 +170,8 @@ def test_records_later_in_a_file(folder: Path, good: Any, bad: Any, text: str) -
         (chat(*TALK, label=True), ("--carry", "label:bool")),
         (chat(*TALK, rejected=2, chosen=1), ()),
         ({"text": "2+2=", "label": True}, ()),
+        ({"input_ids": [1, 2], "rejected": "5"}, ()),
+        ({"prompt_ids": [1], "completion_ids": [2], "rejected": "5"}, ()),
         ({"messages": TALK, "rejected": WRONG}, ("--field", "messages=messages")),
     ],
 )
