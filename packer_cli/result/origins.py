@@ -53,16 +53,9 @@ class Origin:
             directory, number = self.tokenized
             through = f" (document {number} of {one_line(directory)})"
         start = f" from its token {self.start}" if self.start else ""
-        place = place_in(self.file, self.unit, self.position, self.turn, self.turn_is)
-        return f"{named}{place}{through}{start}"
-
-
-def place_in(
-    file: str, unit: str, position: int, turn: int | None = None, turn_is: str = "turn"
-) -> str:
-    """A place in an input for people: a.jsonl byte 65."""
-    of_record = "" if turn is None else f" {turn_is} {turn}"
-    return f"{'stdin' if file == '-' else one_line(file)} {unit} {position}{of_record}"
+        of_record = "" if self.turn is None else f" {self.turn_is} {self.turn}"
+        file = "stdin" if self.file == "-" else one_line(self.file)
+        return f"{named}{file} {self.unit} {self.position}{of_record}{through}{start}"
 
 
 def origin_as_json(origin: Origin | None) -> dict[str, Any]:
@@ -115,7 +108,7 @@ class Origins:
         if one.format != TOKENIZED:
             return [input_origin(one, config, at) for at in positions.tolist()]
         folder = one.name
-        tokenized = self.tokenized(number)
+        tokenized = self._tokenized_in(number)
         if tokenized is None:
             return [Origin(folder, at, "document", 0) for at in positions.tolist()]
         facts = tokenized.facts
@@ -133,7 +126,7 @@ class Origins:
             found.append(replace(first, tokenized=(folder, document)))
         return found
 
-    def tokenized(self, number: int) -> TokenizedDirectory | None:
+    def _tokenized_in(self, number: int) -> TokenizedDirectory | None:
         """The tokenized directory that is an input, if it is still the one that the rows came
         from.
         """
@@ -182,16 +175,7 @@ def input_origin(one: Input, config: DocumentConfig, position: int) -> Origin:
     record, turn = record_position(position, config.turns), None
     if config.turns == "each":
         turn = position % MOST_TURNS
-    unit, turn_is = unit_of(one, config.input_format), turn_of(config)
+    kind = one.format_then(config.input_format)
+    unit = format_named(kind).counted_in if kind else "byte"  # stdin
+    turn_is = "branch" if config.shape == TRACE else "turn"
     return Origin(one.name, record, unit, 0, turn=turn, turn_is=turn_is)
-
-
-def turn_of(config: DocumentConfig) -> str:
-    """What the documents of a record are, where there are several."""
-    return "branch" if config.shape == TRACE else "turn"
-
-
-def unit_of(one: Input, input_format: str | None) -> str:
-    """What positions in an input count."""
-    kind = one.format_then(input_format)
-    return format_named(kind).counted_in if kind else "byte"  # stdin

@@ -525,32 +525,20 @@ def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64
         with storage.open_bytes(os.fspath(path)) as file:
             size = os.fstat(file.fileno()).st_size
             content = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        return parsed_squares(content, path, packed.facts, compared=compared)
+        expected = HEADER_BYTES + 8 * packed.facts.rows
+        if len(content) != expected or content[:HEADER_BYTES] != squares_header(packed.facts.rows):
+            raise DataError(
+                f"{os.fspath(path)}: is no array of numpy's format 1.0, <i8[{packed.facts.rows}] "
+                f"in {expected} bytes: it has {len(content)}",
+                PACK_AGAIN,
+            )
+        if not compared:
+            sha256 = hashlib.sha256(content).hexdigest()
+            compare_digest(path, sha256, packed.facts, SQUARED_LENGTHS)
     except OSError as error:
         raise packed.replaced() or from_os_error(error, path, "read") from error
     except DataError as error:
         raise packed.replaced() or error from None
-
-
-def parsed_squares(
-    content: bytes | mmap.mmap,
-    place: str | os.PathLike[str],
-    facts: Manifest,
-    *,
-    compared: bool = False,
-) -> Int64:
-    """int64[rows] in the content of the file of squared lengths at `place`. Raises DataError when
-    it is not what the manifest says.
-    """
-    expected = HEADER_BYTES + 8 * facts.rows
-    if len(content) != expected or content[:HEADER_BYTES] != squares_header(facts.rows):
-        raise DataError(
-            f"{os.fspath(place)}: is no array of numpy's format 1.0, <i8[{facts.rows}] in "
-            f"{expected} bytes: it has {len(content)}",
-            PACK_AGAIN,
-        )
-    if not compared:
-        compare_digest(place, hashlib.sha256(content).hexdigest(), facts, SQUARED_LENGTHS)
     sums: Int64 = np.frombuffer(content, "<i8", offset=HEADER_BYTES)
     return sums
 

@@ -188,21 +188,6 @@ class TokenizedDirectory(Stored):
             places[:, here] = self._places_in(number)[:, documents[here] - self.firsts[number]]
         return places
 
-    def documents_of(self, file: int) -> Int64:
-        """int64[2, n] (number, position) of the documents of an input, by number. Only the shards
-        of units that read the input are looked at. Raises DataError.
-        """
-        units = {
-            one.unit for one in self.facts.units if any(part[0] == file for part in one.slices)
-        }
-        found = [np.empty((2, 0), np.int64)]
-        for number, shard in enumerate(self.shards):
-            if shard.unit in units:
-                files, positions = self._places_in(number)
-                its = np.flatnonzero(files == file)
-                found.append(np.stack([self.firsts[number] + its, positions[its]]))
-        return np.concatenate(found, axis=1)
-
     def _places_in(self, number: int) -> Int64:
         """int64[2, n], as `places`, of all documents of a shard."""
         table = pa.Table.from_batches(self.stored(self.shards[number]))
