@@ -26,7 +26,7 @@ from settings import BENCHMARKS, Settings, from_environment
 from packer_cli import plan_packing
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import Int64
-from packer_cli.steps.schedule import Float64, Order, Schedule, StepSizes, row_costs
+from packer_cli.steps import Float64, Order, Schedule, StepSizes, row_costs
 
 HIDDEN_SIZE, RANKS, STEPS = 4096, 64, 128
 LENGTHS, MICRO_BATCHES = (4096, 32_768, 131_072), (1, 4)

@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from packer_cli import plan_packing
-from packer_cli.steps.schedule import Order, Schedule, StepSizes, row_costs
+from packer_cli.steps import Order, Schedule, StepSizes, row_costs
 
 HEAD, ROUNDS, WARM = 64, 3, 3
 

@@ -139,7 +139,7 @@ def _steps(directory: Path | str, facts: Result, options: StepOptions) -> dict[s
     if options.ranks is None or options.hidden_size is None or not isinstance(facts, Manifest):
         return None
     from packer_cli.result.reader import PackedDirectory, squared_lengths
-    from packer_cli.steps.schedule import BALANCES, Order, Schedule, StepSizes, row_costs
+    from packer_cli.steps import BALANCES, Order, Schedule, StepSizes, row_costs
 
     packed = PackedDirectory(Path(directory), facts)
     sizes = StepSizes(options.ranks, options.batch_size, options.micro_batches)

@@ -27,7 +27,7 @@ from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
-from packer_cli.steps.schedule import Order, Schedule, StepSizes, row_costs
+from packer_cli.steps import Order, Schedule, StepSizes, row_costs
 
 
 def export(

@@ -15,7 +15,7 @@ from packer_cli.result.opening import Joined, View
 from packer_cli.result.origins import Origin, Origins, sound_rows
 from packer_cli.result.reader import PackedDirectory, segments_of
 from packer_cli.result.rules import segments_in
-from packer_cli.steps.schedule import Order, Schedule, Steps, StepSizes, row_costs
+from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
 from packer_cli.storage import read_bytes
 
 SIZES = ("world_size", "batch_size", "micro_batches")

@@ -16,7 +16,7 @@ from typing import Any
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.records import Int64
-from packer_cli.steps.schedule import (
+from packer_cli.steps import (
     WINDOW,
     Balance,
     Cost,

@@ -13,7 +13,7 @@ from showing import IN_ORDER, TEXTS
 from support import assert_error, jsonl, pack, packer
 
 from packer_cli.result.opening import Joined, open_packed
-from packer_cli.steps.schedule import Order, Schedule, Steps, StepSizes, row_costs
+from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
 
 pytestmark = pytest.mark.usefixtures("folder")
 SIZES = ("--ranks", 2, "--batch-size", 2, "--micro-batches", 2)

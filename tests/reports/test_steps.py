@@ -13,7 +13,7 @@ from approving import assert_approved
 from support import assert_error, jsonl, packer, squared_lengths_by_hand
 
 from packer_cli.cli import stats
-from packer_cli.steps.schedule import Order, Schedule, StepSizes
+from packer_cli.steps import Order, Schedule, StepSizes
 
 pytestmark = pytest.mark.usefixtures("out")
 L, HIDDEN = 256, 4

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from packer_cli.steps import schedule as scheduling
-from packer_cli.steps.schedule import Grid, Order, Schedule, Steps, StepSizes, row_costs
+from packer_cli import steps as scheduling
+from packer_cli.steps import Grid, Order, Schedule, Steps, StepSizes, row_costs
 
 ORDER = ("seed", "block_rows", "window_blocks")
 SMALL: dict[str, Any] = {"seed": 3, "block_rows": 4, "window_blocks": 3}
