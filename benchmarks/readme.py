@@ -1,4 +1,4 @@
-"""Write the figures of results/latest.json into docs/benchmarks.md, and four into README.md.
+"""Write the figures of results/latest.json into docs/benchmarks.md.
 
 python benchmarks/readme.py    (`make bench` does it; tests/test_docs.py holds them equal)
 """
@@ -12,12 +12,6 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-README_ROWS = (
-    "pack 670 MB of text",
-    "pack 670 MB of text, against TRL's way on a tenth of it",
-    "peak memory of pack, 2 GB of text",
-    "loader, rows of 4,096 in batches of 8: ids, labels and mask, against datasets",
-)
 # Why a target that two honest tries have missed stays missed, by row.
 _FLAT = "no step takes more than a fifth of the time"
 _PROCESSES = "with two threads a process, a further worker takes 195 MB, with one 300"
@@ -46,11 +40,7 @@ FLOORS = {
     "checks of the fast engine, a hundred languages, 96 MB": "a look at every character: 0.9 ns a "
     "byte",
 }
-# page -> the rows that it shows, None for all, and its link to the results
-PAGES: dict[str, tuple[tuple[str, ...] | None, str]] = {
-    "README.md": (README_ROWS, "benchmarks/results/latest.json"),
-    "docs/benchmarks.md": (None, "../benchmarks/results/latest.json"),
-}
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def _result(row: dict[str, Any]) -> str:
@@ -85,18 +75,13 @@ def _lines(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _table(results: dict[str, Any], chosen: tuple[str, ...] | None, link: str) -> str:
+def _table(results: dict[str, Any]) -> str:
     machine = results["machine"]
-    answers = [answer["rows"] for answer in results["answers"]]
-    if chosen is None:
-        lines = [line for rows in answers for line in _lines(rows)]
-    else:
-        named = {row["what"]: row for rows in answers for row in rows}
-        lines = [line for what in chosen for line in _lines([named[what]])]
+    lines = [line for answer in results["answers"] for line in _lines(answer["rows"])]
     return "\n".join(
         [
             f"On {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, by "
-            f"`make bench` ([results]({link})):",
+            "`make bench` ([results](../benchmarks/results/latest.json)):",
             "",
             "| what | target | measured | |",
             "|---|---|---|---|",
@@ -105,18 +90,16 @@ def _table(results: dict[str, Any], chosen: tuple[str, ...] | None, link: str) -
     )
 
 
-def updated(page: str, text: str, results: dict[str, Any]) -> str:
-    """The text of a page with the figures of `results` between its two markers."""
+def updated(text: str, results: dict[str, Any]) -> str:
+    """The text of the page with the figures of `results` between its two markers."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{_table(results, *PAGES[page])}\n{END}{after}"
+    return f"{before}{BEGIN}\n{_table(results)}\n{END}{after}"
 
 
 def main() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "latest.json").read_text())
-    for page in PAGES:
-        path = ROOT / page
-        path.write_text(updated(page, path.read_text(), results))
+    PAGE.write_text(updated(PAGE.read_text(), results))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_wrapped_rows() -> None:
 @pytest.mark.parametrize(
     ("page", "begin", "end"),
     [
-        ("README.md", "### 1. Pack text", "## How data flows"),
+        ("README.md", "### 1. Pack text", "## Recipes"),
         ("docs/training.md", "", ""),
         ("docs/carried.md", "", ""),
         ("docs/python.md", "", ""),
