@@ -582,24 +582,22 @@ def gather_trained(stretches_of, document, start, length):
     return out
 
 
-def find_elements(data):
-    """[begin, end] of each element of the array in `data`, and the place where the array ends."""
+def find_elements(data, first):
+    """[begin, end] of each element of the array that ends in `data`, from byte `first` on."""
     strings = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
-    before, opening, array = data.partition(b"[")
-    plain = before + opening + strings.sub(lambda string: b"x" * len(string[0]), array)
-    depth, begin, comma, found = 0, -1, False, []
-    for at in range(len(before), len(data)):
+    plain = data[:first] + strings.sub(lambda string: b"x" * len(string[0]), data[first:])
+    depth, begin, found = 0, -1, []
+    for at in range(first, len(data)):
         byte = plain[at : at + 1]
-        if depth == 1 and begin < 0 and byte not in b" \t\r\n,]}":
+        if begin < 0 and byte not in b" \t\r\n,]}":
             begin = at
         depth += (byte in b"[{") - (byte in b"]}")
-        if depth == 0 or (byte == b"," and depth == 1):
-            if begin >= 0 or comma or depth:
-                found.append([begin, at])
-            begin, comma = -1, True
-        if depth == 0:
-            return found, at
-    return found, None
+        if depth < 0 or (byte == b"," and depth == 0):
+            found.append([begin, at])
+            begin = -1
+        if depth < 0:
+            break
+    return found
 
 
 def find_texts(records, name):

@@ -116,5 +116,5 @@ def beginning(file: InputFile, size: int) -> Slice:
     """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
     first records are read soon.
     """
-    cut = format_named(file.format).counts_bytes
+    cut = format_named(file.format).cut_by == "byte"
     return Slice(file.index, 0, size if cut else None, 0)

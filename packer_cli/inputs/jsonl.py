@@ -3,10 +3,10 @@
     {"text": "..."}             [{"text": "..."},
     {"text": "..."}              {"text": "..."}]
 
-Lines are split at "\\n" only: U+2028 lives inside strings. Of an array, a kernel finds where each
-record ends, in blocks: never more than a block and a record are held. A record that is closed but
-wrong is bad like any other; where strings or brackets do not match, where the next record begins is
-unknown, so that the run ends, whatever becomes of bad records.
+Lines are split at "\\n" only: U+2028 lives inside strings. A kernel finds where each record of an
+array ends. A record that is closed but wrong is bad like any other; where strings or brackets do
+not match, where the next record begins is unknown, so that the run ends, whatever becomes of bad
+records.
 
 Records are decoded by a typed msgspec decoder, which reads nothing but the fields wanted; only
 when a block holds a bad record is it read one by one to find the place.
@@ -36,11 +36,9 @@ from packer_cli.inputs.byte_streams import (
     cut,
     filled,
     invalid_utf8,
-    next_size,
     open_source,
     peeking,
     read_lines,
-    taken,
     too_long,
 )
 from packer_cli.inputs.formats import LineReader
@@ -57,6 +55,8 @@ from packer_cli.options.shapes import (
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Texts
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
+_MOST_ELEMENTS = 1 << 15  # of an array that are found together
+_MOST_HELD = 1 << 30  # bytes of an array in which a record must end
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Decode = Callable[[bytes | memoryview], Any]
 
@@ -249,31 +249,41 @@ def holds_array(file: InputFile) -> bool:
 
 
 class JsonArrayReader(JsonlReader):
-    """`.json` files that begin with "[". Slices begin after a comma between records."""
+    """`.json` files that begin with "[": a slice is a whole file."""
 
     what, before = "record", 0
 
     def found(
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
     ) -> Iterator[Block]:
-        """The records that begin in the slice."""
-        elements = _Elements(part.start, part.stop, config.max_line_bytes)
-        while data := source.read(next_size(part.stop, elements.reached)):
-            offset = elements.reached
-            yield from elements.records(data)
-            if elements.has_ended:
-                return
-            if (end := elements.closed_at) is not None:
-                self._refuse_more(file, source, data[end - offset :], end)
-                return
-        at, reason = elements.reached, "the file ends before its array does, expected a record or ]"
-        if elements.begin >= 0:
-            at, reason = elements.begin, (
-                "the record that begins here, or the array, is not closed where the file ends, "
-                f"byte {elements.reached}"
-            )  # fmt: skip
+        """The records of the array. No more is held than a block and the record that goes on."""
+        room = np.empty((_MOST_ELEMENTS, 2), np.int64)
+        data, offset, is_open, is_first = b"", 0, False, True
+        while len(data) < _MOST_HELD and (more := source.read(_next_bytes(data))):
+            data, at = data + more, 0
+            if not is_open:
+                at = data.find(b"[") + 1
+                is_open = at > 0
+            while is_open and (count := find_elements(np.frombuffer(data, np.uint8), at, room)):
+                places, at = room[:count], int(room[count - 1, 1]) + 1
+                has_ended = data[at - 1 : at] != b","
+                if has_ended and is_first and count == 1 and places[0, 0] < 0:
+                    places = room[:0]  # an array without records
+                yield _elements(data, offset, places)
+                if has_ended:
+                    self._refuse_more(file, source, data[at - 1 :], offset + at - 1)
+                    return
+                is_first = False
+            data, offset = data[at:], offset + at
+        begin, end = offset + len(data) - len(data.lstrip()), offset + len(data)
+        reason = "the file ends before its array does, expected a record or ]"
+        if begin < end:
+            where = f"where the file ends, byte {end}"
+            if len(data) >= _MOST_HELD:
+                where = f"within {_MOST_HELD:,} bytes"
+            reason = f"the record that begins here, or the array, is not closed {where}"
         tip = "fetch or write the file again: it was cut short, or a quote or bracket is missing"
-        raise self.refused(file, BadRecord(at, reason, tip))
+        raise self.refused(file, BadRecord(begin, reason, tip))
 
     def _refuse_more(self, file: InputFile, source: Source, rest: bytes, at: int) -> None:
         """Read to the end. Raises DataError for anything but blanks after the array, which closes
@@ -290,24 +300,7 @@ class JsonArrayReader(JsonlReader):
             at, blanks = at + len(blanks), b""
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
-        """Slices begin where records do: reads the file; damage is left to `read`."""
-        wanted, edges = [file.size * i // parts for i in range(1, parts)], [0]
-        elements = _Elements(0)
-        with open_source(file) as source:
-            while len(edges) <= len(wanted) and (data := source.read(byte_streams.BLOCK_BYTES)):
-                for places in elements.places(data):
-                    after = places[:, 1] + 1
-                    for target in wanted[len(edges) - 1 :]:
-                        at = int(np.searchsorted(after, target))
-                        if at == len(after):
-                            break
-                        edges.append(int(after[at]))
-        last = elements.closed_at
-        begins = sorted({edge for edge in edges if last is None or edge <= last})
-        return [
-            Slice(file.index, a, b, (b or file.size) - a)
-            for a, b in zip(begins, [*begins[1:], None], strict=True)
-        ]
+        return []
 
     def is_open(self, piece: bytes) -> bool:
         """True where strings or brackets do not end within it."""
@@ -320,76 +313,22 @@ class JsonArrayReader(JsonlReader):
         return False
 
 
-class _Elements:
-    """The elements of an array, block by block from byte `start` to the one that reaches `stop`.
+def _next_bytes(held: bytes) -> int:
+    """Bytes to read next: as many again as are held, so that a long record is seldom gone over."""
+    return max(byte_streams.BLOCK_BYTES, len(held))
 
-    reached    the byte after those that were looked at
-    begin      where the element begins that has not ended yet; -1: it has not begun
-    closed_at  where the array ends, once it has
-    has_ended  the last element of the slice was found
-    """
 
-    _AT_ONCE = 1 << 15  # that are found together, so that batches of short ones are bounded
-
-    def __init__(self, start: int, stop: int | None = None, limit: int = 0) -> None:
-        # the kernel says what these are; a slice that begins later begins after a comma
-        self._state = np.array([0, start > 0, 0, 0, -1, start > 0], np.int64)
-        self._room = np.empty((self._AT_ONCE, 2), np.int64)
-        self._stop, self._limit = stop, limit
-        self._held, self._overlong = bytearray(), False  # of the element that has not ended yet
-        self.reached = start
-        self.closed_at: int | None = None
-        self.has_ended = False
-
-    @property
-    def begin(self) -> int:
-        return int(self._state[4])
-
-    def places(self, data: bytes) -> Iterator[Int64]:
-        """int64[n, 2] of the elements that end in the next block, as `find_elements` gives them."""
-        view, offset = np.frombuffer(data, np.uint8), self.reached
-        self.reached += len(data)
-        self._state[0] = 0
-        while self._state[0] < len(data) and self.closed_at is None:
-            count = find_elements(view, offset, self._state, self._room)
-            if self._state[1] < 0:
-                self.closed_at = offset + int(self._state[0]) - 1
-            if count:
-                yield self._room[:count]
-
-    def records(self, data: bytes) -> Iterator[Block]:
-        """The elements that end in the next block, up to the slice's last."""
-        offset = self.reached
-        for places in self.places(data):
-            last = len(places)
-            if self._stop is not None:
-                last = int(np.searchsorted(places[:, 1] + 1, self._stop))
-                self.has_ended = last < len(places)
-            yield self._cut(data, offset, places[: last + 1])
-            if self.has_ended:
-                return
-        if self.begin >= 0 and not self._overlong:
-            self._held += memoryview(data)[max(self.begin - offset, 0) :]
-            self._overlong = len(self._held) > self._limit
-            if self._overlong:
-                self._held.clear()
-
-    def _cut(self, data: bytes, offset: int, places: Int64) -> Block:
-        """The elements that end at these places in the block, which begins at `offset`."""
-        bad, kept, pieces = list[BadRecord](), list[int](), list[bytes | memoryview]()
-        for begin, end in places.tolist():
-            if begin < 0:
-                comma = data[end - offset : end - offset + 1] == b","
-                before = "this comma" if comma else "the end of the array, after a comma"
-                tip = "remove the comma, or use --on-error skip"
-                bad.append(BadRecord(end, f"no record before {before}", tip))
-            elif self._overlong:  # only the first of a block began before it
-                bad.append(too_long(begin, self._limit, "record"))
-                self._overlong = False
-            else:
-                kept.append(begin)
-                pieces.append(taken(self._held, data[max(begin - offset, 0) : end - offset]))
-        return Block(np.array(kept, np.int64), pieces, bad)
+def _elements(data: bytes, offset: int, places: Int64) -> Block:
+    """The elements at these places of `data`, which begins at byte `offset` of the file."""
+    there = places[:, 0] >= 0
+    begins, ends = np.ascontiguousarray(places[there].T)
+    bad = list[BadRecord]()
+    for end in places[~there, 1].tolist():
+        comma = data[end : end + 1] == b","
+        before = "this comma" if comma else "the end of the array, after a comma"
+        tip = "remove the comma, or use --on-error skip"
+        bad.append(BadRecord(offset + end, f"no record before {before}", tip))
+    return Block(begins + offset, _Pieces(data, begins, ends), bad)
 
 
 # --- decoders

@@ -19,9 +19,9 @@ class Format(NamedTuple):
     suffixes    of file names, lower case, with their dot
     reader      "module.Class" in packer_cli.inputs
     counted_in  what the position of a record counts: "byte", "row" or "document"
-    cut_by      what the start and stop of a slice count: "byte"; "record": bytes, too, but only
-                those at which a record may begin; "row group" or "document"; "": files are read
-                whole
+    cut_by      what the start and stop of a slice count: "byte", of which slices may end at any,
+                with the record that begins before it; "row group" or "document"; "": files are
+                read whole
     streamed    may be compressed, or come through stdin
     beside      the ending of the file that must lie beside one, in place of its own: its index
     """
@@ -33,16 +33,11 @@ class Format(NamedTuple):
     streamed: bool
     beside: str = ""
 
-    @property
-    def counts_bytes(self) -> bool:
-        """Whether slices count bytes, and may end at any, with the record that begins before it."""
-        return self.cut_by in ("byte", "record")
-
 
 FORMATS = {
     "jsonl": Format((".jsonl", ".ndjson"), "jsonl.JsonlReader", "byte", "byte", True),
     # only while they hold an array: others are read as jsonl, see inputs/discovery.py
-    "json": Format((".json",), "jsonl.JsonArrayReader", "byte", "record", True),
+    "json": Format((".json",), "jsonl.JsonArrayReader", "byte", "", True),
     "parquet": Format((".parquet", ".pq"), "columnar.ParquetReader", "row", "row group", False),
     "arrow": Format((".arrow", ".feather", ".ipc"), "columnar.ArrowReader", "row", "", False),
     "text": Format((".txt", ".text"), "text.TextReader", "byte", "", True),

@@ -232,7 +232,7 @@ def uncovered(facts: Result, ends: Mapping[int, int]) -> list[str]:
         if is_mixed and not parts and not one.documents:
             continue
         format_ = format_named(one.format_then(facts.config.input_format) or "jsonl")
-        cut_by = "byte" if format_.counts_bytes or not format_.cut_by else format_.cut_by
+        cut_by = format_.cut_by or "byte"
         end: float = one.size if cut_by == "byte" else ends.get(index, inf)
         if not parts and end:
             wrong.append(f"the units' slices of {one.name} are missing: no unit reads it")

@@ -123,13 +123,11 @@ INPUTS = {
     "a wide text": Input(one_document("", "🧙", ""), ".txt", 1, 40 * MIB, 40 * 11, LARGE),
     # and a buffer of Python's csv, as wide as the text
     "a wide cell": Input(one_document("text\n", "🧙", ""), ".csv", 1, 40 * MIB, 40 * 16, LARGE),
-    # one unit, or several that are found first; tokens and rows of 40,000 records are kept
     "an array": Input(array, ".json", 1000, 6000, 80, f"{SHORT} --unit-bytes 1G"),
-    "a long array in units": Input(array, ".json", 1000, 40_000, 80, f"{SHORT} --unit-bytes 16M"),
     "files": Input(documents, "", 50, 1500, 40, f"{SHORT} --sample-by document"),
 }  # fmt: skip
 HEAVY = ("dropped", "long batches", "a wide document", "a wide text", "a wide cell",
-         "a long array in units")  # fmt: skip
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [heavy(one) if one in HEAVY else one for one in INPUTS])
