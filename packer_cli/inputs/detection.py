@@ -386,11 +386,10 @@ class _Look:
         """
         config, wanted = self._config, fields
         if not may_be_preference(fields):
-            # later JSON lines may have other fields: looked for in one file of each kind
-            is_lines = (
-                reader_for(file.format).holds_tokens and format_named(file.format).counts_bytes
-            )
-            if not fields or not is_lines or tuple(fields) in self._searched:
+            # later records of JSON may have other fields: looked for in one file of each kind
+            is_json = format_named(file.format).counted_in == "byte"
+            is_json &= reader_for(file.format).holds_tokens
+            if not fields or not is_json or tuple(fields) in self._searched:
                 return
             self._searched.add(tuple(fields))
             wanted = [*fields, *WELL_KNOWN]
