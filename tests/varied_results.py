@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import tiny_tokenizers
 from support import jsonl
 
-ALL = ("verify", "out", "--against-inputs", "--sample", "all")
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -62,11 +61,6 @@ def write_chat(folder: Path) -> list[object]:
             "--max-loss", 0.9]  # fmt: skip
 
 
-def write_lossy(folder: Path) -> list[object]:
-    (folder / "a.jsonl").write_bytes(jsonl(*texts(0, 20)))
-    return ["a.jsonl", "-t", "bytes", "-l", 16, "--overlong", "drop", "--max-loss", 0.01]
-
-
 CARRY = ("--carry", "logprobs:float32", "--carry", "rank:int32", "--carry", "top:int32[2]",
          "--carry", "good:bool", "--carry", "weight:bfloat16", "--carry", "reward:float16",
          "--carry-default", "reward=2")  # fmt: skip
@@ -90,11 +84,3 @@ def write_carried(folder: Path) -> list[object]:
     lines = [json.dumps(carrying(i)) + "\n" for i in range(60)]
     (folder / "a.jsonl").write_text("".join(lines))
     return ["a.jsonl", "-l", 32, "--unit-bytes", 5000, "--segment-multiple", 4, *CARRY]
-
-
-RESULTS = {
-    "mixed": write_mixed,
-    "chat": write_chat,
-    "lossy": write_lossy,
-    "carried": write_carried,
-}

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from forging import Result
+from spoiling import edit
 from support import packer
+
+from packer_cli.result.layout import digest
 
 TEXTS = [
     letter * length for letter, length in zip("abcdefgh", (15, 7, 3, 3, 9, 9, 40, 5), strict=True)
@@ -45,16 +47,22 @@ def problems(*options: object) -> list[str]:
 def assert_sound(*options: object) -> str:
     result = packer("verify", "out", *options)
     assert (result.exit_code, result.stderr) == (0, ""), result.stdout
-    assert ": sound" in result.stdout
+    assert ": OK" in result.stdout
     assert result.stdout.count("\n") == 1
     return str(result.stdout)
 
 
 def forge(shard: Path, data: bytes) -> None:
-    """Replace a shard, and every figure of its bytes."""
-    result = Result("out")
-    result.write(shard.name, data)
-    result.save()
+    """Replace a shard, and what the manifest says of its bytes."""
+    shard.write_bytes(data)
+    size, sha256 = digest(shard)
+
+    def list_it(manifest: dict[str, Any]) -> None:
+        for one in manifest["shards"]:
+            if one["file"] == shard.name:
+                one.update(bytes=size, sha256=sha256)
+
+    edit(list_it)
 
 
 def position_in(data: pa.Buffer, buffer: Any) -> int:

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, notes
 from packer_cli.errors import DataError, UsageError, one_line
 from packer_cli.options.option import KINDS, Count, Values, option
-from packer_cli.options.run_options import Progress, RunOptions
+from packer_cli.options.run_options import EncodingOptions, Progress
 
 
 @dataclass(frozen=True)
 class VerifyOptions(TokensOf, Progress):
-    against_inputs: bool = option(False, "Also pack units again from their inputs, and compare.")
+    against_inputs: bool = option(
+        False,
+        "Also pack units again from their inputs, and compare.",
+    )
     sample: str = option(
         "1000",
         "How many documents the units have that are packed again; all: every unit is.",
@@ -25,35 +30,51 @@ class VerifyOptions(TokensOf, Progress):
 
 
 def verify(
-    name: Directory, options: VerifyOptions, given: Annotated[Values, (RunOptions, "workers")]
+    name: Directory,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INPUT",
+            help="With --against-inputs: inputs that have moved, or need credentials.",
+        ),
+    ] = None,
+    *,
+    options: VerifyOptions,
+    given: Annotated[Values, (EncodingOptions, "workers")],
 ) -> None:
     """Check a result: digests, rows or documents, figures, files. Exit 1 when anything is wrong.
 
     Prints a line for each problem: the file, the place in it, what is there, what was expected.
-    Of a directory that holds train/ and validation/, checks both.
+    Of a directory that holds train/ and validation/, checks both. --against-inputs packs units
+    again in a directory beside it, which is removed at the end, and compares.
 
     Example: packer verify data-packed-4096 --against-inputs --sample all
     """
     from packer_cli.result.manifest import splits_of
     from packer_cli.storage import local
+    from packer_cli.verify import Against
     from packer_cli.verify import verify as check
 
     directory, sample = local(name, LOCAL_ONLY), options.sample
     count = None if sample == "all" else KINDS["count"].read(sample) or 0
     if count is not None and count < 1:
         raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
+    if inputs and not options.against_inputs:
+        raise UsageError(
+            "inputs are for --against-inputs", "packer verify DIR --against-inputs ..."
+        )
+    against = Against(inputs or (), count, options.seed) if options.against_inputs else None
+    encoding = EncodingOptions(**given, notify=notes(quiet=options.quiet))
+    places = [Path(part) for part in splits_of(directory)] or [directory]
     found = {
         place: check(
             place,
-            workers=RunOptions(**given).workers,
-            show_progress=not options.quiet,
-            against_inputs=options.against_inputs,
-            sample=count,
-            seed=options.seed,
+            encoding,
+            progress=not options.quiet,
             tokens=options.tokens,
-            notify=notes(quiet=options.quiet),
+            against=against,
         )
-        for place in [Path(part) for part in splits_of(directory)] or [directory]
+        for place in places
     }
     if options.as_json:
         content = {

@@ -510,14 +510,14 @@ def carried_values(batch: Any, column: Carried) -> npt.NDArray[Any]:
     return lists_of(batch, column.name)[0] if is_list else plain_values(stored)
 
 
-def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64:
+def squared_lengths(packed: PackedDirectory) -> Int64:
     """int64[rows]: the sum of squared segment lengths of every row, which is what attention costs
     in it, in the order of the shards. They are in `squared_lengths.npy`, of numpy's format 1.0: a
     header of 128 bytes, then 8 bytes for each row, little-endian.
 
     Mapped, and read-only. Raises DataError for a side file that is not the manifest's, and when
     another result has taken the place of this one: the file has the same name in all of them, so
-    its digest is compared, unless it is `compared` already.
+    its digest is compared.
     """
     path: Path | str = packed.place_of(SQUARED_LENGTHS)
     try:
@@ -532,9 +532,8 @@ def squared_lengths(packed: PackedDirectory, *, compared: bool = False) -> Int64
                 f"in {expected} bytes: it has {len(content)}",
                 PACK_AGAIN,
             )
-        if not compared:
-            sha256 = hashlib.sha256(content).hexdigest()
-            compare_digest(path, sha256, packed.facts, SQUARED_LENGTHS)
+        sha256 = hashlib.sha256(content).hexdigest()
+        compare_digest(path, sha256, packed.facts, SQUARED_LENGTHS)
     except OSError as error:
         raise packed.replaced() or from_os_error(error, path, "read") from error
     except DataError as error:

@@ -282,12 +282,11 @@ class ShardWriter:
         config: PackConfig,
         schema: Any,
         pad_token_id: int,
-        parts: Callable[..., ShardParts] = ShardParts,
     ) -> None:
         """`schema`: as `stored_schema` gives it."""
         self._config, self._schema, self._pad = config, schema, pad_token_id
         limit = sys.maxsize if config.view else config.shard_bytes
-        self._parts = parts(folder, unit, ROWS, schema, limit)
+        self._parts = ShardParts(folder, unit, ROWS, schema, limit)
         self._rows_per_batch = stored_batch_rows(config)
         self.rows_at_once = 0 if config.view else self._rows_per_batch
         self._buffers: dict[str, Any] = {
@@ -516,12 +515,11 @@ class DocumentWriter:
         unit: int,
         shard_bytes: int,
         schema: Any,
-        parts: Callable[..., ShardParts] = ShardParts,
         carried: Mapping[str, Carried] = MappingProxyType({}),
     ) -> None:
         self._carried = carried
-        self._documents = parts(folder, unit, DOCUMENTS, schema, shard_bytes)
-        self._indexes = parts(folder, unit, INDEX, INDEX_SCHEMA, 0)  # of a batch each
+        self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes)
+        self._indexes = ShardParts(folder, unit, INDEX, INDEX_SCHEMA, 0)  # of a batch each
         self._index: list[Any] = []  # of the open part
         self._waiting: list[TokenBatch] = []
         self._tokens = 0

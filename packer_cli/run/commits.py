@@ -22,7 +22,7 @@ from packer_cli.errors import DataError, os_errors
 from packer_cli.ownership import put_file
 from packer_cli.records import Slice, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import REJECTED, ROWS, UNITS, Shard, built, digest, kind_of
+from packer_cli.result.layout import ROWS, UNITS, Shard, built, digest, kind_of
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import PACK_AGAIN, compare_digest
 from packer_cli.run.identity import Run, sealed, unsealed
@@ -141,15 +141,6 @@ def placed_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
     for record in read_units(directory, facts):
         yield replace(record, rejected_from=begin)
         begin += record.rejected
-
-
-def rejected_of(directory: Path, record: UnitRecord) -> bytes:
-    """The unit's part of rejected.jsonl; `record` as `placed_units` gives it."""
-    if not record.rejected:
-        return b""
-    with open(directory / REJECTED, "rb") as file:
-        file.seek(record.rejected_from)
-        return file.read(record.rejected)
 
 
 def _unit_path(folder: Path, unit: int) -> Path:

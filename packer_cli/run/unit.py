@@ -55,7 +55,6 @@ from packer_cli.result.layout import DOCUMENTS, Shard, digest, kind_of, name_by_
 from packer_cli.result.shard_writer import (
     DocumentWriter,
     LazyFile,
-    ShardParts,
     ShardWriter,
     documents_schema,
     stored_schema,
@@ -80,7 +79,6 @@ class Job:
     folder     where a unit's files are written; NOWHERE: only figures are kept
     damaged    why inputs, by index, cannot be decoded: a unit is made without them
     is_sample  of units, parts of files are read: others need not have found the same damage
-    parts      makes what a unit's shards are written to, with the arguments of `ShardParts`
     rejected   how many bad records the committed units have that have any
     """
 
@@ -91,7 +89,6 @@ class Job:
     progress: Progress
     damaged: Mapping[int, str] = field(default_factory=dict)
     is_sample: bool = False
-    parts: Callable[..., ShardParts] = ShardParts
     rejected: list[int] = field(default_factory=list)
 
     @property
@@ -354,7 +351,7 @@ class UnitDocuments(UnitMaker):
             carried=carried.values(),
         )
         limit = job.run.config.shard_bytes
-        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, job.parts, carried)
+        self._writer = DocumentWriter(job.folder, unit.index, limit, schema, carried)
 
     def add(self, batch: TokenBatch) -> None:
         """Raises DataError for documents that are too long to number."""
@@ -405,7 +402,7 @@ class UnitRows(UnitMaker):
         self._config = config
         arrow = stored_schema(config, job.pad_token_id, job.tokenizer_sha256)
         self._writer = writer or ShardWriter(
-            job.folder, unit.index, config, arrow, job.pad_token_id, job.parts
+            job.folder, unit.index, config, arrow, job.pad_token_id
         )
         self._window = Window(config, unit.index)
         self._stream_position = 0

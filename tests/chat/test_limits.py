@@ -170,16 +170,6 @@ def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> No
     assert results[0] == results[1]
 
 
-def test_verify_is_held_to_the_limits_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(records(30, 7))
-    how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    assert packer("pack", "data.jsonl", *how, "--max-seconds-per-record", 0.1).exit_code == 0
-    # Whoever verifies does not say what the run was told; its own default is not that.
-    monkeypatch.setattr("packer_cli.verify.again.SECONDS_PER_RECORD", 5.0)
-    result = packer("verify", "out", "--against-inputs", "--sample", "all", "-q")
-    assert result.exit_code == 0, (result.stdout, result.stderr)
-
-
 LOOKS_FOR_A_WORD = (
     "{% for m in messages %}<|{{ m.role }}|>{% if '?' in m.content %}{% endif %}{{ m.content }}"
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

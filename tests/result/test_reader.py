@@ -13,15 +13,15 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from forging import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from spoiling import edit
 from support import assert_error, contents, jsonl, pack, packer, random_ids, squared_lengths_by_hand
 from varied_results import texts
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.result.layout import SQUARED_LENGTHS
+from packer_cli.result.layout import SQUARED_LENGTHS, digest
 from packer_cli.result.manifest import load
 from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_header
 
@@ -94,13 +94,12 @@ def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
 
 def with_side_file(content: Any) -> Path:
     """With another file of that name, as its manifest says."""
-    path, result = Path("out", SQUARED_LENGTHS), Result("out")
-    if not isinstance(content, bytes):
+    path = Path("out", SQUARED_LENGTHS)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
         np.save(path, content)
-        content = path.read_bytes()
-    result.write(SQUARED_LENGTHS, content)
-    result.manifest["side_files"][SQUARED_LENGTHS] = ""
-    result.save()
+    edit(lambda manifest: manifest["side_files"].update({SQUARED_LENGTHS: digest(path)[1]}))
     return path
 
 
@@ -182,8 +181,12 @@ def newer(folder: Path) -> dict[str, Any]:
     """The manifest of `out`, as a packer that says more has written it."""
     (folder / "a.jsonl").write_bytes(jsonl(*(f"text {i}" for i in range(20))))
     pack("a.jsonl", "-l", 16, "--balance", "attention", "--unit-bytes", 60)
-    result = Result("out")
-    manifest = result.manifest
+    edit(_add)
+    manifest: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
+    return manifest
+
+
+def _add(manifest: dict[str, Any]) -> None:
     places = [manifest, manifest["config"], manifest["tokenizer"], manifest["histograms"]]
     places += [manifest["attention_cost"], manifest["attention_cost"]["after"]]
     places += [one for name in ("inputs", "units", "shards") for one in manifest[name]]
@@ -191,9 +194,6 @@ def newer(folder: Path) -> dict[str, Any]:
         items = list(place.items())
         place.clear()
         place.update(dict([*items[:1], ("added", ADDED), *items[1:]]))  # not at the end
-    result.save()
-    manifest: dict[str, Any] = json.loads(Path("out/manifest.json").read_text())
-    return manifest
 
 
 def test_what_a_newer_packer_says_is_kept(newer: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def test_and_keeps_nothing_from_being_used(newer: dict[str, Any]) -> None:
 
 def test_an_edit_of_what_was_added_is_seen(newer: dict[str, Any]) -> None:
     path = Path("out/manifest.json")
-    path.write_text(path.read_text().replace('"since":"0.9"', '"since":"0.8"', 1))
+    path.write_text(path.read_text().replace('"since": "0.9"', '"since": "0.8"', 1))
     again = packer("pack", "a.jsonl", "-l", 8, "-t", "bytes", "-o", "out", "--overwrite", "-q")
     assert_error(again, 2, "manifest.json: was edited, so it does not say which files")
 

