@@ -18,7 +18,7 @@ from from_tokens import index_alone
 from measuring import report, run, say, skip
 from settings import Settings, from_environment
 
-from packer_cli.mixing.choice import choose
+from packer_cli.mixing import choose
 from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.result.tokenized import open_tokenized
 

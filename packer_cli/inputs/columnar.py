@@ -24,10 +24,7 @@ from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs.formats import Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
-    NAMES,
     Given,
-    Tokens,
-    faultless,
     is_list,
     parts_of,
     token_records,
@@ -272,11 +269,7 @@ def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
     columns = {own: batch.column(name) for own, name in (of_traces or shape.columns).items()
                if name in batch.schema.names}  # fmt: skip
     if shape.kind == "tokens":
-        if (tokens := _faultless_tokens(columns)) is not None:
-            return Records(positions, tokens=tokens)
-        lists = [columns[own].to_pylist() if own in columns else [None] * batch.num_rows
-                 for own in NAMES]  # fmt: skip
-        return token_records(list(zip(*lists, strict=True)), positions, _SKIP, 0)
+        return token_records(columns, positions, _SKIP)
     if shape.kind == "text" and (texts := _faultless_texts(columns["text"])) is not None:
         return Records(positions, texts=texts)
     bad = dict[int, str]()
@@ -332,30 +325,6 @@ def _faultless_texts(column: Any) -> Texts | None:
             np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int64, len(column) + 1)
         )
     return None
-
-
-def _faultless_tokens(columns: dict[str, Any]) -> Tokens | None:
-    """The tokens, straight from Arrow's buffers; None where a row must be looked at by itself."""
-    flat = {own: column.flatten() for own, column in columns.items()}
-    if any(one.null_count for one in [*columns.values(), *flat.values()]):
-        return None
-    offsets = {own: _offsets(column) for own, column in columns.items()}
-    if any(not np.array_equal(own, offsets["input_ids"]) for own in offsets.values()):
-        return None
-    values = {own: one.to_numpy(zero_copy_only=True) for own, one in flat.items()}
-    return faultless(
-        values["input_ids"], offsets["input_ids"], values.get("labels"),
-        values.get("attention_mask"),
-    )  # fmt: skip
-
-
-def _offsets(column: Any) -> Int64:
-    """int64[n + 1], where each list begins in the column's own values; it has no nulls."""
-    if pa.types.is_fixed_size_list(column.type):
-        return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
-    offsets: Int64 = column.offsets.to_numpy().astype(np.int64)
-    offsets -= offsets[0]
-    return offsets
 
 
 # --- Arrow

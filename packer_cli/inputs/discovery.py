@@ -415,10 +415,6 @@ def check_unchanged(file: InputFile) -> None:
         )
 
 
-def is_pair(file: InputFile) -> bool:
-    return bool(file.format and companion(file.path, file.format))
-
-
 def _without_companions(found: list[_Found]) -> Iterator[_Found]:
     """What was found, and for each index the file that it belongs to, named once."""
     named = {path for _, path in found}

@@ -15,17 +15,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source
 from packer_cli.inputs.formats import DocumentReader
-from packer_cli.inputs.token_columns import faultless, parts_of, token_records
+from packer_cli.inputs.token_columns import parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion
 from packer_cli.options.shapes import Shape
@@ -196,7 +196,5 @@ def _exactly(path: str, source: Source, size: int) -> bytes:
 
 def _records(ids: npt.NDArray[Any], offsets: Int64, first: int, consumed: int) -> Records:
     positions = np.arange(first, first + len(offsets) - 1, dtype=np.int64)
-    if (tokens := faultless(ids, offsets, None, None)) is not None:
-        return Records(positions, tokens=tokens, consumed=consumed)
-    rows = [(ids[a:b].tolist(), None, None) for a, b in pairwise(offsets.tolist())]
-    return token_records(rows, positions, _SKIP, consumed)
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids))
+    return token_records({"input_ids": lists}, positions, _SKIP, consumed)

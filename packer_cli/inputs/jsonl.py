@@ -173,15 +173,16 @@ class JsonlReader(LineReader):
                 return Records(found.positions, texts=texts, bad=found.bad, consumed=consumed)
             positions, decoded, bad = self._decoded(file, found, decode, shape, config)
             if shape.kind == "tokens":
-                rows = [(r.input_ids, *(getattr(r, name, None) for name in NAMES[1:]))
-                        for r in decoded]  # fmt: skip
-                records = token_records(rows, positions, tip, consumed)
+                lists: dict[str, list[Any]] = {
+                    name: [getattr(one, name, None) for one in decoded] for name in NAMES
+                }
+                records = token_records(lists, positions, tip, consumed)
                 bad = sorted([*bad, *records.bad], key=lambda record: record.position)
                 records = replace(records, bad=bad)
                 if not carried:
                     return records
-                sizes = np.array([*map(len, (row[0] for row in rows))], np.int64)
-                masks = [row[2] for row in rows]
+                sizes = np.array([*map(len, lists["input_ids"])], np.int64)
+                masks = lists["attention_mask"]
                 given = Given(positions, _given(decoded, carried), sizes, masks)
                 return with_carried(records, given, config, tip)
             if shape.kind == TRACE:

@@ -92,34 +92,55 @@ def batches_of(lengths: Int32) -> Iterator[tuple[int, int]]:
     return parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS)
 
 
-def token_records(rows: Sequence[Row], positions: Int64, tip: str, consumed: int) -> Records:
-    """Records of n rows, whose `positions` are int64[n]. `tip`: for bad ones."""
-    tokens, bad = _together(rows), dict[int, str]()
+def token_records(
+    columns: Mapping[str, Any], positions: Int64, tip: str, consumed: int = 0
+) -> Records:
+    """Records of n rows, whose `positions` are int64[n].
+
+    columns  by `NAMES`: n lists as Python has them, None for a null, or an array of Arrow
+    tip      for bad rows
+    """
+    tokens, bad = _together(columns), dict[int, str]()
     if tokens is None:
-        tokens, bad = one_by_one(rows)
+        nothing = [None] * len(positions)
+        lists = (columns.get(name, nothing) for name in NAMES)
+        lists = (one.to_pylist() if isinstance(one, pa.Array) else one for one in lists)
+        tokens, bad = one_by_one([*zip(*lists, strict=True)])
     refused = [BadRecord(int(positions[i]), reason, tip) for i, reason in bad.items()]
     return Records(np.delete(positions, list(bad)), tokens=tokens, bad=refused, consumed=consumed)
 
 
-def _together(rows: Sequence[Row]) -> Tokens | None:
+def _together(columns: Mapping[str, Any]) -> Tokens | None:
     """The tokens of rows that are all as they should be and all have the same lists, else None."""
-    columns = [None if all(one is None for one in column) else column
-               for column in zip(*rows, strict=True)]  # fmt: skip
-    if not columns or columns[0] is None:
-        return None
+    there = {name: own for name, own in columns.items() if any(one is not None for one in own)}
     try:
-        lengths = [[*map(len, column)] for column in columns if column is not None]
-        if any(own != lengths[0] for own in lengths):
-            return None
-        ids, *others = (
-            np.fromiter(chain.from_iterable(column), np.int64, count=sum(lengths[0]))
-            if column is not None
-            else None
-            for column in columns
-        )
+        lists = {name: own if isinstance(own, pa.Array) else _as_arrow(own)
+                 for name, own in there.items()}  # fmt: skip
     except (OverflowError, TypeError):  # numbers that are too large, or nulls
         return None
-    return None if ids is None else faultless(ids, offsets_of(lengths[0]), *others)
+    flat = {name: own.flatten() for name, own in lists.items()}
+    if "input_ids" not in lists or any(one.null_count for one in (*lists.values(), *flat.values())):
+        return None
+    offsets = _offsets(lists["input_ids"])
+    if not all(np.array_equal(_offsets(own), offsets) for own in lists.values()):
+        return None
+    ids, *others = (flat[name].to_numpy() if name in flat else None for name in NAMES)
+    return None if ids is None else faultless(ids, offsets, *others)
+
+
+def _as_arrow(lists: list[list[int]]) -> Any:
+    lengths = [*map(len, lists)]
+    flat = np.fromiter(chain.from_iterable(lists), np.int64, count=sum(lengths))
+    return pa.LargeListArray.from_arrays(pa.array(offsets_of(lengths)), pa.array(flat))
+
+
+def _offsets(column: Any) -> Int64:
+    """int64[n + 1], where each list begins in the column's own values; it has no nulls."""
+    if pa.types.is_fixed_size_list(column.type):
+        return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
+    offsets: Int64 = column.offsets.to_numpy().astype(np.int64)
+    offsets -= offsets[0]
+    return offsets
 
 
 def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:

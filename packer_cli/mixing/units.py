@@ -15,7 +15,7 @@ from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
-from packer_cli.mixing.choice import Choice, choose
+from packer_cli.mixing import Choice, choose
 from packer_cli.options.documents import GIB, MIB, DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit

@@ -27,7 +27,7 @@ from packer_cli.inputs.byte_streams import STDIN, begin_stdin
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.interrupts import as_flag, run_all
-from packer_cli.mixing.choice import Choice
+from packer_cli.mixing import Choice
 from packer_cli.mixing.units import choice_of, unit_bytes_of, work_units
 from packer_cli.options.options import PADDED_BOUNDARIES, PackConfig
 from packer_cli.options.recipe import Recipe

@@ -24,7 +24,7 @@ from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import is_tokenized
-from packer_cli.mixing.choice import missed_share
+from packer_cli.mixing import missed_share
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source
