@@ -69,7 +69,7 @@ test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the
 
 KILLS ?= 100
 TREES ?= 10000
-FAULTS = run/test_kills run/test_resume run/test_update run/test_ranks run/test_upload \
+FAULTS = run/test_kills run/test_resume run/test_add run/test_ranks run/test_upload \
 	ownership/test_runs_at_once ownership/test_random_trees
 
 test-faults: $(VENV)/.testing ## stop each command KILLS times, and try TREES trees of foreign files (half an hour)

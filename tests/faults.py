@@ -4,9 +4,9 @@ at_step(12, kill)                  before its 12th operation that changes files
 when_named("unit-", 5, cut_power)  when the 5th file of that name is in its place
 while_reading("a.jsonl", change)   when some of an input, or all of it, is packed
 
-Operations are those that Python tells an audit hook of, and writes, syncs and requests of a store,
-which are told here. Arrow writes shards and tables past Python: what it wrote is torn, lost or
-refused at the sync that follows.
+Operations are those that Python tells an audit hook of, and writes and syncs, which are told here.
+Arrow writes shards and tables past Python: what it wrote is torn, lost or refused at the sync that
+follows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 _GROW = {"open", "os.mkdir", "told.write", "told.fsync"}  # need space
-_CHANGE = {*_GROW, "os.rename", "os.remove", "os.rmdir", "os.truncate", "told.request"}
+_CHANGE = {*_GROW, "os.rename", "os.remove", "os.rmdir", "os.truncate"}
 _synced = set[tuple[int, int]]()  # (inode, size) of what a loss of power leaves alone
 _full = threading.Event()
 
@@ -153,20 +153,6 @@ def _tell() -> None:
 
     os.fsync = synced  # type: ignore[assignment]
     builtins.open = io.open = opened
-
-
-def tell_requests() -> None:
-    """Have audit hooks told of requests that change what a bucket holds."""
-    from aiobotocore.client import AioBaseClient
-
-    make = AioBaseClient._make_api_call
-
-    async def made(self: Any, operation: str, *others: Any) -> Any:
-        if not operation.startswith(("Get", "Head", "List")):
-            sys.audit("told.request")
-        return await make(self, operation, *others)
-
-    AioBaseClient._make_api_call = made
 
 
 def when_named(word: str, times: int, act: Callable[[], None]) -> None:

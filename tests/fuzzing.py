@@ -46,9 +46,7 @@ COMMANDS = (
     ("stats", "--json", "--by", "input"),
     ("show", "0", "-1"),
     ("show", "--ids", "--json", "0"),
-    ("trace", "--step", "0", "--ranks", "1", "--batch-size", "4"),
-    ("trace", "--find", "a.jsonl:0", "--ranks", "1"),
-    ("trace", "--find", "a.jsonl:5", "--ranks", "1"),
+    ("show", "--step", "0", "--ranks", "1", "--batch-size", "4"),
 )
 NUMBERS = (0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, 2**63 - 1, -(2**63), 7, 8, 64)
 VALUES: tuple[Any, ...] = (

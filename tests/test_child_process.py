@@ -159,30 +159,6 @@ def test_modules_in_the_current_directory_are_not_imported(folder: Path) -> None
     assert ran.stderr == b""
 
 
-@pytest.mark.parametrize("lacking", ["numpy", heavy("jinja2")])
-def test_a_child_that_cannot_import_ends_the_run_with_one_line(folder: Path, lacking: str) -> None:
-    """With what it is sent, and with what it makes: all the same."""
-    write(many(3))
-    Path("changed").mkdir()
-    Path("changed", f"{lacking}.py").write_text("raise ImportError('replaced meanwhile')")
-    program = (
-        "import sys, packer_cli.run.pipeline, packer_cli.chat.documents\n"
-        "from packer_cli.cli import app\n"
-        "sys.path.insert(0, 'changed')\n"
-        "app.main()"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", program, *command(TAGS, "-o", "out")[1:]],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
-    assert ran.stderr == (
-        "error: packer's helper process cannot import what it needs: replaced meanwhile\n"
-        "tip: if packages have changed since the run began, run the same command again; otherwise "
-        "install packer anew\n"
-    )
-
-
 def test_a_child_that_cannot_begin_is_no_problem_of_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,8 +87,7 @@ def test_interrupted_at_a_bad_moment(program: str, more: list[str]) -> None:
 @pytest.mark.parametrize(
     ("module", "number"),
     [
-        ("packer_cli.cli.app", signal.SIGINT), ("typer", signal.SIGTERM),
-        ("packer_cli.errors", signal.SIGINT), ("numpy", signal.SIGINT),
+        ("packer_cli.cli.app", signal.SIGINT), ("typer", signal.SIGTERM), ("numpy", signal.SIGINT),
     ],
 )  # fmt: skip
 def test_interrupted_before_it_has_begun(folder: Path, module: str, number: signal.Signals) -> None:

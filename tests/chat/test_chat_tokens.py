@@ -119,19 +119,6 @@ def test_word_pieces_may_add_up_by_chance(folder: Path) -> None:
     ]  # fmt: skip
 
 
-def test_unknown_characters_may_add_up_by_chance(folder: Path) -> None:
-    """Two of them have four bytes, three have six, and the <unk> for each has five."""
-    vocabulary = {"<unk>": 0, "a": 1, "b": 2}
-    model = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True))  # noqa: S106
-    document, config = json.loads(model.to_str()), {"eos_token": "b"}
-    tokenizer = tiny_tokenizers.save(folder / "t", document, tokenizer_config=config)
-    pair = {"prompt": "ééa", "completion": "aaééé"}
-    pack_chat([pair], template=None, tokenizer=tokenizer)
-    assert pieces(tokenizer) == [
-        ("<unk>", False), ("a", False), ("a", True), ("a", True), ("<unk>", True), ("b", True),
-    ]  # fmt: skip
-
-
 # What goes around documents
 
 
@@ -179,14 +166,6 @@ def test_eos_that_the_template_wrote_is_not_doubled(folder: Path) -> None:
     how = {"template": None, "tokenizer": tokenizer}
     [plain], [with_eos] = pack_marked([TWO], **how), pack_marked([TWO], "--eos", **how)
     assert plain == with_eos == TWO_MARKED + "</s>"
-
-
-def test_eos_token_by_name(folder: Path) -> None:
-    tokenizer = chat_tokenizer(folder / "t", None)
-    pair = {"prompt": "Say hi.", "completion": " Hello"}
-    how = {"template": None, "tokenizer": tokenizer}
-    assert pack_marked([pair], **how) == ["Say hi.⟦ Hello</s>⟧"]
-    assert pack_marked([pair], "--eos-token", "<|im_end|>", **how) == ["Say hi.⟦ Hello<|im_end|>⟧"]
 
 
 @pytest.mark.parametrize("options", [(), ("--strategy", "wrap")])

@@ -83,22 +83,6 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
 
 # What is said of it
 
-GENERATION = (
-    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content }}!{% endgeneration %}</s>{% else %}{{ m.content }}{% endif %}"
-    "{% endfor %}"
-)
-
-
-def test_which_way_was_taken_is_said(folder: Path) -> None:
-    for template, told in ((TAGS, "its turns"), (GENERATION, "its {% generation %} tags")):
-        Path("t.jinja").write_text(template)
-        options = ["--chat-template", "t.jinja"]
-        command = ("pack", write([TWO]), "-l", 512, "-t", "bytes", "-o", "out", "--overwrite")
-        result = packer(*command, *options)
-        line = f"packer: chat template: t.jinja; trained on: assistant, told by {told}"
-        assert line in result.stderr.splitlines()
-
 
 def test_a_template_that_refuses_every_question(folder: Path) -> None:
     template = TAGS + "{% if messages | length < 3 %}{{ raise_exception('too few') }}{% endif %}"
@@ -201,15 +185,6 @@ def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None
     assert pack_marked([record], *options, **how) == [expected]
     Path("out").rename("kept")
     refused([record], 2, "--turn-end: is for messages", options=["--turn-end", "<|user|>"], **how)
-
-
-def test_ends_are_found_behind_white_space(folder: Path) -> None:
-    """Which is learned, too: it is written before the end."""
-    how: Json = {"tokenizer": chat_tokenizer(folder / "t", None)}
-    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
-    between = OPEN.replace("{% endfor %}", "{{ '' if loop.last else '\\n' }}{% endfor %}", 1)
-    expected = "<|user|>\nHi\n<|assistant|>⟦\nHello\n<|user|>⟧\nBye\n<|assistant|>⟦\nCiao<|user|>⟧"
-    assert pack_marked([record], "--turn-end", "<|user|>", template=between, **how) == [expected]
 
 
 def test_a_special_token_that_the_template_needs(folder: Path) -> None:

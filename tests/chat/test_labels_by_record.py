@@ -44,8 +44,6 @@ def _mode(when: str, text: str = "<brief>") -> str:
 
 TEMPLATES = {
     "by number": _mode("i >= 4"),
-    "by number, a word": _mode("i >= 4", "In brief: "),
-    "by number, as words of its own before": _mode("i >= 4", "yes"),
     "by number, in prompts alone": _mode("i >= 4").replace("{% if i >= 4 %}", "{% if true %}", 1),
     "by a word of the system": _SMOLLM3,
     "by a word at its beginning": _mode("messages[0].content.startswith('Be')"),
@@ -55,37 +53,25 @@ TEMPLATES = {
     "{% for m in messages[:1] %}"
     "{% set text = m.content %}{% if word in text %}{% set ns.on = true %}{% endif %}{% endfor %}"
     + _mode("ns.on"),
-    "by a macro": "{% macro has(x) %}{{ 'y' if x[:2] == 'ja' else '' }}{% endmacro %}"
-    + _mode("has(messages[0].content)"),
     "by equality": _mode("messages[0].content == 'ja'"),
     "by the length of words": _mode("messages[0].content | length > 12"),
     "by a character": _mode("messages[0].content[0] > 'k'"),
     "by the same words twice": _mode("messages[0].content == messages[i - 1].content"),
     "by a field": _mode("messages[0].name == 'ann'"),
-    "by a flag": _mode("messages[0].brief"),
     "by a name in the header": _mode("messages[0].name", "<{{ messages[0].name }}>"),
-    "by a name's length": _mode("messages[0].name | length > 3"),
-    "by a weight": _mode("messages[0].weight == 1"),
     "by a weight, the message left out": _mode("false").replace(
         "<|{{ m.role }}|>", "{% if m.role == 'system' and m.weight %}{{ m.name }}{% continue %}"
         "{% endif %}<|{{ m.role }}|>", 1,
     ),
     "by the number of tools": _mode("tools and tools | length > 1"),
     "by the type of a tool": _mode("tools and tools[0].function.parameters.type == 'object'"),
-    "by a number in a tool": _mode("tools and tools[0].function.parameters.most == 3"),
     "by an argument of a call": _mode(
         "i > 2 and messages[i - 2].tool_calls "
         "and messages[i - 2].tool_calls[0].function.arguments.hide"
     ),
     "in any case": _mode("'be kind' in messages[0].content | lower"),
-    "in any case, by a method": _mode("messages[0].content.upper().startswith('JA')"),
-    "in any case, by a variable": "{% set first = messages[0].content | lower %}"
-    + _mode("'be kind' in first"),
-    "by a word with a name": "{% with c = messages[0].content %}" + _mode("'ja' in c")
-    + "{% endwith %}",
     "by words put together": _mode("('x' ~ messages[0].content) == 'xja'"),
     "by words joined": _mode("'ja' in messages[:1] | map(attribute='content') | join('|')"),
-    "by a table of words": _mode("{'ja': true}.get(messages[0].content)"),
     "by counting characters": "{% set ns = namespace(n=0) %}{% for c in messages[0].content %}"
     "{% set ns.n = ns.n + 1 %}{% endfor %}" + _mode("ns.n > 12"),
     "by reasoning far away": _mode(

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,10 @@ SLOW_WAYS = {
 }
 BIG_WAYS = {
     "indent": "{{ messages | tojson(indent=10**10) }}",
-    "width of %": "{{ '%1000000000000d' % 5 }}",
     "width of format": "{{ '{:1000000000000}'.format(m.content) }}",
-    "centered": "{{ m.content.center(10**12) }}",
     "times": "{{ 'a' * 10**12 }}",
-    "a list": "{{ [0] * 10**12 }}",
     "doubled": "{% set ns = namespace(x='a') %}{% for i in range(60) %}"
     "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
-    "replaced": "{% set a = 'a' * 10**6 %}{{ a.replace('a', a) }}",
 }
 
 
@@ -211,20 +206,11 @@ def test_random_text_is_refused(folder: Path) -> None:
     ("way", "why"),
     [
         ("{{ " + "(" * 300 + "1" + ")" * 300 + " }}", "nested too deeply"),
-        ("{{ " + "+".join(["m"] * 2000) + " }}", "nested too deeply"),
-        ("{{ " + "[" * 200 + "]" * 200 + " }}", ""),
         ("{% if messages %}" * 100 + "{% endif %}" * 100, "too many levels of indentation"),
         ("{% break %}", "'break' outside loop"),
-        pytest.param(
-            "{{ 10**5000 }}",
-            "integer string conversion",
-            marks=pytest.mark.skipif(
-                not hasattr(sys, "get_int_max_str_digits"), reason="CPython before 3.10.7 writes it"
-            ),
-        ),
         ("{{ 1|" + "x" * 9000 + " }}", "No filter named"),
     ],
-    ids=["brackets", "a sum", "lists", "ifs", "break", "digits", "a long name"],
+    ids=["brackets", "ifs", "break", "a long name"],
 )
 def test_templates_that_python_cannot_compile(folder: Path, way: str, why: str) -> None:
     write(records(1))
@@ -233,9 +219,7 @@ def test_templates_that_python_cannot_compile(folder: Path, way: str, why: str) 
     assert len(result.stderr) < 2000
 
 
-@pytest.mark.parametrize(
-    "way", ["cycler()", "'\\ud800'", "raise_exception('x' * 10**6)", "_packer_mark(-1)"]
-)
+@pytest.mark.parametrize("way", ["'\\ud800'", "raise_exception('x' * 10**6)"])
 def test_whatever_a_template_fails_with_is_said_in_a_line(folder: Path, way: str) -> None:
     write(records(1))
     result = packer("pack", "data.jsonl", *options(TAGS + "{{ " + way + " }}"))
@@ -244,12 +228,6 @@ def test_whatever_a_template_fails_with_is_said_in_a_line(folder: Path, way: str
 
 
 # Processes beside the run
-
-
-def test_a_run_with_nothing_to_train_on_fails(folder: Path) -> None:
-    refused(
-        [chat(user("Hi"))] * 2, 1, "nothing to pack", "2 of those dropped have nothing to train"
-    )
 
 
 def test_processes_beside_the_run_change_nothing(folder: Path) -> None:
@@ -276,13 +254,6 @@ def test_what_cannot_be_decided_in_another_process(folder: Path) -> None:
     records[3000]["messages"][1]["weight"] = 0
     place = f"data.jsonl, line 3001 (byte {positions(records)[3000]}): "
     refused(records, 1, place, "rearranges", template=REWRITTEN, options=["--workers", 3])
-
-
-def test_a_template_that_another_process_finds_no_turns_in(folder: Path) -> None:
-    template = TAGS + "{% if messages | length < 2 %}{{ raise_exception('too few') }}{% endif %}"
-    parts = ("refuses a question and its answer", "too few")
-    for workers in (1, 3):  # the same words, whoever finds it out
-        refused(many(4000), 1, *parts, template=template, options=["--workers", workers])
 
 
 @pytest.mark.parametrize("kills", [1, 1000])

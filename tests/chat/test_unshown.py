@@ -137,22 +137,6 @@ def test_many_fields_that_nobody_reads(folder: Path) -> None:
     assert sum(unread.values()) == 300
 
 
-def test_columns_that_no_option_uses(folder: Path) -> None:
-    write([{"instruction": "Add.", "subject": "2 2", "response": "4", "category": "math"}])
-    write([chat(user("Hi"), assistant("Yes"), lang="en")], "chat.jsonl")
-    Path("t.jinja").write_text(TAGS)
-    result = packer("pack", "data.jsonl", "chat.jsonl", "-l", 512, "-t", "bytes", "-o", "out",
-                    "--chat-template", "t.jinja")  # fmt: skip
-    lines = [one for one in result.stderr.splitlines() if "ignored" in one]
-    assert lines == [
-        "packer: data.jsonl: ignored columns: subject, category; see --field",
-        "packer: chat.jsonl: ignored column: lang; see --field",
-    ]
-    result = packer("pack", "data.jsonl", "--field", "input=subject", "-l", 512, "-t", "bytes",
-                    "-o", "other")  # fmt: skip
-    assert "ignored column: category;" in result.stderr
-
-
 def test_a_label_that_no_option_uses(folder: Path) -> None:
     """A label may mark bad answers, so the warning is heard with -q, too."""
     write([{"prompt": "Hi", "completion": "No", "label": 0}])

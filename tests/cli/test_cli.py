@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers
-from altered import altered, unaltered
+from altered import unaltered
 from showing import stderr_on_terminal
 from spoiling import edit
 from support import (
@@ -142,17 +142,16 @@ def test_names_that_are_no_ascii_or_look_like_markup(folder: Path) -> None:
 ESCAPE = "\x1b]0;title\x07\x9b2J\u202e"
 
 
-@pytest.mark.parametrize("debug", [[], ["--debug"]])
-def test_no_name_in_a_message_reaches_the_terminal(folder: Path, debug: list[str]) -> None:
+def test_no_name_in_a_message_reaches_the_terminal(folder: Path) -> None:
     for name in ("fields", ESCAPE):
         Path(f"{name}.jsonl").write_text(json.dumps({f"{ESCAPE}text": "a"}) + "\n")
     (folder / "good").mkdir()
     (folder / "good" / f"{ESCAPE}.jsonl").write_bytes(jsonl("a"))
     Path("a.csv").write_text(f"{ESCAPE},b\n1,2\n")
-    options = ["-l", 16, "-t", "bytes", *debug]
+    options = ["-l", 16, "-t", "bytes"]
     commands: list[list[object]] = [
         ["pack", "fields.jsonl", *options],
-        ["pack", f"{ESCAPE}.jsonl", *options],
+        ["pack", f"{ESCAPE}.jsonl", *options, "--debug"],
         ["pack", "a.csv", *options],
         ["pack", "good", *options, "-o", f"out{ESCAPE}"],
         ["pack", "good", *options, "-o", f"out{ESCAPE}", "--add"],
@@ -233,36 +232,6 @@ def test_a_stdout_that_is_full(data: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(b"error: stdout: cannot write: No space left on device\ntip: ")
     assert len(result.stderr.splitlines()) == 2
-
-
-# A program that is packer, but has a Ctrl-C once its first unit is packed.
-INTERRUPTED = """
-import os, signal
-from packer_cli.__main__ import main
-rename, left = os.rename, [1]
-def renamed(a, b, **at):
-    rename(a, b, **at)
-    if "unit-" in str(b) and left:
-        left.clear()
-        os.kill(os.getpid(), signal.SIGINT)
-os.rename = renamed
-main()
-"""
-
-
-def test_interrupted_and_run_again(folder: Path) -> None:
-    (folder / "a.jsonl").write_bytes(b'{"text": "abcdefgh"}\n' * 20_000)
-    options = ["pack", "a.jsonl", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
-    options += ["--unit-bytes", "20k"]
-    interrupted = altered(INTERRUPTED, *options)
-    assert interrupted.returncode == 130, interrupted.stderr
-    stopped, tip = interrupted.stderr.splitlines()
-    assert stopped == "stopped: interrupted"
-    assert re.fullmatch(
-        r"tip: \d+ of 21 units are packed and kept; run the same command again to continue", tip
-    )  # fmt: skip
-    assert packer(*options).exit_code == 0
-    check_directory("out")
 
 
 def test_interrupted_while_waiting_for_stdin(folder: Path) -> None:

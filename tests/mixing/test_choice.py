@@ -13,15 +13,11 @@ import pytest
 from support import check_directory, jsonl, recover_documents
 from tokenizing import tokenize
 
-from packer_cli.inputs.discovery import find_inputs
-from packer_cli.mixing import units
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import Amount, Mixture, PackConfig
 from packer_cli.options.recipe import Recipe, Source
 from packer_cli.options.run_options import RunOptions
-from packer_cli.records import InputFile
 from packer_cli.result.manifest import Manifest, load
-from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.run.recipe import pack_recipe
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -232,25 +228,3 @@ def test_what_was_chosen_stays_when_documents_are_added() -> None:
     assert not train.keys() & held_now.keys()
     # half of a had 300 documents, and has some 330 now: a few near the middle come or go
     assert len(train - train_now) < 30
-
-
-@pytest.mark.parametrize(
-    "mixture",
-    [None, Mixture((Amount("a", weight=1), Amount("b", weight=1), Amount("c", weight=1)))],
-)
-def test_directories_are_not_opened_for_every_slice(
-    monkeypatch: pytest.MonkeyPatch, mixture: Mixture | None
-) -> None:
-    """More of them than stay open would be read again each time."""
-    write_sources()
-    config = PackConfig(max_length=64, unit_bytes=512, mixture=mixture)
-    files = find_inputs(list(NAMES), config)
-    opened, times = units.opened, Counter[str]()
-
-    def counted(file: InputFile) -> TokenizedDirectory:
-        times[file.path] += 1
-        return opened(file)
-
-    monkeypatch.setattr(units, "opened", counted)
-    assert len(units.work_units(files, config)) > 30
-    assert max(times.values()) < 5

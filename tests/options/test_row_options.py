@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import check_directory, heavy, jsonl, pack, packer, recover_texts, shard_of
+from support import check_directory, heavy, jsonl, pack, recover_texts, shard_of
 
 from packer_cli import open_packed
 from packer_cli.options.options import COLUMNS, NAMES, PackConfig
@@ -183,23 +183,6 @@ def test_balance_evens_out_rows_that_stay_as_full(
     variation = [cost.rows * cost.squares - cost.total**2 for cost in (before, after)]
     assert variation[1] < variation[0]
     assert after.most <= before.most
-
-
-def test_stats_shows_the_spread_before_and_after(texts: list[str]) -> None:
-    pack("a.jsonl", "-l", 256, "--balance", "attention")
-    spread = json.loads(packer("stats", "out", "--json").stdout)["attention_cost"]
-    cost, _ = shard_costs("out")
-    costs = np.concatenate([
-        np.add.reduceat(length**2, offsets[:-1])
-        for _, length, offsets in map(segments_of, batches())
-    ])  # fmt: skip
-    assert spread["after"]["cv"] == pytest.approx(costs.std() / costs.mean())
-    assert spread["after"]["max_over_mean"] == pytest.approx(cost.most / costs.mean())
-    assert spread["after"]["cv"] < spread["before"]["cv"]
-    lines = [" ".join(line.split()) for line in packer("stats", "out").stdout.splitlines()]
-    before, after = spread["before"]["cv"], spread["after"]["cv"]
-    variation = f"attention {after:.3f} variation of cost between rows; {before:.3f} without"
-    assert f"{variation} --balance" in lines
 
 
 def test_position_ids_is_a_column_asked_for_shortly(texts: list[str]) -> None:

@@ -107,19 +107,9 @@ def test_by_input_and_by_shard(packed: Path) -> None:
     assert sum(one["tokens"] for one in by_shard) == FIGURES["tokens"]
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        "input_ids,cu_seqlens",
-        "input_ids,labels,cu_seqlens",
-        "input_ids,cu_seqlens,segments",
-        "input_ids,labels,attention_mask,cu_seqlens,segments,position_ids",
-    ],
-)
-def test_deep_agrees(folder: Path, columns: str) -> None:
+def test_deep_agrees_without_most_columns(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl(*TEXTS * 5, "g" * 50))
-    options = ["-l", 16, "--columns", columns, "--unit-bytes", 200, "--shard-bytes", 1]
-    pack("a.jsonl", *options)
+    pack("a.jsonl", "-l", 16, "--columns", "input_ids,cu_seqlens", "--unit-bytes", 200)
     result = packer("stats", "out", "--deep")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith("recounted from the shards: all figures agree\n")
@@ -138,12 +128,10 @@ def more(name: str) -> Callable[[Path], None]:
 
 
 DIFFER = "out: the shards and the manifest differ: "
-TOTALS = ("rows", "documents", "segments", "tokens", "trained_tokens", "padding_tokens",
-          "utilization", "lower_bound_rows")  # fmt: skip
+TOTALS = ("rows", "documents", "trained_tokens", "utilization")
 DEEP = [
     *((more(name), f"{DIFFER}{name}: {FIGURES[name]} in the shards, ") for name in TOTALS),
-    *((more(name), f"differ: {name}: ") for name in ("row_fill", "length_squares", "one_length",
-                                                     "length_squares_in_rows")),
+    *((more(name), f"differ: {name}: ") for name in ("row_fill", "length_squares")),
     (lambda directory: shard_of(directory).unlink(), ".arrow: is missing"),
 ]  # fmt: skip
 
@@ -241,11 +229,6 @@ def losses(manifest: dict[str, Any]) -> list[dict[str, int]]:
     return [{name: one[name] for name in LOSSES if one[name]} for one in manifest["inputs"]]
 
 
-def read_manifest() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path("out/manifest.json").read_bytes())
-    return content
-
-
 def write_texts(folder: Path) -> None:
     """Documents of 16 tokens and less, and with EOS of 21 and 100 in a, of 31 in c."""
     (folder / "a.jsonl").write_bytes(jsonl("a" * 20, "b" * 99, "c"))
@@ -268,8 +251,7 @@ def test_texts(folder: Path, what: str) -> None:
     assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
 
 
-@pytest.mark.parametrize("options", [[], ["--unit-bytes", 40]])
-def test_documents_of_tokenized_directories(folder: Path, options: list[object]) -> None:
+def test_documents_of_tokenized_directories(folder: Path) -> None:
     """Whose batches mix documents of several inputs."""
     write_texts(folder)
     for name in ("a", "b", "c"):
@@ -277,9 +259,8 @@ def test_documents_of_tokenized_directories(folder: Path, options: list[object])
         (own,) = json.loads(Path(name, "manifest.json").read_bytes())["inputs"]
         assert not own.keys() & {*LOSSES}
     inputs = "a", "b", "c", "-o", "out"
-    assert packer("pack", *inputs, "-l", 16, "--overlong", "drop", *options).exit_code == 0
-    manifest = read_manifest()
-    assert losses(manifest) == [
+    assert packer("pack", *inputs, "-l", 16, "--overlong", "drop").exit_code == 0
+    assert losses(json.loads(Path("out/manifest.json").read_bytes())) == [
         {"dropped_documents": 2, "dropped_tokens": 121}, {},
         {"dropped_documents": 1, "dropped_tokens": 31},
     ]  # fmt: skip
@@ -296,20 +277,6 @@ def test_untrained_documents(folder: Path, strategy: str) -> None:
     assert first == {}
     assert (second["untrained_documents"], second["dropped_documents"]) == (2, 2)
     assert second["untrained_tokens"] == second["dropped_tokens"] == manifest["dropped_tokens"]
-
-
-def test_conversations_whose_turns_are_left_out(folder: Path) -> None:
-    turns = [user("a" * 9), assistant("b" * 9)]
-    write([chat(*turns)], "a.jsonl")
-    write([chat(*turns * 20)], "b.jsonl")
-    manifest = pack_chat(
-        folder / "a.jsonl", folder / "b.jsonl", "-l", 100, "--overlong", "truncate-turns"
-    )
-    first, second = losses(manifest)
-    assert first == {}
-    assert second == {
-        "truncated_documents": 1, "truncated_tokens": manifest["truncated_tokens"]
-    }  # fmt: skip
 
 
 # Tokenized directories

@@ -179,11 +179,6 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
              [*TEXTS["a"][:30], *TEXTS["b"][:30], *TEXTS["g"][:30], "d"],
              change=gone("a.parquet", "b.parquet", "c.parquet")),
     ],
-    "an input of another shape": [
-        Step("a b q.jsonl --add", ["a", "b", "Q: 1 A: 2"], change=lambda: Path("q.jsonl")
-             .write_text('{"prompt": "Q: 1 ", "completion": "A: 2"}\n')),
-        Step("a b q.jsonl --add", ["a", "b", "Q: 1 A: 2"], SAME),
-    ],
     "bad records are dealt with otherwise every night": [
         Step("a --on-error skip --overwrite", ["a"], change=put("a", more=b"{\n" * 3)),
         # the limit is for what this run packs
@@ -293,16 +288,6 @@ def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
     run("a.jsonl", "--add")
     assert sorted(recover_texts("out")) == ["one", "three", "two"]
     assert json.loads(Path("out/manifest.json").read_bytes())["inputs"][0]["size"] == 32
-
-
-def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
-    """Without one, padding is id 0; the built-in one pads with an id of its own."""
-    for name in ("a.jsonl", "b.jsonl"):
-        Path(name).write_text('{"input_ids": [1, 2, 3]}\n' * 50)
-    options = ["-l", 64, "-q", "-o", "out"]
-    assert packer("pack", "a.jsonl", *options).exit_code == 0
-    add = ["pack", "b.jsonl", *options, "--add"]
-    assert_error(packer(*add, "-t", "bytes"), 2, "the tokenizer was not given, is now bytes")
 
 
 def test_a_change_of_one_of_many_small_files_packs_few_of_them_again(

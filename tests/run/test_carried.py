@@ -111,16 +111,18 @@ def assert_carried(directory: str, made: list[dict[str, Any]]) -> int:
     return seen
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
 @pytest.mark.parametrize(
-    "options",
+    ("form", "options"),
     [
-        "-l 64",
-        "-l 16 --segment-multiple 4 --workers 3 --unit-bytes 5k",
-        "-l 32 --strategy wrap --seed 3",
-        "-l 48 --strategy next-fit --label-shift pre",
-        "-l 32 --overlong truncate --truncate-side left --balance attention",
-        "-l 40 --overlong drop --strategy mffd --columns input_ids,cu_seqlens,segments",
+        ("jsonl", "-l 64"),
+        ("parquet", "-l 16 --segment-multiple 4 --workers 3 --unit-bytes 5k"),
+        ("arrow", "-l 32 --strategy wrap --seed 3"),
+        ("jsonl", "-l 48 --strategy next-fit --label-shift pre"),
+        ("jsonl", "-l 32 --overlong truncate --truncate-side left --balance attention"),
+        (
+            "parquet",
+            "-l 40 --overlong drop --strategy mffd --columns input_ids,cu_seqlens,segments",
+        ),
     ],
 )
 def test_values_stay_with_their_tokens(form: str, options: str) -> None:
@@ -142,15 +144,9 @@ def test_values_stay_with_their_tokens(form: str, options: str) -> None:
         assert again.exit_code == 0, again.stderr
         assert assert_carried(f"o{view}", made) == seen
         assert packer("verify", f"o{view}").exit_code == 0
-
-
-def test_plans_know_how_much_is_carried() -> None:
-    assert packer("tokenize", write("jsonl", records()), *CARRY, "-o", "tokens").exit_code == 0
-    planned = packer("plan", "tokens", "-l", 64, "--json")
-    assert planned.exit_code == 0, planned.stderr
-    (one,) = json.loads(planned.stdout)["outcomes"]
-    assert packer("pack", "tokens", "-l", 64, "-q", "-o", "out").exit_code == 0
-    assert one["bytes"] == json.loads(packer("stats", "out", "--json").stdout)["bytes"]
+    planned = json.loads(packer("plan", "tokenized", *given, "--json").stdout)
+    packed = json.loads(packer("stats", "o[]", "--json").stdout)
+    assert planned["outcomes"][0]["bytes"] == packed["bytes"]
 
 
 def test_updates_carry_the_same_columns() -> None:
@@ -173,19 +169,6 @@ def test_files_without_a_column_join_those_that_told_what_has_its_values() -> No
     assert added.exit_code == 0, added.stderr
     at = open_packed("out").gather(np.arange(2), ["at"])["at"]
     assert sorted(at.tolist()) == [[6, 7, 8, 0, 0, 0, 0, 0], [9, 9, 0, 0, 0, 0, 0, 0]]
-
-
-def test_results_that_carry_nothing_keep_their_bytes() -> None:
-    path = write("jsonl", records())
-    for command in ("out", "plain"):
-        more = CARRY if command == "out" else []
-        assert packer("pack", path, "-l", 64, *more, "-q", "-o", command).exit_code == 0
-    plain = json.loads(Path("plain/manifest.json").read_text())
-    assert not {"carry", "carry_default"} & plain["config"].keys()
-    columns = [
-        open_packed(one).take(np.arange(9), ["input_ids", "labels"]) for one in ("out", "plain")
-    ]
-    assert columns[0].to_pydict() == columns[1].to_pydict()
 
 
 TALK = chat(user("hi"), assistant("hello", weight=0.5), user("more"), assistant("yes", weight=0.25))
@@ -230,12 +213,10 @@ BAD = {
     "none": ({"input_ids": [1, 2]}, f"no value of 'at', expected 2 {ONE_EACH}"),
     "no list": ({"input_ids": [1, 2], "at": 5}, f"at has no list, expected 2 {ONE_EACH}"),
     "not whole": ({"input_ids": [1, 2], "at": [1, 2.5]}, "at holds 2.5, expected whole numbers"),
-    "true": ({"input_ids": [1, 2], "at": [1, True]}, "at holds True, expected whole numbers"),
     "too large": (
         {"input_ids": [1, 2], "at": [1, 1 << 40]},
         "at holds 1099511627776, which no int",
     ),
-    "a text": ({"input_ids": [1, 2], "at": [1, "2"]}, "at holds '2', expected whole numbers"),
     "unlike": ({"input_ids": [1], "at": [[1]]}, f"at has 1 x 1 values, expected 1 {ONE_EACH}"),
 }
 
@@ -261,14 +242,12 @@ def test_values_that_cannot_be_carried(form: str, name: str) -> None:
     assert at.tolist() == [[6, 7, 8, 6, 7, 8, 0, 0]]
 
 
-@pytest.mark.parametrize("values", [[1], [1, 2, 3, 4]])
-def test_a_damaged_directory_with_another_number_of_values(values: list[int]) -> None:
+def test_a_damaged_directory_with_another_number_of_values() -> None:
     path = write("jsonl", [{"input_ids": [3, 4, 5], "at": [6, 7, 8]}] * 2)
     tokenize(path, "--carry", "at:int32", "-o", "tokens")
-    rewrite("documents", lambda columns: columns["at"].__setitem__(1, values), "tokens")
+    rewrite("documents", lambda columns: columns["at"].__setitem__(1, [1]), "tokens")
     packed = packer("pack", "tokens", "-l", 8, "-q", "-o", "out")
-    reason = f"its document 1 has {len(values)} values of at, its index says 3"
-    assert_error(packed, 1, reason, kind="error")
+    assert_error(packed, 1, "its document 1 has 1 values of at, its index says 3")
 
 
 @pytest.mark.parametrize(
@@ -278,11 +257,6 @@ def test_a_damaged_directory_with_another_number_of_values(values: list[int]) ->
             '{"text": "b", "r": 1}\n{"text": "a", "r": NaN}',
             "r:float32",
             ("NaN is not a JSON value",),
-        ),
-        (
-            '{"text": "b", "r": 1}\n{"text": "a", "r": -Infinity}',
-            "r:float32",
-            ("Infinity is not a JSON value",),
         ),
         ('{"text": "a", "r": 1}', "text:float32", ("'text' is a column that rows have",)),
         ('{"prompt": "a", "completion": "b"}', "prompt:int32", ("'prompt' is what documents are",)),
@@ -302,19 +276,16 @@ def test_what_cannot_be_told_is_refused(lines: str, options: str, parts: tuple[s
     assert_error(result, 1 if "JSON" in parts[0] else 2, *parts)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_a_record_has_the_value_that_it_has_alone(kind: str) -> None:
-    """Whatever is read with it: integers beside fractions, defaults, and cells of CSV."""
+def test_a_record_has_the_value_that_it_has_alone() -> None:
+    """Whatever is read with it: integers beside fractions, and defaults."""
     values = [1152921573326323713, 0.5, None, 3]
-    if kind == "float16":
-        values[0] = 7
     for names in (["a"], ["b"], ["a", "b"]):
         for name in names:
             lines = [{"text": "x", **({} if value is None else {"r": value})} for value in values]
             some = lines if len(names) > 1 else lines[:1] if name == "a" else lines[1:]
             Path(f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
         command = ["pack", *(f"{name}.jsonl" for name in names), "-l", 64, "-t", "bytes"]
-        carry = ["--carry", f"r:{kind}", "--carry-default", "r=9"]
+        carry = ["--carry", "r:bfloat16", "--carry-default", "r=9"]
         result = packer(*command, *carry, "-q", "-o", "".join(names))
         assert result.exit_code == 0, result.stderr
     found = [
@@ -371,11 +342,9 @@ def test_a_recipe_of_talks_and_texts_carries_weights() -> None:
     carry = 'carry = ["weight:float32"]\n'
     recipe = recipe.replace(carry, "", 1).replace('name = "talks"\n', f'name = "talks"\n{carry}')
     Path("other.toml").write_text(recipe)
-    for options in ([], ["--view"]):
-        result = packer("pack", "other.toml", *options, "-q", "-o", f"other{options}")
-        assert result.exit_code == 0, result.stderr
-        again = open_packed(f"other{options}").gather(np.arange(1), ["weight"])["weight"]
-        assert again.tolist() == weights.tolist()
+    assert packer("pack", "other.toml", "--view", "-q", "-o", "other").exit_code == 0
+    again = open_packed("other").gather(np.arange(1), ["weight"])["weight"]
+    assert again.tolist() == weights.tolist()
 
 
 def test_a_source_without_a_column_has_the_default() -> None:

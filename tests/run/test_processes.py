@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import subprocess
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,40 +20,12 @@ from support import (
     wait_for,
 )
 
-from packer_cli.records import Slice, WorkUnit
-from packer_cli.run.processes import Queue, in_processes
+from packer_cli.run.processes import Queue
 
 OPTIONS = ["-l", 64, "--unit-bytes", 5000, "-o"]
 LOST = re.compile(
     r"warning: the process of Helper was ended from outside, by signal 9; what it was packing"
 )
-
-
-@pytest.mark.parametrize(
-    ("workers", "threads"),
-    [(1, [1]), (4, [4]), (5, [2, 3]), (8, [4, 4]), (9, [3, 3, 3]), (64, [4] * 16)],
-)
-def test_at_most_four_workers_share_a_lock(workers: int, threads: list[int]) -> None:
-    assert in_processes(workers) == threads
-
-
-def test_each_unit_is_taken_once() -> None:
-    units = [WorkUnit(i, (Slice(0, i, i + 1, 1),)) for i in range(50_000)]
-    here = Queue(units)
-    there = Queue(units, os.dup(here.numbers))
-    assert here.keep(3) == units[:3]
-    assert there.take() == units[3]
-
-    def take_all(queue: Queue) -> list[WorkUnit]:
-        return [*iter(queue.take, None)]
-
-    with ThreadPoolExecutor(6) as pool:
-        taken = Counter(
-            unit.index for some in pool.map(take_all, [here, there] * 3) for unit in some
-        )
-    assert taken == Counter({*range(50_000)} - {3})
-    here.close()
-    there.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,31 +83,6 @@ def test_every_file_is_packed_as_what_it_is() -> None:
     again = "pack", "sft", *PACK, "-o", "out"
     assert "packer: out: up to date" in run(*again)
     assert "packer: out: already finished" in run(*again, "--rank", 0, "--world-size", 2)
-
-
-@pytest.mark.parametrize("name", [*NAMES, "tokens"])
-def test_arrays_of_any_shape_are_packed_as_lines_are(name: str) -> None:
-    write([{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, {"input_ids": [4]}],
-          "sft/tokens.jsonl")  # fmt: skip
-    lines = Path(f"sft/{name}.jsonl").read_bytes().splitlines()
-    Path("array.json").write_text(json.dumps([json.loads(line) for line in lines], indent=1))
-    options = [] if name == "tokens" else PACK[:2] if name in ("alpaca", "prompts") else OPTIONS
-    for file, out in ((f"sft/{name}.jsonl", "lines"), ("array.json", "array")):
-        run("pack", file, *options, "-l", 256, "-o", out)
-    assert marked("array") == marked("lines")
-    assert manifest_of("array")["trained_tokens"] == manifest_of("lines")["trained_tokens"] > 0
-
-
-def test_files_of_one_shape_are_told_together() -> None:
-    """And where all are of one shape, none is told alone."""
-    shutil.copy("sft/messages.jsonl", "sft/a.jsonl")
-    shutil.copy("sft/messages.jsonl", "sft/z.jsonl")
-    said = run("pack", "sft", *PACK, "-o", "out")
-    assert "packer: sft/a.jsonl and 2 more: messages" in said.splitlines()
-    said = run("pack", "sft/a.jsonl", "sft/z.jsonl", *PACK, "-o", "alike")
-    assert "packer: records: messages" in said.splitlines()
-    assert shapes("alike") == {"a": None, "z": None}
-    assert manifest_of("alike")["config"]["train_on"] == "assistant"
 
 
 CHATS = ("messages", "sharegpt")
@@ -215,23 +190,8 @@ def test_turns_of_conversations_alone_become_documents() -> None:
     documents = {Path(one["path"]).stem: one["documents"] for one in manifest_of()["inputs"]}
     assert documents == {"alpaca": 6, "messages": 4, "prompts": 6, "sharegpt": 6, "texts": 2}
     verify()
-    for name in ("alpaca", "texts", "messages"):
-        second = Path(f"sft/{name}.jsonl").read_bytes().index(b"\n") + 1
-        found = packer("trace", "out", "--find", f"sft/{name}.jsonl:{second}", "--ranks", 1,
-                       "--json")  # fmt: skip
-        assert found.exit_code == 0, found.stderr
     options = [*PACK, "--turns", "each", "--overlong", "drop", "--json"]
     assert json.loads(packer("plan", "sft", *options).stdout)["outcomes"][0]["segments"] == 24
-
-
-def test_turns_are_left_out_where_there_are_any() -> None:
-    write([chat(*[user("a" * 30), assistant("b" * 30)] * 5)], "sft/long.jsonl")
-    write([{"prompt": "p" * 200, "completion": "c" * 200}], "sft/long2.jsonl")
-    run("pack", "sft", *PACK, "--overlong", "truncate-turns", "-o", "out")
-    losses = {Path(one["path"]).stem: one for one in manifest_of()["inputs"]}
-    assert losses["long"]["truncated_documents"] == losses["long2"]["dropped_documents"] == 1
-    assert manifest_of()["dropped_documents"] == manifest_of()["truncated_documents"] == 1
-    verify()
 
 
 def test_from_stdin_beside_files() -> None:
@@ -244,20 +204,10 @@ def test_from_stdin_beside_files() -> None:
 
 def test_reports_know_the_shapes() -> None:
     run("pack", "sft", *PACK, "-o", "out")
-    lines = [line.split() for line in packer("stats", "out", "--by", "input").stdout.splitlines()]
-    assert ["documents", "tokens", "empty", "rejected", "bytes", "shape", "input"] in lines
-    (line,) = (line for line in lines if line[-1:] == ["sft/sharegpt.jsonl"])
-    assert line[-2] == "conversations"
-    text = packer("stats", "out").stdout
-    [records] = [line for line in text.splitlines() if line.startswith("records  ")]
-    assert records.startswith(
-        "records      alpaca, messages, prompt-completion, conversations, prompts of alpaca as "
-        "alpaca, prompts of prompt-completion as they are; trained on: "
-    )
-    assert "template     chat.jinja" in text
-    plan = packer("plan", "sft", *PACK)
-    assert plan.exit_code == 0, plan.stderr
-    assert "trained on: completion or assistant" in plan.stdout
+    text = packer("stats", "out", "--by", "input").stdout
+    assert re.search(r"conversations +sft/sharegpt.jsonl$", text, re.M)
+    assert "records      alpaca, messages, prompt-completion, conversations, prompts of " in text
+    assert "trained on: completion or assistant" in packer("plan", "sft", *PACK).stdout
     planned = json.loads(packer("plan", "sft", *PACK, "--json").stdout)
     assert planned["shape"] == "mixed"
     assert planned["outcomes"][0]["rows"] == manifest_of()["rows"]

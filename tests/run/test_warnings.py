@@ -124,21 +124,9 @@ IGNORED: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
         [one | {"more": {"notes": [LONG, LONG]}} for one in TEXTS], (),
         ["warning: data: ignored text in more; see --field"],
     ),
-    "a context that is an object": (
-        [one | {"context": {"sentences": [f"{i} {LONG}"]}} for i, one in enumerate(PAIRS)], (),
-        ["warning: data: ignored text in context; see --field"],
-    ),
-    "messages within an object": (
-        [{"data": {"messages": one["messages"]}} for one in CHATS],
-        (*TEMPLATE, "--field", "messages=data.messages"), [],
-    ),
     "tools beside prompts": (
         [one | {"tools": [{"name": "f", "description": LONG}]} for one in PAIRS], (),
         ["warning: data: ignored text in tools; --prompt-template chat uses it"],
-    ),
-    "reasoning without a chat template": (
-        [one | {"reasoning": LONG} for one in PAIRS], (),
-        ["warning: data: ignored text in reasoning; --prompt-template chat uses it"],
     ),
     "what is rendered without blanks at its ends": (
         [chat(user(f"{LONG}{i}\n"), assistant(f"{WORDS}\n"))
@@ -162,8 +150,10 @@ FORMATS: dict[str, Callable[[list[dict[str, str]]], object]] = {
 }
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("name", IGNORED)
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [*((name, "jsonl") for name in IGNORED), *(("texts within a field", one) for one in FORMATS)],
+)
 def test_ignored_columns_are_named(folder: Path, name: str, suffix: str) -> None:
     """Those with text also with -q."""
     records, options, expected = IGNORED[name]
