@@ -97,7 +97,7 @@ cdef enum:
 
 
 cdef int32_t _fill_segment(
-    const uint32_t* ids, const uint8_t* trained, int32_t length, bint pre_shifted,
+    const uint32_t* ids, const uint8_t* trained, int32_t length,
     int32_t* input_ids, int32_t* labels, uint8_t* mask, int32_t* position_ids,
 ) noexcept nogil:
     """Returns how many of the segment's tokens are trained on."""
@@ -106,14 +106,12 @@ cdef int32_t _fill_segment(
         memcpy(input_ids, ids, length * sizeof(int32_t))
     if labels != NULL:
         # the first token of a segment has no context, so nothing may predict it
-        labels[length - 1 if pre_shifted else 0] = IGNORED
-        if not pre_shifted:
-            labels += 1
+        labels[0] = IGNORED
         if trained == NULL:
-            memcpy(labels, ids + 1, (length - 1) * sizeof(int32_t))
+            memcpy(labels + 1, ids + 1, (length - 1) * sizeof(int32_t))
         else:
             for i in range(1, length):
-                labels[i - 1] = <int32_t>ids[i] if trained[i] else IGNORED
+                labels[i] = <int32_t>ids[i] if trained[i] else IGNORED
     if mask != NULL:
         memset(mask, 1, length)
     if position_ids != NULL:
@@ -153,7 +151,7 @@ def fill_rows(
     int32_t capacity, int32_t pad_id,
     int32_t[:, ::1] input_ids, int32_t[:, ::1] labels, uint8_t[:, ::1] attention_mask,
     int32_t[:, ::1] position_ids, int32_t[::1] cu_seqlens, int32_t[::1] cu_offsets,
-    bint pre_shifted=False, int32_t segment_multiple=1, int32_t[::1] cu_seqlens_padded=None,
+    int32_t segment_multiple=1, int32_t[::1] cu_seqlens_padded=None,
     bint by_address=False,
 ):
     """Write rows; every byte of every output is written, padding included.
@@ -170,7 +168,6 @@ def fill_rows(
         row's.
     OUT cu_seqlens   int32[pieces + rows], each row's [0, l0, l0 + l1, ..., used]
     OUT cu_offsets   int32[rows + 1], where each row's boundaries begin in cu_seqlens
-    IN  pre_shifted  a place gets the label of its segment's next token, not of its own
     IN  segment_multiple  each segment is padded in its row to a multiple of it; a row's
         padded lengths must fit in capacity
     OUT cu_seqlens_padded  int32[pieces + rows], where segments begin in the row: the
@@ -221,7 +218,7 @@ def fill_rows(
                     flags = &trained[end if by_address else begin[piece]]
                 end += size
                 trained_tokens += _fill_segment(
-                    tokens, flags, size, pre_shifted,
+                    tokens, flags, size,
                     ids_row + place if want_ids else NULL,
                     labels_row + place if want_labels else NULL,
                     mask_row + place if want_mask else NULL,
@@ -266,7 +263,7 @@ def frame_documents(
     const uint32_t[::1] ids, const int64_t[::1] offsets,
     const uint32_t[::1] prefix, const uint32_t[::1] suffix,
     uint32_t[::1] out_ids, int64_t[::1] out_offsets,
-    const uint8_t[::1] trained=None, uint8_t[::1] out_trained=None, bint train_suffix=True,
+    const uint8_t[::1] trained=None, uint8_t[::1] out_trained=None,
 ):
     """Copy a ragged batch, putting `prefix` before and `suffix` after each document.
 
@@ -277,14 +274,13 @@ def frame_documents(
     IN  trained uint8[T], or None
     OUT out_ids uint32[>= T + n * (a + b)], out_offsets int64[n + 1]
     OUT out_trained as out_ids, unless `trained` is None: the prefix is not trained on, the
-        suffix is with `train_suffix` and where the token before it is
+        suffix is where the token before it is
 
     Returns the tokens written.
     """
     cdef int64_t n = offsets.shape[0] - 1, i, k, start, size, end = 0
     cdef int64_t before = prefix.shape[0], after = suffix.shape[0]
     cdef bint flags = trained is not None
-    cdef uint8_t flag
     with nogil:
         out_offsets[0] = 0
         for i in range(n):
@@ -305,8 +301,7 @@ def frame_documents(
                     for k in range(after):
                         out_ids[end + k] = suffix[k]
                     if flags:
-                        flag = train_suffix and out_trained[end - 1]
-                        memset(&out_trained[end], flag, after)
+                        memset(&out_trained[end], out_trained[end - 1], after)
                     end += after
             out_offsets[i + 1] = end
     return end

@@ -270,7 +270,7 @@ def shuffle_plan(order, row_offsets, seed):
 
 def fill_rows(
     ids, trained, begin, length, order, row_offsets, capacity, pad_id,
-    pre_shifted=False, segment_multiple=1,
+    segment_multiple=1,
 ):  # fmt: skip
     """(input_ids, labels, attention_mask, position_ids, cu_seqlens, cu_seqlens_padded, trained
     tokens), all but the last by row.
@@ -283,8 +283,7 @@ def fill_rows(
             learned = [ids[at] if trained is None or trained[at] else IGNORED for at in own][1:]
             padding = -length[piece] % segment_multiple
             tokens += [ids[at] for at in own] + [pad_id] * padding
-            labels += [*learned, IGNORED] if pre_shifted else [IGNORED, *learned]
-            labels += [IGNORED] * padding
+            labels += [IGNORED, *learned] + [IGNORED] * padding
             mask += [1] * length[piece] + [0] * padding
             positions += range(length[piece] + padding)
             boundaries.append(boundaries[-1] + length[piece])

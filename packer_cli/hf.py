@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from packer_cli.errors import DataError, UsageError, needs_extra, one_of
+from packer_cli.errors import DataError, UsageError, needs_extra
 from packer_cli.packing.plan import PackPlan
 from packer_cli.packing.sequences import PackedRows, fill_plan, pack_sequences
-from packer_cli.records import IGNORED
 
 try:
     from datasets import Dataset
@@ -46,7 +45,6 @@ def pack_dataset(
     *,
     labels: Any = None,
     pad_token_id: int = 0,
-    label_shift: str = "none",
     strategy: str = "best-fit",
     seed: int | None = None,
     overlong: str = "error",
@@ -57,8 +55,6 @@ def pack_dataset(
     token_ids    lists, 1-d integer arrays or tensors of ids in 0..2**31-1; or a column: an Arrow
                  list array, or dataset["input_ids"], read without a Python list
     labels       per sequence, unshifted; -100 where not trained on. None: all are trained on
-    label_shift  "none": for models that shift labels themselves, as those of transformers do;
-                 "pre": each place has the label of the next token
     The rest as in `packer_cli.pack_sequences`. What `overlong` leaves out is the `loss` of a plan,
     see `pack_dataset_from_result`.
 
@@ -73,7 +69,7 @@ def pack_dataset(
         pad_token_id=pad_token_id, strategy=strategy, seed=seed, overlong=overlong,
         eos_token_id=eos_token_id,
     )  # fmt: skip
-    return _dataset(rows, label_shift)
+    return _dataset(rows)
 
 
 def pack_dataset_from_result(
@@ -82,7 +78,6 @@ def pack_dataset_from_result(
     *,
     labels: Any = None,
     pad_token_id: int = 0,
-    label_shift: str = "none",
 ) -> Dataset:
     """The rows of a plan that `packer_cli.plan_packing` made of these sequences' lengths.
 
@@ -91,7 +86,7 @@ def pack_dataset_from_result(
     """
     own = None if labels is None else _arrays(labels)
     rows = fill_plan(plan, _arrays(token_ids), labels=own, pad_token_id=pad_token_id)
-    return _dataset(rows, label_shift)
+    return _dataset(rows)
 
 
 def _arrays(sequences: Any) -> Sequence[Any]:
@@ -114,14 +109,8 @@ def _arrays(sequences: Any) -> Sequence[Any]:
     return views
 
 
-def _dataset(rows: PackedRows, label_shift: str) -> Dataset:
-    if label_shift not in ("none", "pre"):
-        raise one_of("label_shift", label_shift, ("none", "pre"))
+def _dataset(rows: PackedRows) -> Dataset:
     columns = {name: np.asarray(getattr(rows, name)) for name in _COLUMNS}
-    if label_shift == "pre":  # a document's first token has no label, so none gets to another
-        labels = columns["labels"]
-        last = np.full_like(labels[:, :1], IGNORED)
-        columns["labels"] = np.concatenate([labels[:, 1:], last], axis=1)
     width = rows.plan.max_length
     lists = {
         name: pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)

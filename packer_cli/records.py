@@ -275,7 +275,6 @@ class Records:
     spans      of the texts, what is trained on; None: everything
     turns      the assistant's trained turns in the texts, and those without an end token
     specials   special tokens in the records' own content; None: not looked for yet
-    controls   of some texts, the characters where special tokens are; others there are just text
     unshown    what the chat template left out of the records
     empty_turns    turns of the assistant that it left empty
     masked     what of the assistant flags and options leave untrained, each text with its record
@@ -298,7 +297,6 @@ class Records:
     masked: list[tuple[int, str]] = field(default_factory=list)
     unread: dict[str, int] = field(default_factory=dict)
     specials: int | None = None
-    controls: dict[int, list[tuple[int, int]]] | None = None
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
     carried: Values | None = None

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -35,14 +36,22 @@ from typer.testing import CliRunner, Result
 
 from packer_cli import open_packed
 from packer_cli.cli.app import app
+from packer_cli.inputs import byte_streams
+from packer_cli.options.options import COLUMNS
 from packer_cli.result.layout import digest
 from packer_cli.result.reader import rows_of, segments_of
 from packer_cli.result.rules import RowLimits, broken_rules, documents_of, segments_in
 from packer_cli.verify import recount
 
 BYTES_EOS = 256
+ALL_COLUMNS = ("--columns", ",".join(COLUMNS))
 # Typer makes its commands anew for each call, which takes longer than some of them do.
 testing._get_command = functools.cache(testing._get_command)
+
+
+def line_limit(size: int) -> Any:
+    """A context in which lines, cells and documents of text may have so many bytes."""
+    return patch.object(byte_streams, "MAX_LINE_BYTES", size)
 
 
 def heavy(*values: object) -> Any:
@@ -157,7 +166,6 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
     how = {
         "max_segments": manifest["config"]["max_segments_per_row"],
         "segment_multiple": manifest["config"]["segment_multiple"],
-        "label_shift": manifest["config"]["label_shift"],
         "carried": (*packed.facts.config.carried.values(),),
     }
     for shard in manifest["shards"]:

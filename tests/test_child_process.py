@@ -32,7 +32,7 @@ from packer_cli.errors import LostChildError
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
 ANY = "packer_cli.errors:DataError"
-PATIENT = ("-o", "out", "--max-seconds-per-record", 10_000)
+PATIENT = ("-o", "out")
 
 
 @pytest.fixture(autouse=True)

@@ -173,7 +173,7 @@ def test_every_option_has_its_command_on_the_page_on_tokenized_directories() -> 
     rows = {option.name(name).split("/")[0] for name, option in options_of(PackConfig).items()}
     running = {"--unit-bytes", "--shard-bytes"}
     assert early == (documents - running) | {"--tokenizer", "--text-field"}
-    assert late == (rows - documents) | {"--position-ids"}
+    assert late == rows - documents
 
 
 def test_every_strategy_column_and_total_is_documented() -> None:
@@ -255,14 +255,14 @@ def test_the_examples_of_supervised_data(folder: Path, number: int) -> None:
 
 
 def test_the_examples_of_supervised_data_have_every_shape_and_option() -> None:
-    assert len(EXAMPLES) > 30
+    assert len(EXAMPLES) > 25
     section = SUPERVISED.split("## Examples")[1].split("## Chat templates")[0]
     shapes = [list(kind.required) for kind in KINDS.values()]
     for required in shapes:
         assert any(all(f'{{"{name}"' in one or f', "{name}"' in one
                        for name, *_ in required) for one, _, _ in EXAMPLES), required  # fmt: skip
-    for option in ("shape", "field", "train-on", "prompt-template", "keep-untrained", "overlong",
-                   "truncate-side", "force-split", "no-eos", "separator"):  # fmt: skip
+    for option in ("shape", "field", "train-on", "prompt-template", "overlong",
+                   "truncate-side", "no-eos"):  # fmt: skip
         assert f"--{option}" in section, option
     for name, kind in KINDS.items():
         row = next(line for line in SUPERVISED.splitlines() if line.startswith(f"| `{name}` |"))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tiny_tokenizers
-from support import jsonl
+from support import ALL_COLUMNS, jsonl
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -56,8 +56,8 @@ def write_chat(folder: Path) -> list[object]:
         tokenizer_config={"eos_token": "</s>", "bos_token": "<s>"},
     )  # fmt: skip
     return ["a.jsonl", "-t", "tok", "--chat-template", "t.jinja", "-l", 128, "--unit-bytes", 4000,
-            "--overlong", "truncate-turns", "--balance", "attention", "--label-shift", "pre",
-            "--segment-multiple", 4, "--max-segments-per-row", 2, "--position-ids",
+            "--overlong", "truncate-turns", "--balance", "attention",
+            "--segment-multiple", 4, "--max-segments-per-row", 2, *ALL_COLUMNS,
             "--max-loss", 0.9]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from spoiling import edit
-from support import packer
+from support import ALL_COLUMNS, packer
 
 from packer_cli.result.layout import digest
 
@@ -20,7 +20,7 @@ CHAT = "".join([
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}",
     "{% if add_generation_prompt %}<assistant>{% endif %}",
 ])  # fmt: skip
-EVERYTHING = ("-l", 16, "--position-ids", "--segment-multiple", 4)
+EVERYTHING = ("-l", 16, *ALL_COLUMNS, "--segment-multiple", 4)
 
 
 def first() -> str:

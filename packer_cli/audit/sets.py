@@ -659,10 +659,9 @@ def _result(name: str, tokens: Sequence[str]) -> Set:
         else _arrow(input_file(0, storage.join(name, one.file), DocumentConfig()), one.rows)
         for one in facts.shards
     ]
-    meaning = FORMATS["packer"]
-    if facts.config.label_shift == "pre":
-        meaning = meaning._replace(shift="next")
-    return Set(name, "packer", meaning, "its manifest", files, facts, _beside(name, files))
+    return Set(
+        name, "packer", FORMATS["packer"], "its manifest", files, facts, _beside(name, files)
+    )
 
 
 def _documents_in(folder: Path) -> list[File]:

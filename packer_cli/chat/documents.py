@@ -14,7 +14,6 @@ from packer_cli.chat.messages import (
     ASSISTANT,
     CARRIED,
     OF_TRAINING,
-    RANGES,
     REASONING,
     Conversation,
     MalformedError,
@@ -55,11 +54,8 @@ from packer_cli.result.carried import default_of, row_type, together
 from packer_cli.tokenization.specials import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,
-    Span,
     Specials,
-    is_marked,
     spelled_out,
-    unmarked,
 )
 
 MEND = "mend the record, or use --on-error skip"
@@ -152,7 +148,6 @@ class Composer:
             carried=None if records.carried is None else records.carried[numbers],
             turns=_turn_counts(documents, self.end_tokens),
             specials=specials,
-            controls=controls_of(documents),
             unshown=[part for i, one in enumerate(documents) for part in _left_out(i, one)],
             empty_turns=sum(document.empty_turns for document in documents),
             masked=[(i, text) for i, document in enumerate(documents) for text in document.masked],
@@ -173,8 +168,7 @@ class Composer:
         prompt, answer = texts_of(fields, self.shape, template)
         text = prompt + answer
         spans = None if self.config.train_on == "all" else [(len(prompt), len(text))]
-        ordinary = self.specials.policy == "text" and self.specials.in_text(text)
-        return Document(text, spans, controls=[] if ordinary else None)
+        return Document(text, spans)
 
     def _spelled(self, parsed: Conversation | Document) -> list[Any]:
         """Special tokens in a record's own content, which may begin in a prompt, or in a part, and
@@ -203,37 +197,8 @@ class Composer:
     def render(self, conversation: Conversation) -> Document:
         """The document of messages, through the chat template.
 
-        If the policy makes text of special tokens, it is rendered with a mark inside each of the
-        record's, too, which tells them from those that the template writes.
-
         Raises RefusedError and UndecidableError.
         """
-        document = self._rendered(conversation)
-        if self.specials.policy != "text":
-            return document
-        given = _given(conversation)
-        messages, tools, arguments = map(self.specials.marked, given)
-        if any(
-            self.specials.in_text(joined_content(message.get("content"))) for message in messages
-        ):
-            raise RefusedError("parts of its content spell out a special token together")
-        if (messages, tools, arguments) == given:
-            return document
-        if any(map(is_marked, given)):
-            raise RefusedError("its content has U+FDD0, which no text should have")
-        messages = [_with_ranges_moved(message) for message in messages]
-        marked = self._rendered(
-            replace(conversation, messages=messages, tools=tools, arguments=arguments)
-        )
-        if unmarked(marked.text, marked.spans) != (document.text, document.spans):
-            raise RefusedError(
-                "the chat template looks for special tokens in the record's content, or escapes "
-                "them: they cannot be made text"
-            )
-        _, controls = unmarked(marked.text, self.specials.controls(marked.text))
-        return replace(document, controls=controls)
-
-    def _rendered(self, conversation: Conversation) -> Document:
         renderer = self._renderer(conversation.tools, conversation.arguments)
         return renderer.render(conversation)
 
@@ -313,16 +278,6 @@ def _without_second_names(message: _Message) -> _Message:
         "function_call": calls[0].get("function"),
     }
     return {k: v for k, v in message.items() if k not in first or v != first[k]}
-
-
-def _with_ranges_moved(message: _Message) -> _Message:
-    """A message with marks in its content, with its ranges of characters as if they were none."""
-    if RANGES not in message:
-        return message
-    places = [i for i, c in enumerate(joined_content(message.get("content"))) if not is_marked(c)]
-    return message | {
-        RANGES: [[places[start], places[stop - 1] + 1] for start, stop in message[RANGES]]
-    }
 
 
 # -- `--turns each`: a document for each answer, with all that comes before it as its prompt.
@@ -411,11 +366,6 @@ def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tupl
     ]
     # a tokenizer without special tokens cannot end a turn otherwise
     return len(turns), sum(not turn.endswith(end_tokens) for turn in turns) if end_tokens else 0
-
-
-def controls_of(documents: list[Document]) -> dict[int, list[Span]]:
-    """The `controls` of the documents that have any, by index."""
-    return {i: d.controls for i, d in enumerate(documents) if d.controls is not None}
 
 
 def _of_messages(config: DocumentConfig) -> list[Carried]:

@@ -87,7 +87,7 @@ class SupervisedEncoder:
 
     def _lengths(self, texts: Sequence[str]) -> list[int]:
         """How many tokens they have, each encoded by itself."""
-        offsets = self._tokenizer.encode_bare(list(texts), None, None)[1]
+        offsets = self._tokenizer.encode_bare(list(texts))[1]
         return np.diff(offsets).tolist()  # type: ignore[no-any-return]
 
 
@@ -184,15 +184,11 @@ def _fitting(
 
 
 def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> _Tokens:
-    from packer_cli.chat.documents import (  # noqa: PLC0415 jinja2 is slow
-        byte_spans,
-        carried_by,
-        controls_of,
-    )
+    from packer_cli.chat.documents import byte_spans, carried_by  # noqa: PLC0415 jinja2 is slow
 
     own = [document]
     spans = byte_spans(own, carried_by(own, config))
-    ids, _, trained, carried = tokenizer.encode_carrying([document.text], spans, controls_of(own))
+    ids, _, trained, carried = tokenizer.encode_carrying([document.text], spans)
     return ids, trained, carried
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MAKE = "packer_cli.chat.processes:LimitedComposer"
 _TIME_IS_UP = signal.SIGPROF
+SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
 _TEMPLATE = -1  # noted in the place of a record
 # Text, spans and copies of a record take a few times its own size, which is in memory already.
 _TIMES, _ROOM_BYTES = 4, 1 << 30
@@ -46,15 +47,8 @@ class ComposingProcesses:
     when the template takes too long by itself, and Interrupted once `stop` was called.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        composers: dict[str | None, tuple[Any, ...]],
-    ) -> None:
-        """`seconds`: for each record; `composers`: the arguments of `make_composer`, by
-        `InputFile.shape`.
-        """
-        self._seconds = seconds
+    def __init__(self, composers: dict[str | None, tuple[Any, ...]]) -> None:
+        """`composers`: the arguments of `make_composer`, by `InputFile.shape`."""
         self._composers = composers
         self._lock = threading.Lock()
         self._stopped = False
@@ -136,7 +130,7 @@ class ComposingProcesses:
             if self._idle:
                 child = self._idle.pop()
             else:
-                child = Child(_MAKE, self._seconds, self._composers)
+                child = Child(_MAKE, SECONDS_PER_RECORD, self._composers)
                 self._all.append(child)
         child.begin(method, *arguments)
         return child
@@ -153,7 +147,7 @@ class ComposingProcesses:
         child.close()
         if error.code != -_TIME_IS_UP:
             raise error
-        took = f"takes more than {self._seconds:g} s (--max-seconds-per-record)"
+        took = f"takes more than {SECONDS_PER_RECORD:g} s"
         if noted == _TEMPLATE:
             raise UsageError(
                 f"the chat template {took} for a question and its answer",

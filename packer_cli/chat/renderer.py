@@ -50,8 +50,7 @@ _PARTS_PROBE = "\ue000part\ue001"
 class Document:
     """A text; `spans` of characters to train on, None for all of it.
 
-    `conversation` is what the text was rendered from, where it was. `controls`: the characters
-    where special tokens are, None for wherever the tokenizer finds one. `left_out`: what of the
+    `conversation` is what the text was rendered from, where it was. `left_out`: what of the
     conversation the text does not show; `empty_turns`: turns of the assistant of which it shows
     nothing, and which are not trained on. `turns`: the characters of the assistant's turns that
     are trained on at least in part, None for `spans`; `masked`: what of the assistant is not
@@ -62,7 +61,6 @@ class Document:
     text: str
     spans: list[Span] | None
     conversation: Conversation | None = None
-    controls: list[Span] | None = None
     left_out: tuple[Piece, ...] = ()
     empty_turns: int = 0
     turns: list[Span] | None = None

@@ -185,7 +185,7 @@ class TraceEncoder:
             text = self._render(conversation).text if conversation else ""
         except (RefusedError, UndecidableError, ValueError):
             return False
-        made = self._tokenizer.encode_bare([text], None, None)[0]
+        made = self._tokenizer.encode_bare([text])[0]
         return np.array_equal(made[: len(ids)], ids)
 
     # -- A record to its branches

@@ -176,8 +176,7 @@ def _problem_of(error: BaseException) -> PackerError:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted", "run the same command again")
     if isinstance(error, MemoryError):
-        tip = "use fewer --workers, or a smaller --max-line-bytes"
-        return PackerError(f"out of memory: {error}", tip)
+        return PackerError(f"out of memory: {error}", "use fewer --workers")
     if isinstance(error, OSError):  # errors of other files are PackerErrors by now
         with suppress(OSError):
             sys.stdout.close()  # or the interpreter fails again when it flushes it

@@ -28,17 +28,14 @@ _OTHERS = "Options"
 SECTIONS = {
     "Used most": "max_length tokenizer output sample text_field chat_template train_on overlong "
     "strategy workers overwrite",
-    "Input": "shape fields roles input_format sample_by on_error max_errors "
-    "max_line_bytes tokenized",
-    "Documents": "add_bos add_eos separator eos_token special_tokens_in_text fim_rate fim_spm_rate "
-    "fim_tokens force_split truncate_side max_loss carry carry_default "
-    "min_reward max_age",
+    "Input": "shape fields roles input_format sample_by on_error max_errors tokenized",
+    "Documents": "add_bos add_eos eos_token special_tokens_in_text fim_rate fim_spm_rate "
+    "truncate_side max_loss carry carry_default min_reward max_age",
     "Supervised data": "template_args prompt_template turns train_reasoning train_tool_calls "
-    "turn_end allow_open_turns on_unshown keep_untrained",
+    "turn_end allow_open_turns on_unshown",
     "Rows": "seed shuffle max_segments_per_row segment_multiple balance",
-    "Output": "columns label_shift view shard_bytes update add prune checksum position_ids html",
-    "Running": "rank world_size unit_bytes max_seconds_per_record tokenizer_backend engine "
-    "ray_address no_lock as_json quiet debug",
+    "Output": "columns view shard_bytes add html",
+    "Running": "rank world_size unit_bytes tokenizer_backend engine no_lock as_json quiet debug",
 }
 _SECTION_OF = {name: title for title, names in SECTIONS.items() for name in names.split()}
 _COLUMN = 30  # where the help begins

@@ -55,7 +55,7 @@ def plan(
     given: Annotated[
         Values,
         PackConfig,
-        (PackOptions, "tokenizer", "text_field", "position_ids"),
+        (PackOptions, "tokenizer", "text_field"),
         EncodingOptions,
     ],
 ) -> None:

@@ -47,7 +47,7 @@ class Rows:
     """Some rows, their segments end to end.
 
     ids      int32[T]
-    labels   int32[T], unshifted whatever the directory has; None when it has none
+    labels   int32[T], unshifted; None when the directory has none
     lengths  int64[s], tokens of each segment
     first    int64[rows + 1]: row r has the segments first[r] .. first[r + 1]
     carried  gives a carried column as it is stored: [T], or of records [s]; each with K values or
@@ -160,8 +160,7 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
             return carried_values(of, one) if one.is_of_segments else column(one.name)
 
         labels = column("labels") if _has_labels(packed) else None
-        unshifted = _unshifted(labels, length, packed)
-        yield Rows(column("input_ids"), unshifted, length, first, carried)
+        yield Rows(column("input_ids"), labels, length, first, carried)
 
 
 def _flat(batch: Any, name: str) -> Any:
@@ -235,8 +234,7 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
 
     def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[Carried], Any]]:
         labels = column("labels", which) if _has_labels(packed) else None
-        unshifted = _unshifted(labels, where[2, which], packed)
-        return column("input_ids", which), unshifted, partial(carried, which)
+        return column("input_ids", which), labels, partial(carried, which)
 
     return np.concatenate([segments_in(batch) for batch in unit], axis=1), pieces
 
@@ -276,13 +274,3 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
 
 def _has_labels(packed: PackedDirectory) -> bool:
     return "labels" in packed.facts.config.columns
-
-
-def _unshifted(labels: Int32 | None, length: Int64, packed: PackedDirectory) -> Int32 | None:
-    """Labels of pieces end to end, each at its own token again."""
-    if labels is None or packed.label_shift == "none":
-        return labels
-    own = np.empty_like(labels)
-    own[1:] = labels[:-1]
-    own[offsets_of(length)[:-1]] = IGNORED
-    return own

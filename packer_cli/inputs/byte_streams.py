@@ -23,6 +23,8 @@ from packer_cli.records import BadRecord, InputFile, Int64
 
 STDIN = "-"
 BLOCK_BYTES = 4 << 20
+MAX_LINE_BYTES = 256 << 20  # of a line, cell or text document
+CUT = "cut it into parts, or use --on-error skip"
 OVERRUN_BYTES = 64 << 10  # read at a time beyond where a slice or a file ends
 _STORED_BYTES = 1 << 16
 _STDIN_SECONDS = 0.5  # between two looks, while waiting for stdin, whether the run has stopped
@@ -220,23 +222,18 @@ class Lines(NamedTuple):
     data: bytes | None
 
 
-def too_long(position: int, max_line_bytes: int, what: str = "line") -> BadRecord:
-    return BadRecord(
-        position,
-        f"the {what} is longer than {max_line_bytes} bytes",
-        "raise --max-line-bytes, or check that the file has line ends",
-    )
+def too_long(position: int, what: str = "line") -> BadRecord:
+    tip = f"{CUT}; does the file have line ends?"
+    return BadRecord(position, f"the {what} is longer than {MAX_LINE_BYTES} bytes", tip)
 
 
-def read_lines(
-    source: Source, start: int, stop: int | None, max_line_bytes: int
-) -> Iterator[Lines]:
+def read_lines(source: Source, start: int, stop: int | None) -> Iterator[Lines]:
     """The lines that begin in [start, stop), in blocks; the file's last may lack its newline.
     DataError for a file in another encoding.
 
     The source must stand at max(start - 1, 0): the byte before the slice tells whether a line
     begins exactly at `start`. Memory is bounded by the block and the longest line accepted;
-    lines up to a block may exceed `max_line_bytes`, which the caller checks line by line.
+    lines up to a block may exceed MAX_LINE_BYTES, which the caller checks line by line.
     """
     position = offset = max(start - 1, 0)
     held = bytearray()  # the beginning of a line, which grows without a copy of itself
@@ -266,7 +263,7 @@ def read_lines(
             held += view[newline:end]
         else:
             held += view[begin:end]
-        if len(held) > max_line_bytes + 1:  # of which a CR at the end may be no part
+        if len(held) > MAX_LINE_BYTES + 1:  # of which a CR at the end may be no part
             yield Lines(offset, None)
             seeking = True
             held.clear()

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
+from packer_cli.inputs import byte_streams
 from packer_cli.inputs.formats import Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
@@ -42,7 +43,6 @@ _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _AS_OBJECTS = 8  # times as many bytes as the numbers of a list
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _TEXTS = ("string", "large_string", "string_view")
-_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _SKIP = "mend the row, or use --on-error skip"
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
@@ -208,7 +208,7 @@ def _records(
     batch: Any, row: int, shape: Shape, most: int, config: DocumentConfig, row_bytes: float
 ) -> Iterator[Records]:
     """The records of a batch that begins at this row of the file, some at a time."""
-    longest = config.max_line_bytes
+    longest = byte_streams.MAX_LINE_BYTES
     for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
         column.validate(full=True)  # kernels write where its offsets say
     sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
@@ -224,7 +224,7 @@ def _records(
             made = _records_of(batch.slice(start, stop - start), shape, row + start, config)
         else:
             reason = f"{overlong} is longer than {longest} bytes"
-            bad = [BadRecord(row + start, reason, _OVERLONG)]
+            bad = [BadRecord(row + start, reason, byte_streams.CUT)]
             made = Records(np.empty(0, np.int64), bad=bad)
         yield replace(made, consumed=round((stop - start) * row_bytes))
 

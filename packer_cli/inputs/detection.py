@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, PackerError, UsageError
-from packer_cli.inputs.byte_streams import peeking
+from packer_cli.inputs.byte_streams import open_source, peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.options.carried import (
     LOSS_WEIGHTS,
@@ -48,6 +48,8 @@ from packer_cli.records import InputFile
 from packer_cli.result.carried import check_defaults
 
 _BEGINNING = 1 << 16
+_MOST_LOOKED_AT = 1 << 20  # bytes in which the records that begin in these must end
+_ENDS = {"jsonl": b"\n", "json": b"},"}  # of records whose values become objects
 _FIRST = 64  # records
 _LONG = 100  # characters of a text: names, dates, languages and the like are shorter
 _TELLING = 20  # characters that no other text has by chance
@@ -284,6 +286,8 @@ def _with_unused_text(
     columns = [*dict.fromkeys([*required, *sorted(used), *names])]
     found = set[str]()
     with suppress(PackerError), peeking():  # the unit that reads it meets the same
+        if file.format in _ENDS and _may_be_long(file):
+            return []
         for values in islice(_first_columns(file, columns, _bare(config)), _FIRST):
             own = list[str]()
             for column in used:
@@ -301,6 +305,15 @@ def _with_unused_text(
                     if not (is_short or repeats or text.strip() in joined_texts):
                         found.add(name)
     return [name for name in names if name in found]
+
+
+def _may_be_long(file: InputFile) -> bool:
+    """True if one of the first records may be too long for all its values to become objects."""
+    data = b""
+    with open_source(file) as source:
+        while len(data) < _MOST_LOOKED_AT and (more := source.read(_MOST_LOOKED_AT - len(data))):
+            data += more
+    return len(data) >= _MOST_LOOKED_AT and _ENDS[file.format] not in data[_BEGINNING:]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli.errors import DataError, InternalError, os_errors
+from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import parts_of, token_records
@@ -33,7 +34,6 @@ from packer_cli.records import BadRecord, Documents, InputFile, Int64, Records, 
 
 _BYTES_PER_TOKEN = 4
 _SKIP = "mend the document, or use --on-error skip"
-_OVERLONG = "raise --max-line-bytes, or use --on-error skip"
 _DAMAGED = "it was cut short or is damaged: copy it again, or write the dataset again"
 _COPY_AGAIN = "they are not of one dataset, or one was cut short: copy or write both again"
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
@@ -91,7 +91,7 @@ class MegatronReader(DocumentReader):
         index = self.index(file)
         stop = len(index.offsets) - 1 if part.stop is None else part.stop
         offsets = index.offsets[part.start : stop + 1]
-        size, longest = index.kind.itemsize, config.max_line_bytes
+        size, longest = index.kind.itemsize, byte_streams.MAX_LINE_BYTES
         with open_source(file, int(offsets[0]) * size) as source:
             sizes = np.diff(offsets) * size
             for first, last in parts_of(sizes, sizes, longest, max(len(sizes), 1)):
@@ -101,7 +101,7 @@ class MegatronReader(DocumentReader):
                     while left:  # so that all is hashed
                         left -= len(_exactly(file.path, source, min(left, BLOCK_BYTES)))
                     reason = f"the document is longer than {longest} bytes"
-                    bad = [BadRecord(position, reason, _OVERLONG)]
+                    bad = [BadRecord(position, reason, byte_streams.CUT)]
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=source.consumed())
                     continue
                 ids = np.frombuffer(_exactly(file.path, source, left), index.kind)

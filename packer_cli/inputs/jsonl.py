@@ -111,17 +111,16 @@ class JsonlReader(LineReader):
         self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
     ) -> Iterator[Block]:
         """The lines that begin in the slice; `source` stands `before` it."""
-        limit = config.max_line_bytes
 
         def lines_of(block: Lines) -> Block:
             offset, data = block
             if data is None:
-                return Block(np.empty(0, np.int64), [], [too_long(offset, limit)])
+                return Block(np.empty(0, np.int64), [], [too_long(offset)])
             positions, begins, ends = cut(offset, data)
             kept = filled(data, begins, ends)
             return Block(positions[kept], _Pieces(data, begins[kept], ends[kept]), [])
 
-        return map(lines_of, read_lines(source, part.start, part.stop, limit))
+        return map(lines_of, read_lines(source, part.start, part.stop))
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
         """Slices may end at any byte."""
@@ -206,14 +205,14 @@ class JsonlReader(LineReader):
         self, file: InputFile, found: Block, decode: _Decode, shape: Shape, config: DocumentConfig
     ) -> tuple[Int64, list[Any], list[BadRecord]]:
         positions, pieces, refused = found.positions, [*found.pieces], found.bad
-        limit = config.max_line_bytes
+        limit = byte_streams.MAX_LINE_BYTES
         if max(map(len, pieces), default=0) <= limit:
             with suppress(*_DECODE_ERRORS):
                 return positions, [decode(piece) for piece in pieces], refused
         good, decoded, bad = list[int](), [], list(refused)
         for position, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
             if len(piece) > limit:
-                bad.append(too_long(position, limit, self.what))
+                bad.append(too_long(position, self.what))
                 continue
             record = _without_constants(piece, [*shape.columns.values(), *config.carried])
             try:
@@ -341,7 +340,7 @@ def _plain_texts(found: Block, shape: Shape, config: DocumentConfig) -> Texts | 
     if not isinstance(pieces, _Pieces) or b"." in name or b"\\" in name:
         return None
     sizes = pieces.ends - pieces.begins
-    if sizes.max(initial=0) > config.max_line_bytes:
+    if sizes.max(initial=0) > byte_streams.MAX_LINE_BYTES:
         return None
     out, offsets = np.empty(int(sizes.sum()), np.uint8), np.zeros(len(pieces) + 1, np.int64)
     data, key = np.frombuffer(pieces.data, np.uint8), np.frombuffer(name, np.uint8)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -48,14 +47,14 @@ class TextReader(LineReader):
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        limit, what = config.max_line_bytes, config.sample_by
+        limit, what = byte_streams.MAX_LINE_BYTES, config.sample_by
 
         def records_of(found: _Found) -> Records:
             documents, empty = found
             positions, texts, bad = list[int](), list[str](), list[BadRecord]()
             for position, data in documents:
                 if data is None or len(data) > limit:
-                    bad.append(too_long(position, limit, what))
+                    bad.append(too_long(position, what))
                 elif what == "document" and (why := _no_text(data)):
                     bad.append(BadRecord(position, *why))
                 else:
@@ -71,12 +70,10 @@ class TextReader(LineReader):
 
         with open_source(file) as source:
             if what == "document":
-                documents = _whole(source, limit)
+                documents = _whole(source)
             else:
-                blocks = read_lines(source, 0, None, limit)
-                documents = (
-                    _paragraphs(blocks, limit) if what == "paragraph" else map(_lines, blocks)
-                )
+                blocks = read_lines(source, 0, None)
+                documents = _paragraphs(blocks) if what == "paragraph" else map(_lines, blocks)
             # holds no bytes and no texts while they are worked on, which a loop would
             yield from map(records_of, documents)
 
@@ -110,8 +107,8 @@ def _lines(block: Lines, *, with_gaps: bool = False) -> _Found:
     return documents, len(kept) - len(documents)
 
 
-def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[_Found]:
-    """Documents that blank lines end, never held beyond `limit` bytes."""
+def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Found]:
+    """Documents that blank lines end, never held beyond MAX_LINE_BYTES."""
     held, size, begin, overlong = list[bytes](), 0, 0, False
 
     def ended() -> list[_Document]:
@@ -129,7 +126,7 @@ def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[_Found]:
             if not held and not overlong:
                 begin = position
             size += len(line or b"") + 1
-            overlong = overlong or line is None or size - 1 > limit
+            overlong = overlong or line is None or size - 1 > byte_streams.MAX_LINE_BYTES
             if overlong or line is None:
                 held = []
             else:
@@ -138,8 +135,9 @@ def _paragraphs(blocks: Iterator[Lines], limit: int) -> Iterator[_Found]:
     yield ended(), 0
 
 
-def _whole(source: Source, limit: int) -> Iterator[_Found]:
-    """The file as it is, if it is not longer than `limit` bytes."""
+def _whole(source: Source) -> Iterator[_Found]:
+    """The file as it is, if it is not longer than MAX_LINE_BYTES."""
+    limit = byte_streams.MAX_LINE_BYTES
     held = bytearray()
     while len(held) <= limit and (data := source.read(byte_streams.BLOCK_BYTES)):
         held += data
@@ -153,7 +151,7 @@ def _whole(source: Source, limit: int) -> Iterator[_Found]:
 
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
-_CLOSE = "close the quote that this record opens; if its text is so long, raise --max-line-bytes"
+_CLOSE = "close the quote that this record opens, or cut its text into parts"
 _MEND = "mend the line, or use --on-error skip"
 _ONE = "rename one of them"
 
@@ -244,9 +242,8 @@ class _Rows:
         self.begin = 0
         self._begins = False  # a row, with the next line that is not blank
         self._has_ended = False
-        self._file, self._limit = file, config.max_line_bytes
-        longest = min(self._limit, sys.maxsize)  # which a C long holds
-        csv.field_size_limit(max(longest, csv.field_size_limit()))
+        self._file = file
+        csv.field_size_limit(max(byte_streams.MAX_LINE_BYTES, csv.field_size_limit()))
         lines = self._decoded(source)
         self._rows: Iterator[list[str]] = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
@@ -256,15 +253,16 @@ class _Rows:
 
     def _decoded(self, source: Source) -> Iterator[str]:
         """The lines of the file, with their ends: CR, LF or both."""
-        for offset, data in read_lines(source, 0, None, self._limit):
+        for offset, data in read_lines(source, 0, None):
             if data is None:
-                raise self._refused(too_long(offset, self._limit))
+                raise self._refused(too_long(offset))
             begin = offset
             for line in iter(data.splitlines(keepends=True)):
                 if self._begins and line.strip(b"\r\n"):
                     self.begin, self._begins = begin, False
-                if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
-                    raise self._refused(too_long(begin, self._limit))
+                limit = byte_streams.MAX_LINE_BYTES
+                if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
+                    raise self._refused(too_long(begin))
                 try:
                     # Excel begins its files with a byte order mark.
                     yield line.decode("utf-8" if begin else "utf-8-sig")

@@ -189,7 +189,7 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
         overlong &= trained < lengths - 1
     if config.overlong in ("drop", "split-text"):
         counted = np.where(overlong, 0, counted)
-    if not config.keep_untrained and directory.facts.config.shape != "text":
+    if directory.facts.config.shape != "text":
         counted = np.where(trained == 0, 0, counted)
     return counted
 

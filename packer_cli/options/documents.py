@@ -16,7 +16,6 @@ from packer_cli.options.formats import FILE_FORMATS
 from packer_cli.options.option import (
     Arguments,
     Count,
-    Names,
     Need,
     Options,
     Pairs,
@@ -194,16 +193,13 @@ class DocumentConfig(Options):
         flag="--eos/--no-eos",
         elsewhere="--add-eos --append-eod --append-eos --add-eos-token",
     )
-    separator: str | None = option(
-        None, "Text after each document, never trained on.", metavar="TEXT"
-    )
     eos_token: str | None = option(
         None, "The EOS, where the tokenizer does not name one.", metavar="TOKEN"
     )
     special_tokens_in_text: str = option(
         "keep",
         "What becomes of special tokens that a record's content spells out:",
-        choices={"keep": "", "text": "ordinary text", "error": "a bad record"},
+        choices={"keep": "counted", "error": "a bad record"},
         needs=_TEXT,
     )
     fim_rate: Share = option(
@@ -212,13 +208,6 @@ class DocumentConfig(Options):
     fim_spm_rate: Share = option(
         0.5,
         "Share of these that have the suffix first.",
-        needs=_PLAIN,
-        goes_with=("fim_rate", None),
-    )
-    fim_tokens: Names = option(
-        (),
-        "Tokens before the beginning, the end and the middle. Default: the tokenizer's own.",
-        metavar="PRE,SUF,MID",
         needs=_PLAIN,
         goes_with=("fim_rate", None),
     )
@@ -253,7 +242,6 @@ class DocumentConfig(Options):
         metavar="N|SHARE",
         goes_with=("on_error", "skip"),
     )
-    max_line_bytes: Size = option(256 * MIB, "Longest line, cell or text document accepted.")
     unit_bytes: Size | None = option(
         None, "Input bytes in a work unit. Default: by the size of the input."
     )
@@ -262,11 +250,6 @@ class DocumentConfig(Options):
     def _rules(self) -> Iterator[Rule]:
         check_fields(self.fields)
         self.arguments, self.carried  # noqa: B018 raise for those that cannot be read
-        yield (
-            self.fim_tokens and len({*self.fim_tokens}) != 3,
-            f"--fim-tokens: {','.join(self.fim_tokens)} are not three different tokens",
-            "name those before the beginning, the end and the middle of a text",
-        )
         most = self.max_errors
         yield (
             most is not None and (most < 0 or (most > 1 and isinstance(most, float))),

@@ -18,7 +18,6 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import (
     Count,
     Names,
-    Need,
     Options,
     Rule,
     Share,
@@ -182,8 +181,6 @@ class Mixture(Options):
 
 MAX_LENGTH_LIMIT = 1 << 24
 _ROWS_PER_UNIT, _VIEW_TOKENS = 1024, 1 << 26
-_SUPERVISED = Need("messages, prompts and instructions", lambda shape, config: shape.is_supervised)
-_UNTRAINED = Need("records that say what is trained on", lambda shape, config: shape.kind != "text")
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,7 @@ class PackConfig(DocumentConfig):
         None,
         "What becomes of documents longer than a row:",
         choices={
-            "split": "the default for text",
+            "split": "the default for text; never for messages and prompts",
             "truncate": "",
             "truncate-turns": "drop the oldest turns",
             "drop": "the default for messages and prompts",
@@ -240,9 +237,6 @@ class PackConfig(DocumentConfig):
             "error": "",
         },
         elsewhere="--truncation --truncate --on-overlong",
-    )
-    force_split: bool = option(
-        False, "Let --overlong split cut messages and prompts, too.", needs=_SUPERVISED
     )
     truncate_side: str = option(
         "right",
@@ -259,20 +253,12 @@ class PackConfig(DocumentConfig):
         choices=COLUMNS,
         unset="all but position_ids",
     )
-    keep_untrained: bool = option(
-        False, "Keep documents without a trained token.", needs=_UNTRAINED
-    )
     window_tokens: int | None = None
     max_segments_per_row: Count | None = option(
         None, "Close a row that has N segments.", most=MAX_LENGTH_LIMIT
     )
     segment_multiple: Count = option(
         1, "Pad every segment, inside its row, to a multiple of N tokens."
-    )
-    label_shift: str = option(
-        "none",
-        "Who shifts labels by one:",
-        choices={"none": "the model does", "pre": "packer, inside segments"},
     )
     view: bool = option(
         False, "Write rows as references to tokenized directories: no tokens, ready in seconds."

@@ -133,8 +133,6 @@ def request_of(inputs: list[str], given: Values, kind: type[_Options]) -> PackRe
         of_rows["mixture"] = file.mixture
     config = _made(PackConfig, of_rows, given, file.path)
     command = PackOptions(**_of(PackOptions, values))
-    if command.position_ids:
-        config = replace(config, columns=(*config.columns, "position_ids"))
     options = _made(kind, _of(kind, values), given, file.path)
     if not file.mixture:
         if file.path:

@@ -12,9 +12,6 @@ from typing import Any
 
 from packer_cli.options.option import Count, Options, Rule, apart, option, options_of
 
-SECONDS_PER_RECORD = 10.0  # of processor time: a conversation of 10 MB takes about one
-_MOST_SECONDS = 1_000_000  # the kernel's timers take little more
-
 
 def _unheard(message: str) -> None:
     pass
@@ -26,9 +23,8 @@ class EncodingOptions(Options):
 
     Beyond what --help says:
 
-    max_seconds_per_record  longer may find fewer bad records, and changes no other
-    notify, warn            hear one-line messages for the user, and those that nobody should miss
-    stop                    once it is set, work ends as soon as it can
+    notify, warn  hear one-line messages for the user, and those that nobody should miss
+    stop          once it is set, work ends as soon as it can
     """
 
     workers: Count = option(
@@ -36,13 +32,6 @@ class EncodingOptions(Options):
         "Work units at a time. Default: as many as cores.",
         least=0,
         elsewhere="--num-workers --num-proc --jobs --threads",
-    )
-    max_seconds_per_record: float = option(
-        SECONDS_PER_RECORD,
-        "Processor time to render a record; one that needs more is bad.",
-        metavar="SECONDS",
-        least=1e-9,
-        most=_MOST_SECONDS,
     )
     tokenizer_backend: str = option(
         "auto",
@@ -92,12 +81,6 @@ class RunOptions(EncodingOptions):
         "local",
         "What runs the work units:",
         choices={"local": "this machine", "ray": "a task per unit on a Ray cluster"},
-    )
-    ray_address: str | None = option(
-        None,
-        "Address of a Ray cluster that runs. Default: Ray's own choice.",
-        metavar="ADDRESS",
-        goes_with=("engine", "ray"),
     )
     rank: int | None = None
     world_size: int | None = None
@@ -152,7 +135,6 @@ class PackOptions(Options):
         metavar="DIR",
         elsewhere="--out --output-dir --save-dir --output-path --output-prefix",
     )
-    position_ids: bool = option(False, "Also write the column position_ids.")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
     if member.is_of_tokens:
-        other |= dict.fromkeys(("add_bos", "add_eos", "separator"))
+        other |= dict.fromkeys(("add_bos", "add_eos"))
     return other
 
 
@@ -159,10 +159,12 @@ def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
     turns, others = any(one.is_chat for one in shapes), "split-text, " * both + "drop, truncate"
     refuse([
         (
-            whole and overlong == "split" and not config.force_split,
+            whole and overlong == "split",
             f"records of shape {_kinds(whole)} must not be cut: a part would be trained on "
             "without what it answers",
-            f"choose --overlong {others}{', truncate-turns' * turns}, or insist with --force-split",
+            "choose another --strategy"
+            if is_wrap
+            else f"choose --overlong {others}{', truncate-turns' * turns}",
         ),
         (
             overlong == _TURNS and not turns,
@@ -201,7 +203,7 @@ def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterat
     for option, is_given in given.items():
         yield apart(option, is_given, "--train-on all", train_on == "all")
     yield (
-        shape.is_of_tokens and (config.add_bos or config.add_eos or config.separator),
-        "--bos, --eos and --separator are not for token ids, which are packed as they are",
+        shape.is_of_tokens and (config.add_bos or config.add_eos),
+        "--bos and --eos are not for token ids, which are packed as they are",
         "leave them out, or put the tokens into the input",
     )

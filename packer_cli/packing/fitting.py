@@ -72,7 +72,7 @@ def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pie
         if config.overlong == "split-text" and batch.trained is not None:
             pieces = without_overlong(pieces, offsets, batch.trained, max_length)
     untrained = Untrained()
-    if batch.trained is not None and not config.keep_untrained:
+    if batch.trained is not None:
         pieces, untrained = without_untrained(pieces, batch.trained)
     if wraps:
         documents = np.unique(pieces.document)

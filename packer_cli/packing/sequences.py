@@ -57,7 +57,6 @@ def pack_sequences(
     overlong: str = "error",
     labels: Sequence[Any] | None = None,
     eos_token_id: int | None = None,
-    separator_id: int | None = None,
     return_spans: bool = False,
 ) -> PackedRows:
     """Pack token sequences into rows of `max_length`.
@@ -66,19 +65,16 @@ def pack_sequences(
     strategy, seed, overlong   as in `plan_packing`; "next-fit" keeps the order
     labels           per sequence, unshifted; -100 where not trained on, and else any id
     eos_token_id     appended to each sequence that does not end with it; trained on
-    separator_id     appended to each sequence always; not trained on
     return_spans     also give each sequence's (row, start, end)
 
     Raises UsageError for unknown options and DataError, naming the sequence, for ids out of
     range, labels of another length, and (under "error") overlong sequences.
     """
     given = _Given.of(sequences, labels)
-    for name, token in (("eos", eos_token_id), ("separator", separator_id), ("pad", pad_token_id)):
-        if token is not None:
-            _check_token(token, name)
-    for token, always in ((eos_token_id, False), (separator_id, True)):
-        if token is not None:
-            given = given.ended(token, always)
+    _check_token(pad_token_id, "pad")
+    if eos_token_id is not None:
+        _check_token(eos_token_id, "eos")
+        given = given.ended(eos_token_id)
     plan = plan_packing(given.lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
     spans = [own[0] if own else None for own in _all_spans(plan)] if return_spans else None
     return _filled(plan, given, pad_token_id, spans)
@@ -142,18 +138,14 @@ class _Given:
         given = None if labels is None else _flat_labels(labels, lengths)
         return cls(ids, given, lengths, bool(as_torch))
 
-    def ended(self, token: int, always: bool) -> _Given:
-        """Put `token` at the end of the non-empty sequences that do not end with it; a separator
-        (`always`) at that of all, not trained on.
-        """
+    def ended(self, token: int) -> _Given:
+        """Put `token` at the end of the non-empty sequences that do not end with it."""
         ids, labels, ends, wanted = self.ids, self.labels, np.cumsum(self.lengths), self.lengths > 0
-        if not always and len(ids):
+        if len(ids):
             wanted &= ids[np.maximum(ends - 1, 0)] != token
         places = ends[wanted]
-        if always and labels is None:
-            labels = ids
         if labels is not None:
-            labels = np.insert(labels, places, IGNORED if always else token)
+            labels = np.insert(labels, places, token)
         return replace(
             self, ids=np.insert(ids, places, token), labels=labels, lengths=self.lengths + wanted
         )

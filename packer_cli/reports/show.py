@@ -115,9 +115,6 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     begins, lengths, _ = segments_of(batch)
     if "labels" in batch.schema.names:
         trained = rows_of(batch.column("labels"))[0] != IGNORED
-        if packed.label_shift == "pre":  # where a token is predicted
-            trained = np.concatenate([[False], trained[:-1]])
-            trained[begins] = False
     places: list[Any] = [None] * len(begins)
     if "segments" in batch.schema.names:
         places = (origins or Origins(packed.facts)).of(sources_of(batch))

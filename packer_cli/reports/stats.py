@@ -571,9 +571,7 @@ def _options_of_rows(config: dict[str, Any]) -> Iterator[str]:
         yield "--no-shuffle"
     unasked = (PADDED_BOUNDARIES, *carried_columns(tuple(config.get("carry", ()))))
     columns = [name for name in config["columns"] if name not in unasked]
-    if columns == [*DEFAULT_COLUMNS, "position_ids"]:
-        yield "--position-ids"
-    elif columns != list(DEFAULT_COLUMNS):
+    if columns != list(DEFAULT_COLUMNS):
         yield f"--columns {_quoted(','.join(columns))}"
 
 

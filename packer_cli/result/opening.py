@@ -203,7 +203,7 @@ class View(PackedDirectory):
             np.arange(count), row_offsets, self.max_length, self.facts.pad_token_id,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
-            config.label_shift == "pre", config.segment_multiple, padded, True,
+            config.segment_multiple, padded, True,
         )  # fmt: skip
         values = None
         if any(name in self._carried for name in columns):
@@ -390,7 +390,6 @@ def _properties(packed: PackedDirectory) -> dict[str, object]:
     facts, tokenizer = packed.facts, packed.facts.tokenizer
     return {
         "max_length": packed.max_length,
-        "the label shift": packed.label_shift,
         "the segment multiple": packed.segment_multiple,
         "what is carried": ", ".join(sorted(facts.config.carry)) or "nothing",
         "the tokenizer": f"{tokenizer.source}, sha256 {tokenizer.sha256}" if tokenizer else "none",

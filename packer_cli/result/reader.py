@@ -282,7 +282,6 @@ class PackedDirectory(Stored):
         self.facts = facts
         self.max_length = facts.config.max_length
         self.segment_multiple = facts.config.segment_multiple
-        self.label_shift = facts.config.label_shift
         self._ends = np.cumsum([shard.rows for shard in facts.shards], dtype=np.int64)
 
     @property

@@ -7,8 +7,7 @@ cu_seqlens_padded  with a segment multiple: 0 first, each step that of cu_seqlen
 segments        as many as boundaries less one, each of an input of its unit
 attention_mask  1 in segments, 0 in padding
 input_ids       >= 0; pad_token_id in padding
-labels          the token or -100; -100 on padding and on each segment's first token; with
-                label_shift "pre" all one place earlier
+labels          the token or -100; -100 on padding and on each segment's first token
 position_ids    restart at 0 in every segment, go on in its padding, restart in the row's
 carried         0 outside segments; finite; a bool 0 or 1; of records a value for each segment
 
@@ -68,7 +67,6 @@ class RowLimits:
     pad_token_id: int
     max_segments: int | None = None
     segment_multiple: int = 1
-    label_shift: str = "none"
     highest_id: int | None = None
     carried: Sequence[Carried] = ()
 
@@ -77,7 +75,7 @@ class RowLimits:
         config = facts.config
         return cls(
             config.max_length, facts.pad_token_id, config.max_segments_per_row,
-            config.segment_multiple, config.label_shift, highest_id, (*config.carried.values(),),
+            config.segment_multiple, highest_id, (*config.carried.values(),),
         )  # fmt: skip
 
 
@@ -101,10 +99,6 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
         rules.append((f"attention_mask {rule}", mask == real, mask, real.view(np.uint8)))
     if "labels" in names:
         labels = rows_of(batch.column("labels"))
-        if limits.label_shift == "pre":  # back to the tokens that they are of
-            last = labels[:, -1]
-            rules.append(("labels trains on what follows the row", last == IGNORED, last, None))
-            labels = np.concatenate([np.full((len(labels), 1), IGNORED), labels[:, :-1]], axis=1)
         ignored = labels == IGNORED
         rule = "labels holds neither the token nor -100"
         rules.append((rule, ignored | (labels == ids), labels, ids))
@@ -138,7 +132,7 @@ def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
 def damage(batch: Any, packed: PackedDirectory) -> str:
     """What makes a batch impossible to count or to take apart; "" for nothing."""
     limits = RowLimits.of(packed.facts)
-    broken = broken_boundaries(batch, limits) or broken_last_labels(batch, limits)
+    broken = broken_boundaries(batch, limits)
     return f"is damaged: {broken[0].rule}{broken[0].detail}" if broken else ""
 
 
@@ -163,17 +157,6 @@ def broken_sources(batch: Any, files: Int64) -> list[Broken]:
             example=values[np.argmin(holds)],
         )
     ]
-
-
-def broken_last_labels(batch: Any, limits: RowLimits) -> list[Broken]:
-    """The rule of shifted labels: none in a segment's last place, where it would be another's."""
-    if limits.label_shift != "pre" or "labels" not in batch.schema.names:
-        return []
-    begin, length, of_row = segments_of(batch)
-    row_of = np.repeat(np.arange(batch.num_rows), np.diff(of_row))
-    last = rows_of(batch.column("labels"))[row_of, begin + length - 1]
-    holds = np.logical_and.reduceat(last == IGNORED, of_row[:-1])
-    return _broken("labels has one of another segment at a segment's end", holds)
 
 
 def _broken(

@@ -239,7 +239,7 @@ def schema(
         "format_version": FORMAT_VERSION,
         "max_length": config.max_length,
         "pad_token_id": pad_token_id,
-        "label_shift": config.label_shift,
+        "label_shift": "none",
         "tokenizer_sha256": tokenizer_sha256,
     }
     if config.segment_multiple > 1:
@@ -339,7 +339,7 @@ class ShardWriter:
             self._config.max_length, self._pad,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, offsets,
-            self._config.label_shift == "pre", multiple, padded,
+            multiple, padded,
         )  # fmt: skip
         made = {name: fixed(self._schema.field(name).type, values) for name, values in out.items()}
         for name, values in (("cu_seqlens", boundaries), (PADDED_BOUNDARIES, padded)):

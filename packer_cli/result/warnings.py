@@ -65,7 +65,7 @@ def _dropped(manifest: Manifest) -> Iterator[Warned]:
     length = manifest.config.max_length
     for about, (number, tokens), why, way_out in (
         ("dropped", overlong, f"longer than --max-length {length}", _longer(manifest)),
-        ("untrained", untrained, "without a token to train on", ["--keep-untrained keeps them"]),
+        ("untrained", untrained, "without a token to train on", []),
     ):
         if tokens > _SHARE * encoded:
             text = (

@@ -1,6 +1,6 @@
 """Packing on a Ray cluster: one task per work unit; only paths and records travel.
 
-    packer pack ... --engine ray [--ray-address HOST:PORT]      extra: ray
+    packer pack ... --engine ray      extra: ray
 
 The workers read the inputs and write the output directory themselves, so all machines must see
 both under the same paths. A worker that dies is replaced, and its task tried again, by Ray.
@@ -46,7 +46,7 @@ def pack_on_ray(
     # not the run itself, which may name a million units: a worker fetches it once
     its = options.for_another_process(workers=1)
     queue, running = iter(units), dict[Any, WorkUnit]()
-    with _connected(options.ray_address) as ray, as_flag() as interrupted:
+    with _connected() as ray, as_flag() as interrupted:
         task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_pack_unit)
         place = ray.put(_Told(run, work.resolve(), Path.cwd(), its))
         told = packer_cli.__version__, place  # looking a version up takes a millisecond
@@ -75,8 +75,9 @@ def pack_on_ray(
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected to a cluster. Raises UsageError."""
+def _connected() -> Iterator[Any]:
+    """Ray, connected to the cluster that RAY_ADDRESS names, if any. Raises UsageError."""
+    address = os.environ.get("RAY_ADDRESS")
     try:
         import ray  # noqa: PLC0415 an extra
     except ImportError:
@@ -94,7 +95,7 @@ def _connected(address: str | None) -> Iterator[Any]:
             )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"--ray-address: {address}: {str(error).splitlines()[0]}",
+            f"--engine ray: {address}: {str(error).splitlines()[0]}",
             "check that the cluster runs: ray status",
         ) from error
     try:
@@ -114,7 +115,7 @@ def _refuse_unreachable(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise UsageError(
-            f"--ray-address: {address}: {error.strerror or error}", "check that it runs: ray status"
+            f"RAY_ADDRESS: {address}: {error.strerror or error}", "check that it runs: ray status"
         ) from error
 
 

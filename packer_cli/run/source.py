@@ -243,7 +243,7 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
     if run.chosen.name is None:
         encoders = {name: _plain_encoder(*one) for name, one in own.items()}
         return Source(_reading(own), _by_shape(encoders))
-    read, renders, processes = _composing(own, run, options.max_seconds_per_record)
+    read, renders, processes = _composing(own, run)
     rendered = {name for name in renders if uses_template(*own[name])}
     ahead = [(run.files[unit.slices[0].file], unit.slices[0]) for unit in units[: options.workers]]
     file, texts = ahead[0][0], iter(tuple[str]())
@@ -272,10 +272,10 @@ def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> So
 
 
 def _composing(
-    own: _Own, run: Run, seconds: float
+    own: _Own, run: Run
 ) -> tuple[Read, dict[str | None, _Render], ComposingProcesses | None]:
     """What reads slices, what renders those that are supervised, and the processes
-    in which it does so where a chat template is used. `seconds`: for each record.
+    in which it does so where a chat template is used.
     """
     reads, renders, processes = dict[str | None, Read](), dict[str | None, _Render](), None
     composers = _composers(own, run.chosen.files, run.chosen.template)
@@ -283,7 +283,7 @@ def _composing(
     if rendered:
         from packer_cli.chat.processes import ComposingProcesses  # noqa: PLC0415
 
-        processes = ComposingProcesses(seconds, rendered)
+        processes = ComposingProcesses(rendered)
     for name, parts in composers.items():
         if processes is not None and name in rendered:
             renders[name] = partial(processes.render, name)
@@ -453,7 +453,7 @@ def _specials_of(files: TokenizerFiles | None, config: DocumentConfig) -> Specia
 
 def _framing_of(config: DocumentConfig) -> Framing:
     """The tokens that go around every document; `config` as `for_shape` gives it."""
-    return Framing(config.add_bos, bool(config.add_eos), config.eos_token, config.separator)
+    return Framing(config.add_bos, bool(config.add_eos), config.eos_token)
 
 
 def _agreed(values: Sequence[Any], name: str) -> Any:

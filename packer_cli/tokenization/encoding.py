@@ -62,13 +62,10 @@ def plain_encoder(
 
 
 def _without_specials(records: Records, specials: Specials) -> Records:
-    """Texts with special tokens are bad records, or have none as `controls`, by the policy."""
+    """Texts with special tokens are bad records if the policy says so."""
     if records.texts is None or specials.policy == "keep" or not specials.tokens:
         return records
     written = {i: name for i, text in enumerate(records.texts) if (name := specials.in_text(text))}
-    if specials.policy == "text":
-        number = sum(len(specials.in_record(records.texts[i])) for i in written)
-        return replace(records, controls={i: [] for i in written}, specials=number)
     if not written:
         return replace(records, specials=0)
     bad = [
@@ -116,7 +113,7 @@ def token_batch(
     if records.tokens is not None:
         ids, offsets, trained = records.tokens
     elif tokenizer is not None and records.texts is not None:
-        bare = tokenizer.encode_bare(records.texts, records.spans, records.controls)
+        bare = tokenizer.encode_bare(records.texts, records.spans)
         if records.specials is None:
             special = tokenizer.count_special(bare[0], records.texts)
         records.texts.clear()

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 
 from packer_cli._kernels.texts import copied
 from packer_cli.errors import InternalError, UsageError
 from packer_cli.records import Int64, Texts, UInt8, UInt32, offsets_of
-from packer_cli.tokenization.specials import Span, Specials
 
 # Cutting batches by bytes keeps the reference's per-document objects within bounds.
 _REFERENCE_BATCH_CHARACTERS = 4 << 20
@@ -145,37 +143,6 @@ class ReferenceEngine:
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]
         return None
-
-
-class OrdinaryTextEngine:
-    """The reference for texts in which only some special tokens are tokens, others just text."""
-
-    def __init__(self, tokenizer_json: bytes, specials: Specials) -> None:
-        self._specials = specials
-        self._first = self._rest = ReferenceEngine(tokenizer_json)
-        if b'"first"' in tokenizer_json:  # as a pre-tokenizer may treat the beginning of a text
-            document = msgspec.json.decode(tokenizer_json)
-            if (document.get("pre_tokenizer") or {}).get("prepend_scheme") == "first":
-                document["pre_tokenizer"]["prepend_scheme"] = "never"
-                self._rest = ReferenceEngine(msgspec.json.encode(document))
-        for engine in (self._first, self._rest):
-            engine.tokenizer.encode_special_tokens = True  # as the text that they are
-
-    def places(self, text: str, controls: list[Span]) -> tuple[UInt32, Int64]:
-        """(ids uint32[T], places int64[T, 2]) where only `controls` are special tokens."""
-        ids, places = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)]
-        done = 0
-        for begin, end in [*controls, (len(text), len(text))]:
-            if done < begin:
-                engine = self._rest if done else self._first
-                own, _, edges = engine.places([text[done:begin]])
-                ids.append(own)
-                places.append(done + edges)
-            if begin < end:
-                ids.append(np.array([self._specials.id_of(text[begin:end])], np.uint32))
-                places.append(np.array([(begin, end)], np.int64))
-            done = end
-        return np.concatenate(ids), np.concatenate(places)
 
 
 class FastEngine:

@@ -20,7 +20,7 @@ from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.records import Records
 from packer_cli.tokenization.locate import BYTES, TokenizerFiles
-from packer_cli.tokenization.specials import Span, Specials
+from packer_cli.tokenization.specials import Specials
 
 # As written before the beginning, the end and the middle of a text, by which tokenizers.
 _KNOWN = (
@@ -67,32 +67,16 @@ class FillInMiddle(NamedTuple):
         """The records with some of their texts rearranged, and how many. The tokens written into
         them are no special tokens of their own content.
         """
-        texts, controls = [*(records.texts or ())], dict(records.controls or {})
-        ours, number = self._among(specials), 0
+        texts, number = [*(records.texts or ())], 0
         for i, text in enumerate(texts):
             if (parts := self.parts(text, specials)) is None:
                 continue
             texts[i], number = "".join(token + after for token, after in parts), number + 1
-            if i in controls:
-                controls[i] = _places(parts, ours)
-        return replace(records, texts=texts, controls=controls or None), number
+        return replace(records, texts=texts), number
 
     def written(self, specials: Specials) -> int:
         """The number of special tokens that are written into each text that is rearranged."""
-        return len(self._among(specials))
-
-    def _among(self, specials: Specials) -> set[str]:
-        return {token.content for token in specials.tokens}.intersection(self.tokens)
-
-
-def _places(parts: list[tuple[str, str]], tokens: set[str]) -> list[Span]:
-    """The places of these tokens in the text that the parts make."""
-    places, at = [], 0
-    for token, after in parts:
-        if token in tokens:
-            places.append((at, at + len(token)))
-        at += len(token) + len(after)
-    return places
+        return len({token.content for token in specials.tokens}.intersection(self.tokens))
 
 
 def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> FillInMiddle | None:
@@ -101,37 +85,30 @@ def fill_in_middle(config: DocumentConfig, files: TokenizerFiles | None) -> Fill
     """
     if not config.fim_rate:
         return None
-    prefix, suffix, middle = tokens = _tokens(config, files)
+    prefix, suffix, middle = tokens = _tokens(files)
     for one in files.added if files else ():
         if one.content in tokens and (one.lstrip or one.rstrip or not one.plain):
             raise UsageError(
                 f"--fim-rate: {one.content!r} of tokenizer {files.source if files else ''} takes "
                 "white space with it, or is only found as a whole word or in normalized text: "
                 "texts would not stay whole",
-                "name others with --fim-tokens, or set lstrip, rstrip, single_word and normalized "
-                "of the token to false in tokenizer.json",
+                "set lstrip, rstrip, single_word and normalized of the token to false in "
+                "tokenizer.json",
             )
     return FillInMiddle(config.fim_rate, config.fim_spm_rate, (prefix, suffix, middle))
 
 
-def _tokens(config: DocumentConfig, files: TokenizerFiles | None) -> tuple[str, ...]:
-    """The tokens that are named, or that packer knows. Raises UsageError for absent ones."""
+def _tokens(files: TokenizerFiles | None) -> tuple[str, ...]:
+    """The tokens of the tokenizer. Raises UsageError if it has none, or several such sets."""
     added = set(files.added_tokens) if files else set()
     name = files.source if files else BYTES
-    if config.fim_tokens:
-        absent = [token for token in config.fim_tokens if token not in added]
-        if absent:
-            raise UsageError(
-                f"--fim-tokens: {absent[0]!r} is not a token of its own for tokenizer {name}",
-                "name added tokens that its tokenizer.json has",
-            )
-        return config.fim_tokens
     known = [tokens for tokens in _KNOWN if added.issuperset(tokens)]
     if len(known) != 1:
         found = " and ".join(", ".join(tokens) for tokens in known) or "none that packer knows"
         raise UsageError(
             f"--fim-rate: needs three tokens of tokenizer {name}, for the beginning, the end and "
             f"the middle of a text; found {found}",
-            "name them with --fim-tokens BEGINNING,END,MIDDLE, or use a tokenizer for code",
+            f"use a tokenizer for code, or add tokens such as {', '.join(_KNOWN[0])} to its "
+            "tokenizer.json",
         )
     return known[0]

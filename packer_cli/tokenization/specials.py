@@ -1,15 +1,13 @@
 """Special tokens that a record's own content spells out, such as "<|im_end|>" in a user's question.
 
 Tokenizers make real special tokens of them, wherever the characters came from. Policies
-(`--special-tokens-in-text`): "keep" leaves it so, and counts them; "text" makes ordinary text of
-them; "error" makes the record a bad one. What a chat template writes is never meant: a mark is put
-inside those of the record before it is rendered, and taken out afterwards.
+(`--special-tokens-in-text`): "keep" leaves it so, and counts them; "error" makes the record a bad
+one. What a chat template writes is never meant.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonprefix
@@ -18,10 +16,7 @@ from typing import Any
 import msgspec
 
 from packer_cli._kernels.texts import may_hold
-from packer_cli.errors import UsageError
 
-_MARK = "\ufdd0"  # a noncharacter, for a program's own use
-Span = tuple[int, int]
 SPELLED_OUT_TIP = "see --special-tokens-in-text, or use --on-error skip"
 
 
@@ -50,16 +45,6 @@ class Specials:
 
     tokens: tuple[SpecialToken, ...] = ()
     policy: str = "keep"
-
-    def __post_init__(self) -> None:
-        """Raises UsageError when the policy does not work with these tokens."""
-        other = next((token.content for token in self.tokens if not token.plain), None)
-        if self.policy == "text" and other is not None:
-            raise UsageError(
-                f"--special-tokens-in-text: text does not work: the tokenizer finds {other!r} only "
-                "as a whole word, or in normalized text",
-                "use error, and mend those records",
-            )
 
     def in_text(self, text: str) -> str | None:
         """The first special token in a text."""
@@ -93,25 +78,6 @@ class Specials:
             return []
         return [token for item in value for token in self.in_record(item)]
 
-    def marked(self, value: Any) -> Any:
-        """The fields with a mark after the first character of each special token."""
-        if not self.tokens:
-            return value
-        if isinstance(value, str):
-            return self._contents.sub(lambda m: m.group()[0] + _MARK + m.group()[1:], value)
-        if isinstance(value, dict):
-            return {name: self.marked(item) for name, item in value.items()}
-        return [self.marked(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def controls(self, text: str) -> list[Span]:
-        """The places of the special tokens of a text, with the white space that they take."""
-        return [match.span() for match in self._taking.finditer(text)] if self.tokens else []
-
-    def id_of(self, text: str) -> int:
-        """The id of the special token at one of `controls`."""
-        match = self._taking.fullmatch(text)
-        return self._longest_first[(match.lastindex or 1) - 1].id if match else -1
-
     @cached_property
     def _longest_first(self) -> list[SpecialToken]:
         return sorted(self.tokens, key=lambda token: -len(token.content))
@@ -125,15 +91,6 @@ class Specials:
         """The beginning that all of them share."""
         return commonprefix([token.content for token in self.tokens])  # noqa: RUF071 it is meant
 
-    @cached_property
-    def _taking(self) -> re.Pattern[str]:
-        blank = r"\s*"
-        parts = (
-            f"({blank * t.lstrip}{re.escape(t.content)}{blank * t.rstrip})"
-            for t in self._longest_first
-        )
-        return re.compile("|".join(parts))
-
 
 NO_SPECIALS = Specials()
 
@@ -141,20 +98,3 @@ NO_SPECIALS = Specials()
 def spelled_out(token: str) -> str:
     """The reason why the record is bad."""
     return f"its content spells out the special token {token!r}"
-
-
-def is_marked(value: Any) -> bool:
-    """True where a mark is in a text, or in any string of some fields."""
-    if isinstance(value, str):
-        return _MARK in value
-    if isinstance(value, dict):
-        return any(map(is_marked, value.values()))
-    return isinstance(value, list | tuple) and any(map(is_marked, value))
-
-
-def unmarked(text: str, spans: list[Span] | None) -> tuple[str, list[Span] | None]:
-    """The text without marks, and the spans of characters where they are then."""
-    marks = [i for i, character in enumerate(text) if character == _MARK]
-    if spans is not None:
-        spans = [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for a, b in spans]
-    return text.replace(_MARK, ""), spans

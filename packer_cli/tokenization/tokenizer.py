@@ -32,12 +32,10 @@ from packer_cli.tokenization.engines import (
     BytesEngine,
     Engine,
     FastEngine,
-    OrdinaryTextEngine,
     ReferenceEngine,
     engines_differ_on,
 )
 from packer_cli.tokenization.locate import TokenizerFiles, TokenizerJson
-from packer_cli.tokenization.specials import Span, Specials
 from packer_cli.tokenization.trust import TrustedEngine
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
@@ -46,15 +44,11 @@ Carrying = tuple[UInt32, Int64, UInt8 | None, Values | None]
 
 @dataclass(frozen=True)
 class Framing:
-    """Tokens around every document; None: as the tokenizer's post-processor does.
-
-    `separator` is a text after every document, never trained on.
-    """
+    """Tokens around every document; None: as the tokenizer's post-processor does."""
 
     bos: bool | None = None
     eos: bool = True
     eos_token: str | None = None
-    separator: str | None = None
 
 
 class Tokenizer:
@@ -88,7 +82,6 @@ class Tokenizer:
             self.info = _of_bytes(framing)
         around = self.info.prefix or (), self.info.suffix or ()
         self._prefix, self._suffix = (np.array(ids, np.uint32) for ids in around)
-        self._separator, _ = (self._reference or self.engine).encode([framing.separator or ""])
 
     def framed(self, framing: Framing) -> Tokenizer:
         """A tokenizer with something else around documents; `finish` is of both. Raises
@@ -103,27 +96,15 @@ class Tokenizer:
     def _pieces(self) -> TokenBytes:
         return token_bytes(self._files.json) if self._files else _PLAIN_BYTES
 
-    @cached_property
-    def _ordinary(self) -> OrdinaryTextEngine | None:
-        """The engine for texts whose `controls` are given."""
-        files = self._files
-        return OrdinaryTextEngine(files.json, Specials(files.specials)) if files else None
-
-    def encode(
-        self, texts: Sequence[str], spans: Spans | None = None,
-        controls: dict[int, list[Span]] | None = None,
-    ) -> Tokens:  # fmt: skip
+    def encode(self, texts: Sequence[str], spans: Spans | None = None) -> Tokens:
         """Encode documents with the special tokens around the documents; all that is trained is 1,
         wherever it begins.
         """
-        return self.encode_carrying(texts, spans, controls)[:3]
+        return self.encode_carrying(texts, spans)[:3]
 
-    def encode_carrying(
-        self, texts: Sequence[str], spans: Spans | None = None,
-        controls: dict[int, list[Span]] | None = None,
-    ) -> Carrying:  # fmt: skip
+    def encode_carrying(self, texts: Sequence[str], spans: Spans | None = None) -> Carrying:
         """As `encode`, with what spans carry at their tokens."""
-        bare = self.encode_bare(texts, spans, controls)
+        bare = self.encode_bare(texts, spans)
         if (trained := bare[2]) is not None:
             np.minimum(trained, 1, out=trained)
         return self.surrounded(*bare)
@@ -143,17 +124,13 @@ class Tokenizer:
             for text in texts
         )
 
-    def encode_bare(
-        self, texts: Sequence[str], spans: Spans | None = None,
-        controls: dict[int, list[Span]] | None = None,
-    ) -> Carrying:  # fmt: skip
+    def encode_bare(self, texts: Sequence[str], spans: Spans | None = None) -> Carrying:
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all, [T] what spans
         carry at their tokens and 0 elsewhere, or None).
 
         A text without any token stays empty. A token is trained, 1, when it holds at least one
-        byte of its text's `spans`, and 2 when it begins before that span. `controls`: of some
-        texts, the characters where special tokens are; others in those texts are just text. Raises
-        InternalError when an earlier sample of the engine differed from the reference.
+        byte of its text's `spans`, and 2 when it begins before that span. Raises InternalError when
+        an earlier sample of the engine differed from the reference.
         """
         texts, trained = Texts.of(texts), None
         values = None if spans is None else spans.carried
@@ -173,19 +150,6 @@ class Tokenizer:
                 if values is not None:
                     span_of = np.zeros(len(ids), np.int64)
                 trained = mark_trained(pieces, texts, ids, offsets, spans, self._reference, span_of)
-        for i, own in sorted((controls or {}).items()):
-            if self._ordinary is None:
-                break
-            new, places = self._ordinary.places(texts[i], own)
-            begin, end = offsets[i], offsets[i + 1]
-            if trained is not None and spans is not None:
-                flags, its = _by_places(places, texts[i], spans, i)
-                trained = np.concatenate([trained[:begin], flags, trained[end:]])
-                if span_of is not None:
-                    span_of = np.concatenate([span_of[:begin], its, span_of[end:]])
-            ids = np.concatenate([ids[:begin], new, ids[end:]])
-            offsets = offsets.copy()
-            offsets[i + 1 :] += len(new) - (end - begin)
         carried = None
         if values is not None and trained is not None and span_of is not None:
             carried = np.zeros(len(ids), values.dtype)
@@ -195,15 +159,10 @@ class Tokenizer:
     def surrounded(
         self, ids: UInt32, offsets: Int64, trained: UInt8 | None, carried: Values | None = None
     ) -> Carrying:
-        """The tokens with prefix, suffix and separator around every document. A suffix that is
-        trained on carries what the token before it does.
+        """The tokens with prefix and suffix around every document. A suffix that is trained on
+        carries what the token before it does.
         """
         framed = _framed((ids, offsets, trained), self._prefix, self._suffix)
-        if len(self._separator):
-            flags = np.ones(len(framed[0]), np.uint8) if framed[2] is None else framed[2]
-            framed = _framed(
-                (*framed[:2], flags), self._separator[:0], self._separator, train_suffix=False
-            )
         if carried is None or len(framed[0]) == len(ids):
             return *framed, carried
         around, first = np.zeros(len(framed[0]), carried.dtype), framed[1]
@@ -222,7 +181,7 @@ class Tokenizer:
             self.engine.confirm()
 
 
-def _framed(tokens: Tokens, prefix: UInt32, suffix: UInt32, *, train_suffix: bool = True) -> Tokens:
+def _framed(tokens: Tokens, prefix: UInt32, suffix: UInt32) -> Tokens:
     ids, offsets, trained = tokens
     count = len(offsets) - 1
     room = len(ids) + (len(prefix) + len(suffix)) * count
@@ -231,7 +190,7 @@ def _framed(tokens: Tokens, prefix: UInt32, suffix: UInt32, *, train_suffix: boo
     out, out_offsets = np.empty(room, np.uint32), np.empty(count + 1, np.int64)
     out_trained = None if trained is None else np.empty(room, np.uint8)
     used = filling.frame_documents(
-        ids, offsets, prefix, suffix, out, out_offsets, trained, out_trained, train_suffix
+        ids, offsets, prefix, suffix, out, out_offsets, trained, out_trained
     )
     return out[:used], out_offsets, None if out_trained is None else out_trained[:used]
 

@@ -25,8 +25,8 @@ They take a `RowBatch` or a list of rows. The other parameters are for functools
              None for a model of your own, of which nothing is known: `check_isolation` checks it
     names    of the values to give, for a model of your own that takes fewer; None: all
 
-Labels that were stored shifted are named `shift_labels`. Of rows with the column `source`, a batch
-says the source of each, a number that counts `PackedDataset.sources`, or -1 for padding:
+Of rows with the column `source`, a batch says the source of each, a number that counts
+`PackedDataset.sources`, or -1 for padding:
 
     source_ids        int32, of every token, in the shape of input_ids
     document_sources  int32[documents], of every document that the batch has boundaries of
@@ -66,7 +66,7 @@ from packer_cli.torch.isolation import (
     text_config,
 )
 
-_TOKENS = ("input_ids", "labels", "shift_labels")
+_TOKENS = ("input_ids", "labels")
 _OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers take for logits
 # and what else only some batches have
 _OWN = (

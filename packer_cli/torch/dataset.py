@@ -37,9 +37,8 @@ from packer_cli.result.opening import (
 from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory
 
 SOURCE = "source"
-SHIFTED = "shift_labels"
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE)
-_FIXED = ("input_ids", "labels", SHIFTED, "attention_mask", "position_ids")
+_FIXED = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 class PackedDataset:
@@ -47,7 +46,7 @@ class PackedDataset:
     joined one after another.
 
     path      the --output of `packer pack`, or a list of them, packed directories and views: they
-              must be alike in max_length, label shift, segment multiple and tokenizer. A packed
+              must be alike in max_length, segment multiple and tokenizer. A packed
               directory may be a URL that fsspec reads, such as s3://bucket/out
     columns   which columns rows have, of those in the directory, and "source" of a recipe's
               results; None: all but `segments` and `source`
@@ -61,10 +60,9 @@ class PackedDataset:
     uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`.
     Columns of `--carry` have their own types, bfloat16 and bool among them, but for uint16, which
     is int32: those of tokens [L], or [L, K] where each has K values, with 0 on padding; those of
-    records [segments] or [segments, K]. Value i is that of token i, also beside shift_labels.
+    records [segments] or [segments, K]. Value i is that of token i.
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
-    this package. Labels that the directory holds already shifted (`--label-shift pre`) are named
-    shift_labels, never labels.
+    this package.
 
     It pickles as its paths, and threads may share it. Rows of shards that are not what the manifest
     says are never given.
@@ -201,8 +199,6 @@ class PackedDataset:
                 found[name] = _with_signs(found[name], np.int32 if one.type == "uint16" else None)
         ragged = {name: found[name] for name in names if isinstance(found[name], Lists)}
         fixed = {name: torch.from_numpy(found[name]) for name in names if name not in ragged}
-        if packed.label_shift == "pre" and "labels" in fixed:
-            fixed = {SHIFTED if n == "labels" else n: values for n, values in fixed.items()}
         if "file" in ragged:
             inputs = ragged.pop("file")
             ragged[SOURCE] = Lists(self._source_of_input[result][inputs.values], inputs.ends)

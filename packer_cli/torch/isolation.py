@@ -42,8 +42,8 @@ from packer_cli.errors import UsageError, named
 from packer_cli.options.option import refuse
 
 _BOUNDARIES = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens")
-_NUMBERS = (("position_ids", 1), ("seq_idx", 0), ("document_ids", 0))  # and how they go on
 _LABELS = ("labels", "shift_labels")
+_NUMBERS = (("position_ids", 1), ("seq_idx", 0), ("document_ids", 0))  # and how they go on
 
 
 def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:

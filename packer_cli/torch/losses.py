@@ -5,8 +5,8 @@ its own token: a weight weighs the prediction of that token, and a teacher's dis
 one for that token, as its label is. Tokens with the label -100, every document's first one among
 them, count nothing.
 
-A batch is what a collator of this package gives, on the device of the logits: a dict with labels
-or shift_labels, or a `PackedBatch`. Losses are computed in float32, or as float64 logits in theirs.
+A batch is what a collator of this package gives, on the device of the logits: a dict with labels,
+or a `PackedBatch`. Losses are computed in float32, or as float64 logits in theirs.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def _next(values: Any, last: int = 0) -> Any:
 
 def _targets(logits: Any, given: Mapping[str, Any]) -> Any:
     """int64[rows, length], what each place is trained to predict."""
-    labels, shifted = given.get("labels"), given.get("shift_labels")
-    if labels is None and shifted is None:
+    labels = given.get("labels")
+    if labels is None:
         raise UsageError("a loss of a batch without labels", "pack with the column labels")
-    targets = _next(labels, IGNORED) if shifted is None else shifted
+    targets = _next(labels, IGNORED)
     if logits.shape[:-1] != targets.shape:
         raise UsageError(f"logits {[*logits.shape]} are not of {[*targets.shape]} places")
     return targets.long()

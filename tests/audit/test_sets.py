@@ -42,7 +42,7 @@ from audited import (
     trl,
 )
 from spoiling import edit
-from support import assert_error, heavy, packer, random_texts
+from support import ALL_COLUMNS, assert_error, heavy, packer, random_texts
 from support import jsonl as text_lines
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -131,8 +131,7 @@ def test_ids_beyond_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
 
 PACKS = [
     ["--max-length", 64],
-    ["--max-length", 64, "--position-ids", "--label-shift", "pre"],
-    ["--max-length", 64, "--segment-multiple", 8, "--position-ids"],
+    ["--max-length", 64, "--segment-multiple", 8, *ALL_COLUMNS],
     ["--max-length", 64, "--strategy", "wrap"],
 ]
 

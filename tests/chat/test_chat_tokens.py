@@ -147,11 +147,8 @@ def test_a_template_that_writes_bos_twice_is_counted(folder: Path) -> None:
     assert manifest["double_bos_documents"] == 2
 
 
-def test_eos_and_separator_of_conversations(folder: Path) -> None:
+def test_eos_of_conversations(folder: Path) -> None:
     assert pack_marked([TWO], "--eos") == [TWO_MARKED[:-1] + "<eos>⟧"]
-    assert pack_marked([TWO], "--separator", "\n\n") == [TWO_MARKED + "\n\n"]
-    both = pack_marked([TWO], "--eos", "--separator", "--")
-    assert both == [TWO_MARKED[:-1] + "<eos>⟧--"]
 
 
 def test_eos_is_not_trained_after_a_turn_that_is_not(folder: Path) -> None:
@@ -168,13 +165,9 @@ def test_eos_that_the_template_wrote_is_not_doubled(folder: Path) -> None:
     assert plain == with_eos == TWO_MARKED + "</s>"
 
 
-@pytest.mark.parametrize("options", [(), ("--strategy", "wrap")])
-def test_a_record_whose_only_trained_token_is_its_first(
-    folder: Path, options: tuple[str, ...]
-) -> None:
+def test_a_record_whose_only_trained_token_is_its_first(folder: Path) -> None:
     first = {"input_ids": [72, 105, 33], "labels": [72, -100, -100]}
     second = {"input_ids": [72, 105, 33], "labels": [72, 105, -100]}
-    manifest = pack_chat([first, second], *options, template=None)
+    manifest = pack_chat([first, second], template=None)
     assert (manifest["documents"], manifest["untrained_documents"]) == (1, 1)
     assert manifest["trained_tokens"] == 1
-    assert pack_chat([first, second], *options, "--keep-untrained", template=None)["documents"] == 2

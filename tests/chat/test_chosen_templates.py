@@ -71,9 +71,9 @@ def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
         "template": None,
         "tokenizer": chat_tokenizer(folder / "t", None, chat_template=NAMED),
     }
-    options = ("--chat-template", "default", "--keep-untrained")
-    [text] = pack_marked([with_tools()], *options, **how)
-    assert text == "<user>Rain?</user><assistant></assistant>"  # nothing is shown of the call
+    options = ("--chat-template", "default")
+    [text] = pack_marked([with_tools(), chat(user("a"), assistant("b"))], *options, **how)
+    assert text == "<user>a</user><assistant>⟦b</assistant>⟧"  # nothing is shown of the call
     assert not Path("out/chat_template.tool_use.jinja").exists()
     result = packer(
         "pack", write([with_tools()]), "-l", 512, "-t", how["tokenizer"], "-o", "out", "--overwrite"

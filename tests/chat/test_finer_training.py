@@ -12,7 +12,6 @@ from chats import (
     CALL,
     CALLS,
     RESULT,
-    TAGS,
     assistant,
     chat,
     chat_tokenizer,
@@ -43,15 +42,6 @@ def one(record: Any, *options: Any, template: str = THINKS) -> str:
 def detail(*ranges: tuple[int, int, Any]) -> dict[str, Any]:
     names = ("begin_offset", "end_offset", "train")
     return {"train_detail": [dict(zip(names, own, strict=True)) for own in ranges]}
-
-
-def test_ranges_beside_special_tokens_that_are_text(folder: Path) -> None:
-    tokenizer = chat_tokenizer(folder / "t", TAGS)
-    record = chat(user("q"), assistant("a<|im_end|>bcd", **detail((0, 0, True), (12, 12, True))))
-    how = ("--special-tokens-in-text", "text")
-    [text] = pack_marked([record], *how, template=None, tokenizer=tokenizer)
-    assert text.endswith("<assistant>⟦a⟧<|im_end|>b⟦c⟧d⟦</assistant>⟧")
-    assert check_directory("out")["special_tokens_in_text"] == 1
 
 
 def test_dialects_and_parquet(folder: Path) -> None:

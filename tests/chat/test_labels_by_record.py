@@ -168,7 +168,7 @@ def oracle(template: str, record: Json) -> str:
 
 def by_record(records: list[Json], template: str, *options: Any) -> dict[str, str]:
     """What is trained on, by record."""
-    texts = pack_marked(records, "-l", 4096, "--keep-untrained", *options, template=template)
+    texts = pack_marked(records, "-l", 4096, *options, template=template)
     keys = [json.dumps(record, sort_keys=True) for record in records]
     return dict(zip(keys, texts, strict=True))
 
@@ -201,7 +201,7 @@ def test_a_template_gets_the_flags_of_records(folder: Any) -> None:
         ({"prompt": _AGAIN[:3], "completion": [_SAID]}, []),
         ({"messages": [_ASKED, assistant("No"), _SAID]}, ["--train-on", "final"]),
         (chat(_ASKED, assistant([{"type": "text", "text": "Yes", "weight": 0},
-                                 {"type": "text", "text": "!"}])), ["--keep-untrained"]),
+                                 {"type": "text", "text": "!"}])), []),
     ],
 )  # fmt: skip
 def test_a_template_gets_messages_without_notes(

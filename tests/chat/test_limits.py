@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from altered import altered, unaltered
+from altered import altered
 from chats import (
     REWRITTEN,
     TAGS,
@@ -37,6 +37,9 @@ from support import (
 )
 
 SLOW = "has to be rendered"
+LIMIT = "packer_cli.chat.processes.SECONDS_PER_RECORD"
+HURRIED = "from packer_cli.chat import processes; processes.SECONDS_PER_RECORD = 0.1\n"
+MAIN = "from packer_cli.__main__ import main; main()"
 # What a template does with a message that says `SLOW`.
 SLOW_WAYS = {
     "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}"
@@ -75,13 +78,19 @@ def options(template: str, *more: object) -> tuple[object, ...]:
     return ("-l", 512, "-t", "bytes", "-q", "--chat-template", "t.jinja", "-o", "out", *more)
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record has a tenth of a second."""
+    monkeypatch.setattr(LIMIT, 0.1)
+
+
 @pytest.mark.parametrize("way", SLOW_WAYS)
-def test_a_slow_record_is_a_bad_record(folder: Path, way: str) -> None:
+def test_a_slow_record_is_a_bad_record(hurried: None, folder: Path, way: str) -> None:
     made = records(30, 7, 19)
     write(made)
-    how = options(when_asked(SLOW_WAYS[way]), "--max-seconds-per-record", 0.1)
+    how = options(when_asked(SLOW_WAYS[way]))
     place = f"data.jsonl, line 8 (byte {positions(made)[7]}): "
-    reason = "the chat template takes more than 0.1 s (--max-seconds-per-record)"
+    reason = "the chat template takes more than 0.1 s"
     assert_error(packer("pack", "data.jsonl", *how), 1, place + reason)
     result = packer("pack", "data.jsonl", *how, "--on-error", "skip")
     assert result.exit_code == 0, result.stderr
@@ -105,8 +114,11 @@ def test_a_record_that_takes_all_memory_is_a_bad_record(folder: Path, way: str) 
 
 
 @pytest.mark.parametrize("workers", [heavy(1), 3])
-def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: int) -> None:
+def test_what_is_around_a_slow_record_is_as_without_it(
+    folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the third batch that a process has read of a slice, with several slices."""
+    monkeypatch.setattr(LIMIT, 1)
     made = records(4000, 3501, times=24)
     made[1] = {"messages": 5}
     path = write(made)
@@ -114,10 +126,10 @@ def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: in
     made[3501] = {"messages": 5}
     write(made, "other.jsonl")
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", workers)
-    how = (*how, "--overlong", "truncate", "--keep-untrained")
+    how = (*how, "-l", 16_384)
     results = []
     for name in ("data.jsonl", "other.jsonl"):
-        result = packer("pack", name, *how, "--max-seconds-per-record", 1, "--overwrite")
+        result = packer("pack", name, *how, "--overwrite")
         assert result.exit_code == 0, result.stderr
         manifest = check_directory("out")
         assert (manifest["rejected_records"], manifest["documents"]) == (2, 3998)
@@ -128,41 +140,31 @@ def test_what_is_around_a_slow_record_is_as_without_it(folder: Path, workers: in
 def test_a_slow_record_from_stdin(folder: Path) -> None:
     data = write(records(2000, 1000)).read_bytes()
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip")
-    result = unaltered("pack", "-", *how, "--max-seconds-per-record", 0.1, stdin=data)
+    result = altered(HURRIED + MAIN, "pack", "-", *map(str, how), stdin=data)
     assert result.returncode == 0, result.stderr
     assert check_directory("out")["documents"] == 1999
 
 
 @pytest.mark.parametrize("way", SLOW_WAYS)
-def test_a_template_that_is_always_slow(folder: Path, way: str) -> None:
+def test_a_template_that_is_always_slow(hurried: None, folder: Path, way: str) -> None:
     write(records(5))
-    how = options(TAGS + SLOW_WAYS[way], "--max-seconds-per-record", 0.1, "--on-error", "skip")
+    how = options(TAGS + SLOW_WAYS[way], "--on-error", "skip")
     result = packer("pack", "data.jsonl", *how)
-    assert_error(result, 2, "the chat template takes more than 0.1 s (--max-seconds-per-record)")
+    assert_error(result, 2, "the chat template takes more than 0.1 s")
     assert not Path("out").exists()
 
 
-def test_a_conversation_that_is_slow_once_it_is_shortened(folder: Path) -> None:
+def test_a_conversation_that_is_slow_once_it_is_shortened(hurried: None, folder: Path) -> None:
     turns = [message for i in range(10) for message in (user("?" * 90), assistant(f"{i}" * 90))]
     write([chat(*turns), chat(user("a"), assistant("b"))])
     # not so in probes, nor in prompts for turns of the whole conversation
     when = "3 < messages | length < 20 and '?' in messages[0].content and not add_generation_prompt"
     slow = TAGS + "{% if " + when + " %}" + SLOW_WAYS["power"] + "{% endif %}"
-    how = options(slow, "--overlong", "truncate-turns", "--max-seconds-per-record", 0.1)
+    how = options(slow, "--overlong", "truncate-turns")
     result = packer("pack", "data.jsonl", *how)
     assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")
     assert (manifest["documents"], manifest["truncated_documents"]) == (2, 1)
-
-
-def test_the_limit_changes_nothing_of_a_run_that_keeps_to_it(folder: Path) -> None:
-    write(records(500))
-    results = []
-    for more in ((), ("--max-seconds-per-record", 7.5)):
-        how = options(TAGS, "--overwrite", *more)
-        assert packer("pack", "data.jsonl", *how).exit_code == 0
-        results.append(contents("out"))
-    assert results[0] == results[1]
 
 
 LOOKS_FOR_A_WORD = (
@@ -172,11 +174,14 @@ LOOKS_FOR_A_WORD = (
 
 
 @pytest.mark.parametrize("template", [TAGS, LOOKS_FOR_A_WORD])
-def test_a_conversation_of_many_messages_keeps_to_the_limit(folder: Path, template: str) -> None:
+def test_a_conversation_of_many_messages_keeps_to_the_limit(
+    folder: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Time grows with its length, not with the square of it."""
+    monkeypatch.setattr(LIMIT, 5)
     turns = [(user(f"{i}?"), assistant(f"{i}!")) for i in range(30_000)]
     write([chat(*(message for turn in turns for message in turn))])
-    how = options(template, "--overlong", "truncate", "--max-seconds-per-record", 5)
+    how = options(template, "--overlong", "truncate")
     assert packer("pack", "data.jsonl", *how).exit_code == 0
 
 
@@ -186,9 +191,7 @@ def test_slow_records_keep_no_file_open(folder: Path) -> None:
     write(made)
     how = options(when_asked(SLOW_WAYS["power"]), "--on-error", "skip", "--workers", 1)
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
-    program = few + "from packer_cli.__main__ import main; main()"
-    command = ["pack", "data.jsonl", "--max-seconds-per-record", "0.1", *map(str, how)]
-    done = altered(program, *command)
+    done = altered(HURRIED + few + MAIN, "pack", "data.jsonl", *map(str, how))
     assert done.returncode == 0, done.stderr
     assert check_directory("out")["documents"] == 3
 

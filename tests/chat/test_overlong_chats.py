@@ -130,17 +130,10 @@ CASES: dict[str, tuple[list[Any], Documents, int]] = {
     "nothing is trained on": (
         [], [*with_long(None, SILENT_MARKED, SILENT), (chat(user("Hello?")), "<user>Hello?</user>",
                                                        None)], 2),
-    "nothing is trained on, and kept": (
-        ["--keep-untrained"], [*with_long(SILENT_MARKED, SILENT_MARKED, SILENT),
-                               (chat(user("Hello?")), *["<user>Hello?</user>"] * 2)], 0),
     "cut before all that is trained on": (
         ["-l", 24, "--overlong", "truncate"],
         [(chat(user("question"), assistant("answer")), ASKED, None),
          (EMPTY, *["<assistant>⟦</assistant>⟧"] * 2)], 1),
-    "cut before all that is trained on, and kept": (
-        ["-l", 24, "--overlong", "truncate", "--keep-untrained"],
-        [(chat(user("question"), assistant("answer")), ASKED, ASKED[:24]),
-         (EMPTY, *["<assistant>⟦</assistant>⟧"] * 2)], 0),
 }  # fmt: skip
 
 
@@ -222,24 +215,6 @@ def test_truncate_turns_by_the_tokens_of_a_tokenizer(folder: Any) -> None:
 
 
 # Cutting
-
-
-def test_split_can_be_forced(folder: Any) -> None:
-    manifest = pack_chat(ALL, "-l", 50, "--overlong", "split", "--force-split")
-    assert manifest["documents"] == 3
-    assert manifest["truncated_tokens"] == manifest["dropped_documents"] == 0
-    ids, labels = recover_documents("out"), recover_documents("out", "labels")
-    for place, text in zip(ids, ALL_MARKED, strict=True):
-        plain = text.replace("⟦", "").replace("⟧", "")
-        assert bytes(ids[place].astype("u1")).decode() == plain
-        flags, inside = [], False
-        for character in text:
-            if character in "⟦⟧":
-                inside = character == "⟦"
-            else:
-                # the first token of a piece is predicted from nothing
-                flags.append(inside and len(flags) % 50 != 0)
-        assert (labels[place] != -100).tolist() == flags
 
 
 def test_turns_that_leave_may_take_all_that_was_trained(folder: Any) -> None:

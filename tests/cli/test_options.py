@@ -113,7 +113,7 @@ def test_help_says_choices_their_meaning_and_the_default() -> None:
     assert "truncate-turns (drop the oldest turns), drop" in text
     assert "Where --overlong truncate cuts: right (keep the beginning)" in text
     assert "What the records are: messages, conversations, prompt-completion, alpaca, text" in text
-    assert "Longest line, cell or text document accepted. Default: 256M." in text
+    assert "Longest shard, about. Default: 1G." in text
 
 
 # options -> the fields of the configuration that they are
@@ -132,7 +132,6 @@ VALUES: dict[str, dict[str, object]] = {
     "-l 16 --unit-bytes 16M --input-format jsonl --shape pretrain --train-on All": {
         "unit_bytes": 16 << 20, "input_format": "jsonl", "shape": "text", "train_on": "all",
     },
-    "-l 16 --max-seconds-per-record 0.0001": {"max_length": 16},
 }  # fmt: skip
 
 
@@ -168,7 +167,7 @@ def complete(words: str) -> list[str]:
 def test_shells_complete_commands_options_and_choices() -> None:
     assert complete("packer st") == ["stats"]
     options = complete("packer pack --max-l")
-    assert sorted(options) == ["--max-length", "--max-line-bytes", "--max-loss"]
+    assert sorted(options) == ["--max-length", "--max-loss"]
     assert complete("packer pack --overlong tr") == ["truncate", "truncate-turns"]
     assert complete("packer export out --to mega") == ["megatron", "megatron-bridge"]
     assert "--install-completion" in packer("--help").stdout

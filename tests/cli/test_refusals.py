@@ -55,7 +55,6 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --strategy nf --shuffle     | --shuffle does not go with --strategy next-fit
 --fim-rate 2                | --fim-rate: 2 is not between 0 and 1
 --fim-spm-rate 0.1          | --fim-spm-rate needs --fim-rate | add --fim-rate, or leave
---ray-address here          | --ray-address needs --engine ray | add --engine ray, or leave
 --add --overwrite           | --add does not go with --overwrite
 --add --rank 0 --world-size 2 | --rank: does not go with
 --add -o memory://out       | --add: memory://out: a URL
@@ -77,17 +76,11 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --chat-template chatml      | --chat-template: is for messages, which a chat template renders
 --train-on assistant        | --train-on: assistant is not for records of shape text | choose all
 --turn-end x                | --turn-end: is for messages, which a chat template renders
---keep-untrained            | --keep-untrained: is for records that say what is trained on
---force-split               | --force-split: is for messages, prompts and instructions
 --prompt-template alpaca    | --prompt-template: alpaca is not for records of shape text | choose no
 --overlong truncate-turns   | --overlong: truncate-turns is for messages, the records are text
 --turns each                | --turns: is for conversations; the records' shape is text
 --no-train-reasoning        | --no-train-reasoning: is for messages
 --template-arg a=1          | --template-arg: is for messages
---max-seconds-per-record 0  | --max-seconds-per-record: 0 is not
---max-seconds-per-record=-1 | --max-seconds-per-record: -1 is not
---max-seconds-per-record nan | --max-seconds-per-record:
---max-seconds-per-record inf | --max-seconds-per-record:
 pack ask.jsonl -l 16 --turns each              | --turns: is for conversations
 pack ask.jsonl -l 16 --overlong truncate-turns | --overlong: truncate-turns is for messages
 pack ask.jsonl -l 16 --overlong split          | must not be cut

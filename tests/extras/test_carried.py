@@ -54,8 +54,7 @@ COLLATORS: dict[str, Any] = {
     "batch": packed_collate_fn,
 }
 FORMS: dict[str, tuple[Any, ...]] = {
-    "plain": (), "multiple": ("--segment-multiple", 8), "shifted": ("--label-shift", "pre"),
-    "view": ("--view",),
+    "plain": (), "multiple": ("--segment-multiple", 8), "view": ("--view",),
 }  # fmt: skip
 
 
@@ -262,7 +261,7 @@ def inputs_of(batch: Any) -> dict[str, Any]:
     """What a model sees of a batch: no labels, nor any carried column."""
     if isinstance(batch, PackedBatch):
         return {n: vars(batch)[n] for n in ("input_ids", "position_ids")} | {"use_cache": False}
-    left_out = ("labels", "shift_labels", *TYPES)
+    left_out = ("labels", *TYPES)
     return {name: value for name, value in batch.items() if name not in left_out}
 
 
@@ -284,8 +283,6 @@ def assert_same(model: Any, found: Any, expected: Any, tolerance: float = 1e-6) 
 WAYS = [("plain", way) for way in ("varlen", "padded", "mask", "separate")]
 WAYS += [
     ("multiple", "varlen"),
-    ("shifted", "varlen"),
-    ("shifted", "separate"),
     ("view", "padded"),
     ("view", "batch"),
 ]
@@ -323,13 +320,11 @@ def test_weighted_loss(
 
 
 @pytest.mark.parametrize("way", ["varlen", "padded"])
-@pytest.mark.parametrize("form", ["plain", "shifted"])
 def test_weights_of_1_are_the_loss_of_the_model(
-    results: dict[str, Path], model: Any, form: str, way: str
+    results: dict[str, Path], model: Any, way: str
 ) -> None:
-    for batch in in_some_batches(results, form, way):
-        labels = {n: batch[n] for n in ("labels", "shift_labels") if n in batch}
-        expected = model(**inputs_of(batch), **{"labels": batch["input_ids"]} | labels).loss
+    for batch in in_some_batches(results, "plain", way):
+        expected = model(**inputs_of(batch), labels=batch["labels"]).loss
         ones = torch.ones_like(batch["loss_weights"])
         found = weighted_loss(model(**inputs_of(batch)).logits, batch | {"ones": ones}, "ones")
         torch.testing.assert_close(found, expected.double(), atol=1e-6, rtol=0)

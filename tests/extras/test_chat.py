@@ -102,7 +102,7 @@ def packed(files: list[list[bytes]], name: str, *options: str) -> tuple[Any, Any
         path.write_bytes(b"\n".join(lines) + b"\n")
     result = packer(
         "pack", *paths, "-l", LENGTH, "-t", SHARED / "tokenizers" / name, "-o", "out", "-q",
-        "--on-error", "skip", "--keep-untrained", "--overwrite", *options,
+        "--on-error", "skip", "--overwrite", *options,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     manifest = check_directory("out")

@@ -146,7 +146,7 @@ def test_tokens_and_masks_of_every_turn(
     assert len(records) > 1
     arguments = [f"--template-arg={key}={json.dumps(value)}" for key, value in CASES[name].items()]
     pack_chat(
-        records, "--turns", "each", "--chat-template", path_of(name), "--keep-untrained",
+        records, "--turns", "each", "--chat-template", path_of(name),
         "--allow-open-turns", *arguments, template=None, tokenizer=source,
     )  # fmt: skip
     ids = {place: own.tolist() for (_, place), own in recover_documents("out").items()}
@@ -189,7 +189,7 @@ def test_masks_of_parts_with_tools(folder: Path, source: Path, tokenizer: Any) -
     """Of Qwen 3's own template: no word of the reasoning, no character of a call."""
     records = accepted(tokenizer, "shared/trl__qwen3")
     how = ("--chat-template", TEMPLATES["shared/trl__qwen3"], "--turns", "each")
-    pack_chat(records, *how, "--no-train-reasoning", "--no-train-tool-calls", "--keep-untrained",
+    pack_chat(records, *how, "--no-train-reasoning", "--no-train-tool-calls",
               template=None, tokenizer=source)  # fmt: skip
     for text in marked("out"):
         inside = "".join(part.partition("⟧")[0] for part in text.split("⟦")[1:])
@@ -248,7 +248,7 @@ def test_arguments_are_those_of_transformers(
     assert plain[::2] != plain[1::2] or given.get("enable_thinking")  # it changes something
     options = [f"--template-arg={key}={json.dumps(value)}" for key, value in given.items()]
     pack_chat(
-        records, "--chat-template", TEMPLATES[name], "--keep-untrained", "--allow-open-turns",
+        records, "--chat-template", TEMPLATES[name], "--allow-open-turns",
         *([] if own else options), template=None, tokenizer=source,
     )  # fmt: skip
     found = {place: ids.tolist() for (_, place), ids in recover_documents("out").items()}

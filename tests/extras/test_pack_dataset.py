@@ -35,14 +35,6 @@ def test_a_small_example() -> None:
     }  # fmt: skip
 
 
-def test_shifted_labels() -> None:
-    dataset = pack_dataset(SEQUENCES, 8, strategy="next-fit", label_shift="pre")
-    assert dataset["labels"][:] == [
-        [2, 3, -100, 5, -100, -100, -100, -100],
-        [7, 8, 9, -100, 11, 12, -100, -100],
-    ]
-
-
 def test_labels_and_options_are_those_of_pack_sequences() -> None:
     labels = [[-100, -100, 3], [4, 5], [6, -100, -100, 9], [-100] * 3]
     how: dict[str, Any] = {"strategy": "ff", "seed": 5, "pad_token_id": 99, "overlong": "split"}
@@ -82,7 +74,6 @@ def test_no_sequences() -> None:
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ({"label_shift": "post"}, UsageError, "label_shift: 'post' is not one of none, pre"),
         ({"strategy": "tetris"}, UsageError, "'tetris' is not one of"),
         ({"pad_token_id": -1}, UsageError, "the pad id -1 is not in"),
         ({"labels": [[1]]}, DataError, "labels: 1 given for 4 sequences"),

@@ -18,15 +18,17 @@ OPTIONS = ["-l", "256", "-t", "bytes", "-q", "--unit-bytes", "30k"]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a cluster of two cores."""
+def cluster() -> Iterator[None]:
+    """A cluster of two cores, which RAY_ADDRESS names."""
     ray_script = str(Path(sys.executable).with_name("ray"))
     start = ["start", "--head", "--num-cpus=2", "--include-dashboard=false", "--port=6399"]
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     quietly = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 120}
     subprocess.run([ray_script, *start], check=True, env=environment, **quietly)  # type: ignore[call-overload]
     try:
-        yield "127.0.0.1:6399"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_ADDRESS", "127.0.0.1:6399")
+            yield
     finally:
         subprocess.run([ray_script, "stop", "--force"], check=False, **quietly)  # type: ignore[call-overload]
 
@@ -42,19 +44,19 @@ def inputs(folder: Path) -> Path:
     return folder
 
 
-def command(address: str, out: str, *more: str) -> list[str]:
-    on_ray = ["--engine", "ray", "--ray-address", address]
+def command(out: str, *more: str) -> list[str]:
+    on_ray = ["--engine", "ray"]
     return [packer_script(), "pack", "a.jsonl", "b.jsonl", *OPTIONS, *on_ray, *more, "-o", out]
 
 
-def test_the_same_bytes_as_without_ray(cluster: str, inputs: Path) -> None:
-    done = subprocess.run(command(cluster, "out"), capture_output=True, check=False, timeout=120)
+def test_the_same_bytes_as_without_ray(cluster: None, inputs: Path) -> None:
+    done = subprocess.run(command("out"), capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert contents("out") == contents("local")
 
 
 @pytest.mark.parametrize("kind", ["tokenize", "pack"])
-def test_documents_and_what_is_packed_from_them(cluster: str, inputs: Path, kind: str) -> None:
+def test_documents_and_what_is_packed_from_them(cluster: None, inputs: Path, kind: str) -> None:
     options = ["-q", "--unit-bytes", "30k"]
     done = packer("tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", *options, "-o", "tokens")
     assert done.exit_code == 0, done.stderr
@@ -64,7 +66,7 @@ def test_documents_and_what_is_packed_from_them(cluster: str, inputs: Path, kind
     else:
         packing = ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", *options]
         Path("tokens").rename("tokenized")
-    on_ray = ["--engine", "ray", "--ray-address", cluster, "-o", "out"]
+    on_ray = ["--engine", "ray", "-o", "out"]
     done = subprocess.run(
         [packer_script(), *packing, *on_ray], capture_output=True, check=False, timeout=240
     )
@@ -72,7 +74,7 @@ def test_documents_and_what_is_packed_from_them(cluster: str, inputs: Path, kind
     assert contents("out") == contents("local" if kind == "pack" else "tokenized")
 
 
-def test_a_recipe(cluster: str, inputs: Path) -> None:
+def test_a_recipe(cluster: None, inputs: Path) -> None:
     Path("mix.toml").write_text(
         'max_length = 256\ntokenizer = "bytes"\nunit_bytes = "60k"\n'
         '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\nepochs = 1.5\n'
@@ -80,7 +82,7 @@ def test_a_recipe(cluster: str, inputs: Path) -> None:
         '[validation]\nshare = "10%"\n'
     )
     assert packer("pack", "mix.toml", "-q", "-o", "here/out").exit_code == 0
-    on_ray = ["--engine", "ray", "--ray-address", cluster, "-o", "there/out"]
+    on_ray = ["--engine", "ray", "-o", "there/out"]
     done = subprocess.run(
         [packer_script(), "pack", "mix.toml", "-q", *on_ray],
         capture_output=True, check=False, timeout=240,
@@ -106,9 +108,9 @@ def packing_processes() -> list[int]:
     return found
 
 
-def test_workers_that_are_killed(cluster: str, inputs: Path) -> None:
+def test_workers_that_are_killed(cluster: None, inputs: Path) -> None:
     killed = set[int]()
-    with subprocess.Popen(command(cluster, "out"), stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command("out"), stderr=subprocess.PIPE) as process:
         give_up = time.monotonic() + 60
         while process.poll() is None and len(killed) < 2 and time.monotonic() < give_up:
             for number in packing_processes()[:1]:
@@ -123,8 +125,8 @@ def test_workers_that_are_killed(cluster: str, inputs: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(cluster: str, inputs: Path, number: signal.Signals) -> None:
-    with subprocess.Popen(command(cluster, "out"), stderr=subprocess.PIPE) as process:
+def test_interrupted(cluster: None, inputs: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(command("out"), stderr=subprocess.PIPE) as process:
         give_up = time.monotonic() + 60
         while not list(Path("out").glob(".packer/*/unit-*.json")) and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -132,25 +134,22 @@ def test_interrupted(cluster: str, inputs: Path, number: signal.Signals) -> None
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert b"\nstopped: interrupted\ntip: " in b"\n" + said
-    done = subprocess.run(command(cluster, "out"), capture_output=True, check=False, timeout=120)
+    done = subprocess.run(command("out"), capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert contents("out") == contents("local")
 
 
-def test_a_bad_record_is_named(cluster: str, inputs: Path) -> None:
+def test_a_bad_record_is_named(cluster: None, inputs: Path) -> None:
     with open("b.jsonl", "ab") as file:
         file.write(b"{broken")
-    done = subprocess.run(
-        command(cluster, "out"), capture_output=True, text=True, check=False, timeout=120
-    )
+    done = subprocess.run(command("out"), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert done.stderr.startswith("error: b.jsonl, line 21 (byte ")
     assert not Path("out/manifest.json").exists()
 
 
-def test_a_cluster_that_is_not_there(inputs: Path) -> None:
-    done = subprocess.run(
-        command("127.0.0.1:1", "out"), capture_output=True, text=True, check=False, timeout=120
-    )
+def test_a_cluster_that_is_not_there(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    done = subprocess.run(command("out"), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-2].startswith("error: --ray-address: 127.0.0.1:1: ")
+    assert done.stderr.splitlines()[-2].startswith("error: RAY_ADDRESS: 127.0.0.1:1: ")

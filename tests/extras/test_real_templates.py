@@ -166,7 +166,7 @@ def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, 
 
 def packed(records: list[Json], path: Path, tokenizer: Path, *options: str) -> dict[int, str]:
     """The marked text of each record that was not rejected."""
-    every = ("--chat-template", path, "--on-error", "skip", "--keep-untrained", *options)
+    every = ("--chat-template", path, "--on-error", "skip", *options)
     pack_chat(records, *every, "-l", 1 << 16, template=None, tokenizer=tokenizer)
     places = {position: i for i, position in enumerate(positions(records))}
     found = [places[position] for _, position in recover_documents("out")]

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import torch
 from recipes import TOKENS_OF, pack_sources, run, write_sources
-from support import random_ids
+from support import ALL_COLUMNS, random_ids
 from torch.utils.data import DataLoader, Subset
 
 import packer_cli.torch
 from packer_cli import open_packed
 from packer_cli.errors import DataError, UsageError
-from packer_cli.torch import PackedDataset, PackedSampler, padded_collate, varlen_collate
+from packer_cli.torch import PackedDataset, PackedSampler, padded_collate
 
 L = 64
 TYPES = {
@@ -80,11 +80,11 @@ def folder_of_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     for name, count in (("packed", 400), ("other", 60), ("viewed", 90)):
         (folder / f"{name}.jsonl").write_text(random_ids(count))
-    pack(folder / "packed.jsonl", folder / "packed", "--position-ids", "--unit-bytes", "20K")
+    pack(folder / "packed.jsonl", folder / "packed", *ALL_COLUMNS, "--unit-bytes", "20K")
     assert len(open_packed(folder / "packed").facts.shards) > 3
-    pack(folder / "other.jsonl", folder / "other", "--position-ids")
+    pack(folder / "other.jsonl", folder / "other", *ALL_COLUMNS)
     run("tokenize", folder / "viewed.jsonl", "-o", folder / "tokens")
-    pack(folder / "tokens", folder / "view", "--position-ids", "--view")
+    pack(folder / "tokens", folder / "view", *ALL_COLUMNS, "--view")
     files = write_sources(folder, 60)
     for name, view in (("recipe", False), ("recipe-view", True)):
         pack_sources(
@@ -216,18 +216,6 @@ def test_chosen_columns_and_a_subset(folder_of_results: Path) -> None:
     assert batch["input_ids"].tolist() == [whole[row]["input_ids"].tolist() for row in (5, 3)]
 
 
-def test_shifted_labels_never_pass_as_labels(folder_of_results: Path, tmp_path: Path) -> None:
-    data = folder_of_results / "other.jsonl"
-    plainly = PackedDataset(pack(data, tmp_path / "plain"))
-    shifted = PackedDataset(pack(data, tmp_path / "shifted", "--label-shift", "pre"))
-    assert "labels" not in shifted[0]
-    batch, expected = (
-        varlen_collate(one.__getitems__(range(len(one))), config=None) for one in (shifted, plainly)
-    )
-    assert "labels" not in batch
-    assert torch.equal(batch["shift_labels"][:, :-1], expected["labels"][:, 1:])
-
-
 # --- what cannot be opened ---
 
 
@@ -283,7 +271,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("packed", {"tokens": "tokens"}, "packed is no view"),
     ("packed", {"cache": "s3://b/c"}, "s3://b/c: a URL, and cache= names a local directory"),
     (["packed", "long"], {}, "max_length is 64 in the first and 128 in the second"),
-    (["packed", "pre"], {}, "the label shift is none in the first and pre in the second"),
     (["packed", "multiple"], {}, "the segment multiple is 1 in the first and 8 in the second"),
     (["recipe", "few"], {}, "recipe has a column attention_mask, .*few has none"),
     (["packed", "text"], {}, "the tokenizer is none in the first and bytes, sha256"),
@@ -298,8 +285,7 @@ def unlike(folder_of_results: Path) -> Path:
     columns = ("input_ids", "labels", "cu_seqlens")
     pack_sources(folder / "few", files, max_length=L, columns=columns)
     _text(folder)
-    for name, options in (("long", ["-l", 128]), ("pre", ["--label-shift", "pre"]),
-                          ("multiple", ["--segment-multiple", 8])):  # fmt: skip
+    for name, options in (("long", ["-l", 128]), ("multiple", ["--segment-multiple", 8])):
         pack(folder / "other.jsonl", folder / name, *options)
     return folder
 

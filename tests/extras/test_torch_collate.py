@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import packer
+from support import ALL_COLUMNS, packer
 from transformers import DataCollatorWithFlattening
 
 from packer_cli.errors import DataError, UsageError
@@ -258,7 +258,7 @@ def test_positions_are_those_of_the_column_also_with_a_segment_multiple(folder: 
     for multiple in (1, 4):
         out = f"out{multiple}"
         result = packer(
-            "pack", "data.jsonl", "-l", 16, "-o", out, "-q", "--position-ids",
+            "pack", "data.jsonl", "-l", 16, "-o", out, "-q", *ALL_COLUMNS,
             "--segment-multiple", multiple,
         )  # fmt: skip
         assert result.exit_code == 0, result.stderr

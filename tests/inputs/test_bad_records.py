@@ -24,6 +24,7 @@ from support import (
     assert_error,
     check_directory,
     jsonl,
+    line_limit,
     pack,
     packer,
     packer_process,
@@ -75,7 +76,8 @@ BAD_LINES = {
 def test_a_bad_line_ends_the_run(case: str) -> None:
     line, reason = BAD_LINES[case]
     Path("a.jsonl").write_bytes(GOOD + GOOD + line + b"\n" + GOOD)
-    result = packer("pack", "a.jsonl", *OPTIONS, "--max-line-bytes", 150_000)
+    with line_limit(150_000):
+        result = packer("pack", "a.jsonl", *OPTIONS)
     assert_error(result, 1, f"a.jsonl, line 3 (byte 34): {reason}")
     assert not Path("out").exists()
 
@@ -94,8 +96,9 @@ def test_bad_lines_are_skipped_into_a_file_of_their_own(unit_bytes: int) -> None
         # thousands of units would show nothing that hundreds do not
         data += line.replace(b"[" * 5, b"[").replace(b"x" * 5, b"x") + b"\n"
     Path("a.jsonl").write_bytes(data)
-    options = ["-l", 16, "--on-error", "skip", "--max-line-bytes", 30_000]
-    manifest = pack("a.jsonl", *options, "--unit-bytes", unit_bytes)
+    options = ["-l", 16, "--on-error", "skip"]
+    with line_limit(30_000):
+        manifest = pack("a.jsonl", *options, "--unit-bytes", unit_bytes)
     assert manifest["rejected_records"] == len(expected)
     assert manifest["inputs"][0]["rejected_records"] == len(expected)
     assert recover_texts("out") == [f"good {i}" for i in range(len(expected))]
@@ -141,11 +144,12 @@ DAMAGE = {
 def test_bad_records_of_an_array(case: str) -> None:
     end, place, reason = (BAD_RECORDS | DAMAGE)[case]
     Path("a.json").write_bytes(ARRAY + end)
-    command = ("pack", "a.json", *OPTIONS, "--max-line-bytes", 50)
+    command = ("pack", "a.json", *OPTIONS)
     line = (ARRAY + end)[:place].count(b"\n") + 1
-    assert_error(packer(*command), 1, f"a.json, line {line} (byte {place}): {reason}")
-    assert not Path("out").exists()
-    skipped = packer(*command, "--on-error", "skip")
+    with line_limit(50):
+        assert_error(packer(*command), 1, f"a.json, line {line} (byte {place}): {reason}")
+        assert not Path("out").exists()
+        skipped = packer(*command, "--on-error", "skip")
     if case in DAMAGE:
         assert_error(skipped, 1, f"(byte {place}): {reason}")
         return
@@ -200,9 +204,9 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "nothing to pack: 0 empty, 0 dropped and 3 rejected records, no tokens; the first rejected, "
      "a.jsonl, line 1 (byte 0): ", ""),
     ("a.jsonl", b"oops\n" * 3, SKIP, UNREADABLE, "--on-error skip"),
-    ("a.jsonl", jsonl("x" * 1000), ("--max-line-bytes", "100"),
-     "a.jsonl, line 1 (byte 0): the line is longer than 100 bytes", "--max-line-bytes"),
-    ("a.jsonl", jsonl("x" * 1000), ("--max-line-bytes", "100", *SKIP), UNREADABLE, ""),
+    ("a.jsonl", jsonl("x" * 1000), (),
+     "a.jsonl, line 1 (byte 0): the line is longer than 100 bytes", "cut it into parts"),
+    ("a.jsonl", jsonl("x" * 1000), SKIP, UNREADABLE, ""),
     ("a.jsonl", b'[{"text": "a"}]', (), "a.jsonl, line 1 (byte 0): a JSON array, expected one",
      "name it FILE.json or give --input-format json"),
     ("a.json", b'{\n  "text": "a"\n}\n', (), "line 1 (byte 0): an object over several lines",
@@ -211,10 +215,10 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "as FILE.jsonl.gz or the like, and do not compress stdin"),
     ("a.jsonl", GOOD.decode().encode("utf-16-le"), (), "(byte 0): compressed or other data",
      "iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"),
-    ("a.jsonl", jsonl("y" * 99) * 2, ("--max-line-bytes", "50", *SKIP),
+    ("a.jsonl", jsonl("y" * 99) * 2, SKIP,
      "nothing to pack: 0 empty, 0 dropped and 2 rejected records", ""),
-    ("a.jsonl", jsonl("y" * 99) + GOOD[1:], ("--max-line-bytes", "50"),
-     "a.jsonl, line 1 (byte 0): the line is longer than 50 bytes", "--max-line-bytes"),
+    ("a.jsonl", jsonl("y" * 99) + GOOD[1:], (),
+     "a.jsonl, line 1 (byte 0): the line is longer than 100 bytes", "--on-error skip"),
     ("a.json", b'{"data": [\n{"text": "a"}]}', (), "(byte 0): an object over several lines",
      "'.NAME[]' FILE"),
 ]  # fmt: skip
@@ -225,7 +229,10 @@ def test_what_is_said(
     name: str, data: bytes, options: tuple[str, ...], message: str, tip: str
 ) -> None:
     Path(name).write_bytes(data)
-    with patch.object(byte_streams, "BLOCK_BYTES", 64 if b"xx" in data else 4 << 20):
+    block, limit = 64 if b"xx" in data else 4 << 20, 1 << 20
+    if b"xx" in data or b"yy" in data:
+        limit = 100
+    with patch.object(byte_streams, "BLOCK_BYTES", block), line_limit(limit):
         result = packer("pack", name, *OPTIONS, *options)
     assert_error(result, 1, message)
     assert tip in result.stderr.splitlines()[1]

@@ -19,6 +19,7 @@ from support import (
     check_directory,
     inputs_of,
     jsonl,
+    line_limit,
     pack,
     packer,
     packer_script,
@@ -373,10 +374,10 @@ NO_TEXTS = {
 def test_a_file_that_is_no_text_is_a_bad_record(case: str) -> None:
     data, reason = NO_TEXTS[case]
     save({"src/a.py": "good", "src/b.ts": data, "src/c.py": "too"})
-    options = (*WHOLE, "--max-line-bytes", 40)
-    result = packer("pack", "src", *QUIET, "-o", "out", *options)
-    assert_error(result, 1, f"src/b.ts, line 1 (byte 0): {reason}")
-    assert pack("src", "-l", 16, *options, "--on-error", "skip")["rejected_records"] == 1
+    with line_limit(40):
+        result = packer("pack", "src", *QUIET, "-o", "out", *WHOLE)
+        assert_error(result, 1, f"src/b.ts, line 1 (byte 0): {reason}")
+        assert pack("src", "-l", 16, *WHOLE, "--on-error", "skip")["rejected_records"] == 1
     assert recover_texts("out") == ["good", "too"]
     rejected = json.loads(Path("out/rejected.jsonl").read_text())
     assert rejected["file"] == str(Path("src/b.ts").absolute())

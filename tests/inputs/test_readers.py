@@ -24,7 +24,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import COMPRESSORS, assert_error, jsonl, pack, packer, recover_documents, recover_texts
+from support import (
+    COMPRESSORS,
+    assert_error,
+    jsonl,
+    line_limit,
+    pack,
+    packer,
+    recover_documents,
+    recover_texts,
+)
 
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.columnar import _dictionary
@@ -214,11 +223,13 @@ def test_units_of_any_size_give_each_record_once(folder: Path, name: str) -> Non
 )  # fmt: skip
 def test_a_record_longer_than_the_limit_is_bad(folder: Path, name: str) -> None:
     """Records of JSON: where any slices of them are read."""
-    form, limit = FORMS[name], ("--max-line-bytes", 59)
+    form = FORMS[name]
     positions = written(form)
-    assert_error(packer("pack", form.name, *QUIET, *limit), 1, "is longer than 59 bytes")
+    with line_limit(59):
+        assert_error(packer("pack", form.name, *QUIET), 1, "is longer than 59 bytes")
     if form.name not in ("a.csv", "a.tsv"):  # where a record ends is unknown there
-        manifest = pack(form.name, "-l", 16, *limit, "--on-error", "skip")
+        with line_limit(59):
+            manifest = pack(form.name, "-l", 16, "--on-error", "skip")
         assert manifest["rejected_records"] == 1
         assert [place for _, place in recover_documents("out")] == positions[:-1]
 
@@ -306,8 +317,8 @@ def test_an_array_is_cut_into_its_records(
         sizes[len(data)] = len(record.encode())
         data += record.encode()
     data += b"]" + gaps[-1].encode()
-    with patch.object(byte_streams, "BLOCK_BYTES", block):
-        good, bad = read("a.json", "json", data, max_line_bytes=limit)
+    with patch.object(byte_streams, "BLOCK_BYTES", block), line_limit(limit):
+        good, bad = read("a.json", "json", data)
     assert good == [(place, text) for place, text in expected if sizes[place] <= limit]
     too_long = f"the record is longer than {limit} bytes"
     assert bad == [(place, too_long) for place, _ in expected if sizes[place] > limit]
@@ -332,8 +343,8 @@ def test_every_slicing_of_lines(
     data = MARK * mark + line_end.join(encoded) + line_end * ended
     edges = [0, *sorted(cut for cut in cuts if cut < len(data))]
     slices = [Slice(0, a, b, 0) for a, b in zip(edges, [*edges[1:], None], strict=True)]
-    with patch.object(byte_streams, "BLOCK_BYTES", block):
-        good, bad = read("a.jsonl", "jsonl", data, slices, max_line_bytes=limit)
+    with patch.object(byte_streams, "BLOCK_BYTES", block), line_limit(limit):
+        good, bad = read("a.jsonl", "jsonl", data, slices)
     filled, at = [], 0
     for line in data.split(b"\n"):
         if content := line.removeprefix(MARK * (at == 0)).strip():
@@ -358,8 +369,8 @@ def test_paragraphs_are_the_same_in_any_blocks(
 ) -> None:
     texts = ["\n".join(one) for one in paragraphs]
     data, positions = end_to_end(texts, "", gap, "\n" * ended)
-    with patch.object(byte_streams, "BLOCK_BYTES", block):
-        good, bad = read("a.txt", "text", data, sample_by="paragraph", max_line_bytes=limit)
+    with patch.object(byte_streams, "BLOCK_BYTES", block), line_limit(limit):
+        good, bad = read("a.txt", "text", data, sample_by="paragraph")
     expected = list(zip(positions, texts, strict=True))
     assert good == [(at, text) for at, text in expected if len(text.encode()) <= limit]
     assert [at for at, _ in bad] == [at for at, text in expected if len(text.encode()) > limit]
@@ -459,8 +470,8 @@ LINE_ENDS: dict[str, tuple[str, bytes, list[tuple[int, str]], list[int]]] = {
 @pytest.mark.parametrize("case", LINE_ENDS)
 def test_line_ends_and_limits(folder: Path, case: str, block: int) -> None:
     name, data, expected, refused = LINE_ENDS[case]
-    with patch.object(byte_streams, "BLOCK_BYTES", block):
-        good, bad = read(name, name.removeprefix("a."), data, max_line_bytes=12)
+    with patch.object(byte_streams, "BLOCK_BYTES", block), line_limit(12):
+        good, bad = read(name, name.removeprefix("a."), data)
     assert good == expected
     assert [at for at, _ in bad] == refused
 
@@ -486,11 +497,13 @@ BAD = [
 @pytest.mark.parametrize(("name", "data", "message"), BAD)
 def test_bad_text(folder: Path, name: str, data: bytes, message: str) -> None:
     (folder / name).write_bytes(data)
-    assert_error(packer("pack", name, *QUIET, "--max-line-bytes", 150_000), 1, message)
+    with line_limit(150_000):
+        assert_error(packer("pack", name, *QUIET), 1, message)
     if b"open" in data:
-        for limit in ("1M", "150000"):
-            options = (*QUIET, "--on-error", "skip", "--max-line-bytes", limit)
-            assert_error(packer("pack", name, *options), 1, message)
+        for limit in (1 << 20, 150_000):
+            with line_limit(limit):
+                result = packer("pack", name, *QUIET, "--on-error", "skip")
+            assert_error(result, 1, message)
 
 
 @pytest.mark.parametrize(
@@ -504,7 +517,7 @@ def test_bad_text(folder: Path, name: str, data: bytes, message: str) -> None:
 )
 def test_fields_by_name(folder: Path, name: str, data: bytes, field: str) -> None:
     (folder / name).write_bytes(data)
-    pack(name, "-l", 8, "--text-field", field, "--max-line-bytes", "10000000T")
+    pack(name, "-l", 8, "--text-field", field)
     assert recover_texts("out") == ["yes", "also"]
 
 
@@ -629,10 +642,10 @@ def test_a_column_name_with_a_dot_and_a_file_without_it(folder: Path) -> None:
 def test_long_lists_are_bad_records(folder: Path) -> None:
     ids = pa.array([[1, 2], [1, 2, 3], [], [4]], pa.list_(pa.int32()))
     pq.write_table(pa.table({"input_ids": ids}), folder / "a.parquet")
-    options = ["-l", 4, "--max-line-bytes", 8]
     message = "row 1 (row 1 of the file): input_ids is longer than 8 bytes"
-    assert_error(packer("pack", "a.parquet", *options, "-q"), 1, message)
-    pack("a.parquet", *options, "--on-error", "skip")
+    with line_limit(8):
+        assert_error(packer("pack", "a.parquet", "-l", 4, "-q"), 1, message)
+        pack("a.parquet", "-l", 4, "--on-error", "skip")
     assert [tokens.tolist() for tokens in recover_documents("out").values()] == [[1, 2], [4]]
 
 

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from showing import show_json
-from support import assert_error, check_directory, inputs_of, pack, packer, recover_documents
+from support import (
+    assert_error,
+    check_directory,
+    inputs_of,
+    line_limit,
+    pack,
+    packer,
+    recover_documents,
+)
 
 from packer_cli.result.layout import digest
 
@@ -130,10 +138,10 @@ def test_ids_that_are_none_are_bad_records(kind: str, value: int, message: str) 
 
 def test_a_document_that_is_too_long_is_passed_over() -> None:
     megatron("a", [[1, 2], [3] * 1000, [4, 5]])
-    options = ["-l", 8, "--max-line-bytes", 1000]
-    result = packer("pack", "a.bin", *options, "-q")
+    with line_limit(1000):
+        result = packer("pack", "a.bin", "-l", 8, "-q")
+        manifest = pack("a.bin", "-l", 8, "--on-error", "skip")
     assert_error(result, 1, "document 1: the document is longer than")
-    manifest = pack("a.bin", *options, "--on-error", "skip")
     assert documents_packed() == {(0, 0): [1, 2], (0, 2): [4, 5]}
     assert manifest["inputs"][0]["sha256"] == digest("a.bin")[1]
 

@@ -327,10 +327,10 @@ def cut_lengths__locate_pieces(
 
 
 @twin_of(problems(most=40), st.booleans(), seeds,
-         st.lists(st.booleans(), min_size=5, max_size=5), st.booleans(),
+         st.lists(st.booleans(), min_size=5, max_size=5),
          st.sampled_from([1, 2, 3, 16]))  # fmt: skip
 def fill_rows(
-    problem: Any, untrained: bool, seed: int, wanted: list[bool], pre: bool, multiple: int
+    problem: Any, untrained: bool, seed: int, wanted: list[bool], multiple: int
 ) -> tuple[Any, Any]:
     """From ids, and once more from their addresses."""
     units = min(problem[1], 400 // multiple)  # rows are planned in these
@@ -351,8 +351,8 @@ def fill_rows(
         boundaries, edges = output(len(order) + rows, np.int32), output(rows + 1, np.int32)
         padded = output(len(order) + rows, np.int32) if wanted[4] else None
         count = filling.fill_rows(
-            *given, lengths, order, offsets, capacity, 9, *out, boundaries, edges, pre, multiple,
-            padded, by_address,
+            *given, lengths, order, offsets, capacity, 9, *out, boundaries, edges, multiple, padded,
+            by_address,
         )  # fmt: skip
         made = [*out, boundaries, edges, padded]
         return [None if one is None else one.tolist() for one in made] + [count]
@@ -365,7 +365,7 @@ def fill_rows(
     given_lists = (None if one is None else one.tolist()
                    for one in (ids, trained, begin, lengths, order, offsets))  # fmt: skip
     *columns, own_edges, own_padded, count = reference.fill_rows(
-        *given_lists, capacity, 9, pre, multiple
+        *given_lists, capacity, 9, multiple
     )
     expected = [
         *(column if want else None for column, want in zip(columns, wanted[:4], strict=True)),

@@ -28,7 +28,7 @@ from chats import (
     user,
     write,
 )
-from support import assert_error, packer
+from support import assert_error, line_limit, packer
 
 HI = [user("Hi"), assistant("Hello")]
 HI_MARKED = "<user>Hi</user><assistant>⟦Hello</assistant>⟧"
@@ -299,8 +299,9 @@ def test_a_name_with_dots_comes_before_what_they_lead_to(folder: Path, form: str
 def test_of_parquet_only_the_columns_that_dots_lead_to_are_read(folder: Path) -> None:
     records = [{"data": {"text": "short", "blob": str(i) * 2_000_000}} for i in range(3)]
     pq.write_table(pa.Table.from_pylist(records), "data.parquet", compression="none")
-    given = ("--text-field", "data.text", "--max-line-bytes", 1_000)
-    assert pack_marked(Path("data.parquet"), *given, template=None) == ["s⟦hort<eos>⟧"] * 3
+    with line_limit(1_000):
+        texts = pack_marked(Path("data.parquet"), "--text-field", "data.text", template=None)
+    assert texts == ["s⟦hort<eos>⟧"] * 3
 
 
 def test_parquet_gives_what_json_lines_give(folder: Path) -> None:

@@ -141,13 +141,13 @@ def test_what_becomes_of_an_earlier_result_is_said_anew() -> None:
 def test_a_configuration_file_is_the_same_as_its_options() -> None:
     Path("run.toml").write_text(
         'inputs = ["a.jsonl", "b.jsonl"]\nmax-length = 16\nstrategy = "ff"\nbos = false\n'
-        'separator = "#"\ncolumns = ["input_ids", "cu_seqlens"]\nposition_ids = true\nworkers = 1\n'
+        'columns = ["input_ids", "cu_seqlens", "position_ids"]\nworkers = 1\n'
         'max_loss = "1%"\nunit_bytes = "1K"\ntokenizer = "bytes"\n'
     )
     result = packer("pack", "run.toml", "-q")
     assert result.exit_code == 0, result.stderr
-    options = ["--max-length", 16, "--strategy", "ff", "--no-bos", "--separator", "#",
-               "--columns", "input_ids,cu_seqlens", "--position-ids", "--workers", 1,
+    options = ["--max-length", 16, "--strategy", "ff", "--no-bos",
+               "--columns", "input_ids,cu_seqlens,position_ids", "--workers", 1,
                "--max-loss", "1%", "--unit-bytes", "1K", "-t", "bytes"]  # fmt: skip
     assert packer("pack", "a.jsonl", "b.jsonl", *options, "-q", "-o", "out").exit_code == 0
     assert contents("run-packed-16") == contents("out")

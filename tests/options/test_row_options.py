@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import check_directory, heavy, jsonl, pack, recover_texts, shard_of
+from support import ALL_COLUMNS, check_directory, heavy, jsonl, pack, recover_texts
 
 from packer_cli import open_packed
 from packer_cli.options.options import COLUMNS, NAMES, PackConfig
@@ -61,7 +61,7 @@ def test_no_row_has_more_segments_than_asked(texts: list[str], strategy: str) ->
 @pytest.mark.parametrize("strategy", NAMES)
 @pytest.mark.parametrize("multiple", [16, heavy(2), heavy(64)])
 def test_segments_begin_at_multiples(texts: list[str], strategy: str, multiple: int) -> None:
-    options = ("--segment-multiple", multiple, "--position-ids", "--unit-bytes", 4000)
+    options = ("--segment-multiple", multiple, *ALL_COLUMNS, "--unit-bytes", 4000)
     manifest = pack("a.jsonl", "-l", 64, "--strategy", strategy, *options)
     assert recover_texts("out") == texts
     assert metadata()["segment_multiple"] == manifest["config"]["segment_multiple"] == multiple
@@ -80,29 +80,12 @@ def test_segments_begin_at_multiples(texts: list[str], strategy: str, multiple: 
     assert (column("position_ids") == 0).sum() == restarts
 
 
-@pytest.mark.parametrize("multiple", [1, 8])
-def test_pre_shifted_labels_are_those_of_the_next_token(texts: list[str], multiple: int) -> None:
-    options = ("--no-shuffle", "--segment-multiple", multiple)
-    trained = pack("a.jsonl", "-l", 64, *options)["trained_tokens"]
-    ids, labels = column("input_ids"), column("labels")
-    manifest = pack("a.jsonl", "-l", 64, *options, "--label-shift", "pre", "--overwrite")
-    shifted = column("labels")
-    assert metadata()["label_shift"] == manifest["config"]["label_shift"] == "pre"
-    assert manifest["trained_tokens"] == trained == (shifted != -100).sum()
-    assert (column("input_ids") == ids).all()
-    assert (shifted[:, :-1] == labels[:, 1:]).all()
-    assert (shifted[:, -1] == -100).all()
-
-
 @pytest.mark.parametrize(
     "strategy", ["best-fit", "first-fit", "worst-fit", "harmonic", "next-fit", "wrap", "mffd"]
 )
-@pytest.mark.parametrize(
-    ("window", "unit", "shift"),
-    [(200, 10_000_000, "none"), (1000, 20_000, "pre"), heavy(5000, 5000, "pre")],
-)
+@pytest.mark.parametrize(("window", "unit"), [(200, 10_000_000), (1000, 20_000), heavy(5000, 5000)])
 def test_tokens_and_labels_stay_together_in_windows_units_and_cuts(
-    folder: Path, strategy: str, window: int, unit: int, shift: str
+    folder: Path, strategy: str, window: int, unit: int
 ) -> None:
     """With all other options of rows that the strategy takes."""
     chance = random.Random(window)
@@ -117,8 +100,7 @@ def test_tokens_and_labels_stay_together_in_windows_units_and_cuts(
     config = PackConfig(
         64, strategy=strategy, window_tokens=window, unit_bytes=unit, columns=COLUMNS,
         max_segments_per_row=4 if strategy in LIMITABLE else None, segment_multiple=4,
-        label_shift=shift, balance="attention" if strategy in BALANCED else "none",
-        keep_untrained=True,
+        balance="attention" if strategy in BALANCED else "none",
     )  # fmt: skip
     pipeline.pack(["tokens.jsonl"], Path("out"), config, RunOptions(progress=False, workers=2))
     check_directory("out")
@@ -133,10 +115,13 @@ def test_tokens_and_labels_stay_together_in_windows_units_and_cuts(
                 packed.setdefault(segment["position"], []).append(piece)
     for position, document in zip(np.cumsum([0, *map(len, lines)]), documents, strict=False):
         pieces = sorted(packed.pop(int(position), []))
+        if not pieces:  # an untrained document
+            assert {*document.get("labels", document["input_ids"])[1:]} <= {-100}
+            continue
         assert [token for _, ids, _ in pieces for token in ids] == document["input_ids"]
         for start, ids, labels in pieces:
             own = document.get("labels", document["input_ids"])[start + 1 : start + len(ids)]
-            assert labels == ([*own, -100] if shift == "pre" else [-100, *own])
+            assert labels == [-100, *own]
     assert packed == {}
 
 
@@ -183,10 +168,3 @@ def test_balance_evens_out_rows_that_stay_as_full(
     variation = [cost.rows * cost.squares - cost.total**2 for cost in (before, after)]
     assert variation[1] < variation[0]
     assert after.most <= before.most
-
-
-def test_position_ids_is_a_column_asked_for_shortly(texts: list[str]) -> None:
-    assert pack("a.jsonl", "-l", 64, "--position-ids")["config"]["columns"] == list(COLUMNS)
-    shard = shard_of().read_bytes()
-    pack("a.jsonl", "-l", 64, "--columns", ",".join(COLUMNS), "--position-ids", "--overwrite")
-    assert shard_of().read_bytes() == shard

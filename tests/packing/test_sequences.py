@@ -64,7 +64,7 @@ def test_a_matrix_is_a_list_of_its_rows() -> None:
 
 @pytest.mark.parametrize("sequences", [[], [[]], [[], np.empty(0)], np.empty((0, 3), int)])
 def test_nothing_to_pack_gives_no_rows(sequences: Any) -> None:
-    rows = pack_sequences(sequences, 8, eos_token_id=9, separator_id=8, return_spans=True)
+    rows = pack_sequences(sequences, 8, eos_token_id=9, return_spans=True)
     assert rows.input_ids.shape == rows.labels.shape == (0, 8)
     assert len(rows) == 0
     assert rows.cu_seqlens == []
@@ -72,20 +72,16 @@ def test_nothing_to_pack_gives_no_rows(sequences: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "ids", "labels"),
+    ("own", "labels"),
     [
-        ({"eos_token_id": 9}, [1, 2, 9, 3, 9, 9, 4, 9], [X, 2, 9, X, 9, X, X, 9]),
-        ({"separator_id": 9}, [1, 2, 9, 3, 9, 9, 9, 9, 4, 9], [X, 2, X, X, 9, X, X, X, X, X]),
-        (
-            {"eos_token_id": 9, "separator_id": 7, "labels": [[1, X], [3, 9], [9], [], [4]]},
-            [1, 2, 9, 7, 3, 9, 7, 9, 7, 4, 9, 7], [X, X, 9, X, X, 9, X, X, X, X, 9, X],
-        ),
+        (None, [X, 2, 9, X, 9, X, X, 9]),
+        ([[1, X], [3, 9], [9], [], [4]], [X, X, 9, X, 9, X, X, 9]),
     ],
-)  # fmt: skip
-def test_an_end_that_is_trained_on_once_and_a_separator_that_is_not_always(
-    ends: dict[str, Any], ids: list[int], labels: list[int]
-) -> None:
-    rows = pack_sequences([[1, 2], [3, 9], [9], [], [4]], 12, strategy="nf", **ends)
+)
+def test_an_end_that_is_trained_on_once(own: Any, labels: list[int]) -> None:
+    ids = [1, 2, 9, 3, 9, 9, 4, 9]
+    sequences = [[1, 2], [3, 9], [9], [], [4]]
+    rows = pack_sequences(sequences, 12, strategy="nf", eos_token_id=9, labels=own)
     assert lists(rows, "input_ids") == [ids + [0] * (12 - len(ids))]
     assert lists(rows, "labels") == [labels + [X] * (12 - len(ids))]
 
@@ -144,7 +140,7 @@ def test_bad_data_is_named_by_its_sequence(arguments: dict[str, Any], message: s
     ("arguments", "message"),
     [
         ({"eos_token_id": -1}, "the eos id -1 is not in 0"),
-        ({"separator_id": 1 << 31}, "the separator id 2147483648 is not in 0"),
+        ({"eos_token_id": 1 << 31}, "the eos id 2147483648 is not in 0"),
         ({"pad_token_id": -1}, "the pad id -1 is not in 0"),
     ],
 )
@@ -172,7 +168,6 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         "overlong": draw(st.sampled_from(["split", "truncate", "drop"])),
         "labels": like(st.sampled_from([X, 31, 32, 33])),
         "eos_token_id": draw(st.sampled_from([None, 9])),
-        "separator_id": draw(st.sampled_from([None, 8])),
         "pad_token_id": draw(st.sampled_from([0, 9])),
         "seed": draw(st.sampled_from([None, 0, 7])),
     }
@@ -184,11 +179,9 @@ def _expected(call: dict[str, Any]) -> list[list[tuple[int, int]]]:
     for i, sequence in enumerate(call["sequences"]):
         labels = call["labels"][i] if call["labels"] else sequence
         pairs = list(zip(sequence, labels, strict=True))
-        eos, separator = call["eos_token_id"], call["separator_id"]
+        eos = call["eos_token_id"]
         if pairs and eos is not None and pairs[-1][0] != eos:
             pairs.append((eos, eos))
-        if pairs and separator is not None:
-            pairs.append((separator, X))
         if len(pairs) > call["max_length"] and call["strategy"] != "wrap":
             keep = {"truncate": call["max_length"], "drop": 0}.get(call["overlong"], len(pairs))
             pairs = pairs[:keep]

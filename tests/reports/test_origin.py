@@ -84,15 +84,12 @@ def test_json_of_what_a_result_was_made_of() -> None:
     [
         (["--seed", 7, "--no-shuffle"], "--seed 7 --overlong split --no-shuffle"),
         (["--strategy", "nf"], "--strategy next-fit --overlong split"),
-        (["--overlong", "drop", "--position-ids"], "--overlong drop --position-ids"),
         (["--columns", "input_ids,cu_seqlens"], "--columns input_ids,cu_seqlens"),
         (["--segment-multiple", 8], "--segment-multiple 8"),
         (["--max-loss", "0"], "--max-loss 0"),
         (["--on-error", "skip", "--max-errors", "0.5"], "--on-error skip --max-errors 0.5"),
-        (["--separator", " \n"], "--separator ' \\n'"),
         (["--text-field", "my text"], "--field 'text=my text'"),
-        (["--label-shift", "pre"], "--label-shift pre"),
-        (["--special-tokens-in-text", "text"], "--special-tokens-in-text text"),
+        (["--special-tokens-in-text", "error"], "--special-tokens-in-text error"),
     ],
 )
 def test_options_that_are_not_as_by_default(given: list[object], shown: str) -> None:
@@ -109,7 +106,7 @@ def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
     folder = tiny_tokenizers.save(
         deep / "my-model", tiny_tokenizers.byte_level(), tokenizer_config=CONFIG
     )
-    options = ["--seed", 7, "--max-loss", 0.5, "--position-ids", "--label-shift", "pre"]
+    options = ["--seed", 7, "--max-loss", 0.5, "--no-shuffle"]
     done = packer("pack", deep / "c.jsonl", "-l", 32, "-q", "-t", folder, "-o", "out", *options)
     assert done.exit_code == 0
     for by in ("input", "shard"):
@@ -118,5 +115,5 @@ def test_a_terminal_of_80_columns_cuts_nothing_off() -> None:
         assert max(map(len, lines)) <= 80  # but for a long name, which stays whole
         whole = "".join(shown.split())
         name = "shard-00000-000" if by == "shard" else str(deep / "c.jsonl")
-        for part in (str(folder), "--position-ids", "--max-loss0.5", name):
+        for part in (str(folder), "--no-shuffle", "--max-loss0.5", name):
             assert part in whole

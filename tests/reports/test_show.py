@@ -132,20 +132,6 @@ def test_damaged_rows(packed: Path, column: str, value: object, message: str) ->
     assert texts_of(1) == ["third\n\nline<eos>"]
 
 
-def test_labels_that_are_shifted(folder: Path) -> None:
-    write_ids(folder / "a.jsonl", (list(b"abcd"), [0, 1, 0, 1]), (list(b"efg"), [0, 0, 1]))
-    pack("a.jsonl", "-l", 8, *IN_ORDER)
-    unshifted = show()
-    assert "\na⟦b⟧c⟦d⟧\n" in unshifted
-    assert "\nef⟦g⟧\n" in unshifted
-
-    def shift(columns: dict[str, list[Any]]) -> None:
-        columns["labels"] = [[*row[1:], -100] for row in columns["labels"]]
-
-    change_shard(shift, label_shift="pre")
-    assert show() == unshifted
-
-
 def test_without_labels_all_is_plain_and_a_note_says_so(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(jsonl("text"))
     pack("a.jsonl", "-l", 8, "--columns", "input_ids,cu_seqlens")

@@ -266,13 +266,11 @@ def test_documents_of_tokenized_directories(folder: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["best-fit", "wrap"])
-def test_untrained_documents(folder: Path, strategy: str) -> None:
+def test_untrained_documents(folder: Path) -> None:
     write([chat(user("hi"), assistant("yes"))], "a.jsonl")
     write([chat(user("hello")), chat(user("you")), chat(user("hi"), assistant("no"))], "b.jsonl")
     inputs = [folder / "a.jsonl", folder / "b.jsonl"]
-    split = ["--force-split"] if strategy == "wrap" else []
-    manifest = pack_chat(inputs[0], inputs[1], "-l", 64, "--strategy", strategy, *split)
+    manifest = pack_chat(inputs[0], inputs[1], "-l", 64)
     first, second = losses(manifest)
     assert first == {}
     assert (second["untrained_documents"], second["dropped_documents"]) == (2, 2)
@@ -289,7 +287,7 @@ def tokenized(folder: Path) -> None:
     (folder / "b.jsonl").write_bytes(jsonl("x" * 40))
     tokenize(
         "a.jsonl", "b.jsonl", "-t", "bytes", "-o", "out", "--on-error", "skip",
-        "--unit-bytes", 25, "--separator", "",
+        "--unit-bytes", 25,
     )  # fmt: skip
 
 

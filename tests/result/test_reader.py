@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spoiling import edit
-from support import assert_error, contents, jsonl, pack, packer, random_ids, squared_lengths_by_hand
+from support import (
+    ALL_COLUMNS,
+    assert_error,
+    contents,
+    jsonl,
+    pack,
+    packer,
+    random_ids,
+    squared_lengths_by_hand,
+)
 from varied_results import texts
 
 from packer_cli import open_packed
@@ -27,7 +36,7 @@ from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_h
 
 FORMS: dict[str, list[object]] = {
     "plain": ["-l", 64],
-    "all columns": ["-l", 64, "--position-ids", "--segment-multiple", 8, "--label-shift", "pre"],
+    "all columns": ["-l", 64, *ALL_COLUMNS, "--segment-multiple", 8],
     "few columns": ["-l", 64, "--columns", "input_ids,cu_seqlens"],
 }
 

@@ -50,13 +50,13 @@ PLAIN = Rows({
 # The segments 1 2 3 and 4 in multiples of 2, then the row's padding; a row without any.
 PADDED = Rows({
     "input_ids": [[1, 2, 3, PAD, 4, PAD, PAD, PAD], [6, 6, 6, 6, 6, 6, 6, 6]],
-    "labels": [[2, 3, -100, -100, -100, -100, -100, -100], [6, -100, 6, 6, 6, 6, 6, -100]],
+    "labels": [[-100, 2, 3, -100, -100, -100, -100, -100], [-100, 6, -100, 6, 6, 6, 6, 6]],
     "attention_mask": [[1, 1, 1, 0, 1, 0, 0, 0], [1] * 8],
     "position_ids": [[0, 1, 2, 3, 0, 1, 0, 1], list(range(8))],
     "cu_seqlens": [[0, 3, 4], [0, 8]],
     "cu_seqlens_padded": [[0, 4, 6], [0, 8]],
     "segments": [[{"file": 0}, {"file": 0}], [{"file": 1}]],
-}, 8, {"segment_multiple": 2, "label_shift": "pre", "max_segments": 2})  # fmt: skip
+}, 8, {"segment_multiple": 2, "max_segments": 2})  # fmt: skip
 # The same with carried columns.
 CARRYING = PADDED._replace(
     columns=PADDED.columns | {
@@ -112,10 +112,14 @@ def test_a_slice_of_a_batch_is_checked_as_its_own_rows() -> None:
         (PADDED, "cu_seqlens", [0, 1, 2, 3], "cu_seqlens has more than 2 segments"),
         (PADDED, "input_ids", [1, 2, 3, 4, 4, *[PAD] * 3], "input_ids holds something other than"),
         (PADDED, "attention_mask", [1, 1, 1, 1, 1, 0, 0, 0], "attention_mask differs"),
-        (PADDED, "labels", [-100, 2, 3, *[-100] * 5], "labels holds neither the token"),
-        (PADDED, "labels", [2, 3, PAD, *[-100] * 5], "labels trains on padding"),
-        (PADDED, "labels", [2, 3, -100, 4, *[-100] * 4], "labels trains on padding or on a seg"),
-        (PADDED, "labels", [2, 3, *[-100] * 5, 1], "labels trains on what follows the row"),
+        (PADDED, "labels", [-100, 3, 3, *[-100] * 5], "labels holds neither the token"),
+        (PADDED, "labels", [-100, 2, 3, PAD, *[-100] * 4], "labels trains on padding"),
+        (
+            PADDED,
+            "labels",
+            [-100, 2, 3, -100, 4, *[-100] * 3],
+            "labels trains on padding or on a seg",
+        ),
         (PADDED, "position_ids", [0, 1, 2, 0, 0, 1, 0, 1], "position_ids does not restart"),
         (CARRYING, "logprobs", [-1.0] * 4 + [0] * 4, "logprobs holds something other than 0 in"),
         (CARRYING, "logprobs", [math.nan] + [0] * 7, "logprobs holds a value that is not finite"),

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from exporting import table_of
-from support import assert_error, check_directory, contents, jsonl, packer, shard_of
+from support import ALL_COLUMNS, assert_error, check_directory, contents, jsonl, packer, shard_of
 from varied_results import conversation, texts
 
 from packer_cli import open_packed
@@ -69,8 +69,8 @@ KINDS = {"text": text_lines, "tokens": token_lines, "chat": chat_lines}
 OPTIONS: dict[str, tuple[str, list[object]]] = {
     "plain": ("text", ["-l", 64]),
     "short": ("text", ["-l", 7]),
-    "shifted": ("chat", ["-l", 128, "--label-shift", "pre", "--position-ids"]),
-    "multiple": ("tokens", ["-l", 64, "--segment-multiple", 8, "--position-ids"]),
+    "all columns": ("chat", ["-l", 128, *ALL_COLUMNS]),
+    "multiple": ("tokens", ["-l", 64, "--segment-multiple", 8, *ALL_COLUMNS]),
     "few columns": ("chat", ["-l", 128, "--columns", "input_ids,cu_seqlens"]),
     "ordered": ("text", ["-l", 64, "--no-shuffle", "--strategy", "next-fit"]),
     "wrapped": ("tokens", ["-l", 64, "--strategy", "wrap"]),
@@ -230,7 +230,7 @@ class TestTokensThatMoved:
     [
         ("text", ["-l", 64, "--unit-bytes", 1500]),
         ("chat", ["-l", 128, "--columns", "input_ids,cu_seqlens", "--shard-bytes", 1]),
-        ("tokens", ["-l", 64, "--segment-multiple", 4, "--label-shift", "pre"]),
+        ("tokens", ["-l", 64, "--segment-multiple", 4]),
     ],
     ids=["text", "chat", "tokens"],
 )

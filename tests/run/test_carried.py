@@ -117,7 +117,7 @@ def assert_carried(directory: str, made: list[dict[str, Any]]) -> int:
         ("jsonl", "-l 64"),
         ("parquet", "-l 16 --segment-multiple 4 --workers 3 --unit-bytes 5k"),
         ("arrow", "-l 32 --strategy wrap --seed 3"),
-        ("jsonl", "-l 48 --strategy next-fit --label-shift pre"),
+        ("jsonl", "-l 48 --strategy next-fit"),
         ("jsonl", "-l 32 --overlong truncate --truncate-side left --balance attention"),
         (
             "parquet",
@@ -138,9 +138,7 @@ def test_values_stay_with_their_tokens(form: str, options: str) -> None:
     assert packer("tokenize", path, *CARRY, "-q", "-o", "tokenized").exit_code == 0
     assert packer("verify", "tokenized", "--against-inputs").exit_code == 0
     for view in ([], ["--view"]):
-        again = packer(
-            "pack", "tokenized", *given, *view, "--keep-untrained", "-q", "-o", f"o{view}"
-        )
+        again = packer("pack", "tokenized", *given, *view, "-q", "-o", f"o{view}")
         assert again.exit_code == 0, again.stderr
         assert assert_carried(f"o{view}", made) == seen
         assert packer("verify", f"o{view}").exit_code == 0

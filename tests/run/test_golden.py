@@ -22,7 +22,7 @@ import pyarrow.parquet
 import pytest
 import tiny_tokenizers
 from chats import CHATML
-from support import packer
+from support import ALL_COLUMNS, packer
 
 from packer_cli.cli.export import EXPORT_FORMATS
 from packer_cli.export.destination import MARKER
@@ -184,11 +184,10 @@ RUNS: dict[str, Callable[[], None]] = {
         *CHAT, "-t", "pieces", "--train-on", "last-assistant", "--overlong", "truncate-turns"
     ),
     "prompts": _pieces("prompts.jsonl"),
-    "tokens": lambda: run("tokens.jsonl", "-l", 64, "--position-ids"),
+    "tokens": lambda: run("tokens.jsonl", "-l", 64, *ALL_COLUMNS),
     "segment multiple": _bytes("text.jsonl", "--segment-multiple", 16, "--balance", "attention"),
-    "shifted labels": _pieces("prompts.jsonl", "--label-shift", "pre"),
     "few segments": _bytes("text.jsonl", "--max-segments-per-row", 2, "--seed", 7),
-    "separator, dropped": _bytes("text.jsonl", "--separator", "\n\n", "--overlong", "drop"),
+    "dropped": _bytes("text.jsonl", "--overlong", "drop"),
     "small units": _bytes("text.jsonl", "--unit-bytes", "2k", "--shard-bytes", "4k"),
     "added to": _added,
     "ranks": _ranks,
@@ -248,9 +247,8 @@ GOLDEN = {
     "prompts": "c0becd23d98e427edf01c1be56c1560e 7d2d238138cc0886",
     "tokens": "3393431e10b274c47ef4051fc31f9790 b97a0eed8778b161",
     "segment multiple": "dfe11f4ece9ec5a9b2503e099364ae27 643ce3eaede89aae",
-    "shifted labels": "83597026e8696635a121fe53e55f2bcc 7d2d238138cc0886",
     "few segments": "50df61492264cc7a1f77bd9298203ef0 fd42a57ca41bf5e7",
-    "separator, dropped": "c94ba75df5d2fae325c77a4d3a3dc56e a74e4fa71e238d52",
+    "dropped": "20bbed6522b809691c002d552974f783 6819649ee88098d4",
     "small units": "c5a93366789c11712edcbb561f2c42b8 9e89029d798f6953",
     "added to": "207313ed2776b8c4e94139e11f8d0cc8 0dda701dc189938d",
     "ranks": "2978b6b152bd8fdd7593b7191910f8cb 98adb498911de01f",

@@ -73,7 +73,7 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
     "nothing to train on": (
         [*CHATS, chat(user(WORDS))],
         TEMPLATE,
-        ["of the tokens: without a token to train on; --keep-untrained keeps them"],
+        ["of the tokens: without a token to train on; --max-loss 1% makes it an error"],
     ),
     "a token across the edge": (
         [{"prompt": "The quick brown f", "completion": "ox jumps."}], ("-t", "merging"),

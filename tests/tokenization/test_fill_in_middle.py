@@ -98,14 +98,12 @@ def test_every_text_is_whole_and_some_are_rearranged(
     assert packer("verify", "out", "--against-inputs", "--sample", "all").exit_code == 0
 
 
-def test_the_share_that_has_the_suffix_first_and_other_tokens(tokenizer: _Tokens) -> None:
-    mine = ("[P]", "[S]", "[M]")
-    path = tokenizer(mine)
+def test_the_share_that_has_the_suffix_first(tokenizer: _Tokens) -> None:
+    path = tokenizer()
     options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--overlong", "drop"]
     for share in (0, 0.3, 1):
-        named = ["--fim-tokens", "[P],[S],[M]", "--fim-spm-rate", share]
-        pack("texts.jsonl", *options, *named)
-        cut = [parts_of(ids, path, mine) for ids in documents().values()]
+        pack("texts.jsonl", *options, "--fim-spm-rate", share)
+        cut = [parts_of(ids, path) for ids in documents().values()]
         assert all(parts is not None for parts in cut)
         first = sum(1 for parts in cut if parts and parts[0]) / len(cut)
         # of a text that is cut at its very beginning nothing tells
@@ -133,32 +131,22 @@ def test_tokenized_once_and_packed(tokenizer: _Tokens) -> None:
     assert "put into another order" in packer("stats", "out").stdout
 
 
-@pytest.mark.parametrize("policy", ["keep", "text"])
-def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens, policy: str) -> None:
+def test_special_tokens_that_a_text_spells_out(tokenizer: _Tokens) -> None:
     path = tokenizer()
     Path("texts.jsonl").write_text(json.dumps({"text": "a</s>b" * 20}) + "\n")
-    options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--special-tokens-in-text", policy]
-    manifest = pack("texts.jsonl", *options)
+    manifest = pack("texts.jsonl", "-l", 4096, "-t", path, "--fim-rate", 1)
     (ids,) = documents().values()
-    assert ids.count(tiny.EOS_ID) == (20 if policy == "keep" else 0)
+    assert manifest["special_tokens_in_text"] == ids.count(tiny.EOS_ID) == 20
     parts = parts_of(ids, path)
     assert parts is not None
     assert "".join(parts) == "a</s>b" * 20
-    assert manifest["special_tokens_in_text"] == (ids.count(tiny.EOS_ID) or 20)
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        (["--fim-rate", 1, "--fim-tokens", "[P],[S]"], ["[P],[S] are not three different"]),
-        (["--fim-rate", 1, "--fim-tokens", "[P],[S],[M]"], ["'[P]' is not a token of its own"]),
-        (["--fim-rate", 1, "-t", "bytes"], ["tokenizer bytes", "found none that packer knows"]),
-    ],
-)
-def test_refused(tokenizer: _Tokens, options: list[Any], parts: list[str]) -> None:
-    which = [] if "-t" in options else ["-t", tokenizer()]
-    result = packer("pack", "texts.jsonl", "-l", 512, "-o", "out", *which, *options)
-    assert_error(result, 2, *parts)
+def test_refused(tokenizer: _Tokens) -> None:
+    options = ("-l", 512, "-o", "out", "-t", "bytes", "--fim-rate", 1)
+    result = packer("pack", "texts.jsonl", *options)
+    assert_error(result, 2, "tokenizer bytes", "found none that packer knows")
+    assert "add tokens such as <|fim_prefix|>, <|fim_suffix|>, <|fim_middle|>" in result.stderr
     assert not Path("out").exists()
     Path("texts.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     result = packer("pack", "texts.jsonl", "-l", 512, "-t", tokenizer(), "--fim-rate", 1)
@@ -207,16 +195,15 @@ def test_tokens_in_normalized_text(folder: Path, normalizer: Any) -> None:
     assert_error(packer("pack", "texts.jsonl", *options, "-o", "other"), 2, "in normalized text")
 
 
-@pytest.mark.parametrize(("special", "policy"), [(True, "text"), (False, "keep")])
+@pytest.mark.parametrize("special", [True, False])
 def test_a_text_that_has_the_tokens_itself_stays_as_it_is(
-    tokenizer: _Tokens, special: bool, policy: str
+    tokenizer: _Tokens, special: bool
 ) -> None:
     """As one does that was rearranged before."""
     texts = ["".join(f"{token}some text" for token in QWEN), "a" + QWEN[2] + "b", "untouched"]
     path = tokenizer(special=special)
     Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    options = ["-l", 4096, "-t", path, "--fim-rate", 1, "--special-tokens-in-text", policy]
-    manifest = pack("texts.jsonl", *options)
+    manifest = pack("texts.jsonl", "-l", 4096, "-t", path, "--fim-rate", 1)
     *own, other = (ids for _, ids in sorted(documents().items()))
     loaded.cache_clear()
     assert [loaded(path).decode(ids, skip_special_tokens=False) for ids in own] == texts[:2]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers
-from support import jsonl, packer
+from support import ALL_COLUMNS, jsonl, packer
 
 MUTATIONS = int(os.environ.get("PACKER_FUZZ", "30"))
 _AT_ONCE = 40
@@ -27,7 +27,7 @@ def result(folder: Path) -> Path:
     tiny_tokenizers.save(
         folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "</s>"}
     )
-    options = ["-l", 16, "--unit-bytes", 600, "--position-ids", "--segment-multiple", 4]
+    options = ["-l", 16, "--unit-bytes", 600, *ALL_COLUMNS, "--segment-multiple", 4]
     options += ["--balance", "attention", "--max-segments-per-row", 3, "--on-error", "skip"]
     done = packer("pack", "a.jsonl", *options, "-t", "tok", "-q", "-o", "out")
     assert done.exit_code == 0, done.stderr

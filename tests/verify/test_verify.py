@@ -56,7 +56,7 @@ def test_a_sound_result(packed: Path) -> None:
     "options",
     [
         ["--columns", "input_ids,cu_seqlens,segments"],
-        ["--label-shift", "pre", "--segment-multiple", 4],
+        ["--segment-multiple", 4],
         ["--max-segments-per-row", 2, "--balance", "attention"],
         ["--overlong", "truncate", "--truncate-side", "left"],
         ["--overlong", "drop", "--unit-bytes", 100],
@@ -83,19 +83,13 @@ def chats(count: int, turns: int, question: str, answer: str) -> list[dict[str, 
 
 SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
     "another field": ([{"body": text} for text in TEXTS], ["--text-field", "body"]),
-    "separator": (EACH, ["--separator", "\n", "--no-eos"]),
     "long messages": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
                       ["--overlong", "truncate-turns"]),
-    "messages wrapped": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
-                         ["--strategy", "wrap", "--force-split", "--keep-untrained"]),
     "messages truncated": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
                            ["--overlong", "truncate", "--truncate-side", "left"]),
     "messages, the last answer": (chats(30, 1, "q{}", "answer {}"),
                                   ["--train-on", "last-assistant", "--strategy", "next-fit"]),
-    "messages cut": (chats(3, 1, "q" * 50, "a" * 50),
-                     ["--overlong", "split", "--force-split", "--keep-untrained"]),
-    "prompts": ([{"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)],
-                ["--label-shift", "pre"]),
+    "prompts": ([{"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)], []),
     "tokens": ([{"input_ids": [1, 2, 3 + i], "labels": [-100, 2, 3 + i]} for i in range(9)], []),
 }  # fmt: skip
 
