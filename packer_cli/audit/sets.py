@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error, named, one_of
 from packer_cli.inputs.byte_streams import open_source
+from packer_cli.inputs.columnar import open_ipc
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
@@ -54,7 +55,6 @@ _AT_ONCE = 1 << 17  # tokens, which fit into the cache of a core with what is ma
 _LONGEST = 1 << 24  # tokens of a row
 _MOST_ROWS = 4096  # that are decoded together
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
-_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _DECODED_BYTES = 2 << 20  # of Parquet
 _AGAIN = "copy it again, or write it again"
 _WHOLE = "copy it again: it was cut short, or its parts are not of one set"
@@ -359,26 +359,17 @@ def _numbered(batches: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any
 
 def _arrow(file: InputFile, rows: int | None = None) -> File:
     """A file of Arrow, in either form; `rows`, where they are known, are not counted."""
-
-    def opened(names: Sequence[str] | None = None) -> tuple[Any, Iterator[Any]]:
-        """(schema, record batches of these columns)."""
-        source, drop = _mapped(file.path)
-        is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
-        end = source.read_at(8, max(source.size() - 8, 0))
-        if not is_file and end != _STREAM_END:
-            raise ValueError("no end marker of Arrow: it is cut short, or not Arrow")
-        source.seek(0)
-        fields = None if names is None else [*map(schema.get_field_index, names)]
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
-        every = range(reader.num_record_batches) if is_file else ()
-        return reader.schema, map(drop, map(reader.get_batch, every) if is_file else reader)
-
     with _readable(file.path):
-        schema, every = opened()
+        source, drop = _mapped(file.path)
+        schema, batches_of = open_ipc(source)
         names, ignored = _chosen(schema, file.path)
-        rows = sum(batch.num_rows for batch in every) if rows is None else rows
-    return File(file.path, rows, names, lambda spans: _numbered(opened(names)[1]), ignored)
+        rows = sum(drop(one).num_rows for one in batches_of(())) if rows is None else rows
+
+    def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
+        source, drop = _mapped(file.path)
+        return _numbered(map(drop, open_ipc(source)[1](names)))
+
+    return File(file.path, rows, names, batches, ignored)
 
 
 def _mapped(path: str) -> tuple[Any, Callable[[Any], Any]]:

@@ -330,32 +330,37 @@ def _faultless_texts(column: Any) -> Texts | None:
 # --- Arrow
 
 
+def open_ipc(source: Any) -> tuple[Any, Callable[[Iterable[str]], Iterator[Any]]]:
+    """(schema, what gives the record batches of some columns, or of all for none) of the IPC file
+    form or the stream form, told apart by the first bytes. Raises ArrowInvalid for a stream that
+    was cut short.
+    """
+    is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
+    # a stream cut between two messages reads short without an error
+    if not is_file and source.read_at(8, max(source.size() - 8, 0)) != _STREAM_END:
+        raise pa.ArrowInvalid("no end marker of Arrow: it is cut short, or not Arrow")
+
+    def started(fields: list[int] | None = None) -> Any:
+        source.seek(0)
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+
+    def batches(names: Iterable[str]) -> Iterator[Any]:
+        reader = started([*map(schema.get_field_index, names)] or None)
+        count = reader.num_record_batches if is_file else 0
+        return map(reader.get_batch, range(count)) if is_file else iter(reader)
+
+    schema = started().schema
+    return schema, batches
+
+
 class ArrowReader(ColumnarReader):
-    """The IPC file form and the stream form, told apart by the file's first bytes."""
+    """Both forms of Arrow IPC; a file is one slice."""
 
     @contextmanager
     def opened(self, file: InputFile) -> Iterator[Table]:
         with storage.open_arrow(file.path, file.status()) as source:
-            is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
-            # A stream cut between two messages reads short without an error.
-            if not is_file and (
-                source.size() < 8 or source.read_at(8, source.size() - 8) != _STREAM_END
-            ):
-                raise damaged_input(
-                    f"{file.path}: no end marker of an Arrow stream; the file was cut short, or is "
-                    "not Arrow",
-                    "fetch or write the file again",
-                )
-
-            def start(fields: list[int] | None = None) -> Any:
-                source.seek(0)
-                options = pa.ipc.IpcReadOptions(included_fields=fields)
-                return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(
-                    source, options=options
-                )
-
-            with start() as reader:
-                schema = reader.schema
+            schema, batches_of = open_ipc(source)
             if kind_in(schema) == TOKENIZED:  # what is trained on is told elsewhere
                 raise DataError(
                     f"{file.path}: is a part of a tokenized directory",
@@ -364,10 +369,7 @@ class ArrowReader(ColumnarReader):
 
             def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
                 outer = dict.fromkeys(_fields_at(schema, name)[0][0].name for name in names)
-                with start([schema.get_field_index(name) for name in outer]) as reader:
-                    count = reader.num_record_batches if is_file else 0
-                    every = map(reader.get_batch, range(count)) if is_file else iter(reader)
-                    yield from (by_columns(_checked(batch), names) for batch in every)
+                yield from (by_columns(_checked(batch), names) for batch in batches_of(outer))
 
             yield Table(schema, batches)
 

@@ -325,9 +325,9 @@ STREAM = stream(pa.table({"text": ["a" * 50, "b" * 50, "c" * 50]}), max_chunksiz
     [
         ("a.parquet", b"", "not a readable parquet file: Parquet file size is 0"),
         ("a.parquet", b"PAR1 no PAR1", "not a readable parquet file"),
-        ("a.arrow", b"", "no end marker of an Arrow stream"),
+        ("a.arrow", b"", "no end marker of Arrow"),
         ("a.arrow", b"ARROW1xxxx", "not a readable arrow file"),
-        ("a.arrow", b"something else", "no end marker of an Arrow stream"),
+        ("a.arrow", b"something else", "no end marker of Arrow"),
         ("a.arrow", b"x" * 9 + b"\xff" * 4 + bytes(4), "not a readable arrow"),
         *(("a.arrow", STREAM[:-cut], "cut short") for cut in (1, 8, 9, 100, 400)),
     ],
