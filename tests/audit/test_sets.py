@@ -33,7 +33,6 @@ from audited import (
     parquet,
     trl,
 )
-from spoiling import edit
 from support import ALL_COLUMNS, COMPRESSORS, assert_error, heavy, packer, random_texts
 from support import jsonl as text_lines
 from tokenizers import Tokenizer

@@ -165,16 +165,6 @@ def test_rows_have_their_own_types(results: dict[str, Path]) -> None:
             assert torch.equal(row[name][: len(value)], value), name
 
 
-def test_rows_one_by_one_are_what_a_batch_is(results: dict[str, Path]) -> None:
-    dataset = PackedDataset(results["multiple"])
-    alone, together = [dataset[i] for i in range(4)], dataset.__getitems__(range(4))
-    for collate in COLLATORS.values():
-        found, expected = as_dict(collate(alone)), as_dict(collate(together))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in TYPES)
-        assert_values(found)
-
-
 def test_other_tensors_of_rows_are_no_carried_columns(results: dict[str, Path]) -> None:
     dataset = PackedDataset(results["plain"], columns=["input_ids", "labels", "cu_seqlens"])
     rows = [dataset[i] | {"number": torch.tensor(i), "other": torch.zeros(L + 3)} for i in range(2)]
@@ -221,13 +211,6 @@ def test_joined_results_carry_the_same(results: dict[str, Path], folder: Path) -
     assert packer("pack", records, "-l", L, "--carry", "age:uint8", "-o", "other").exit_code == 0
     with pytest.raises(DataError, match="what is carried is advantages:float16/record, age:uint8"):
         PackedDataset([results["plain"], "other"])
-
-
-def test_a_result_at_a_url(results: dict[str, Path], folder: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
-    fsspec.filesystem("memory").put(f"{results['plain']}/", "/carried/", recursive=True)
-    dataset = PackedDataset("memory://carried", cache=folder / "cache")
-    assert assert_values(as_dict(packed_collate_fn(dataset.__getitems__(range(len(dataset))))))
 
 
 def test_names_that_a_batch_has_are_refused(folder: Path) -> None:
@@ -320,17 +303,6 @@ def test_weighted_loss(
 
 
 @pytest.mark.parametrize("way", ["varlen", "padded"])
-def test_weights_of_1_are_the_loss_of_the_model(
-    results: dict[str, Path], model: Any, way: str
-) -> None:
-    for batch in in_some_batches(results, "plain", way):
-        expected = model(**inputs_of(batch), labels=batch["labels"]).loss
-        ones = torch.ones_like(batch["loss_weights"])
-        found = weighted_loss(model(**inputs_of(batch)).logits, batch | {"ones": ones}, "ones")
-        torch.testing.assert_close(found, expected.double(), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("way", ["varlen", "padded"])
 def test_the_loss_of_traces_is_that_of_their_nodes(folder: Path, model: Any, way: str) -> None:
     """Each sampled token counts once, however many branches have it, with weights or without."""
     records = list(episodes(40, tokens=5))
@@ -381,34 +353,14 @@ def test_weights_of_0_count_nothing(results: dict[str, Path]) -> None:
     assert found < 0
 
 
-def test_policy_gradient(results: dict[str, Path], model: Any) -> None:
-    """Clipped ratios to the log-probabilities that were carried, times a record's advantage."""
-
-    def policy_loss(logps: Any, old: Any, advantages: Any) -> Any:
-        ratio = (logps - old).exp()
-        return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-
-    for batch in in_some_batches(results, "plain", "varlen"):
-        logits = model(**inputs_of(batch)).logits
-        logps = logits.log_softmax(-1)[:, :-1].gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
-        advantages = batch["advantages"].double()[batch["seq_idx"].long()]
-        losses = policy_loss(logps, batch["logprobs"][:, 1:].double(), advantages[:, 1:])
-        found = losses[batch["labels"][:, 1:] != -100].mean()
-        expected = []
-        for number, own, ids, trained in one_by_one(model, records_in(batch)):
-            new = own.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-            old = VALUES["logprobs"][number][1:].double()
-            loss = policy_loss(new, old, VALUES["advantages"][number].double())
-            expected.append(loss[trained])
-        assert_same(model, found, torch.cat(expected).mean())
-
-
 @pytest.mark.parametrize(("form", "way"), WAYS)
 def test_distillation(results: dict[str, Path], model: Any, form: str, way: str) -> None:
     """Against dense distributions of the same K probabilities, and 0 elsewhere."""
     for batch in in_some_batches(results, form, way):
-        found, missing = distillation_loss(model(**inputs_of(batch)).logits, batch)
-        losses, lacks = [], []
+        logits = model(**inputs_of(batch)).logits
+        found, missing = distillation_loss(logits, batch)
+        weighted, _ = distillation_loss(logits, batch, weights="loss_weights")
+        losses, lacks, weights = [], [], []
         for number, logits, _, trained in one_by_one(model, records_in(batch)):
             dense = torch.zeros_like(logits)
             values = VALUES["teacher_logprobs"][number][1:].double().exp()
@@ -416,55 +368,26 @@ def test_distillation(results: dict[str, Path], model: Any, form: str, way: str)
             each = kl_div(logits.log_softmax(-1), dense, reduction="none").sum(-1)
             losses.append(each[trained])
             lacks.append(1 - dense.sum(-1)[trained])
-        assert_same(model, found, torch.cat(losses).mean(), 1e-4)
+            weights.append(VALUES["loss_weights"][number][1:].double()[trained])
+        loss, weight = torch.cat(losses), torch.cat(weights)
+        torch.testing.assert_close(
+            weighted, (weight * loss).sum() / weight.sum(), atol=1e-4, rtol=0
+        )
+        assert_same(model, found, loss.mean(), 1e-4)
         assert missing > 0.01
         assert not missing.requires_grad
         torch.testing.assert_close(missing, torch.cat(lacks).mean(), atol=1e-6, rtol=0)
 
 
-def test_distillation_of_all_of_the_vocabulary_is_the_dense_one() -> None:
-    """Also with weights; the gradient of fewer ids is the normalised one's times their mass."""
-    torch.manual_seed(0)
-    labels = torch.tensor([[-100, 3, -100, 1, 2, -100, 4, 4]])
-    teacher = (torch.randn(1, 8, 20) * 3).log_softmax(-1)
-    logits = torch.randn(1, 8, 20, requires_grad=True)
-    tops = teacher.topk(20)
-    batch = {"labels": labels, "teacher_ids": tops.indices, "teacher_logprobs": tops.values,
-             "loss_weights": torch.rand(1, 8)}  # fmt: skip
-    each = kl_div(
-        logits[:, :-1].log_softmax(-1), teacher[:, 1:], reduction="none", log_target=True
-    ).sum(-1)
-    trained = labels[:, 1:] != -100
-    found, missing = distillation_loss(logits, batch)
-    torch.testing.assert_close(found, each[trained].mean(), atol=1e-4, rtol=0)
-    assert abs(missing) < 1e-6
-    weights = batch["loss_weights"][:, 1:] * trained
-    found, _ = distillation_loss(logits, batch, weights="loss_weights")
-    expected = (each * weights).sum() / weights.sum()
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-    one = {"labels": labels[:, 3:5].clone(), "teacher_ids": tops.indices[:, 3:5, :K],
-           "teacher_logprobs": tops.values[:, 3:5, :K]}  # fmt: skip
-    slopes = torch.autograd.grad(distillation_loss(logits[:, 3:5], one)[0], logits)[0][0, 3]
-    mass = tops.values[0, 4, :K].exp().sum()
-    normal = torch.zeros(20).scatter_(0, tops.indices[0, 4, :K], tops.values[0, 4, :K].exp() / mass)
-    again = kl_div(logits[0, 3].log_softmax(-1), normal, reduction="sum")
-    torch.testing.assert_close(slopes, torch.autograd.grad(again, logits)[0][0, 3] * mass)
-
-
 def test_what_losses_cannot_use_is_refused() -> None:
     batch = {"labels": torch.ones(1, 4).long(), "loss_weights": torch.ones(1, 4),
              "teacher_ids": torch.ones(1, 4, 2).int(), "teacher_logprobs": torch.ones(1, 4, 3),
-             "wide": torch.ones(1, 4, 2), "of_documents": torch.ones(2)}  # fmt: skip
+             "wide": torch.ones(1, 4, 2)}  # fmt: skip
     logits = torch.zeros(1, 4, 9)
     with pytest.raises(UsageError, match=r"logits \[1, 3, 9\] are not of \[1, 4\] places"):
         weighted_loss(logits[:, 1:], batch)
-    with pytest.raises(UsageError, match="without labels"):
-        weighted_loss(logits, {"loss_weights": batch["loss_weights"]})
     with pytest.raises(UsageError, match="the batch has no other"):
         weighted_loss(logits, batch, "other")
-    with pytest.raises(UsageError, match="the batch has no position_ids"):
-        weighted_loss(logits, batch, "of_documents")
     with pytest.raises(UsageError, match=r"wide \[1, 4, 2\]: not a weight"):
         weighted_loss(logits, batch, "wide")
     with pytest.raises(UsageError, match=r"teacher_logprobs \[1, 4, 3\] are not K values"):

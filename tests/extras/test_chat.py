@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -205,15 +204,10 @@ def by_prefixes(
     return mask
 
 
-@pytest.mark.parametrize(
-    ("template", "name"), matrix(["cz__chatml", "cz__llama-3-instruct", "trl__phi3"])
-)
+@pytest.mark.parametrize(("template", "name"), matrix(["cz__chatml", "cz__llama-3-instruct"]))
 @pytest.mark.usefixtures("folder")
 def test_turns_without_tags(template: str | None, name: str) -> None:
-    """Trained is what the assistant said, and the end of its turns; nothing that others said.
-
-    Where renderings of prefixes nest, it is exactly the differences between them.
-    """
+    """Where renderings of prefixes nest, what is trained on is the differences between them."""
     path = SHARED / "chat_templates" / f"{template}.jinja"
     source = path.read_text() if template else None
     files, found = conversations()
@@ -222,29 +216,9 @@ def test_turns_without_tags(template: str | None, name: str) -> None:
     for place, (messages, tools) in zip(places(files), found, strict=True):
         if place not in ids:
             continue
-        flags = [label != -100 for label in labels[place]]
-        check_turns(ids[place], flags, messages, name)
-        if all(isinstance(m.get("content"), str) for m in messages) and template != "trl__phi3":
-            mask = by_prefixes(messages, tools, name, source)  # phi3 ends every text in EOS
+        if all(isinstance(m.get("content"), str) for m in messages):
+            mask = by_prefixes(messages, tools, name, source)
             assert mask is None or labels[place] == trained(ids[place], mask)
-
-
-def check_turns(ids: list[int], flags: list[bool], messages: list[Message], name: str) -> None:
-    pairs = zip(flags, ids, strict=True)
-    runs = [(flag, [i for _, i in group]) for flag, group in groupby(pairs, itemgetter(0))]
-    parts = [(flag, tokenizer(name).decode(run)) for flag, run in runs]
-    said = "\n".join(text for flag, text in parts if flag)
-    others = "\n".join(text for flag, text in parts if not flag)
-    places = {"assistant": 0, "user": 0}
-    for message in messages:
-        role, content = message["role"], message.get("content")
-        if role in places and isinstance(content, str) and len(content) > 20:
-            text = said if role == "assistant" else others
-            places[role] = text.find(content.strip()[:60].strip(), places[role]) + 1
-            assert places[role], content
-    for flag, text in parts:
-        if flag:
-            assert text.rstrip().endswith(("<|im_end|>", "<|eot_id|>", "</s>", "<|end|>")), text
 
 
 ALPACA = (

@@ -141,20 +141,6 @@ def test_every_strategy(path: Path, documents: list[list[int]], strategy: str) -
     assert found == expected_pieces(documents, "split")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_wrap_cuts_where_rows_end(path: Path, documents: list[list[int]], workers: int) -> None:
-    rows = list(loader(path, encoder(strategy="wrap"), workers=workers))
-    flat = [piece for row in rows for piece in pieces(row)]
-    joined: list[list[int]] = []
-    for piece in flat if not workers else ():
-        joined.append([]) if piece[0] >= 1000 else None
-        joined[-1].extend(piece)
-    assert workers or sorted(joined) == documents
-    assert Counter(t for ids in flat for t in ids) == Counter(t for ids in documents for t in ids)
-    full = [int(row.attention_mask.sum()) == L for row in rows]
-    assert full.count(False) <= max(1, workers) * -(-SAMPLES // 50)  # the last row of a buffer
-
-
 def test_labels_are_kept() -> None:
     samples = [
         TokenSample(__key__="a", __restore_key__=(), input_ids=torch.tensor([1, 2, 3]),

@@ -58,17 +58,6 @@ def export(directory: Path, to: str, output: Path) -> str:
     return str(output)
 
 
-def loss_alone(model: Any, row: list[tuple[list[int], list[int]]]) -> float:
-    """The mean loss of a row's trained tokens, every segment computed by itself."""
-    total, count = 0.0, 0
-    for ids, labels in row:
-        trained = sum(label != -100 for label in labels)
-        if trained:
-            loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
-            total, count = total + loss.item() * trained, count + trained
-    return total / count
-
-
 def test_trl_collates_the_boundaries(supervised: Path, tmp_path: Path) -> None:
     dataset = load_from_disk(export(supervised, "trl", tmp_path / "out"))
     collator = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)

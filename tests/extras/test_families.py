@@ -12,7 +12,6 @@ import torch
 from families import (
     ATTENTIONS,
     COLLATORS,
-    EQUAL,
     HEAD,
     PAGE,
     alone,
@@ -30,7 +29,6 @@ from families import (
     standing_in,
 )
 from tiny_models import tiny_llama
-from torch.nn.functional import pad
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import (
@@ -96,14 +94,6 @@ def is_found_out(name: str, attention: str, collator: str) -> None:
         check_isolation(model, batch)
 
 
-@pytest.mark.parametrize("kind", ["LFM2", "Granite 4 hybrid", "Falcon-H1", "Qwen3-Next"])
-def test_kernels_that_are_missing_are_asked_for(kind: str) -> None:
-    """seq_idx in the batch: transformers raises rather than letting documents see each other."""
-    for collate in PLAIN.values():
-        with pytest.raises(ValueError, match="can't keep packed sequences apart without"):
-            had(kind, "eager")(**collate(rows()))
-
-
 @pytest.mark.parametrize("collator", COLLATORS)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("name", ["Llama", "Qwen3"])
@@ -122,32 +112,6 @@ def test_packed_training_is_unpacked_training(name: str, attention: str, collato
         found.loss.backward()
     for parameter, slope in model.named_parameters():
         torch.testing.assert_close(slope.grad, slopes[parameter], atol=1e-4, rtol=0)
-
-
-def test_labels_that_are_stored_shifted() -> None:
-    """As docs/training.md gives them to a model of transformers."""
-    model, batch = had("Llama", "sdpa"), PLAIN["varlen_collate"](rows())
-    shifted = batch | {"shift_labels": following(batch["labels"]), "labels": None}
-    loss = model(**(shifted | {"labels": shifted["shift_labels"]})).loss
-    assert loss.item() == pytest.approx(model(**batch).loss.item(), abs=EQUAL)
-
-
-def following(labels: Any) -> Any:
-    return pad(labels, (0, 1), value=-100)[..., 1:]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda batch: {"position_ids": torch.arange(32).expand(len(batch["input_ids"]), -1)},
-        lambda batch: {"labels": following(batch["labels"])},
-        lambda batch: {"labels": batch["input_ids"]},
-    ],
-    ids=["positions go on", "shifted twice", "first tokens trained"],
-)
-def test_what_has_been_seen_elsewhere_differs(wrong: Any) -> None:
-    batch = PLAIN["padded_collate"](rows())
-    assert difference("Llama", had("Llama", "sdpa"), "padded_collate", batch | wrong(batch)) > 1e-3
 
 
 # check_isolation: what it finds, and what it must leave as it was

@@ -139,15 +139,6 @@ def test_interrupted(cluster: None, inputs: Path, number: signal.Signals) -> Non
     assert contents("out") == contents("local")
 
 
-def test_a_bad_record_is_named(cluster: None, inputs: Path) -> None:
-    with open("b.jsonl", "ab") as file:
-        file.write(b"{broken")
-    done = subprocess.run(command("out"), capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: b.jsonl, line 21 (byte ")
-    assert not Path("out/manifest.json").exists()
-
-
 def test_a_cluster_that_is_not_there(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     done = subprocess.run(command("out"), capture_output=True, text=True, check=False, timeout=120)

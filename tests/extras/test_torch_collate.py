@@ -139,18 +139,6 @@ SEEN = [
 ]
 
 
-SEEN_IN_A_WINDOW = [
-    "1.......",
-    "11......",
-    ".11.....",
-    "...1....",
-    "...11...",
-    ".....1..",
-    ".....11.",
-    "......11",
-]
-
-
 def drawn(mask: torch.Tensor) -> list[str]:
     return ["".join(".1"[int(seen)] for seen in line) for line in mask]
 
@@ -170,32 +158,6 @@ def test_block_mask() -> None:
     added = block_mask_collate(ROWS, config=eager)["attention_mask"]
     assert torch.equal(added == 0, mask)
     assert added.min() == torch.finfo(torch.bfloat16).min
-
-
-def test_block_masks_know_the_window() -> None:
-    everywhere = block_mask_collate(ROWS, config=config(sliding_window=2))["attention_mask"]
-    assert drawn(everywhere[0, 0]) == SEEN_IN_A_WINDOW
-    kinds = ["sliding_attention", "full_attention", "linear_attention"]
-    masks = block_mask_collate(ROWS, config=config(sliding_window=2, layer_types=kinds))
-    assert sorted(masks["attention_mask"]) == sorted(kinds)
-    assert drawn(masks["attention_mask"]["sliding_attention"][0, 0]) == SEEN_IN_A_WINDOW
-    assert drawn(masks["attention_mask"]["full_attention"][0, 0]) == SEEN
-    assert masks["attention_mask"]["linear_attention"] is None
-
-
-def test_chunks_begin_with_their_document() -> None:
-    chunked = config(attention_chunk_size=2, layer_types=["chunked_attention"])
-    seen = block_mask_collate(ROWS, config=chunked)["attention_mask"][0, 0]
-    assert drawn(seen) == [
-        "1.......",
-        "11......",
-        "..1.....",
-        "...1....",
-        "...11...",
-        ".....1..",
-        ".....11.",
-        ".......1",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -222,16 +184,6 @@ def test_collators_want_to_know_the_model(collate: Any) -> None:
     assert caught.value.tip.startswith(f"partial({collate.__name__}, config=model.config)")
     with pytest.raises(UsageError, match="flex_block_mask does not know the model"):
         flex_block_mask(torch.zeros(1, 8, dtype=torch.int32))
-
-
-def test_document_ids_make_the_same_mask_for_flex() -> None:
-    batch = block_mask_collate(ROWS, config=None, form="documents")
-    assert batch["document_ids"].tolist() == [[0, 0, 0, 1, 1, 2, 2, 2], [0] * 8]
-    assert batch["document_ids"].dtype == INT32
-    places = torch.arange(8)
-    for facts, expected in ((None, SEEN), (config(sliding_window=2), SEEN_IN_A_WINDOW)):
-        block_mask = flex_block_mask(batch["document_ids"], config=facts)
-        assert drawn(block_mask.mask_mod(0, 0, places[:, None], places[None])) == expected
 
 
 def test_no_collator_gives_a_2d_attention_mask() -> None:

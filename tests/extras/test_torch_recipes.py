@@ -37,12 +37,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-def test_without_asking_rows_are_as_ever(mixed: Path) -> None:
-    assert "source" not in PackedDataset(mixed)[0]
-    batch = varlen_collate(PackedDataset(mixed).__getitems__([0, 1]), config=None)
-    assert not {"document_sources", "source_ids"} & set(batch)
-
-
 COLLATORS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "varlen": partial(varlen_collate, config=None),
     "flash": flash_attn_collate,

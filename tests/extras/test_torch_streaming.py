@@ -55,15 +55,6 @@ def test_every_token_is_in_a_row_once(strategy: str) -> None:
             assert row["labels"][begin:end].tolist() == [-100, *ids[1:].tolist()]
 
 
-def test_the_order_of_the_source_is_kept_where_the_strategy_keeps_it() -> None:
-    source = documents(200)
-    rows = list(PackingIterableDataset(source, L, 17, "next-fit"))
-    flat = [row["input_ids"][row["attention_mask"] == 1] for row in rows]
-    assert torch.cat(flat).tolist() == np.concatenate(source).tolist()
-    whole = list(PackingIterableDataset(source, L, 10_000, "next-fit"))
-    assert len(rows) == len(whole)
-
-
 def test_labels_come_along_also_through_the_row_that_waits() -> None:
     source = [
         {"input_ids": ids, "labels": np.where(ids % 3 == 0, ids, -100)} for ids in documents(200)
@@ -183,9 +174,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "the source has 0 documents for 1 ranks"),
     (documents(2), {"rank": 0, "world_size": 3}, "the source has 2 documents for 3 ranks"),
     ([], {"buffer_size": 0}, "buffer_size: 0"),
-    ([], {"max_length": 0}, "max_length: 0"),
-    ([], {"strategy": "best-fitt"}, "best-fitt"),
-    ([range(33)], {"overlong": "error"}, "document 0 has 33 tokens, max_length is 32"),
     ([[1], [0.5]], {}, "sequence 1: expected a flat sequence of integers"),
 ]
 

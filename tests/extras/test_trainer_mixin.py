@@ -19,7 +19,6 @@ import pytest
 import torch
 from recipes import pack_records
 from support import packer
-from tiny_models import number_tokenizer
 from torch import distributed
 from transformers import (
     BloomConfig,
@@ -29,7 +28,6 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from trl import SFTConfig, SFTTrainer
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.torch import PackedDataset, PackedSampler, PackedTrainerMixin, varlen_collate
@@ -63,10 +61,6 @@ class Seeing(LlamaForCausalLM):
 
 
 class PackedTrainer(PackedTrainerMixin, Trainer):
-    pass
-
-
-class PackedSFTTrainer(PackedTrainerMixin, SFTTrainer):
     pass
 
 
@@ -269,26 +263,6 @@ def test_the_last_batch_can_be_dropped(packed: Path, tmp_path: Path) -> None:
         train(packed, tmp_path, dataloader_drop_last=True, per_device_train_batch_size=100)
 
 
-def test_a_row_more_than_fits_is_left_out(packed: Path) -> None:
-    """Three processes: 27 rows each of the first epoch, 27 and 28 of the others."""
-    from packer_cli.torch.trainer import Batches
-
-    taken: list[list[int]] = [[], [], [], []]
-    for rank in range(3):
-        dataset = PackedDataset(packed)
-        batches = Batches(PackedSampler(dataset, rank=rank, world_size=3, batch_size=9))
-        assert len(batches) == 3
-        for epoch in range(4):
-            batches.next_epoch()
-            rows = list(batches)
-            assert [len(one) for one in rows] == [9, 9, 9]
-            taken[epoch] += chain(*rows)
-    alone = PackedSampler(PackedDataset(packed))
-    order = [row for _ in range(5) for row in alone]
-    for rows, begin in zip(taken, (0, 81, 162, 246), strict=True):
-        assert sorted(rows) == sorted(order[begin : begin + 81])
-
-
 def test_without_a_collator_the_models_config_chooses(packed: Path, tmp_path: Path) -> None:
     trainer = train(packed, tmp_path, max_steps=1, remove_unused_columns=True)
     batch = next(iter(trainer.get_train_dataloader()))
@@ -316,28 +290,6 @@ def test_what_would_cut_rows_is_refused(packed: Path, tmp_path: Path) -> None:
     trainer.args._n_gpu = 2
     with pytest.raises(UsageError, match="2 GPUs in one process"):
         trainer.get_train_dataloader()
-
-
-def test_sft_trainer_takes_a_packed_dataset(
-    packed: Path, tmp_path: Path, epochs: list[list[int]]
-) -> None:
-    seen = []
-
-    def collate(rows: Any) -> Any:
-        seen.append(rows.columns["input_ids"][:, 0].tolist())
-        return varlen_collate(rows, config=None)
-
-    trainer = PackedSFTTrainer(
-        Seeing(ROWS, L),
-        SFTConfig(output_dir=str(tmp_path), bf16=False, gradient_accumulation_steps=2, **OPTIONS),
-        data_collator=collate,
-        train_dataset=PackedDataset(packed),
-        processing_class=number_tokenizer(ROWS),
-        callbacks=[Interruption(STOP)],
-    )
-    trainer.train()
-    assert isinstance(trainer.train_dataset, PackedDataset)
-    assert steps_of(seen, 2) == expected_steps(epochs)[:STOP]
 
 
 # --- in each of two processes ---

@@ -44,22 +44,13 @@ GOOD = b'{"text": "good"}\n'
 BAD_LINES = {
     "cut": (b'{"text": "a', "not valid JSON: Unterminated string at character 10 of the line"),
     "no comma": (b'{"text": "a" "b": 1}', "not valid JSON: Expecting ',' delimiter at char"),
-    "two on a line": (b'{"text": "a"} {}', "not valid JSON: Extra data at character 15"),
     "control character": (b'{"text": "a\tb"}', "not valid JSON: Invalid control character"),
     "NaN": (b'{"text": NaN}', "not valid JSON: NaN is not a JSON value"),
-    "number beside NaN": (b'{"x": NaN, "text": 3}', "Expected `str`, got `int` - at `$.text`"),
-    "beside NaN, cut": (b'{"x": NaN, "text": "a', "not valid JSON: NaN is not a JSON value"),
     "nested": (b'{"text": "a", "x": ' + b"[" * 100_000 + b"}", "JSON nested too deeply"),
     "not UTF-8": (b'{"text": "caf\xe9"}', "invalid UTF-8 at byte 13 of the line: 0xe9"),
     "surrogate": (rb'{"text": "a\ud800b"}', "a string with a lone surrogate, which is not valid"),
     "no field": (b'{"txt": "a", "id": 3}', "no field 'text'; fields found: txt, id"),
-    "no fields": (b"{}", "no field 'text'; fields found: none"),
-    "line end in a name": (rb'{"a\nb": 1}', "no field 'text'; fields found: a\\nb"),
     "number": (b'{"text": 3}', "Expected `str`, got `int` - at `$.text`"),
-    "fraction": (b'{"text": 0.5}', "Expected `str`, got `float` - at `$.text`"),
-    "true": (b'{"text": true}', "Expected `str`, got `bool` - at `$.text`"),
-    "list": (b'{"text": ["a"]}', "Expected `str`, got `array` - at `$.text`"),
-    "object": (b'{"text": {"a": 1}}', "Expected `str`, got `object` - at `$.text`"),
     "null": (b'{"text": null}', "Expected `str`, got `null` - at `$.text`"),
     "a string": (b'"text"', "Expected `object`, got `str`"),
     "a null": (b"null", "Expected `object`, got `null`"),
@@ -68,7 +59,6 @@ BAD_LINES = {
     "too long": (b'{"text": "%s"}' % (b"x" * 200_000), "the line is longer than 150000 bytes"),
     "compressed": (gzip.compress(b"x", mtime=0)[:9], "compressed or other data, not JSON"),
     "byte order mark": (b'\xef\xbb\xbf{"text": "a"}', "not valid JSON: Unexpected UTF-8 BOM"),
-    "NUL": (b'{"text": "a\0"}', "compressed or other data, not JSON"),
 }  # fmt: skip
 
 
@@ -115,7 +105,6 @@ ARRAY = b'[{"text": "good"},\n '
 # id: (what follows a good record, where, what is said of it); a run that skips goes on after these
 BAD_RECORDS = {
     "trailing comma": (b"]", 20, "no record before the end of the array, after a comma"),
-    "two commas": (b', {"text": "b"}]', 20, "no record before this comma"),
     "NaN": (b'{"text": NaN, "x": NaN}]', 20, "not valid JSON: NaN is not a JSON value"),
     "not UTF-8": (b'{"text": "caf\xe9"}]', 20, "invalid UTF-8 at byte 13 of the record: 0xe9"),
     "line end": (b'{"text": "a\nb"}]', 20, "not valid JSON: Invalid control character at char"),
@@ -129,13 +118,9 @@ BAD_RECORDS = {
 NOT_CLOSED = "the record that begins here, or the array, is not closed"
 DAMAGE = {
     "open record": (b'{"text": "a"', 20, NOT_CLOSED),
-    "open string": (b'{"text": "a}]', 20, NOT_CLOSED),
     "cut after a comma": (b"", 20, "the file ends before its array does, expected a record or ]"),
-    "cut after a record": (b'{"text": "b"}', 20, NOT_CLOSED),
     "quote": (b'{"text": "a"b"}]', 20, NOT_CLOSED),
-    "bracket": (b'{"text": "b"]]', 20, "not valid JSON: Expecting ',' delimiter at character 13"),
     "brace": (b'{"text": "b"}}', 33, "more after the end of the array, expected one array"),
-    "second array": (b'{"text": "b"}]\n[{"text": "c"}]', 35, "more after the end of the array"),
     "more": (b'{"text": "b"}] x', 35, "more after the end of the array, expected one array"),
 }
 
@@ -185,21 +170,15 @@ def test_a_bad_first_record_can_be_skipped() -> None:
 
 SKIP = ("--on-error", "skip")
 UNREADABLE = "no records in 1 input file that can be read"
-NAMES = json.dumps({f"name{i}": i for i in range(500)}).encode()
 # (file, its content, options, what is said, what of the tip)
 SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
     ("a.jsonl", b"", (), "a.jsonl: no records in 1 input file", "check the paths"),
-    ("a.jsonl", b"\n \n\r\n", (), "a.jsonl: no records in 1 input file", "blank lines"),
     ("a.jsonl", b'{"text": ""}\n' * 2, (), "nothing to pack: 2 empty, 0 dropped and 0 rej", ""),
-    ("a.jsonl", b'{"input_ids": []}', (), "nothing to pack: 1 empty, 0 dropped and 0 rejected", ""),
     ("a.jsonl", b'{"input_ids": [1], "attention_mask": [0]}\n', (), "nothing to pack: 1 empty", ""),
     ("a.jsonl", b'{"body": [], "id": 1}\n', (),
      "fit none of: messages, conversations, prompt+completion, instruction+output, text, "
      "input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
      "--text-field"),
-    ("a.jsonl", NAMES, (), "fields found: name0, name1, name2, name3, name4, name5, name6, name7, "
-     "name8, name9, name10, name11, name12, name13, name14, name15, name16, name17, name18, name19 "
-     "and 480 more", ""),
     ("a.jsonl", b'{"text": 1}\n' * 3, SKIP,
      "nothing to pack: 0 empty, 0 dropped and 3 rejected records, no tokens; the first rejected, "
      "a.jsonl, line 1 (byte 0): ", ""),
@@ -217,8 +196,6 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"),
     ("a.jsonl", jsonl("y" * 99) * 2, SKIP,
      "nothing to pack: 0 empty, 0 dropped and 2 rejected records", ""),
-    ("a.jsonl", jsonl("y" * 99) + GOOD[1:], (),
-     "a.jsonl, line 1 (byte 0): the line is longer than 100 bytes", "--on-error skip"),
     ("a.json", b'{"data": [\n{"text": "a"}]}', (), "(byte 0): an object over several lines",
      "'.NAME[]' FILE"),
 ]  # fmt: skip

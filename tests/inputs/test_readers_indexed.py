@@ -159,23 +159,15 @@ def cut(path: str, size: int) -> None:
 # header 34 bytes, then 5 lengths of 4, begins of 8 from 54, boundaries of 8 from 94, to 142
 DAMAGED = [
     (lambda: edit("a.idx", 0, b"NOTIDX"), "a.idx: begins with b'NOTIDXX\\x00\\x00'"),
-    (lambda: Path("a.idx").write_bytes(b""), "begins with b''"),
     (lambda: edit("a.idx", 9, b"\2"), "a.idx: version 2 and tokens of type code 4, expected"),
-    (
-        lambda: edit("a.idx", 17, b"\7"),
-        "version 1 and tokens of type code 7, expected version 1 and one of 1 (uint8)",
-    ),
     (
         lambda: edit("a.idx", 17, b"\5"),
         "a.idx, sequence 1: begins at byte 12, expected the end of the one before",
     ),
     (lambda: cut("a.idx", 1), "a.idx: 141 bytes, expected 142 for 5 sequences and 6 boundaries"),
     (lambda: edit("a.idx", 34, b"\xff" * 4), "a.idx, sequence 0: tokens: -1, expected 0 or more"),
-    (lambda: edit("a.idx", 86, b"\xff" * 7), "a.idx, sequence 4: begins at byte 72057594037927935"),
     (lambda: edit("a.idx", 94, b"\1"), "a.idx, boundary 0: is at sequence 1, expected 0 first"),
-    (lambda: edit("a.idx", 110, b"\6"), "a.idx, boundary 2: is at sequence 6, expected"),
     (lambda: edit("a.idx", 110, b"\0"), "a.idx, boundary 2: is at sequence 0, expected"),
-    (lambda: edit("a.idx", 134, b"\4"), "a.idx, boundary 5: is at sequence 4, expected"),
     (lambda: cut("a.bin", 1), "a.bin: 39 bytes, expected 40 by a.idx"),
     (lambda: os.remove("a.idx"), "a.bin: expected a.idx beside it, there is none"),
 ]
@@ -258,33 +250,3 @@ def test_a_pair_by_url() -> None:
     store.rm_file("memory://bucket/a.idx")
     message = "memory://bucket/a.bin: expected a.idx beside it, there is none"
     assert_error(packer("pack", "memory://bucket/a.bin", "-l", 6), 1, message)
-
-
-def test_an_index_that_is_another_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an edge of a server gives it that has not heard of the latest."""
-    store = pytest.importorskip("fsspec").filesystem("memory")
-    megatron("a")
-    store.pipe_file("memory://bucket/a.bin", Path("a.bin").read_bytes())
-    megatron("a", sequences=[1, 2, 1, 4, 2])
-    versions = []
-    for index in (Path("a.idx").read_bytes(), b""):
-        megatron("a")
-        store.pipe_file("memory://bucket/a.idx", index or Path("a.idx").read_bytes())
-        versions.append(store.store["/bucket/a.idx"])
-    memory = type(store)
-    open_, info = memory.open, memory.info
-
-    def opened(self: Any, path: str, *how: Any, **more: Any) -> Any:
-        store.store["/bucket/a.idx"] = versions[path != "/bucket/a.idx"]
-        return open_(self, path, *how, **more)
-
-    def looked_at(self: Any, path: str, **how: Any) -> Any:
-        found = info(self, path, **how)
-        if path == "/bucket/a.idx":  # old versions of fsspec look at its folders as they open it
-            store.store[path] = versions[1]
-        return found
-
-    monkeypatch.setattr(memory, "open", opened)
-    monkeypatch.setattr(memory, "info", looked_at)
-    result = packer("pack", "memory://bucket/a.bin", "-l", 6, "-t", "bytes", "-q", "-o", "out")
-    assert_error(result, 1, "memory://bucket/a.idx: cannot read: it changed")

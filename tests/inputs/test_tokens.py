@@ -199,8 +199,3 @@ def test_the_fast_way_is_the_careful_one(seed: int, kind: Any) -> None:
                 assert [one.tolist() for one in fast if one is not None] == [
                     twin[0], twin[2], twin[1]
                 ]  # fmt: skip
-
-
-def test_a_huge_unsigned_label_is_not_taken_for_the_ignored_one() -> None:
-    label = np.array([(1 << 64) - 100], np.uint64)
-    assert faultless(np.array([5]), np.array([0, 1]), label, None) is None

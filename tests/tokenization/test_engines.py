@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support import assert_error, check_directory, contents, jsonl, packer
 from tiny_tokenizers import EOS
 
-from packer_cli.records import Int64, Texts, UInt32
+from packer_cli.records import Int64, UInt32
 from packer_cli.tokenization import engines
 from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.tokenization.engines import FastEngine, ReferenceEngine, _Growth
@@ -79,34 +79,6 @@ def test_fast_and_reference_are_equal(make: Callable[[], tiny.Json], texts: list
     assert as_lists(fast.encode(texts)) == as_lists(reference.encode(texts))
 
 
-MB = 1 << 20
-SETTLING = [100 + 10 * i for i in range(16)]  # not counted
-
-
-@pytest.mark.parametrize(
-    ("sizes", "threads", "renewals"),
-    [
-        ([*SETTLING, *[250 + 128] * 100], 1, 0),
-        ([*SETTLING, *[250 + 129] * 8], 1, 1),
-        ([*SETTLING, *[250 + 2 * 128] * 100], 2, 0),  # more threads may have more
-        ([*[200] * 16, *[900, 900, 900, 300] * 20], 1, 0),  # what comes and goes is no growth
-        # what the old one leaves behind would otherwise have every new one renewed at once
-        ([*[200] * 16, *[400] * 8, *[400] * 100], 1, 1),
-    ],
-)
-def test_the_fast_engine_is_renewed_once_the_process_has_grown(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], threads: int, renewals: int
-) -> None:
-    size = 0
-    monkeypatch.setattr(engines, "resident", lambda: size * MB)
-    fast, growths = FastEngine(as_json(tiny.byte_level())), []
-    for i, size in enumerate(sizes):  # noqa: B007 `resident` gives it
-        fast._at_work = threads - 1 if i < len(SETTLING) else 0  # at once, for a while
-        fast._begun(_Growth.LOOK_AFTER)
-        growths.append(fast._growth)
-    assert len(set(growths)) == 1 + renewals
-
-
 def test_renewal_changes_nothing_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [[text, f"{i} {text}"] for i in range(20) for text in BATTERY]
     fast = FastEngine(as_json(tiny.byte_level()))
@@ -139,17 +111,6 @@ class Panics:
         raise PanicException("index out of range")
 
 
-class DiffersAtStart(FastEngine):
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        ids, offsets = super().encode(texts)
-        return ids ^ np.uint32(1), offsets
-
-
-class FailsAtStart(FastEngine):
-    def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-        raise RuntimeError("no luck")
-
-
 class LosesDocuments(FastEngine):
     def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
         return super().encode(texts[:-1])
@@ -168,10 +129,8 @@ class PanicsAtStart(FastEngine):
 @pytest.mark.parametrize(
     ("engine", "why"),
     [
-        (DiffersAtStart, "gigatoken differs from tokenizers on ' '"),
         (LosesDocuments, "gigatoken differs from tokenizers on ' '"),
         (DiffersOnTrigger, f"gigatoken differs from tokenizers on 'b {TRIGGER}'"),
-        (FailsAtStart, "gigatoken differs from tokenizers on no luck"),
         (PanicsAtStart, "PanicException: index out of range"),
     ],
 )
@@ -344,30 +303,6 @@ def test_texts_with_a_character_that_engines_differ_on_go_to_the_reference(
     assert result.stderr.count("texts with U+03D5 go to the slower tokenizers engine") == 1
 
 
-def test_every_character_is_compared_before_a_text_with_it_is_trusted() -> None:
-    fast, reference = both_engines(tiny.byte_level)
-    shown: list[str] = []
-
-    class Seen:
-        def encode(self, texts: list[str]) -> tuple[UInt32, Int64]:
-            shown.extend(texts)
-            return reference.encode(texts)
-
-    known = TrustedEngine(fast, Seen(), [], [], notify=pytest.fail)
-    shown.clear()
-    assert known.untrusted(["plain", "caf\u00e9"]) == []
-    assert shown == []  # Latin-1 is the start's
-    texts = ["\u0416x", "plain", "\u65e5\U0001f44d\u0416", "\u20c1 \u0394"]
-    assert known.untrusted(texts) == [3]
-    assert set("\u0416\u65e5\U0001f44d\u0394") <= set("".join(shown))
-    for one in "\u0416\u65e5\U0001f44d\u0394":
-        assert in_contexts(one) in "".join(shown)
-    assert in_contexts("\u20c1") not in "".join(shown)
-    shown.clear()
-    assert known.untrusted(texts) == [3]
-    assert shown == []  # once is enough
-
-
 def test_characters_that_differ_only_together_are_not_trusted() -> None:
     content = as_json(tiny.byte_level())
 
@@ -377,21 +312,3 @@ def test_characters_that_differ_only_together_are_not_trusted() -> None:
 
     known = TrustedEngine(DiffersOnBoth(content), ReferenceEngine(content), [], [], str)
     assert known.untrusted(["\u03d5 and \u03d6", "plain", "\u03d6", "\u03d7"]) == [0, 2, 3]
-
-
-def test_threads_compare_a_character_before_they_trust_it() -> None:
-    content = as_json(tiny.byte_level())
-    fast, reference = DiffersOnPhi(content), ReferenceEngine(content)
-    known = TrustedEngine(fast, reference, [], [], lambda line: None)
-    batches = [[f"{chr(code)}x", "y", f"z{chr(code)}\u03d5"] for code in range(0x400, 0x500)] * 2
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(known.untrusted, batches)) == [[2]] * len(batches)
-
-
-def test_samples_are_few_and_of_every_small_run() -> None:
-    trusted = TrustedEngine(*both_engines(tiny.byte_level), [], [], pytest.fail)
-    small = [trusted.sample(Texts.of(["some words", ""]), [1]) for _ in range(4)]
-    assert small == ["some words"] * 4
-    large = [trusted.sample(Texts.of(["some words " * 100_000]), []) for _ in range(100)]
-    assert sum(map(len, large)) < 100 * 1_100_000 / 8192
-    assert set(map(len, large)) == {0, 512}

@@ -58,14 +58,9 @@ def test_the_output_holds_the_tokenizer(folder: Path) -> None:
 # (what is named, its content or None, what is said of it)
 NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
     ("/none/tok", None, "no such file or folder"),
-    ("none.json", None, "no such file or folder"),
     ("a/b/c", None, "no such file or folder"),  # too deep for a hub name
     ("not a hub name", None, "not a hub name"),
     ("t/tokenizer.json", "{", NO_TOKENIZER),
-    ("t/tokenizer.json", b'{"\xff": 1}', NO_TOKENIZER),
-    ("t/tokenizer.json", "[" * 10_000, NO_TOKENIZER),
-    ("t/tokenizer.json", "", NO_TOKENIZER),
-    ("t/tokenizer.json", "[]", NO_TOKENIZER),
     ("t/tokenizer.json", '{"a": 1}', NO_TOKENIZER + ".*`model`"),
     ("t/tokenizer.json", '{"model": {}, "added_tokens": [1]}',
      NO_TOKENIZER + r".*added_tokens\[0\]"),
