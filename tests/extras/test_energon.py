@@ -27,7 +27,6 @@ from megatron.energon.flavors.jsonl.jsonl_prepare import JsonlPreparator
 
 from packer_cli.energon import BestFitPacking, PackedSample, TokenSample
 from packer_cli.errors import UsageError
-from packer_cli.options.options import NAMES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # energon's, of torch and of itself
 L, SAMPLES = 64, 300
@@ -132,13 +131,6 @@ def test_every_sample_once(
         "dropped_documents": len(dropped),
         "dropped_tokens": sum(dropped),
     }
-
-
-@pytest.mark.parametrize("strategy", [name for name in NAMES if name != "wrap"])
-def test_every_strategy(path: Path, documents: list[list[int]], strategy: str) -> None:
-    rows = list(loader(path, encoder(overlong="split", strategy=strategy)))
-    found = Counter(piece for row in rows for piece in pieces(row))
-    assert found == expected_pieces(documents, "split")
 
 
 def test_labels_are_kept() -> None:

@@ -28,7 +28,6 @@ from support import (
     pack,
     packer,
     packer_process,
-    packer_script,
     recover_texts,
 )
 
@@ -214,20 +213,6 @@ def test_what_is_said(
     assert_error(result, 1, message)
     assert tip in result.stderr.splitlines()[1]
     assert not Path("out").exists()
-
-
-def test_an_endless_stream_of_bad_lines_is_not_waited_out() -> None:
-    command = [packer_script(), "pack", "-", *map(str, OPTIONS), *SKIP]
-    with (
-        subprocess.Popen(["yes", "oops" * 100], stdout=subprocess.PIPE) as endless,
-        subprocess.Popen(command, stdin=endless.stdout, stderr=subprocess.PIPE) as run,
-    ):
-        try:
-            _, stderr = run.communicate(timeout=300)
-        finally:
-            run.kill()
-            endless.kill()
-    assert stderr.startswith(b"error: -: no records in 1 input file that can be read\n")
 
 
 def test_an_error_of_the_real_script_is_two_lines_and_debug_adds_a_traceback() -> None:

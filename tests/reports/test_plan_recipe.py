@@ -118,7 +118,7 @@ def test_a_sample_of_tokenized_sources_is_an_estimate() -> None:
     ("change", "message"),
     [
         (lambda: Path("code.jsonl").write_text('{"text": "pass"}\n'), "inputs have changed"),
-        (lambda: Path("mix.toml").write_text(RECIPE + 'separator = "--"\n'), "tokenized otherwise"),
+        (lambda: Path("mix.toml").write_text(RECIPE + "eos = false\n"), "tokenized otherwise"),
     ],
     ids=["inputs", "options"],
 )

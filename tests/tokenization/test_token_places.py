@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_tokenizers as tiny
-from chats import assistant, chat, chat_tokenizer, pack_marked, user
 
 from packer_cli.records import Int64, Spans, Texts, UInt32
 from packer_cli.tokenization.engines import ReferenceEngine
@@ -196,37 +195,3 @@ def test_ordinary_texts_need_no_reference(name: str) -> None:
     _, spans = random_spans(ORDINARY, 0)
     mark_trained(token_bytes(content), Texts.of(ORDINARY), *places[:2], spans, exact)
     assert exact.asked == 0
-
-
-GEMMA_TURNS = (
-    "{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>assistant\n{% endif %}"
-)
-
-
-@pytest.mark.parametrize("backend", ["auto", "tokenizers"])
-def test_labels_stay_with_the_answer_where_lengths_add_up_by_chance(
-    folder: Path, backend: str
-) -> None:
-    """Two spaces are one token of six bytes, and each "▁" of the answer is one of one byte."""
-    tiny.save(
-        folder / "tok", tiny.gemma(),
-        tokenizer_config={"eos_token": tiny.EOS, "chat_template": GEMMA_TURNS},
-    )  # fmt: skip
-    texts = pack_marked(
-        [chat(user("Draw  a sparkline of 1 3 1 please:"), assistant("▁▃▁"))],
-        "--tokenizer-backend", backend, template=None, tokenizer="tok",
-    )  # fmt: skip
-    answered = "<start_of_turn>user\nDraw  a sparkline of 1 3 1 please:<end_of_turn>\n"
-    # the tokenizer shows its own "▁" as a space
-    assert texts == [answered + "<start_of_turn>assistant\n⟦ ▃ <end_of_turn>\n⟧"]
-
-
-def test_white_space_is_trained_whatever_the_post_processor_trims(folder: Path) -> None:
-    """The normalizer makes this document one that the reference places."""
-    document = trimming() | {"normalizer": {"type": "NFC"}}
-    tokenizer = chat_tokenizer(folder / "tok", document=document)
-    (text,) = pack_marked(
-        [chat(user("e\u0301"), assistant("a\n\n    b"))], template=None, tokenizer=tokenizer
-    )
-    assert "⟦a\n\n    b<|im_end|>" in text

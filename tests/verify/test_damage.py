@@ -191,14 +191,11 @@ def test_an_edited_manifest(packed: Path, name: str) -> None:
             lambda m: m["config"].update(max_length=1 << 40),
             "damaged: config: --max-length: 1099511627776 is not between 1 and 16777216",
         ),
-        (lambda m: m["config"].update(seed=-1), "damaged: config: --seed: -1 is not between"),
-        (lambda m: m["config"].update(seed="x"), "damaged: config: Expected `int`"),
         (
             lambda m: m["config"].update(strategy="x") or m.update(packer_version="9.1"),
             "of packer 9.1, which this packer ",
         ),
         (lambda m: m.update(rows=0), "damaged: Expected `int` >= 1 - at `$.rows`"),
-        (lambda m: m.update(length_squares_in_rows=-1), "damaged: Expected `int` >= 0"),
     ],
 )
 def test_a_manifest_of_no_use(packed: Path, change: Callable[[Any], Any], message: str) -> None:
@@ -224,13 +221,9 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str
 READERS: dict[str, tuple[object, ...]] = {
     "list.txt": ("pack", "@list.txt", "-t", "bytes", "-l", 16),
     "tok/tokenizer.json": ("pack", "a.jsonl", "-t", "tok", "-l", 16),
-    "tok/tokenizer_config.json": ("pack", "a.jsonl", "-t", "tok", "-l", 16),
-    "tok/special_tokens_map.json": ("tokenizer", "tok"),
     "toks/tokenizer.json": ("pack", "toks", "-l", 16),
-    "toks/tokenizer_config.json": ("plan", "toks", "-l", 16),
     "saved/state.json": ("pack", "saved", "-t", "bytes", "-l", 16),
     "trainer_state.json": ("show", "packed", "--checkpoint", ".", "--ranks", 1),
-    "packed/tokenizer.json": ("stats", "packed", "--deep"),
     "mix/dataset_dict.json": ("pack", "mix.toml"),
 }
 
@@ -259,9 +252,6 @@ def test_nothing_but_regular_files_is_read(folder: Path, name: str, what: str) -
     if command[0] in ("pack", "export"):
         command += ["-o", "mix" if name.startswith("mix") else "out"]
     done = unaltered(*command)
-    if name in ("packed/rejected.jsonl", "packed/tokenizer.json"):  # told by packer verify alone
-        assert done.returncode in (0, 1), done.stderr
-        return
     reasons = ("not a regular file", "is not a file", "has no tokenizer.json")
     assert done.returncode in (1, 2), done.stderr
     assert any(reason in done.stderr for reason in reasons), done.stderr

@@ -27,7 +27,6 @@ from packer_cli.tokenization import tokenizer as tokenization
 from packer_cli.verify import again
 
 pytestmark = pytest.mark.usefixtures("folder")
-EACH = [{"text": text} for text in TEXTS]
 AGAINST = ("--against-inputs", "--sample", "all")
 ALL = ("verify", "out", *AGAINST)
 
@@ -55,14 +54,9 @@ def test_a_sound_result(packed: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--columns", "input_ids,cu_seqlens,segments"],
-        ["--segment-multiple", 4],
         ["--max-segments-per-row", 2, "--balance", "attention"],
-        ["--overlong", "truncate", "--truncate-side", "left"],
-        ["--overlong", "drop", "--unit-bytes", 100],
         ["--strategy", "wrap", "--segment-multiple", 8],
         ["--shard-bytes", 1, "--unit-bytes", 300, "--workers", 2],
-        ["--no-eos"],
     ],
 )
 def test_every_way_to_pack(folder: Path, options: list[object]) -> None:
@@ -71,24 +65,12 @@ def test_every_way_to_pack(folder: Path, options: list[object]) -> None:
     sound()
 
 
-def chats(count: int, turns: int, question: str, answer: str) -> list[dict[str, Any]]:
-    """Conversations; `{}` in what is said is their number."""
-    said = {"user": question, "assistant": answer}
-    return [
-        {"messages": [{"role": role, "content": text.format(i)}
-                      for role, text in list(said.items()) * turns]}
-        for i in range(count)
-    ]  # fmt: skip
-
-
 SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
-    "another field": ([{"body": text} for text in TEXTS], ["--text-field", "body"]),
-    "long messages": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
-                      ["--overlong", "truncate-turns"]),
-    "messages truncated": (chats(9, 3, "{0}{0}{0}{0}{0}", "{0}{0}{0}{0}{0}"),
-                           ["--overlong", "truncate", "--truncate-side", "left"]),
-    "messages, the last answer": (chats(30, 1, "q{}", "answer {}"),
-                                  ["--train-on", "last-assistant", "--strategy", "next-fit"]),
+    "messages": (
+        [{"messages": [{"role": role, "content": f"{role} {i} " * 5} for role in
+                       ("user", "assistant") * 3]} for i in range(9)],
+        ["--overlong", "truncate-turns", "--chat-template", "t.jinja"],
+    ),
     "prompts": ([{"prompt": f"p{i} ", "completion": "c" * i} for i in range(9)], []),
     "tokens": ([{"input_ids": [1, 2, 3 + i], "labels": [-100, 2, 3 + i]} for i in range(9)], []),
 }  # fmt: skip
@@ -102,26 +84,10 @@ def test_every_shape(folder: Path, shape: str) -> None:
         folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "</s>"}
     )
     (folder / "t.jinja").write_text(CHAT)
-    template = ["--chat-template", "t.jinja"] if "messages" in shape else []
-    result = packer(
-        "pack", "a.jsonl", "-l", 64, "-t", "tok", *template, *options, "-q", "-o", "out"
-    )
+    result = packer("pack", "a.jsonl", "-l", 64, "-t", "tok", *options, "-q", "-o", "out")
     assert result.exit_code == 0, result.stderr
     shutil.rmtree(folder / "tok")  # the directory has all that is needed
     (folder / "t.jinja").unlink()
-    sound()
-
-
-@pytest.mark.parametrize("tokenizer", ["sentencepiece", "unigram"])
-def test_prompts_with_other_tokenizers(folder: Path, tokenizer: str) -> None:
-    records = [{"prompt": f"naïve {i}: ", "completion": " don't  panic " * i} for i in range(9)]
-    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    tiny_tokenizers.save(
-        folder / "tok", getattr(tiny_tokenizers, tokenizer)(),
-        tokenizer_config={"eos_token": "</s>", "bos_token": "<s>"},
-    )  # fmt: skip
-    result = packer("pack", "a.jsonl", "-t", "tok", "-l", 64, "-q", "-o", "out")
-    assert result.exit_code == 0, result.stderr
     sound()
 
 

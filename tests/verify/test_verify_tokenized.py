@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_tokenizers
 from spoiling import arrow_file, edit, flip, rewrite, tokenize
 from support import assert_error, jsonl, packer, shard_of
-from verifying import CHAT, assert_sound, changed, forge, problems
+from verifying import assert_sound, changed, forge, problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -34,23 +33,6 @@ def two_texts(folder: Path) -> list[str]:
     return ["ta", "tb"]
 
 
-def chat(folder: Path) -> list[str]:
-    records = [
-        {"messages": [{"role": role, "content": f"{role} {i} " * (i % 5 + 1)}
-                      for role in ("user", "assistant") * (i % 3 + 1)]}
-        for i in range(30)
-    ]  # fmt: skip
-    (folder / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    tiny_tokenizers.save(
-        folder / "tok", tiny_tokenizers.byte_level(), tokenizer_config={"eos_token": "</s>"}
-    )
-    (folder / "t.jinja").write_text(CHAT)
-    tokenize("a.jsonl", "-t", "tok", "--chat-template", "t.jinja", "-o", "ta")
-    shutil.rmtree("tok")  # the directory has all that is needed
-    (folder / "t.jinja").unlink()
-    return ["ta"]
-
-
 def ids(folder: Path) -> list[str]:
     records = [
         {"input_ids": list(range(i, 2 * i + 1)),
@@ -62,7 +44,7 @@ def ids(folder: Path) -> list[str]:
     return ["ta"]
 
 
-SOURCES: dict[str, Callable[[Path], list[str]]] = {"texts": two_texts, "chat": chat, "ids": ids}
+SOURCES: dict[str, Callable[[Path], list[str]]] = {"texts": two_texts, "ids": ids}
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -79,26 +61,20 @@ def test_sound_tokenized_directories(folder: Path, source: str) -> None:
 
 PACKS: dict[str, list[object]] = {
     "shuffled": [],
-    "in order": ["--no-shuffle"],
-    "wrap": ["--strategy", "wrap", "--overlong", "split"],
     "next-fit": ["--strategy", "next-fit", "--seed", 3],
-    "dropped": ["--overlong", "drop"],
     "without segments": ["--columns", "input_ids,labels,cu_seqlens"],
     "view": ["--view"],
     "several units": ["--unit-bytes", 500, "--seed", 1],
 }
 
 
-# every way with texts, and two ways with the others
-WAYS = [("texts", pack) for pack in PACKS]
-WAYS += [(source, pack) for source in ("chat", "ids") for pack in ("shuffled", "several units")]
+WAYS = [("ids", "shuffled"), *(("texts", pack) for pack in PACKS)]
 
 
 @pytest.mark.parametrize(("source", "pack"), WAYS)
 def test_sound_packs(folder: Path, source: str, pack: str) -> None:
     names = SOURCES[source](folder)
-    length = 512 if source == "chat" else 64
-    result = packer("pack", *names, "-l", length, *PACKS[pack], "-q", "-o", "out")
+    result = packer("pack", *names, "-l", 64, *PACKS[pack], "-q", "-o", "out")
     assert result.exit_code == 0, result.stderr
     assert_sound()
     for sample in (6, "all"):
@@ -146,9 +122,7 @@ def swapped(column: str) -> Callable[[dict[str, list[Any]]], None]:
     [
         ("documents", set_at("position", 3, 0), "its document 3 is at 0 of a.jsonl, not after"),
         ("documents", set_at("file", 3, 7), "document 3: is of input 7, there are 1"),
-        ("documents", set_at("file", 0, -1), "document 0: is of input -1, there are 1"),
         ("documents", set_at("input_ids", 2, [999]), "document 2: holds the id 999, the tok"),
-        ("documents", set_at("input_ids", 2, [-1]), "document 2: holds the id -1, the tokenizer"),
         ("documents", set_at("input_ids", 2, []), "document 2: has no tokens"),
         (
             "documents",
@@ -156,8 +130,6 @@ def swapped(column: str) -> Callable[[dict[str, list[Any]]], None]:
             "document 2: its length is 2, the index says",
         ),
         ("index", set_at("length", 5, 1), "the sum of length is "),
-        ("index", set_at("trained_tokens", 5, 1), "the sum of trained_tokens is "),
-        ("index", swapped("length"), "document 4: its length is "),
         ("index", swapped("trained_tokens"), "document 4: its trained_tokens is "),
         ("index", set_at("content_hash", 5, bytes(16)), "document 5: its content_hash is not"),
     ],
@@ -174,9 +146,7 @@ def test_damage_in_documents_with_the_digests_of_it(
     ("stretches", "text"),
     [
         ([2, 1], "document 0: its trained is [2, 1], not ascending within its 2 tokens"),
-        ([0, 9], "document 0: its trained is [0, 9], not ascending within its 2 tokens"),
         ([0, 1, 2], "document 0: its trained has an odd number of edges"),
-        ([], "document 0: its trained_tokens is 0, the index says 1"),
     ],
 )
 def test_damaged_stretches(folder: Path, stretches: list[int], text: str) -> None:
