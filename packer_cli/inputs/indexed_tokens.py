@@ -98,7 +98,7 @@ class MegatronReader(DocumentReader):
                 left = int(offsets[last] - offsets[first]) * size
                 position = part.start + first
                 if left > longest:
-                    while left:  # so that all is hashed
+                    while left:  # a few megabytes at a time, to the next document
                         left -= len(_exactly(file.path, source, min(left, BLOCK_BYTES)))
                     reason = f"the document is longer than {longest} bytes"
                     bad = [BadRecord(position, reason, byte_streams.CUT)]
