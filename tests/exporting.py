@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from packer_cli import open_packed
-from packer_cli.export import FORMATS
-from packer_cli.export.destination import MARKER
+from packer_cli.export import FORMATS, MARKER
 from packer_cli.reports.show import read_row
 
 # Only of a view is there a packed directory to make: tests/result/test_views.py.

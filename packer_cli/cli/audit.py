@@ -18,7 +18,7 @@ from packer_cli.options.run_options import Progress
 if TYPE_CHECKING:
     from packer_cli.audit import Audit, Finding, Set
     from packer_cli.audit.documents import Habits
-    from packer_cli.reports.report import Report, Rows, Section
+    from packer_cli.reports import Report, Rows, Section
     from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import TokenizerInfo
     from packer_cli.tokenization.decoding import Decoder
@@ -139,7 +139,7 @@ def _report(audit: Audit, rows: Rows | None) -> Report:
     to which the examples lead.
     """
     import packer_cli
-    from packer_cli.reports.report import Fact, Figure, Report
+    from packer_cli.reports import Fact, Figure, Report
     from packer_cli.result.wording import count
 
     set_, severities = audit.set_, [one.severity for one in audit.findings]
@@ -167,7 +167,7 @@ def _report(audit: Audit, rows: Rows | None) -> Report:
 
 def _sections(audit: Audit, shown: Rows | None) -> list[Section]:
     from packer_cli.audit import RULES
-    from packer_cli.reports.report import Section, Table, Text
+    from packer_cli.reports import Section, Table, Text
     from packer_cli.result.wording import count, percent, plural
 
     sections = [Section("Findings", [Text("nothing was found", only_page=False)])]

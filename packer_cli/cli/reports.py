@@ -15,7 +15,7 @@ from packer_cli.errors import ThresholdMissed, UsageError, one_line
 from packer_cli.options.option import Options, option
 
 if TYPE_CHECKING:
-    from packer_cli.reports.report import Report
+    from packer_cli.reports import Report
     from packer_cli.result.manifest import Result
 
 LOCAL_ONLY = "this command reads shards from local directories only"

@@ -33,7 +33,7 @@ import packer_cli
 from packer_cli.errors import UsageError, cut, from_os_error, one_line
 from packer_cli.options.option import refuse
 from packer_cli.ownership import put_file
-from packer_cli.reports.report import PageRow, Report, Rows
+from packer_cli.reports import PageRow, Report, Rows
 from packer_cli.reports.show import Shown, carried_in
 from packer_cli.result.layout import INCOMPLETE, MANIFEST
 from packer_cli.result.manifest import is_manifest

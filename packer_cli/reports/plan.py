@@ -13,7 +13,7 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.options.shape_rules import trained_on
 from packer_cli.options.shapes import kinds_of
 from packer_cli.plan import Outcome, Plan
-from packer_cli.reports.report import (
+from packer_cli.reports import (
     Fact,
     Part,
     Report,

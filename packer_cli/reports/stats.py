@@ -26,7 +26,7 @@ from packer_cli.options.options import (
 )
 from packer_cli.options.shapes import TRACE, kinds_of, prompts_described
 from packer_cli.packing.figures import cost_spread
-from packer_cli.reports.report import (
+from packer_cli.reports import (
     OF_SOURCES,
     Fact,
     Figure,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from packer_cli.errors import one_line
-from packer_cli.reports.report import Histogram, Part, Report, Table, Text
+from packer_cli.reports import Histogram, Part, Report, Table, Text
 from packer_cli.result.wording import count
 
 _PIPED = 10_000  # columns

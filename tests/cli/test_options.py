@@ -13,8 +13,7 @@ import pytest
 from support import jsonl, packer, packer_process
 from typer.main import get_command
 
-from packer_cli.cli.app import app
-from packer_cli.cli.declared import SECTIONS, options_in
+from packer_cli.cli.app import SECTIONS, app, options_in
 from packer_cli.cli.export import EXPORT_FORMATS
 from packer_cli.cli.pack import pack
 from packer_cli.export import FORMATS

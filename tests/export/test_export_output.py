@@ -23,8 +23,7 @@ from spoiling import edit
 from support import assert_error, contents, heavy, packer, packer_process, packer_script
 
 from packer_cli import open_packed
-from packer_cli.export import FORMATS
-from packer_cli.export.destination import MARKER
+from packer_cli.export import FORMATS, MARKER
 from packer_cli.ownership import Folder, own_folder
 
 # What is refused with exit code 2: options, and the error. `packed` has 10 rows or fewer.
@@ -100,13 +99,13 @@ def test_overwrite_replaces_an_export_and_nothing_else(small: Path) -> None:
 KILLED_BETWEEN = """
 import os
 from packer_cli.cli import app as cli
-from packer_cli.export import destination
+import packer_cli.export
 rename = os.rename
 def renamed(own, to, **at):
     if own == "new":
         os.kill(os.getpid(), 9)
     rename(own, to, **at)
-os.rename, destination._exchange = renamed, lambda *places: False
+os.rename, packer_cli.export._exchange = renamed, lambda *places: False
 cli.main()
 """
 

@@ -25,7 +25,7 @@ from chats import CHATML
 from support import ALL_COLUMNS, packer
 
 from packer_cli.cli.export import EXPORT_FORMATS
-from packer_cli.export.destination import MARKER
+from packer_cli.export import MARKER
 from packer_cli.options.options import NAMES
 
 WORDS = [
