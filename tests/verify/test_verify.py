@@ -67,7 +67,7 @@ def test_every_way_to_pack(folder: Path, options: list[object]) -> None:
 
 SHAPES: dict[str, tuple[list[dict[str, Any]], list[object]]] = {
     "messages": (
-        [{"messages": [{"role": role, "content": f"{role} {i} " * 5} for role in
+        [{"messages": [{"role": role, "content": f"{role} {i} "} for role in
                        ("user", "assistant") * 3]} for i in range(9)],
         ["--overlong", "truncate-turns", "--chat-template", "t.jinja"],
     ),
