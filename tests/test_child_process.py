@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,6 @@ from support import (
 )
 
 from packer_cli import child_process
-from packer_cli.child_process import Child
-from packer_cli.errors import LostChildError
 
 SLOW = TAGS + "{% if messages | length > 2 %}{{ 10 ** (messages | length + 10**8) % 7 }}{% endif %}"
 ANY = "packer_cli.errors:DataError"
@@ -121,22 +118,6 @@ def test_a_run_from_stdin_does_not_go_on_without_what_was_lost(folder: Path) -> 
     lost = b"error: unit 0 (- from 0): the process of LimitedComposer was ended from"
     assert message.startswith(lost)
     assert not Path("out").exists()
-
-
-def test_a_child_outlives_the_thread_that_made_it() -> None:
-    """And its end is noticed."""
-    made: list[Child] = []
-    thread = threading.Thread(target=lambda: made.append(Child(ANY, "a")))
-    thread.start()
-    thread.join()
-    [child] = made
-    child.begin("__str__")
-    assert child.answer() == "a"
-    child.kill()
-    child.begin("__str__")
-    with pytest.raises(LostChildError, match="of DataError was ended from outside, by signal 9"):
-        child.answer()
-    child.close()
 
 
 def test_a_child_whose_maker_is_gone_before_it_begins(folder: Path) -> None:

@@ -213,23 +213,3 @@ def test_every_document_of_a_whole_file_is_recovered(
 def test_plans_of_the_first_documents_of_every_file(folder: Path, excerpts: list[Path]) -> None:
     options = ["-t", SHARED / "tokenizers" / "gpt2", "--on-error", "skip", "--unit-bytes", "100k"]
     assert_planned(excerpts, [300, 2048], ["best-fit", "wrap"], *options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", FILES)
-def test_plans_of_whole_files(folder: Path, name: str, file: str) -> None:
-    options = ["-t", SHARED / "tokenizers" / name, "--on-error", "skip"]
-    ways = ["best-fit", "next-fit", "wrap"]
-    path = SHARED / "data" / file
-    raw = assert_planned([path], [1000, 8192], ways, *options)
-    assert packer("tokenize", path, *options, "-o", "tokens", "-q", "--json").exit_code == 0
-    tokenized = assert_planned(["tokens"], [2048], ways)
-    assert tokenized["tokens"] == raw["tokens"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["drop", "truncate", "truncate-turns"])
-def test_plans_of_real_conversations(folder: Path, how: str) -> None:
-    options = ["-t", SHARED / "tokenizers" / "qwen3", "--overlong", how, "--on-error", "skip"]
-    path = SHARED / "data" / "chat_oasst_en100.jsonl.zst"
-    assert_planned([path], [256, 2048], ["best-fit", "next-fit"], *options)

@@ -318,15 +318,16 @@ def _may_be_long(file: InputFile) -> bool:
 
 def _texts(value: Any) -> Iterator[str]:
     """All texts in a value of JSON."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
+    open_values: list[Iterator[Any]] = [iter([value])]  # lists may be long: they are not copied
+    while open_values:
+        for one in open_values[-1]:
+            if isinstance(one, str):
+                yield one
+            elif isinstance(one, dict | list):
+                open_values.append(iter(one.values() if isinstance(one, dict) else one))
+                break
+        else:
+            open_values.pop()
 
 
 def shapes_of(files: list[InputFile], config: DocumentConfig) -> dict[int, Shape]:

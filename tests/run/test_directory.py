@@ -55,8 +55,11 @@ def test_the_default_output_is_named_after_the_input(folder: Path) -> None:
     assert recover_texts("a-packed-16") == ["a"]
 
 
-@pytest.mark.parametrize("command", ["pack", "tokenize"])
-@pytest.mark.parametrize("more", [[], ["-q"], ["--json"], ["--rank", 0, "--world-size", 1]])
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [("pack", []), ("pack", ["--json"]), ("pack", ["--rank", 0, "--world-size", 1]),
+     ("tokenize", ["-q"])],
+)  # fmt: skip
 def test_the_same_command_again_does_nothing(data: Path, command: str, more: list[object]) -> None:
     arguments = [command, "a.jsonl", "-t", "bytes", "-o", "out", *more]
     arguments += ["-l", 16] if command == "pack" else []
