@@ -78,7 +78,6 @@ def assert_placed_or_counted(documents: Documents, *options: Any) -> dict[str, A
 
 LENGTH = size(LONG_MARKED) - 1
 ALL = [SHORT, LONG, SHORT]
-ALL_MARKED = [SHORT_MARKED, LONG_MARKED, SHORT_MARKED]
 PAIR = {"prompt": "0123456789", "completion": "abcdefghij"}
 PAIR_MARKED = "0123456789⟦abcdefghij<eos>⟧"
 SILENT = chat(user("Hi"), assistant("Hello", weight=0))

@@ -8,11 +8,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import tiny_tokenizers
 from approving import assert_approved
@@ -98,24 +96,6 @@ def test_only_the_shard_that_is_needed_is_touched(many_shards: Path) -> None:
     assert_error(packer("show", "out"), 1, f"out/{first.name}: not a readable shard")
 
 
-def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -> None:
-    """Rewrite the only shard: `change` its columns as lists, and what it and the manifest say."""
-    (path,) = Path("out").glob("shard-*.arrow")
-    with pa.ipc.open_stream(path.read_bytes()) as reader:
-        table = reader.read_all()
-    columns = table.to_pydict()
-    change(columns)
-    known = {name: table.schema.field(name) for name in table.schema.names}
-    fields = [known.get(name, known["cu_seqlens"].with_name(name)) for name in columns]
-    description = json.loads(table.schema.metadata[b"packer"]) | metadata
-    schema = pa.schema(fields, {"packer": json.dumps(description)})
-    table = pa.Table.from_pydict(columns, schema)
-    with pa.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table)
-    edit(lambda manifest: manifest["shards"][0].update(bytes=path.stat().st_size))
-    edit(lambda manifest: manifest["config"].update(metadata, columns=list(columns)))
-
-
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
@@ -125,7 +105,7 @@ def change_shard(change: Callable[[dict[str, Any]], None], **metadata: object) -
     ],
 )
 def test_damaged_rows(packed: Path, column: str, value: object, message: str) -> None:
-    change_shard(lambda columns: columns[column].__setitem__(0, value))
+    rewrite("shard", lambda columns: columns[column].__setitem__(0, value))
     assert_error(packer("show", "out"), 1, f"{shard_of()}: row 0: ", message)
     assert texts_of(1) == ["third\n\nline<eos>"]
 
