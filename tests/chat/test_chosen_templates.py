@@ -200,3 +200,12 @@ def test_a_last_turn_without_an_end(folder: Path) -> None:
     result = run([chat(user("Hi"), assistant("Hello"))], **how)
     assert result.exit_code == 2
     assert "turn, the last one" in result.stderr
+
+
+def test_ends_are_found_behind_white_space(folder: Path) -> None:
+    """Which is learned, too: it is written before the end."""
+    how: Json = {"tokenizer": chat_tokenizer(folder / "t", None)}
+    record = chat(user("Hi"), assistant("Hello"), user("Bye"), assistant("Ciao"))
+    between = OPEN.replace("{% endfor %}", "{{ '' if loop.last else '\\n' }}{% endfor %}", 1)
+    expected = "<|user|>\nHi\n<|assistant|>⟦\nHello\n<|user|>⟧\nBye\n<|assistant|>⟦\nCiao<|user|>⟧"
+    assert pack_marked([record], "--turn-end", "<|user|>", template=between, **how) == [expected]

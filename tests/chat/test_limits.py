@@ -287,3 +287,9 @@ def test_a_process_that_is_killed_is_replaced(folder: Path, kills: int) -> None:
 
 def trained_flags() -> list[Any]:
     return [labels != -100 for labels in recover_documents("out", "labels").values()]
+
+
+def test_a_run_with_nothing_to_train_on_fails(folder: Path) -> None:
+    refused(
+        [chat(user("Hi"))] * 2, 1, "nothing to pack", "2 of those dropped have nothing to train"
+    )

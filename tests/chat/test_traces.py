@@ -407,3 +407,10 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
     assert "of 7 branches compared" in packer("stats", "out").stdout
     verified = packer("verify", "out", "--against-inputs")
     assert verified.exit_code == 0, verified.stdout
+
+
+def test_a_run_that_leaves_out_all_traces_says_so() -> None:
+    write("a.jsonl", [EPISODE])
+    result = packer("pack", "a.jsonl", "-l", 64, "-q", "-o", "out", "--min-reward", "99")
+    assert_error(result, 1, "0 rejected records, 4 traces left out, no tokens")
+    assert "--min-reward, --max-age" in result.stderr

@@ -4,6 +4,7 @@ that a failure leaves nothing.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -294,3 +295,15 @@ def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) 
         "export", large, "--to", to, "-o", "out", preexec_fn=limit, env=environment
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_without_locks_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    command = ["export", small, "--to", "trl", "-q", "-o", "out"]
+    assert_error(packer(*command), 1, "out: cannot be locked: no locks")
+    assert not Path("out").exists()
+    assert packer(*command, "--no-lock").exit_code == 0
+    assert table_of(Path("out"))

@@ -344,3 +344,10 @@ def test_carried_columns() -> None:
         assert first == {"logprobs": [-0.5, -1.5, -1], "top": [[1, 9]] * 3, "reward": 1}
         assert second == {"logprobs": [-2, 0.3], "top": [[2, 1200], [3, 5]], "reward": 0.5}
         assert json.loads(packer("show", "tokens", 1, "--json").stdout)["carried"] == second
+
+
+def test_segments_that_begin_at_multiples(folder: Path) -> None:
+    """A segment has its real length, wherever the next one begins."""
+    Path("a.jsonl").write_text(jsonl("first", "second").decode())
+    pack("a.jsonl", "-l", 32, "--segment-multiple", 8, *IN_ORDER)
+    assert texts_of(0) == ["first<eos>", "second<eos>"]

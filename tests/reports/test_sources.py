@@ -102,3 +102,18 @@ def test_commands_for_one_result_name_both_sides() -> None:
         result = packer(*arguments)
         assert_error(result, 1, "out", "train and validation")
         assert "out/train or out/validation" in result.stderr
+
+
+def test_both_sides_of_a_split_are_verified() -> None:
+    pack_mixed(recipe_of(IN_SHARES, validation_share=0.1))
+    result = packer("verify", "out", "--against-inputs", "-q")
+    assert result.exit_code == 0, result.stderr
+    places = [line.split(":")[0] for line in result.stdout.splitlines()]
+    assert places == ["out/train", "out/validation"]
+    content = json.loads(packer("verify", "out", "--json", "-q").stdout)
+    assert {side: one["ok"] for side, one in content.items()} == {"train": True, "validation": True}
+    shard = next(Path("out/validation").glob("shard-*.arrow"))
+    shard.write_bytes(shard.read_bytes()[:-8] + b"damaged!")
+    result = packer("verify", "out", "-q")
+    assert result.exit_code == 1
+    assert "error: out/validation: " in result.stderr

@@ -307,3 +307,13 @@ def test_a_change_of_one_of_many_small_files_packs_few_of_them_again(
     put("5.jsonl", "other")()
     assert packer(*command, "--add").exit_code == 0
     assert len(shards & {path.name for path in Path("out").glob("*.arrow")}) == 2
+
+
+def test_another_tokenizer_without_files_is_refused(folder: Path) -> None:
+    """Without one, padding is id 0; the built-in one pads with an id of its own."""
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).write_text('{"input_ids": [1, 2, 3]}\n' * 50)
+    options = ["-l", 64, "-q", "-o", "out"]
+    assert packer("pack", "a.jsonl", *options).exit_code == 0
+    add = ["pack", "b.jsonl", *options, "--add"]
+    assert_error(packer(*add, "-t", "bytes"), 2, "the tokenizer was not given, is now bytes")
