@@ -60,7 +60,6 @@ class Stat(NamedTuple):
     size: int
     version: int
     regular: bool
-    ctime_ns: int = 0
     device: int = 0
     inode: int = 0
 
@@ -185,8 +184,8 @@ def stat(path: str, *, again: bool = False) -> Stat:
     if not is_url(path):
         status = os.stat(path)
         regular = local_stat.S_ISREG(status.st_mode)
-        times = status.st_mtime_ns, regular, status.st_ctime_ns
-        return Stat(status.st_size, *times, status.st_dev, status.st_ino)
+
+        return Stat(status.st_size, status.st_mtime_ns, regular, status.st_dev, status.st_ino)
     with _explained(path):
         store, name = _store(path)
         if again:

@@ -271,7 +271,7 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def may_exist(path: str) -> bool:
+def _may_exist(path: str) -> bool:
     """True if an input exists; for URLs, which would take a request, this is assumed."""
     return path == STDIN or storage.is_url(path) or storage.kind(path) is not None
 
@@ -280,7 +280,7 @@ def differing_files(old: Sequence[InputFile], new: Sequence[InputFile]) -> list[
     """How the inputs differ. `old`: without a format where that is not known."""
     before, now = ({file.known_as: file for file in files} for files in (old, new))
     differing = [
-        f"{file.path} {'is not named now' if may_exist(file.path) else 'is gone'}"
+        f"{file.path} {'is not named now' if _may_exist(file.path) else 'is gone'}"
         for path, file in before.items()
         if path not in now
     ]
