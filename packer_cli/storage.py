@@ -184,7 +184,6 @@ def stat(path: str, *, again: bool = False) -> Stat:
     if not is_url(path):
         status = os.stat(path)
         regular = local_stat.S_ISREG(status.st_mode)
-
         return Stat(status.st_size, status.st_mtime_ns, regular, status.st_dev, status.st_ino)
     with _explained(path):
         store, name = _store(path)

@@ -235,7 +235,7 @@ class Source:
 def prepare(run: Run, units: Sequence[WorkUnit], options: EncodingOptions) -> Source:
     """Load what `run` needs for `units`. Raises UsageError."""
     if run.is_tokenized:
-        # inputs that no unit reads need not be there any more, as those of an update
+        # inputs that no unit reads need not be there any more, as with --add
         used = {part.file for unit in run.units for part in unit.slices}
         inputs = [file for file in run.files if run.row_config.mixture or file.index in used]
         return _tokenized_again(inputs, run.row_config)
