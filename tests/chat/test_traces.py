@@ -392,7 +392,7 @@ def test_a_template_that_gives_other_ids_is_told(tmp_path: Path) -> None:
             ([7], f"{written}<|im_end|>")]  # fmt: skip
     asked, records = "<|im_start|>user\nRain?<|im_end|>\n<|im_start|>assistant\n", []
     for answer, text in said:
-        ids = [tokenizer.encode_bare([one], None, None)[0].tolist() for one in (asked, text)]
+        ids = [tokenizer.encode_bare([one])[0].tolist() for one in (asked, text)]
         message = {"role": "assistant", "content": "" if isinstance(answer, list) else answer}
         message |= {"tool_calls": answer} if isinstance(answer, list) else {}
         records.append(nodes_of(
