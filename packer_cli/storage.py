@@ -127,8 +127,8 @@ def absolute(path: str) -> str:
 
 def shown(path: str) -> str:
     """An input for people: from the current directory on, if it is below that."""
-    inside = os.path.join(os.getcwd(), "")
-    return path.removeprefix(inside) if path != inside else path
+    rest = path.removeprefix(os.path.join(os.getcwd(), ""))
+    return rest if rest not in {"", "-"} else path  # "-" would be stdin
 
 
 def place(output: str) -> Path | str:

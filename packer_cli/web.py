@@ -10,6 +10,7 @@ from aiohttp import ClientTimeout
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractBufferedFile
 
+_PART, _BEYOND = 206, 416  # a part of the file is sent; none, since it would lie beyond the end
 _SPAN = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
 
 
@@ -37,12 +38,14 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
         asked = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         options["headers"] = options.get("headers", {}) | asked
         async with session.get(self.encode_url(url), **options) as answer:
-            if answer.status != 416:  # beyond the end
+            if answer.status != _BEYOND:
                 self._raise_not_found_for_status(answer, url)
             begin, stop, size = 0, answer.content_length or 0, answer.content_length
             if span := _SPAN.fullmatch(answer.headers.get("Content-Range", "")):
                 size = int(span[3])
                 begin, stop = (int(span[1]), int(span[2]) + 1) if span[1] else (start, start)
+            elif answer.status in (_PART, _BEYOND):
+                raise OSError(errno.EIO, "the server does not say which part it sends")
             now = {name: answer.headers.get(name, "") for name in ("ETag", "Last-Modified")}
             now |= {"size": size, "ETag": now["ETag"].removeprefix("W/")}
             if found and any(found[name] != now[name] for name in ("ETag", "size")):

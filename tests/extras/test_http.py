@@ -96,6 +96,20 @@ def test_a_server_that_errs(server: Server, form: str, fault: str) -> None:
     assert recover_texts("out") == TEXTS
 
 
+@pytest.mark.parametrize("status", [206, 416])
+def test_a_part_that_the_server_does_not_name_is_not_read(server: Server, status: int) -> None:
+    """Nor is what a server says of an error the content of a file."""
+
+    def part(answer: Answer) -> None:
+        answer.status, answer.body = status, b"<h1>no such range</h1>"
+        answer.headers.pop("Content-Range")
+
+    (server.folder / "a.txt").write_text("text\n")
+    server.fault = part
+    result = packer("pack", f"{server.url}/a.txt", *OPTIONS)
+    assert_error(result, 1, "a.txt: ", "the server does not say which part it sends")
+
+
 @pytest.mark.parametrize("etag", ['W/"first"', None])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_server_that_says_little(server: Server, form: str, etag: str | None) -> None:
