@@ -1,4 +1,4 @@
-"""Which places see each other in packed rows: by a model's config, by its family's code, and by
+"""Which places see each other in packed rows: by a model's config, by the table of families, and by
 experiment.
 
 A 4-D mask replaces all masks of a model, so it must include the model's sliding windows. A config
@@ -15,8 +15,11 @@ layers that do not attend, such as Mamba's.
 Whatever would silently let documents see each other is refused: attention that knows documents by
 positions (SDPA, eager and FlexAttention) in families that make their masks without positions;
 convolutions and recurrent layers that do not get `seq_idx`; masks for an attention that takes none,
-or others. Which families these are is read from the code of the installed transformers: see
-`_Code`.
+or others. `families.txt` has the `model_type` of families, which tests wrote after running a model
+of each (tests/extras/families.py): after `positions` those of which positions are enough, whatever
+attends; after `end-to-end` those of which FlashAttention wants rows end to end besides; after
+`boundaries` those that need FlashAttention or masks; after `never` those that no packed row suits.
+A model that is not there is refused if it has recurrent layers; otherwise a warning says so.
 
 Only the model itself can show the rest. `check_isolation` gives every second document of each row
 other tokens, in a copy of the batch, and then the others: logits of those in between must stay. The
@@ -28,13 +31,12 @@ the same random numbers in each; the model stays in its mode.
 
 from __future__ import annotations
 
-import ast
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -170,18 +172,31 @@ def check_suitable(collator: str, config: Any, form: str = "") -> None:
     """
     if config is None:
         return
-    attention, code = attention_of(config), _code_of(config)
+    attention, masked, wanted = attention_of(config), collator == "block_mask_collate", "mask"
     kind = getattr(text_config(config), "model_type", type(config).__name__)
-    masked, wanted = collator == "block_mask_collate", "mask"
+    kept_apart_by = _families().get(kind, "")
     if attention == "flex_attention":
         wanted = "documents"
     blind = f"{attention or 'attention'} does not look at positions"
     apart = ", and documents would see each other"
+    is_unknown = not kept_apart_by
     refuse([
         (
-            is_recurrent(config) and not code.follows_numbers,
+            kept_apart_by == "never",
             f"{collator}: layers of {kind} look at no boundaries{apart}",
             "separate_collate",
+        ),
+        (
+            is_unknown and is_recurrent(config),
+            f"{collator}: {kind} has recurrent layers, and whether they look at boundaries is not "
+            "known",
+            "separate_collate; or config=None, and check_isolation(model, batch) to find out",
+        ),
+        (
+            kept_apart_by == "end-to-end" and collator == "padded_collate"
+            and attention not in _BY_POSITIONS,
+            f"{collator}: {attention} of {kind} keeps documents apart only in rows end to end",
+            "varlen_collate",
         ),
         (
             masked and attention not in _BY_POSITIONS,
@@ -194,92 +209,28 @@ def check_suitable(collator: str, config: Any, form: str = "") -> None:
             f"form={wanted!r}",
         ),
         (
-            not masked and attention in _BY_POSITIONS and not code.follows_positions,
+            not masked and attention in _BY_POSITIONS and kept_apart_by == "boundaries",
             f"{collator}: in {kind}, {blind}{apart}",
             "block_mask_collate with config=, or FlashAttention, or separate_collate",
         ),
     ])  # fmt: skip
-
-
-class _Code(NamedTuple):
-    """What is read from a family's modeling_*.py; of a model of your own, no problem.
-
-    follows_positions  each `forward` passes positions to what makes its masks; where none makes
-                       any, there is no attention, or one of its own that ignores positions
-    follows_numbers    seq_idx reaches kernels that take it, and what stands in for kernels that
-                       are not installed refuses it
-    """
-
-    follows_positions: bool = True
-    follows_numbers: bool = True
-
-
-def _code_of(config: Any) -> _Code:
-    module = sys.modules.get(type(text_config(config)).__module__)
-    path = Path(getattr(module, "__file__", None) or "")
-    if not path.name.startswith("configuration_"):
-        return _Code()
-    return _read(path.with_name(path.name.replace("configuration_", "modeling_")))
+    if is_unknown and not masked:
+        _warn(f"{collator}: whether documents of {kind} see each other is not known; "
+              "check_isolation(model, batch) of packer_cli.torch finds out")  # fmt: skip
 
 
 @cache
-def _read(path: Path) -> _Code:
-    if not path.is_file():
-        return _Code()
-    code = path.read_text(encoding="utf-8")
-    nodes = list(ast.walk(ast.parse(code)))
-    makers = [
-        node
-        for node in nodes
-        if isinstance(node, ast.FunctionDef)
-        and node.name in ("forward", "_create_attention_masks")
-        and any(map(_makes_causal_mask, ast.walk(node)))
-    ]
-    kernels = "use_kernel_func_from_hub_with_fallback" in code
-    # kernels of the first Mamba scan without looking at seq_idx
-    follows_numbers = kernels and "selective_scan_fn" not in code and _passes_kwargs_on(nodes)
-    if not makers:
-        return _Code(follows_numbers, follows_numbers)
-    return _Code(all("position_ids" in _arguments(one) for one in makers), follows_numbers)
+def _warn(text: str) -> None:
+    """Once in a process."""
+    warnings.warn(text, stacklevel=4)
 
 
-def _makes_causal_mask(node: ast.AST) -> bool:
-    name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
-    return (name.startswith("create_") and "causal_mask" in name) or name == "mask_function"
-
-
-def _arguments(function: ast.FunctionDef) -> set[str]:
-    """The names of the arguments that a function passes to what makes masks."""
-    names: set[str] = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call) and _makes_causal_mask(node):
-            names |= {one.arg for one in node.keywords if one.arg}
-        elif isinstance(node, ast.Dict):  # arguments of several masks, made once
-            keys = {str(one.value) for one in node.keys if isinstance(one, ast.Constant)}
-            names |= keys if "inputs_embeds" in keys else set()
-    return names
-
-
-def _passes_kwargs_on(nodes: Sequence[ast.AST]) -> bool:
-    """Whether every causal language model passes its **kwargs on to its layers: there is a call
-    self.model(..., **kwargs), but for the loss function's.
-    """
-    forwards = [
-        function
-        for model in nodes
-        if isinstance(model, ast.ClassDef) and model.name.endswith("ForCausalLM")
-        for function in model.body
-        if isinstance(function, ast.FunctionDef) and function.name == "forward"
-    ]
-    return all(
-        any(
-            isinstance(call, ast.Call)
-            and getattr(call.func, "attr", "loss_function") != "loss_function"
-            and any(one.arg is None for one in call.keywords)
-            for call in ast.walk(forward)
-        )
-        for forward in forwards
-    )
+@cache
+def _families() -> dict[str, str]:
+    """By `model_type`, what keeps documents apart: one of the groups above."""
+    lines = Path(__file__).with_name("families.txt").read_text(encoding="utf-8").splitlines()
+    rows = (line.split() for line in lines)
+    return {name: group for group, *names in rows for name in names}
 
 
 _MASKED = ("full_attention", "sliding_attention", "chunked_attention")

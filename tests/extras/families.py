@@ -1,17 +1,20 @@
-"""Families of models, tiny and fresh, in each collator's hands: the table of docs/training.md.
+"""Families of models, tiny and fresh, in each collator's hands: the table of docs/training.md, and
+packer_cli/torch/families.txt, which collators read.
 
-    python tests/extras/families.py      writes it anew; test_families.py holds the page to it
+    python tests/extras/families.py      writes both anew; test_families.py holds them to it
 
-Every cell is run: the packed batch's logits and loss against those of its documents one by one.
+Every cell is run: the packed batch's logits and loss against those of its documents one by one. The
+file has further model types of transformers, of which only logits are compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import textwrap
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ import pytest
 import torch
 import transformers as hf
 from stand_ins import pretend_flash_attention, pretend_flex_attention, pretend_kernels
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from packer_cli.errors import UsageError
 from packer_cli.torch import (
     block_mask_collate,
+    collate,
     flex_block_mask,
     padded_collate,
     separate_collate,
@@ -107,7 +112,11 @@ def model_of(name: str, attention: str) -> Any:
 
     Raises ValueError for an attention that the family does not have.
     """
-    kind, sizes = FAMILIES[name]
+    return made(*FAMILIES[name], attention)
+
+
+def made(kind: Any, sizes: dict[str, Any], attention: str) -> Any:
+    """A model of a config. Raises ValueError as `model_of`."""
     torch.manual_seed(0)
     pretended = attention == "flash_attention_2"
     first = "eager" if pretended else attention
@@ -261,8 +270,129 @@ def cases() -> list[tuple[str, bool]]:
             if not kernels or name in WITH_KERNELS]  # fmt: skip
 
 
+# sizes of model types beside those of FAMILIES, the first with which a model is small and runs
+FURTHER = SIZES | {
+    "num_key_value_heads": 2, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 256,
+    "d_model": 32, "num_layers": 2, "num_heads": 2, "ffn_dim": 48, "n_layers": 2, "n_heads": 2,
+    "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "n_routed_experts": 4,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 16,
+    "kv_lora_rank": 8, "qk_rope_head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "rotary_dim": 8, "output_router_logits": False,
+}  # fmt: skip
+WAYS = [FURTHER, {k: v for k, v in FURTHER.items() if k != "head_dim"}, SIZES,
+        FURTHER | {"qk_rope_head_dim": 8}]  # fmt: skip
+MOST_PARAMETERS = 2_000_000
+
+
+def types() -> dict[str, list[tuple[Any, dict[str, Any]]]]:
+    """By `model_type`, the config's class and the sizes to try."""
+    found: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
+    for kind, sizes in FAMILIES.values():
+        found[kind.model_type] = [(kind, sizes)]
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        kind = hf.CONFIG_MAPPING[name]
+        found.setdefault(kind.model_type, [(kind, sizes) for sizes in WAYS])
+    return found
+
+
+def group_of(kind: Any, ways: list[dict[str, Any]]) -> str:
+    """What keeps documents of a type apart, as `isolation` says; "" where that cannot be told."""
+    for sizes in ways:
+        with contextlib.suppress(Exception):
+            logits = _logits_alone(kind, sizes)
+            return _group_of(kind, sizes, logits)
+    return ""
+
+
+def _group_of(kind: Any, sizes: dict[str, Any], logits: list[Any]) -> str:
+    def leak(attention: str, *collators: str) -> bool | None:
+        """Whether documents see each other in any batch, with kernels or without."""
+        every = product(collators, (False, True))
+        found = {_leak(kind, sizes, logits, attention, *how) for how in every}
+        return True if True in found else False if False in found else None
+
+    of_positions = {leak(one, *COLLATORS[:2]) for one in ("sdpa", "eager")} - {None}
+    masks = {leak(one, "block_mask_collate") for one in ("sdpa", "eager")} - {None}
+    varlen, padded = (leak("flash_attention_2", one) for one in COLLATORS[:2])
+    if of_positions == {False} and varlen is not True:
+        return "end-to-end" if padded is True else "positions"
+    if of_positions == {True} and True not in (varlen, padded) and masks == {False}:
+        return "boundaries"
+    return "never" if True in of_positions else ""
+
+
+def _small(kind: Any, sizes: dict[str, Any], attention: str) -> Any:
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(kind(**sizes))
+    if sum(one.numel() for one in model.parameters()) > MOST_PARAMETERS:
+        raise ValueError("a large model")
+    return made(kind, sizes, attention)
+
+
+def _logits_alone(kind: Any, sizes: dict[str, Any]) -> list[Any]:
+    model, packed = _small(kind, sizes, "eager"), rows()
+    with torch.no_grad():
+        return [
+            model(input_ids=packed[n]["input_ids"][place].long()[None], use_cache=False).logits[0]
+            for n, place in documents(packed)
+        ]
+
+
+def _leak(
+    kind: Any,
+    sizes: dict[str, Any],
+    alone: list[Any],
+    attention: str,
+    collator: str,
+    kernels: bool,
+) -> bool | None:
+    """Whether documents see each other; None if nothing is computed, or too little to tell."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Exception):
+        patch.setattr(collate, "check_suitable", lambda *_: None)
+        model = _small(kind, sizes, attention)
+        if kernels:
+            pretend_kernels(model, patch)
+        batch = batch_of(collator, attention, model.config)
+        seen = _largest(model, batch, alone)
+        plain = {"input_ids": torch.stack([row["input_ids"] for row in rows()]).long()}
+        if seen < 1e-3 and _largest(model, plain | {"use_cache": False}, alone) < 1e-2:
+            return None  # nor without any boundaries
+        return True if seen > 1e-2 else False if seen < 1e-3 else None
+    return None
+
+
+def _largest(model: Any, batch: dict[str, Any], alone: list[Any]) -> float:
+    given = {name: value for name, value in batch.items() if name != "labels"}
+    with torch.no_grad():
+        found = laid_out("", model(**given).logits)
+    return max(float((a - b).abs().max()) for a, b in zip(found, alone, strict=True))
+
+
+def judged(names: list[str]) -> dict[str, str]:
+    """The groups of model types, of those that could be run."""
+    ways, found = types(), dict[str, str]()
+    for name in names:
+        with standing_in(next(iter(FAMILIES)), kernels=False):
+            found[name] = group_of(ways[name][0][0], [sizes for _, sizes in ways[name]])
+    return {name: group for name, group in found.items() if group}
+
+
+def file_of(found: dict[str, str]) -> str:
+    """The content of families.txt."""
+    return "".join(
+        f"{group} {line}\n"
+        for group in ("positions", "end-to-end", "boundaries", "never")
+        for line in textwrap.wrap(
+            " ".join(sorted(name for name, own in found.items() if own == group)),
+            80, break_on_hyphens=False,
+        )
+    )  # fmt: skip
+
+
 HEAD = "| family | attention | " + " | ".join(f"`{one}`" for one in COLLATORS) + " |"
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
+FILE = Path(__file__).parents[2] / "packer_cli" / "torch" / "families.txt"
 
 
 def table() -> str:
@@ -279,3 +409,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     before, after = re.split(rf"{re.escape(HEAD)}\n(?:\|.*\n)*", PAGE.read_text())
     PAGE.write_text(f"{before}{table()}\n{after}")
+    FILE.write_text(file_of(judged([*types()])))

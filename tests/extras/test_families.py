@@ -12,6 +12,7 @@ import torch
 from families import (
     ATTENTIONS,
     COLLATORS,
+    FILE,
     HEAD,
     PAGE,
     alone,
@@ -19,7 +20,9 @@ from families import (
     cases,
     difference,
     documents,
+    file_of,
     had,
+    judged,
     laid_out,
     line,
     losses_of,
@@ -27,7 +30,9 @@ from families import (
     outcomes,
     rows,
     standing_in,
+    types,
 )
+from support import heavy
 from tiny_models import tiny_llama
 
 from packer_cli.errors import UsageError
@@ -79,6 +84,16 @@ def test_the_table_of_the_page(name: str, kernels: bool) -> None:
                     check_isolation(model, batch_of(collator, attention, model.config))
                 elif outcome and collator in PLAIN:
                     is_found_out(name, attention, collator)
+
+
+@pytest.mark.parametrize("part", [0, *map(heavy, range(1, 8))])
+def test_the_groups_of_model_types(part: int) -> None:
+    """Those of the table, and every eighth of transformers' others."""
+    known = {name: group for line in FILE.read_text().splitlines()
+             for group, *names in [line.split()] for name in names}  # fmt: skip
+    assert FILE.read_text() == file_of(known)
+    some = sorted(types())[part::8]
+    assert judged(some) == {name: known[name] for name in some if name in known}
 
 
 def is_found_out(name: str, attention: str, collator: str) -> None:

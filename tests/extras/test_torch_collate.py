@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,6 +175,31 @@ def test_models_that_block_masks_are_not_for(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         block_mask_collate(ROWS, config=config(**facts), form=form)
+
+
+def test_models_of_which_nothing_is_known() -> None:
+    """A warning, once; an error where state could pass along a row."""
+    unknown = config(model_type="mine", _attn_implementation="sdpa")
+    with pytest.warns(UserWarning, match=r"of mine see each other .*check_isolation"):
+        varlen_collate(ROWS, config=unknown)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        varlen_collate(ROWS, config=unknown)
+    recurrent = config(model_type="mine", layer_types=["conv", "full_attention"])
+    with pytest.raises(UsageError, match="mine has recurrent layers") as refused:
+        varlen_collate(ROWS, config=recurrent)
+    assert "check_isolation" in refused.value.tip
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_rows_that_flash_attention_wants_end_to_end(attention: str) -> None:
+    known = config(model_type="stablelm", _attn_implementation=attention)
+    varlen_collate(ROWS, config=known)
+    if attention == "sdpa":
+        padded_collate(ROWS, config=known)
+        return
+    with pytest.raises(UsageError, match="only in rows end to end"):
+        padded_collate(ROWS, config=known)
 
 
 @pytest.mark.parametrize("collate", [varlen_collate, padded_collate, block_mask_collate])
