@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 import tiny_tokenizers
-from chats import chat_tokenizer, marked, pack_chat, positions
+from chats import chat_tokenizer, marked, positions, run
 from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments, words
-from support import heavy, recover_documents
+from support import check_directory, heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
@@ -164,10 +164,22 @@ def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, 
     return spans
 
 
+def rejected(records: list[Json]) -> set[int]:
+    """The records that the last run rejected."""
+    file = Path("out/rejected.jsonl")
+    lines = file.read_text().splitlines() if file.exists() else []
+    places = {position: i for i, position in enumerate(positions(records))}
+    return {places[json.loads(line)["position"]] for line in lines}
+
+
 def packed(records: list[Json], path: Path, tokenizer: Path, *options: str) -> dict[int, str]:
-    """The marked text of each record that was not rejected."""
+    """The marked text of each record that was neither rejected nor dropped."""
     every = ("--chat-template", path, "--on-error", "skip", *options)
-    pack_chat(records, *every, "-l", 1 << 16, template=None, tokenizer=tokenizer)
+    result = run(records, *every, "-l", 1 << 16, template=None, tokenizer=tokenizer)
+    if "nothing to pack" in result.stderr:  # none of them has a trained token
+        return {}
+    assert result.exit_code == 0, result.stderr
+    check_directory("out")
     places = {position: i for i, position in enumerate(positions(records))}
     found = [places[position] for _, position in recover_documents("out")]
     return dict(zip(found, marked("out"), strict=True))
@@ -196,7 +208,14 @@ def test_a_real_template(folder: Path, name: str) -> None:
             key: one | {"chat_template_kwargs": {argument: True}} for key, one in taken.items()
         }
     texts = packed(list(taken.values()), path, source, *options)
-    assert {key for i, key in enumerate(taken) if i not in texts} == UNDECIDED.get(name, set())
+    refused = rejected(list(taken.values()))
+    assert {key for i, key in enumerate(taken) if i in refused} == UNDECIDED.get(name, set())
+    for i, (key, record) in enumerate(taken.items()):
+        if i not in texts and i not in refused:  # dropped: nothing of it is trained on
+            shown = rendered(tokenizer, record, template, tokenize=False)
+            assert not [words for words in own_words(record) if words in shown], key
+    if not texts:
+        return
     ids = dict(zip(texts, recover_documents("out").values(), strict=True))
     sibling = TEMPLATES.get(f"{name}_training")
     theirs = packed(list(taken.values()), sibling, source) if sibling else {}
