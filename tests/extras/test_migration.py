@@ -32,7 +32,7 @@ GIVEN_BY_SEQPACKER = {
     "rows": 4,
     "how full they are": 0.952,
     "one at a time": [],
-    "a dataset": [6, 7, -100, 9, -100, -100, -100, -100],
+    "a dataset": [5, 6, 7, 8, 9, 0, 0, 0],
     "tensors": [[1, 2, 3, 4, 5, 0, 0, 0], [6, 7, 8, 9, 10, 11, 12, 0]],
 }
 
