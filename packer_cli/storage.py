@@ -42,9 +42,12 @@ _VERSIONS = (
 # The query of a URL, and user and password. In other URLs than those of the web, "?" also stands
 # for any character, and "@" after the name of a container.
 _QUERY = re.compile(r"[?#].*", re.DOTALL), re.compile(r"\?[^/?]*=.*", re.DOTALL)
-_USER = re.compile(r"://([^/]*@)"), re.compile(r"://([^/@]*:[^/]*@)")
-# (user, query) of URLs that `public` was given, by what follows "://" without them
-_typed: dict[str, tuple[str, str]] = {}
+# A password may hold "/", as nobody should write it; digits before one are a port.
+_PASSWORD = r"[^/@:]*:(?!:|\d*(?:/|$))[^@]*@"
+_USER = re.compile(rf"://({_PASSWORD}|[^/]*@)"), re.compile(rf"://({_PASSWORD})")
+# (user, query) of URLs that `public` was given, by scheme and what follows "://" without them: what
+# opens a host by one scheme is not sent to it by another.
+_typed: dict[tuple[str, str], tuple[str, str]] = {}
 
 
 class Stat(NamedTuple):
@@ -84,11 +87,12 @@ def public(text: str) -> str:
     address = text[: query.start()] if query else text
     users = _USER[is_other].findall(address)
     shown = _USER[is_other].sub("://", address)
-    place = shown.rpartition("://")[2].rstrip("/")
+    scheme, _, place = shown.rstrip("/").partition("://")
+    scheme = scheme.lower().removeprefix("@")
     if users:
-        _typed.setdefault(place.partition("/")[0], (users[-1], ""))
+        _typed.setdefault((scheme, place.partition("/")[0]), (users[-1], ""))
     if shown != text:
-        _typed[place] = (users or [""])[-1], query[0] if query else ""
+        _typed[scheme, place] = (users or [""])[-1], query[0] if query else ""
     return shown
 
 
@@ -96,9 +100,10 @@ def typed(url: str) -> str:
     """Return a URL with the user, password and query that `public` took away."""
     head, is_far, rest = url.partition("://")
     place = rest.rstrip("/") if is_far and _typed else ""
+    scheme = head.lower().removeprefix("@")
     while place:
-        if place in _typed:
-            user, query = _typed[place]
+        if (scheme, place) in _typed:
+            user, query = _typed[scheme, place]
             return f"{head}://{user}{rest}{query}"
         place = place.rpartition("/")[0]
     return url

@@ -114,7 +114,7 @@ def test_a_name_with_colons_is_a_name() -> None:
         (["memory://bucket/out"], "memory://bucket/out: is a result of packer"),
         (["nowhere://a/b.jsonl"], "nowhere://a/b.jsonl: unknown protocol nowhere"),
         (["simplecache::memory://a.jsonl"], "unknown protocol simplecache::memory"),
-        (["memory://bucket/a.jsonl"] * 2, "it would be packed twice"),
+        (["memory://bucket/a.jsonl"] * 2, "named twice; URLs that differ only"),
     ],
 )  # fmt: skip
 def test_refused_urls(urls: list[str], message: str) -> None:
@@ -216,6 +216,8 @@ PUBLIC = {
     "https://user:pass@host:80/a/@b/c.jsonl": "https://host:80/a/@b/c.jsonl",
     "HTTPS://token@host/a#fragment": "HTTPS://host/a",
     "@https://user:pass@host/list?plain": "@https://host/list",
+    "https://user:pa/ss@host/a": "https://host/a",
+    "s3://key:sec/ret@bucket/a": "s3://bucket/a",
     "--output=s3://key:secret@bucket/out": "--output=s3://bucket/out",
     "simplecache::https://user:pass@host/a?sv=1&sig=2": "simplecache::https://host/a",
     "zip://a.jsonl::https://user:pass@host/a.zip?b": "zip://a.jsonl::https://host/a.zip",
@@ -298,6 +300,13 @@ def test_what_opens_a_url_is_nowhere_in_what_is_printed_and_written(store: Any) 
     assert b"memory://bucket/a.jsonl" in Path("skipped/rejected.jsonl").read_bytes()
 
 
+def test_what_opens_a_host_is_not_sent_to_it_by_another_scheme() -> None:
+    storage.public("https://us3r:pa55word@one.host/a?sig=1")
+    assert storage.typed("http://one.host/b") == "http://one.host/b"
+    assert storage.typed("s3://one.host/a") == "s3://one.host/a"
+    assert storage.typed("https://one.host/b") == "https://us3r:pa55word@one.host/b"
+
+
 def test_another_signature_goes_on(store: Any) -> None:
     """The second rank finishes what the first has begun, and opens the inputs by its own."""
     for signature in ("one", "two"):
@@ -309,3 +318,5 @@ def test_another_signature_goes_on(store: Any) -> None:
         result = packer("pack", f"{URL}?sig={signature}", *QUIET, *ranks)
         assert result.exit_code == 0, result.stderr
     assert recover_texts("out") == TEXTS
+    both = packer("pack", f"{URL}?sig=one", f"{URL}?sig=two", *QUIET)
+    assert_error(both, 2, f"{URL}: named twice; URLs that differ only in what follows ?")

@@ -85,6 +85,12 @@ def find_inputs(
 
     def refuse_twice(key: Hashable, path: str) -> None:
         if key in seen:
+            if storage.is_url(path):
+                raise UsageError(
+                    f"{path}: named twice; URLs that differ only in what follows ? are one input, "
+                    "since packer never stores that",
+                    "name each input once; copy the others to files of different names",
+                )
             raise UsageError(
                 f"{as_named(path)}: the same file as {as_named(seen[key])}; it would be packed "
                 "twice",

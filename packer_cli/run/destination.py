@@ -191,10 +191,12 @@ def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
     inside = claim.inside
     with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
-            if not differences(claim.ended, run):
+            its, own = claim.ended.config, run.config
+            differ = differences(claim.ended, run) or differing_options(its, own, limits=True)
+            if not differ:
                 return False
             if not may_replace:
-                raise finished(claim.output)
+                raise finished(claim.output, "; ".join(differ))
         _refuse_in_the_way(claim.folder, names_of(run), earlier_result(claim.folder))
         if not _continues(claim, run, may_replace):
             forget(inside)

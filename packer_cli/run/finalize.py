@@ -186,9 +186,9 @@ def _check(every: _Units, run: Run, claim: Claim) -> None:
     if rejected:
         path, start, size = _rejected_part(rejected[0], claim)
         first = json.loads(path.read_bytes()[start : start + size].partition(b"\n")[0])
-        file = next(one for one in run.files if one.known_as == first["file"])
-        place, at = file.path, first["position"]
-        if at is not None:
+        file = next((one for one in run.files if one.known_as == first["file"]), None)
+        place, at = storage.shown(first["file"]), first["position"]
+        if file is not None and at is not None:  # no file: it has moved since
             place += f", {reader_for(file.format).describe(file, at)}"
         problem += f"; the first rejected, {place}: {first['reason']}"
     output.forget(claim.inside)  # no other run would find more

@@ -161,8 +161,8 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
         else:
             run = run.cut()
             if earlier and not claim.ended:
-                is_rank = options.as_rank is not None
-                refuse_other_result(destination, earlier, run, in_any_order=is_rank)
+                in_any_order = options.exact or options.as_rank is not None
+                refuse_other_result(destination, earlier, run, in_any_order=in_any_order)
         if earlier and not changed:
             how = "already finished" if options.as_rank else "up to date"
             options.notify(f"{destination}: {how}")

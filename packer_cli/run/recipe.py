@@ -87,12 +87,13 @@ def pack_recipe(
         _refuse_in_the_way(joined)
         clean(joined.parent, replace(options, rank=None, world_size=None))
     tokens = tokens_of(recipe, tokens_root(recipe, destination), options.notify)
+    sides = rows_of(recipe, tokens, [recipe.config])
+    places = [_inside(destination, side) for side, *_ in sides]
+    may_change = options.overwrite or options.add or not all(map(_is_finished, places))
     for one in tokens:
         if one.files:
             with naming(recipe, one.source):
-                _tokenize(one, options)
-    sides = rows_of(recipe, tokens, [recipe.config])
-    places = [_inside(destination, side) for side, *_ in sides]
+                _tokenize(one, options, may_change=may_change)
     if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
     results = _pack_sides(sides, places, joined if is_joined else None, options)
@@ -259,8 +260,10 @@ def naming(recipe: Recipe, source: Source) -> Iterator[None]:
         raise type(error)(f"{place}: {error.message}", tip) from error
 
 
-def _tokenize(one: SourceTokens, options: RunOptions) -> None:
-    """Bring the tokenized directory of a source up to date."""
+def _tokenize(one: SourceTokens, options: RunOptions, *, may_change: bool) -> None:
+    """Bring the tokenized directory of a source up to date. `may_change`: whether rows may be made
+    of other documents; else UsageError, since those that refer to these would be lost for nothing.
+    """
     config, name, to = one.config, one.recipe.tokenizer, Path(one.directories[0])
     finished, notify = holds_result(to), options.notify
     if finished and not isinstance(load_any(to, incomplete_too=True), TokenizedManifest):
@@ -273,7 +276,7 @@ def _tokenize(one: SourceTokens, options: RunOptions) -> None:
     inputs, anew = list(one.source.inputs), replace(options, notify=say)
     now = anew
     if finished and not options.as_rank:
-        now = replace(anew, add=True, exact=True, overwrite=False)
+        now = replace(anew, add=may_change, exact=True, overwrite=False)
     try:
         done = pack(inputs, to, config, now, name)
     except OtherInputsError:

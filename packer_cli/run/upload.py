@@ -23,7 +23,7 @@ from packer_cli import storage
 from packer_cli.errors import PackerError, ThresholdMissed, UsageError, from_os_error
 from packer_cli.options.option import refuse
 from packer_cli.options.run_options import RunOptions
-from packer_cli.ownership import in_the_way
+from packer_cli.ownership import InUseError, in_the_way
 from packer_cli.progress import Progress
 from packer_cli.result.layout import MANIFEST, WORK, is_result_file
 from packer_cli.result.manifest import Result, looks_like_one
@@ -60,9 +60,14 @@ def publish(
     there = _look(url)
     if there.result and not options.overwrite:
         refuse_other_result(url, there.result.manifest, run)
-        if there.is_marked:
-            there.clean({*there.result.files, MANIFEST})
         options.notify(f"{url}: up to date")
+        if there.own <= {*there.result.files, MANIFEST}:
+            there.clean(there.own)  # at most the marker of its own upload
+        else:  # interrupted or going on, nobody can tell
+            options.notify(
+                f"{url}: another upload into it was interrupted, or is going on; --overwrite removes "
+                "what it has left there"
+            )
         return there.result.manifest
     there.refuse_foreign(output.names_of(run))
     there.mark(())  # which shows that the URL can be written to
@@ -131,6 +136,11 @@ class _Place:
                     storage.upload([folder / name for name in some], self.url)
                     progress.read(sum(files[name] for name in some), 0)
         options.before_switch()
+        if _content(_look(self.url)) != _content(self):
+            raise InUseError(
+                f"{self.url}: another run has put its result there meanwhile",
+                "run the same command again, which compares with that result",
+            )
         storage.write(storage.join(self.url, MANIFEST), (folder / MANIFEST).read_bytes())
         self.clean(new)
 
@@ -140,6 +150,10 @@ class _Place:
             storage.remove(storage.join(self.url, name))
         storage.remove(storage.join(self.url, _MARKER))
         storage.remove_folder(storage.join(self.url, WORK))
+
+
+def _content(place: _Place) -> bytes | None:
+    return place.result.content if place.result else None
 
 
 def _look(url: str) -> _Place:

@@ -1,12 +1,13 @@
 """`packer verify --against-inputs`: units packed, or tokenized, again from their inputs.
 
 A unit is a pure function of its slices and the options, so the run's own code makes the same shards
-of it once more, in a temporary directory beside the result. Of one with another digest the first
+of it once more, in a temporary directory, beside the result where that can be written to. Of one with another digest the first
 row or document that differs is named, with its segment and the record that this is of.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
@@ -66,8 +67,9 @@ def compare_inputs(stored: Stored, against: Against, findings: Findings, workers
     run = _run(stored, files, units, options)
     if run.shape.is_supervised:  # its own offsets, which a run hardly uses, tell what is trained on
         options = replace(options, tokenizer_backend="tokenizers")
+    beside = place.parent if os.access(place.parent, os.W_OK) else None  # None: of the system
     with (
-        TemporaryDirectory(prefix=f"{place.name}.verify-", dir=place.parent) as folder,
+        TemporaryDirectory(prefix=f"{place.name}.verify-", dir=beside) as folder,
         closing(prepare(run, run.units, options)) as source,
     ):
         job = Job(run, source, Path(folder), options, Progress(0, show=False))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from altered import unaltered
 from chats import CHATML, assistant, chat, chat_tokenizer, user
@@ -142,6 +143,20 @@ def test_nothing_is_tokenized_again_for_other_amounts_and_rows() -> None:
         assert told.count("-tokenized/a: up to date") == 1
         now = {path: path.stat().st_mtime_ns for path in Path("mix-tokenized").rglob("*.arrow")}
         assert now == before
+
+
+def test_a_run_that_is_refused_leaves_the_documents(recipe: Path) -> None:
+    """Views refer to them."""
+    pack("--view")
+    before = files_of("mix-tokenized")
+    with Path("b.jsonl").open("ab") as file:
+        file.write(jsonl("one more"))
+    done = packer("pack", "mix.toml", "--view", "--unit-bytes", "20k", "-q", "-o", "out")
+    differs = "mix-tokenized/b: holds a finished result that differs: b.jsonl has changed"
+    assert_error(done, 2, "source 'b'", differs)
+    assert "--add" in done.stderr
+    assert files_of("mix-tokenized") == before
+    assert len(open_packed("out/train").take(np.arange(1)))
 
 
 def test_an_update_packs_again_what_changed_and_nothing_else() -> None:

@@ -251,6 +251,13 @@ def test_a_manifest_that_was_lost_is_made_again(replacing: Path, content: bytes 
     assert is_fresh()
 
 
+def test_a_limit_of_what_may_be_lost_is_that_of_the_run(replacing: Path) -> None:
+    """A result whose last step an interruption has left is held to the limit that is given now."""
+    differs = "--max-loss was not given, is now 0.5"
+    assert_error(packer(*arguments("out", "--max-loss", "0.5")), 2, "finished result", differs)
+    assert is_fresh()
+
+
 def test_a_result_that_takes_the_place_of_an_equal_one(inputs: Path) -> None:
     assert packer(*arguments()).exit_code == 0
     kill("'replacing.json', 1", "--overwrite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -184,6 +185,28 @@ def test_a_finished_result_is_replaced_only_when_asked(
     at = log.index(("write", "manifest.json"))
     assert {what for what, _ in log[:at]} == {"write"}
     assert {what for what, _ in log[at + 1 :]} == {"remove"}
+
+
+def test_another_upload_at_the_same_time(disturbed: Callable[[Disturb], None]) -> None:
+    """Nothing of it is removed, and it is not replaced unseen."""
+    succeeds(source="b.jsonl")
+    shard = re.sub("[0-9]", "7", next(name for name in there() if name.endswith(".arrow")))
+    STORE.pipe_file(f"{OUT}/{MARKER}", json.dumps([*there(), shard]).encode())
+    STORE.pipe_file(f"{OUT}/{shard}", b"being uploaded")
+    before = there()
+    again = packer("pack", "b.jsonl", *OPTIONS[:-1], "-o", OUT)
+    assert (again.exit_code, "another upload into it" in again.stderr) == (0, True)
+    assert there() == before
+    other = b""
+
+    def replace(what: str, name: str) -> None:
+        nonlocal other
+        if name.endswith(".arrow") and not other:
+            other = there()["manifest.json"].replace(b"{", b"{ ", 1)
+            STORE.pipe_file(f"{OUT}/manifest.json", other)
+
+    disturbed(replace)
+    assert_error(pack("--overwrite"), 1, f"{OUT}: another run has put its result there meanwhile")
 
 
 def test_a_store_that_cannot_be_written_to_is_found_before_the_work(
