@@ -198,7 +198,7 @@ def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None)
     if late:
         raise UsageError(
             f"{', '.join(late)}: {as_named(file.path)} is tokenized already{why}",
-            "give it to packer tokenize, or leave it out",
+            "leave it out, or give it with the original data",
         )
 
 
