@@ -49,7 +49,8 @@ test: $(VENV)/.testing ## the core tests
 # Each CPython has an environment of its own.
 test-pythons: ## the core tests with the oldest and the newest CPython from 3.10 on that is here
 	set -e; for python in $(sort $(firstword $(CPYTHONS)) $(lastword $(CPYTHONS))); do \
-	  $$python --version; $(MAKE) test PYTHON=$$python VENV=build/$$(basename $$python); done
+	  $$python --version; $(MAKE) test PYTHON=$$python VENV=build/$$(basename $$python); \
+	  unset PACKER_FUZZ PACKER_KILLS PACKER_TREES; done  # more of them once is enough
 
 test-heavy: $(VENV)/.testing ## larger inputs and further forms of what make test tests
 	$(BIN)/pytest -m heavy --ignore=tests/extras $(SHARED) $(ARGS)
