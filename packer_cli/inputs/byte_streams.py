@@ -1,17 +1,22 @@
 """Bytes of a file: opening, decompressing, and cutting into lines in bounded memory.
 
-A byte order mark of UTF-8 is no text. Marks of other encodings end the run: no byte of such a file
-means what it would in UTF-8.
+A byte order mark of UTF-8 is not text. A file that begins with the mark of another encoding, is
+compressed under another name or is a Git LFS pointer ends the run: none of its bytes is a record.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
+import re
 import select
+import shlex
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +24,7 @@ import numpy.typing as npt
 
 from packer_cli import storage
 from packer_cli.errors import DataError, Interrupted, damaged_input, from_os_error
+from packer_cli.options.formats import COMPRESSIONS
 from packer_cli.records import BadRecord, InputFile, Int64
 
 STDIN = "-"
@@ -27,6 +33,7 @@ MAX_LINE_BYTES = 256 << 20  # of a line, cell or text document
 CUT = "cut it into parts, or use --on-error skip"
 OVERRUN_BYTES = 64 << 10  # read at a time beyond where a slice or a file ends
 _STORED_BYTES = 1 << 16
+_PLAIN_BYTES = 1 << 18  # that a decompressor gives at once
 _STDIN_SECONDS = 0.5  # between two looks, while waiting for stdin, whether the run has stopped
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 _MARKS = {  # the longer ones first, of which others are the beginning
@@ -35,6 +42,14 @@ _MARKS = {  # the longer ones first, of which others are the beginning
     b"\xff\xfe": "UTF-16LE",
     b"\xfe\xff": "UTF-16BE",
 }
+COMPRESSED = re.compile(  # how data of each compression begins
+    rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<xz>\xfd7zXZ\0)|(?P<lz4>\x04\x22\x4d\x18)"
+    rb"|(?P<bz2>BZh[1-9](?:1AY&SY|\x17rE8P\x90))",
+    re.DOTALL,
+)
+_GIT_LFS = b"version https://git-lfs.github.com/spec/"
+_BEGINNING_BYTES = 64  # of a file, which tell what it is
+_NOT_IN_TEXT = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _LINE_END = ord("\n")
 _IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f"])
 _Read = Callable[[int], bytes]
@@ -142,6 +157,8 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
         with storage.open_bytes(file.path, ahead, file.status()) as raw:
             if how and not file.size:
                 raise EOFError  # not even an empty file compresses to no bytes
+            if how:
+                how = _stored_as(raw.read(_BEGINNING_BYTES), how)
             raw.seek(start)
             read = _decompressed(how, raw) if how else _reading(raw, file.size)
             yield Source(file.path, raw, read)
@@ -149,12 +166,16 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
         if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
         # lzma is imported only where needed
-        if not isinstance(error, EOFError | OSError) and type(error).__name__ != "LZMAError":
+        known = isinstance(error, EOFError | OSError | zlib.error)
+        if not known and type(error).__name__ != "LZMAError":
             raise
-        damage = f"not valid {how} data: {error}"
+        damage, tip = f"not valid {how} data: {error}", "fetch or write it again"
         if isinstance(error, EOFError) or "truncated" in str(error).lower():
             damage = f"the {how} data ends too early; the file was cut short"
-        raise damaged_input(f"{file.path}: {damage}", "fetch or write it again") from error
+        elif "too much memory" in str(error):
+            damage = "its zstd window is larger than 128 MiB, which needs as much memory to read"
+            tip = f"decompress it: zstd -d --long=31 {shlex.quote(file.path)}, and pack that"
+        raise damaged_input(f"{file.path}: {damage}", tip) from error
 
 
 def next_size(stop: int | None, position: int) -> int:
@@ -174,36 +195,64 @@ def _reading(raw: IO[bytes], size: int) -> _Read:
     return read
 
 
-def _decompressed(compression: str, raw: IO[bytes]) -> _Read:
-    """A function that reads at most as many plain bytes, or BLOCK_BYTES of xz and bz2."""
-    if compression in ("xz", "bz2"):
-        blocks = filter(None, _of_streams(raw, compression))
-        return lambda size: next(blocks, b"")
-    import pyarrow as pa  # noqa: PLC0415
+def _stored_as(beginning: bytes, named: str) -> str | None:
+    """Return the compression of a file that begins so: `named` by its ending, another one, or None
+    for plain text. A web server that is asked for a `.gz` may decompress it on the way.
+    """
+    if found := COMPRESSED.match(beginning):
+        return found.lastgroup
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError:
+        return named
+    return named if _NOT_IN_TEXT.search(beginning) else None
 
-    # Arrow's streams raise on data cut short, read concatenated members, and free the GIL.
-    read: _Read = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression).read
+
+def _decompressed(compression: str, raw: IO[bytes]) -> _Read:
+    """A function that reads as many plain bytes, or some more than that."""
+    if compression in ("zstd", "lz4"):
+        import pyarrow as pa  # noqa: PLC0415
+
+        # Arrow's streams raise on data cut short, read concatenated frames, and free the GIL.
+        exact: _Read = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), compression).read
+        return exact
+    blocks = _of_streams(raw, compression)
+
+    def read(size: int) -> bytes:
+        parts = list[bytes]()
+        while size > 0 and (block := next(blocks, None)) is not None:
+            parts.append(block)
+            size -= len(block)
+        return b"".join(parts)
+
     return read
 
 
 def _of_streams(raw: IO[bytes], compression: str) -> Iterator[bytes]:
-    """Plain bytes of xz or bz2 streams end to end, empty ones too, at which Arrow fails in bz2.
-    Python's own readers pass over damage after the first stream.
+    """Plain bytes of gzip, xz or bz2 streams end to end, empty ones too, at which Arrow fails in
+    bz2. Python's own readers pass over damage after the first stream.
     """
     from bz2 import BZ2Decompressor  # noqa: PLC0415
     from lzma import FORMAT_XZ, LZMADecompressor  # noqa: PLC0415
 
-    padding = b"\0" if compression == "xz" else b""  # between streams
+    decompressor: Any = {
+        "gzip": partial(zlib.decompressobj, 16 + zlib.MAX_WBITS),
+        "xz": partial(LZMADecompressor, FORMAT_XZ),
+        "bz2": BZ2Decompressor,
+    }[compression]
+    padding = b"" if compression == "bz2" else b"\0"  # between streams: of tapes, and in blocks
     stored = raw.read(_STORED_BYTES)
     while stored:
-        stream: Any = LZMADecompressor(FORMAT_XZ) if padding else BZ2Decompressor()
+        stream = decompressor()
         while not stream.eof:
-            if not stored and stream.needs_input:
+            # zlib gives back what it has not read, the others keep it
+            if not stored and getattr(stream, "needs_input", True):
                 stored = raw.read(_STORED_BYTES)
-                if not stored:
-                    raise EOFError
-            yield stream.decompress(stored, BLOCK_BYTES)
-            stored = b""
+            block = stream.decompress(stored, _PLAIN_BYTES)
+            if not (block or stored or stream.eof):
+                raise EOFError
+            yield block
+            stored = getattr(stream, "unconsumed_tail", b"")
         stored = stream.unused_data.lstrip(padding)
         while not stored and (more := raw.read(_STORED_BYTES)):
             stored = more.lstrip(padding)
@@ -239,8 +288,8 @@ def read_lines(source: Source, start: int, stop: int | None) -> Iterator[Lines]:
     held = bytearray()  # the beginning of a line, which grows without a copy of itself
     seeking, is_last = start > 0, False  # the line that goes on is another slice's, or overlong
     while not is_last and (chunk := source.read(next_size(stop, position))):
-        if not position and (found := other_encoding(chunk)):
-            raise DataError(f"{source.path}: begins with {found[0]}", found[1])
+        if not position and (found := other_content(chunk)):
+            raise DataError(f"{source.path}: {found[0]}", found[1])
         base, begin, end = position, 0, len(chunk)
         position += end
         if seeking:
@@ -308,10 +357,16 @@ def invalid_utf8(error: UnicodeDecodeError, data: bytes, what: str) -> tuple[str
     )
 
 
-def other_encoding(beginning: bytes) -> tuple[str, str] | None:
-    """The encoding of a file that is not in UTF-8, by its first bytes, and a tip."""
+def other_content(beginning: bytes) -> tuple[str, str] | None:
+    """Say what a file is that is not text in UTF-8, by its first bytes, with a tip."""
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
-            what = f"the byte order mark of {name}, expected UTF-8"
+            what = f"begins with the byte order mark of {name}, expected UTF-8"
             return what, f"convert it: iconv -f {name[:6]} -t UTF-8 FILE > NEW_FILE"
+    if found := COMPRESSED.match(beginning):
+        ending = next(end for end, name in COMPRESSIONS.items() if name == found.lastgroup)
+        tip = f"let its name end in {ending}; decompress what goes to stdin"
+        return f"is {found.lastgroup} data, expected text in UTF-8", tip
+    if beginning.startswith(_GIT_LFS):
+        return "is a Git LFS pointer, not the file", "fetch it: git lfs install && git lfs pull"
     return None

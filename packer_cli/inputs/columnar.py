@@ -62,11 +62,12 @@ def reading(file: InputFile) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: of names
         if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
-        reason = str(error).splitlines()[0]
-        raise damaged_input(
-            f"{file.path}: not a readable {file.format} file: {reason}",
-            "fetch or write the file again",
-        ) from error
+        reason, tip = f": {str(error).splitlines()[0]}", "fetch or write the file again"
+        with suppress(OSError, DataError), storage.open_bytes(file.path) as source:
+            if found := byte_streams.other_content(source.read(_HEADER_BYTES)):
+                reason, tip = f"; it {found[0]}", found[1]
+        what = f"{file.path}: not a readable {file.format} file{reason}"
+        raise damaged_input(what, tip) from error
 
 
 # --- which columns

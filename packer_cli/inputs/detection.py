@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,6 +40,7 @@ from packer_cli.options.shapes import (
     OPTIONAL,
     Shape,
     find_shape,
+    fits_a_shape,
     joined,
     kinds_of,
     may_hold,
@@ -465,6 +467,15 @@ class _Look:
                 record = next(_first_columns(file, fields, self._config), {})
             options = options_for(record, self._config.shape)
             if options is None:
+                for way, inner in _records_in(record):
+                    if fits_a_shape([*inner], self._config.shape, renamed) or options_for(
+                        inner, self._config.shape
+                    ):
+                        raise DataError(
+                            f"{file.path}: an object that holds the records in {way}, expected one "
+                            "record per line",
+                            f"convert it: jq -c {shlex.quote(way)} FILE > FILE.jsonl",
+                        ) from None
                 raise
             own = {n: c for n, c in options.fields.items() if n not in MESSAGE_KEYS}
             try:
@@ -472,6 +483,20 @@ class _Look:
             except DataError:
                 raise error from None
             raise DataError(error.message, f"add {options}") from None
+
+
+def _records_in(value: Mapping[str, Any], way: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Find lists of objects, and objects of objects, in a record: the way of `jq` to their members,
+    and the first of these.
+    """
+    for name, inner in value.items():
+        key = name if name.isascii() and name.isidentifier() else json.dumps(name)
+        if isinstance(inner, dict):
+            yield from _records_in(inner, f"{way}.{key}")
+        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            yield f"{way}.{key}[]", inner[0]
+    if len(value) > 1 and all(isinstance(inner, dict) for inner in value.values()):
+        yield f"{way or '.'}[]", next(iter(value.values()))
 
 
 def _first_columns(

@@ -24,7 +24,7 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source
+from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, other_content
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
@@ -145,6 +145,8 @@ def _index(where: str, file: InputFile) -> TokenIndex:
 
 def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
     """The type of tokens, and the counts of sequences and boundaries, of an index."""
+    if found := other_content(data):
+        raise DataError(f"{path}: {found[0]}", found[1])
     if len(data) < _HEADER.size or not data.startswith(MAGIC):
         raise DataError(
             f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes, expected "

@@ -31,6 +31,7 @@ from packer_cli.errors import UsageError, named
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
+    COMPRESSED,
     Lines,
     Source,
     cut,
@@ -453,29 +454,47 @@ def _holds_constant(value: Any) -> bool:
 
 
 _MEND = "mend the {}, or use --on-error skip"
-# how gzip, zstd, bzip2, xz and lz4 begin
-_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
+
+
+def _not_a_line(record: bytes) -> tuple[str, str] | None:
+    """The reason for which a line is not one of JSON lines, and a tip; None for other mistakes."""
+    begin, after = record.strip(), ""
+    if COMPRESSED.match(record) or b"\0" in record:
+        return "compressed or other data, not JSON in UTF-8", (
+            "name a compressed file as FILE.jsonl.gz or the like, and do not compress stdin; "
+            "convert text, for example: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
+        )
+    if begin.startswith(b"["):
+        return "a JSON array, expected one object per line", (
+            "if the whole file is one array of records, name it FILE.json or give "
+            "--input-format json; otherwise convert it: jq -c '.[]' FILE > FILE.jsonl"
+        )
+    if not begin.startswith(b"{"):
+        return None
+    with suppress(ValueError, RecursionError):
+        text = begin.decode()
+        after = text[json.JSONDecoder().raw_decode(text)[1] :].lstrip()
+    if after == ",":
+        return "a comma after the object, expected one object per line", (
+            "convert it: sed 's/,[[:space:]]*$//' FILE > FILE.jsonl"
+        )
+    if after.startswith((",", "{")):
+        command = "(echo [; cat FILE; echo ]) | jq -c '.[]'" if after[0] == "," else "jq -c . FILE"
+        what = "several objects on one line, expected one object per line"
+        return what, f"convert it: {command} > FILE.jsonl"
+    if begin.endswith((b"{", b"[", b",")):
+        return "an object over several lines, expected one object per line", (
+            "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
+            "jq -c '.NAME[]' FILE > FILE.jsonl"
+        )
+    return None
 
 
 def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
     """The reason for which `decode` refuses a line or record, and a tip."""
-    begin, tip = record.strip(), _MEND.format(what)
-    if what == "line":
-        if record.startswith(_COMPRESSED) or b"\0" in record:
-            return "compressed or other data, not JSON in UTF-8", (
-                "name a compressed file as FILE.jsonl.gz or the like, and do not compress stdin; "
-                "convert text, for example: iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"
-            )
-        if begin[:1] == b"[":
-            return "a JSON array, expected one object per line", (
-                "if the whole file is one array of records, name it FILE.json or give "
-                "--input-format json; otherwise convert it: jq -c '.[]' FILE > FILE.jsonl"
-            )
-        if begin[:1] == b"{" and begin[-1:] in (b"{", b"[", b","):
-            return "an object over several lines, expected one object per line", (
-                "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
-                "jq -c '.NAME[]' FILE > FILE.jsonl"
-            )
+    if what == "line" and (mistake := _not_a_line(record)):
+        return mistake
+    tip = _MEND.format(what)
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a JSON value")
@@ -486,8 +505,8 @@ def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         return invalid_utf8(error, record, what)
     except json.JSONDecodeError as error:
-        mistake = error.msg.removesuffix(" at").removesuffix(" starting")
-        return f"not valid JSON: {mistake} at character {error.pos + 1} of the {what}", tip
+        reason = error.msg.removesuffix(" at").removesuffix(" starting")
+        return f"not valid JSON: {reason} at character {error.pos + 1} of the {what}", tip
     except msgspec.MsgspecError as error:
         if missing := re.fullmatch(r"Object missing required field `(.*)`", str(error)):
             return f"no field '{missing[1]}'; fields found: {named(fields)}", tip

@@ -21,7 +21,7 @@ from packer_cli.inputs.byte_streams import (
     filled,
     invalid_utf8,
     open_source,
-    other_encoding,
+    other_content,
     read_lines,
     too_long,
 )
@@ -80,7 +80,7 @@ class TextReader(LineReader):
 
 def _no_text(data: bytes) -> tuple[str, str] | None:
     """Another kind of file, as far as bytes tell that UTF-8 allows, and a tip."""
-    if found := other_encoding(data):
+    if found := other_content(data):
         return found
     if (at := data.find(b"\0")) >= 0:
         tip = "name only texts, or leave other files out with --on-error skip"

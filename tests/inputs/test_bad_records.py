@@ -168,6 +168,9 @@ def test_a_bad_first_record_can_be_skipped() -> None:
 
 
 SKIP = ("--on-error", "skip")
+GIT_LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+# one raw block in a frame whose header asks for a window of 256 MiB
+WIDE_FRAME = b"\x28\xb5\x2f\xfd\0\x90" + (len(GOOD) << 3 | 1).to_bytes(3, "little") + GOOD
 UNREADABLE = "no records in 1 input file that can be read"
 # (file, its content, options, what is said, what of the tip)
 SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
@@ -189,8 +192,27 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
      "name it FILE.json or give --input-format json"),
     ("a.json", b'{\n  "text": "a"\n}\n', (), "line 1 (byte 0): an object over several lines",
      "jq -c . FILE"),
-    ("a.jsonl", gzip.compress(GOOD, mtime=0), (), "(byte 0): compressed or other data, not JSON",
-     "as FILE.jsonl.gz or the like, and do not compress stdin"),
+    *((f"a.{form}", gzip.compress(GOOD, mtime=0), (), f"a.{form}: is gzip data, expected",
+       "let its name end in .gz; decompress what goes to stdin")
+      for form in ("jsonl", "csv", "txt")),
+    ("a.parquet", gzip.compress(GOOD, mtime=0), (), "not a readable parquet file; it is gzip data",
+     "let its name end in .gz"),
+    *((f"a.{form}", GIT_LFS, (), "is a Git LFS pointer, not the file", "git lfs pull")
+      for form in ("jsonl", "json", "csv", "txt", "jsonl.gz", "txt.zst", "parquet", "arrow")),
+    ("a.jsonl.zst", WIDE_FRAME, (), "zstd window is larger than 128 MiB", "zstd -d --long=31 "),
+    ("a.jsonl.gz", gzip.compress(GOOD) + b"more", (), "not valid gzip data: Error -3", "fetch or"),
+    ("a.jsonl.gz", b"\x1f\x8c" + GOOD, (), "not valid gzip data: Error -3", "fetch or write"),
+    ("a.jsonl.gz", gzip.compress(GOOD)[:-9], (), "the gzip data ends too early", "fetch or write"),
+    ("a.json", b'{"v": 1, "data": [{"text": "a"}]}', (), "holds the records in .data[], expected",
+     "jq -c '.data[]' FILE"),
+    ("a.jsonl", b'{"a b": {"train": [{"question": "q", "answer": "a"}]}}', (),
+     """holds the records in ."a b".train[]""", """jq -c '."a b".train[]' FILE"""),
+    ("a.json", b'{"1": {"text": "a"}, "2": {"text": "b"}}', (), "holds the records in .[]",
+     "jq -c '.[]' FILE"),
+    ("a.json", GOOD[:-1] + b" ,\n" + GOOD, (), "line 1 (byte 0): a comma after the object",
+     "sed 's/,[[:space:]]*$//' FILE"),
+    ("a.jsonl", GOOD[:-1] + b", " + GOOD, (), "several objects on one line", "| jq -c '.[]'"),
+    ("a.jsonl", GOOD[:-1] + GOOD, (), "several objects on one line", "jq -c . FILE > FILE.jsonl"),
     ("a.jsonl", GOOD.decode().encode("utf-16-le"), (), "(byte 0): compressed or other data",
      "iconv -f UTF-16 -t UTF-8 FILE > FILE.jsonl"),
     ("a.jsonl", jsonl("y" * 99) * 2, SKIP,
@@ -270,6 +292,18 @@ def test_empty_members_are_no_damage(ending: str) -> None:
     Path(f"a.jsonl.{ending}").write_bytes(b"".join(map(COMPRESSORS[ending], parts)))
     pack(f"a.jsonl.{ending}", "-l", 16)
     assert recover_texts("out") == ["one", "two"]
+
+
+@pytest.mark.parametrize("ending", COMPRESSORS)
+def test_the_content_of_a_file_decides_how_it_is_decompressed(ending: str) -> None:
+    """As for `datasets`; the padding is that of tapes, and of downloads in blocks."""
+    Path(f"a.jsonl.{ending}").write_bytes(jsonl("naïve"))
+    other = "gz" if ending == "xz" else "xz"
+    Path(f"b.jsonl.{ending}").write_bytes(COMPRESSORS[other](jsonl("one")) + bytes(100_000))
+    padded = COMPRESSORS["gz"](jsonl("two")) + bytes(512)
+    Path("c.jsonl.gz").write_bytes(padded * 2)
+    pack(f"a.jsonl.{ending}", f"b.jsonl.{ending}", "c.jsonl.gz", "-l", 16)
+    assert recover_texts("out") == ["naïve", "one", "two", "two"]
 
 
 def stream(table: Any, **how: Any) -> bytes:

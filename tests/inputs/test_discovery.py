@@ -303,7 +303,10 @@ def test_sources_that_are_named_compressed_or_beside_data() -> None:
 NO_TEXTS = {
     "NUL": (b"ab\0c", "not text: a NUL byte at byte 2 of the document"),
     "binary": (b"\x89PNG\r\n", "invalid UTF-8 at byte 0 of the document: 0x89"),
-    "UTF-16": ("\ufeffa".encode("utf-16-le"), "the byte order mark of UTF-16LE, expected UTF-8"),
+    "UTF-16": (
+        "\ufeffa".encode("utf-16-le"),
+        "begins with the byte order mark of UTF-16LE, expected UTF-8",
+    ),
     "long": (b"x" * 41, "the document is longer than 40 bytes"),
 }
 
