@@ -9,11 +9,16 @@ from typing import Any
 import msgspec
 
 from packer_cli.errors import UsageError, os_errors
+from packer_cli.inputs.byte_streams import BYTE_ORDER_MARK
 from packer_cli.result.layout import TEMPLATE, TOKENIZER_CONFIG, TOOL_TEMPLATE
 from packer_cli.storage import read_bytes
-from packer_cli.tokenization.locate import TokenizerFiles
-
-_DEFAULT, _TOOL_USE = "default", "tool_use"
+from packer_cli.tokenization.locate import (
+    CHAT_TEMPLATE,
+    DEFAULT,
+    TOOL_USE,
+    TokenizerFiles,
+    templates_in,
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateC
 
     The option is a file, or the name of one of several templates that the tokenizer has.
     """
-    own = _own(files)
+    own, origin = _own(files), "the tokenizer's own"
     if option is not None:
         if option in own:
             return TemplateChoice(own[option], f"{option} of the tokenizer")
@@ -50,23 +55,40 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateC
                 f"--chat-template: {option!r} is not a file, nor a template's name{names}",
                 "give a .jinja file",
             )
-        try:
-            with os_errors(path):
-                return TemplateChoice(read_bytes(path).decode(), str(path))
-        except UnicodeDecodeError as error:
-            raise UsageError(f"--chat-template: {path} is not UTF-8: {error}") from error
-    if _DEFAULT in own:
-        tool_use = own.get(_TOOL_USE)
-        origin = "the tokenizer's own"
+        own, origin = _in_file(path), str(path)
+    if DEFAULT in own:
+        tool_use = own.get(TOOL_USE)
         if tool_use is not None:
             origin += ", tool_use for tools"
-        return TemplateChoice(own[_DEFAULT], origin, tool_use)
+        return TemplateChoice(own[DEFAULT], origin, tool_use)
     if own:
+        where, which = ("the tokenizer", "NAME") if option is None else (option, "FILE.jinja")
         raise UsageError(
-            f"the tokenizer has several chat templates: {', '.join(own)}",
-            "choose one with --chat-template NAME",
+            f"{where} has several chat templates: {', '.join(own)}",
+            f"choose one with --chat-template {which}",
         )
     return None
+
+
+def _in_file(path: Path) -> dict[str, str]:
+    """The templates of a file: Jinja, or JSON like tokenizer_config.json. Raises UsageError."""
+    with os_errors(path):
+        content = read_bytes(path).removeprefix(BYTE_ORDER_MARK)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--chat-template: {path} is not UTF-8: {error}") from error
+    try:
+        config = msgspec.json.decode(content)
+    except (msgspec.MsgspecError, RecursionError):
+        return {DEFAULT: text}
+    if not isinstance(config, dict):
+        return {DEFAULT: text}
+    if templates := templates_in(config):
+        return templates
+    raise UsageError(
+        f"--chat-template: {path} is JSON without a {CHAT_TEMPLATE!r}", "give a .jinja file"
+    )
 
 
 def _own(files: TokenizerFiles | None) -> dict[str, str]:
@@ -74,23 +96,13 @@ def _own(files: TokenizerFiles | None) -> dict[str, str]:
     if files is None:
         return {}
     if TEMPLATE in files.companions:
-        kept = {_DEFAULT: TEMPLATE, _TOOL_USE: TOOL_TEMPLATE}
+        kept = {DEFAULT: TEMPLATE, TOOL_USE: TOOL_TEMPLATE}
         return {
             name: files.companions[file].decode("utf-8", "replace")
             for name, file in kept.items()
             if file in files.companions
         }
-    value = configuration(files).get("chat_template")
-    if isinstance(value, str):
-        return {_DEFAULT: value}
-    named = value if isinstance(value, list) else []
-    return {
-        item["name"]: item["template"]
-        for item in named
-        if isinstance(item, dict)
-        and isinstance(item.get("name"), str)
-        and isinstance(item.get("template"), str)
-    }
+    return templates_in(configuration(files))
 
 
 def configuration(files: TokenizerFiles) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Finding a tokenizer: a folder, a tokenizer.json, a hub name, or the built-in `bytes`.
 
 Reads files, loads no engine. Special tokens come from tokenizer_config.json (strings or
-objects), then special_tokens_map.json, then well-known names among the added tokens.
+objects), then special_tokens_map.json, then well-known names among the added tokens. Tokens that
+only these files or added_tokens.json name are added to tokenizer.json, as AutoTokenizer does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from urllib.request import getproxies
 import msgspec
 
 from packer_cli.errors import UsageError, os_errors
+from packer_cli.inputs.byte_streams import BYTE_ORDER_MARK, other_content
 from packer_cli.result.layout import (
     SPECIAL_TOKENS,
     TEMPLATE,
@@ -33,12 +35,18 @@ from packer_cli.tokenization.specials import SpecialToken
 BYTES = "bytes"
 ENVIRONMENT_VARIABLE = "PACKER_TOKENIZER"
 # Where each of them lies beside tokenizer.json; the last one is what results of packer keep of it.
+_ADDED, _OF_PROCESSOR = "added_tokens.json", "chat_template.json"  # of which results keep none
 _COMPANIONS = {
     TOKENIZER_CONFIG: (TOKENIZER_CONFIG,),
     SPECIAL_TOKENS: (SPECIAL_TOKENS,),
+    _ADDED: (_ADDED,),
+    _OF_PROCESSOR: (_OF_PROCESSOR,),
     TEMPLATE: (TEMPLATE,),
     TOOL_TEMPLATE: ("additional_chat_templates/tool_use.jinja", TOOL_TEMPLATE),
 }
+DEFAULT, TOOL_USE = "default", "tool_use"  # names of templates
+CHAT_TEMPLATE = "chat_template"  # where a configuration has them
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # Only used when no configuration names the EOS, and only if exactly one of them exists.
 _KNOWN_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>")
 # Engines make tables as long as the highest id: a corrupt id must not take all memory.
@@ -51,7 +59,7 @@ class TokenizerFiles:
     """A tokenizer on disk.
 
     source      what the user asked for
-    json        contents of tokenizer.json
+    json        contents of tokenizer.json, with all added tokens
     sha256      its digest
     added       the added tokens
     bos, eos, pad   contents of tokens, where configured
@@ -96,14 +104,25 @@ def locate(source: str) -> TokenizerFiles:
     path = Path(source).expanduser()
     with os_errors(str(path)):
         path = _tokenizer_json(source, path)
-        content = read_bytes(path)
+        content = read_bytes(path).removeprefix(BYTE_ORDER_MARK)
         companions = {
-            name: read_bytes(path.parent / place)
+            name: read_bytes(path.parent / place).removeprefix(BYTE_ORDER_MARK)
             for name, places in _COMPANIONS.items()
             for place in places
             if (path.parent / place).exists()
         }
     document = _decoded(content, path)
+    configs = [_config(companions.get(name, b"{}"), path.parent / name)
+               for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)]  # fmt: skip
+    listed = _config(companions.pop(_ADDED, b"{}"), path.parent / _ADDED)
+    if missing := _missing(document, configs, listed, path.parent):
+        content = _with_added(content, missing)
+        document = _decoded(content, path)
+    of_processor = _config(companions.pop(_OF_PROCESSOR, b"{}"), path.parent / _OF_PROCESSOR)
+    if TEMPLATE not in companions and not configs[0].get(CHAT_TEMPLATE):
+        kept = {DEFAULT: TEMPLATE, TOOL_USE: TOOL_TEMPLATE}
+        named = templates_in(of_processor).items()
+        companions |= {kept[name]: text.encode() for name, text in named if name in kept}
     model = document.model
     changes = document.normalizer not in (None, {"type": "Sequence", "normalizers": []})
     added = tuple(
@@ -114,7 +133,7 @@ def locate(source: str) -> TokenizerFiles:
         )
         for one in document.added_tokens or []
     )
-    configured = _configured(companions, path.parent)
+    configured = _configured(configs)
     known = [token.content for token in added if token.content in _KNOWN_EOS]
     eos = configured.get("eos_token", known[0] if len(set(known)) == 1 else None)
     bos, pad = configured.get("bos_token"), configured.get("pad_token")
@@ -166,7 +185,8 @@ def _decoded(content: bytes, path: Path) -> TokenizerJson:
     try:
         document = msgspec.json.decode(content, type=TokenizerJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"tokenizer {path}: not a tokenizer.json: {error}", _TIP) from error
+        reason, tip = other_content(content) or (f"not a tokenizer.json: {error}", _TIP)
+        raise UsageError(f"tokenizer {path}: {reason}", tip) from error
     if (highest := _highest(document)) > _HIGHEST_ID:
         problem = f"tokenizer {path}: has the id {highest}, at most {_HIGHEST_ID} works"
         raise UsageError(problem, _TIP)
@@ -184,25 +204,110 @@ def _highest(document: TokenizerJson) -> int:
     return max([*ids, *(token.id for token in document.added_tokens or [])], default=0)
 
 
-def _configured(companions: dict[str, bytes], folder: Path) -> dict[str, str]:
-    """The contents of BOS, EOS and padding and the class, of those that a configuration names."""
+def _config(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        config = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"tokenizer {path}: not valid JSON: {error}", _TIP) from error
+    if not isinstance(config, dict):
+        what = f"a JSON {type(config).__name__}, not an object"
+        raise UsageError(f"tokenizer {path}: {what}", _TIP)
+    return config
+
+
+def _configured(configs: list[dict[str, Any]]) -> dict[str, str]:
+    """The contents of named special tokens and the class, of those that a configuration names."""
     tokens: dict[str, str] = {}
-    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
-        try:
-            config = msgspec.json.decode(companions.get(name, b"{}"))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"tokenizer {folder / name}: not valid JSON: {error}"
-            raise UsageError(problem, _TIP) from error
-        if not isinstance(config, dict):
-            what = f"a JSON {type(config).__name__}, not an object"
-            raise UsageError(f"tokenizer {folder / name}: {what}", _TIP)
-        for key in ("bos_token", "eos_token", "pad_token", "tokenizer_class"):
+    for config in configs:
+        for key in (*_NAMED, "tokenizer_class"):
             value = config.get(key)
             if isinstance(value, dict):  # an added-token object
                 value = value.get("content")
             if isinstance(value, str):
                 tokens.setdefault(key, value)
     return tokens
+
+
+def templates_in(config: dict[str, Any]) -> dict[str, str]:
+    """The chat templates of a configuration by name; `DEFAULT` if there is only one."""
+    value = config.get(CHAT_TEMPLATE)
+    if isinstance(value, str):
+        return {DEFAULT: value}
+    if isinstance(value, dict):
+        value = [{"name": name, "template": text} for name, text in value.items()]
+    return {
+        item["name"]: item["template"]
+        for item in (value if isinstance(value, list) else [])
+        if isinstance(item, dict)
+        and isinstance(item.get("name"), str)
+        and isinstance(item.get("template"), str)
+    }
+
+
+def _missing(
+    document: TokenizerJson, configs: list[dict[str, Any]], listed: dict[str, Any], folder: Path
+) -> list[SpecialToken]:
+    """The tokens that AutoTokenizer adds to those of a tokenizer.json, with the ids that it gives.
+
+    listed  added_tokens.json, which is not read beside `added_tokens_decoder`
+    Raises UsageError if a file names another id: a model has learned one of the two.
+    """
+    decoder, source = configs[0].get("added_tokens_decoder"), TOKENIZER_CONFIG
+    if decoder is not None:
+        configs = configs[:1]
+    named = _configured(configs)
+    special = [named[key] for key in _NAMED if key in named]
+    extra = list[Any]()
+    for config in configs:
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            values = config.get(key) or []
+            for token in values.values() if isinstance(values, dict) else values:
+                extra.append(token.get("content") if isinstance(token, dict) else token)
+    if decoder is None:
+        decoder, source = {}, _ADDED
+        for content, number in listed.items():
+            is_special = content in (*special, *extra)
+            decoder[number] = {
+                "content": content, "special": is_special, "normalized": not is_special
+            }  # fmt: skip
+    try:
+        tokens = {int(number): msgspec.convert(token, SpecialToken)
+                  for number, token in decoder.items()}  # fmt: skip
+        further = [SpecialToken(msgspec.convert(token, str), -1, special=True) for token in extra]
+    except (msgspec.ValidationError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"tokenizer {folder / source}: its added tokens: {error}", _TIP) from error
+    added = {token.content: token.id for token in document.added_tokens or []}
+    wanted = [msgspec.structs.replace(tokens[number], id=number) for number in sorted(tokens)]
+    if all(token.content in added for token in (*wanted, *further)):
+        return []  # padding alone needs no token of its own, and for EOS there is an option
+    wanted += [SpecialToken(content, -1, special=True) for content in special]
+    vocabulary = document.model.vocab or []
+    if isinstance(vocabulary, list):
+        vocabulary = {piece[0]: number for number, piece in enumerate(vocabulary)}
+    missing = list[SpecialToken]()
+    for token in (*wanted, *further):
+        if token.content in added or not token.content:
+            continue
+        highest = max(added.values(), default=-1)
+        number = vocabulary.get(token.content, max(highest + 1, len(vocabulary)))
+        if token.id not in (-1, number):
+            raise UsageError(
+                f"tokenizer {folder / source}: has the id {token.id} for {token.content!r}, which "
+                f"tokenizer.json lacks, and AutoTokenizer gives it {number}",
+                "save it again with the ids of the model: tokenizer.save_pretrained(FOLDER)",
+            )
+        added[token.content] = number
+        missing.append(msgspec.structs.replace(token, id=number))
+    return missing
+
+
+def _with_added(content: bytes, tokens: list[SpecialToken]) -> bytes:
+    """A tokenizer.json with more added tokens."""
+    parts = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    added = msgspec.json.decode(parts.get("added_tokens", b"null")) or []
+    keys = ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    added += [{key: getattr(token, key) for key in keys} for token in tokens]
+    return msgspec.json.encode(parts | {"added_tokens": added})
 
 
 def _from_hub(name: str) -> Path:
@@ -231,8 +336,8 @@ def _from_hub(name: str) -> Path:
         path = Path(cached if isinstance(cached, str) else hf_hub_download(name, TOKENIZER))
         commit = path.parent.name
         for name_here, (companion, *_) in _COMPANIONS.items():
-            if name_here == TOOL_TEMPLATE and isinstance(cached, str):
-                continue  # hardly any repository has it: no reason to wait for the network
+            if name_here in (TOOL_TEMPLATE, _OF_PROCESSOR) and isinstance(cached, str):
+                continue  # hardly any repository needs it: no reason to wait for the network
             try:
                 if try_to_load_from_cache(name, companion, revision=commit) is None:
                     hf_hub_download(name, companion, revision=commit)

@@ -66,6 +66,32 @@ def test_conversations_with_tools_take_the_template_for_tools(folder: Path, kept
     assert again == [first, second]  # what a result keeps does the same
 
 
+MARK = "\ufeff"
+
+
+@pytest.mark.parametrize("where", ["beside", "named", "marked", "config"])
+def test_the_template_of_a_json_file(folder: Path, where: str) -> None:
+    """`chat_template.json` is what processors save; byte order marks are no part of a template."""
+    tokenizer = chat_tokenizer(folder / "t", TAGS if where == "marked" else None)
+    files = {"beside": tokenizer / "chat_template.json", "marked": tokenizer / "own.jinja"}
+    content = TAGS if where == "marked" else json.dumps({"chat_template": TAGS})
+    path = files.get(where, folder / "model.json")
+    path.write_text(MARK * (where != "named") + content)
+    options = () if where == "beside" else ("--chat-template", path)
+    [text] = pack_marked(
+        [chat(user("a"), assistant("b"))], *options, template=None, tokenizer=tokenizer
+    )
+    assert text == "<user>a</user><assistant>⟦b</assistant>⟧"
+    assert Path("out/chat_template.jinja").read_text() == TAGS
+
+
+def test_a_json_file_without_a_template(folder: Path) -> None:
+    (folder / "model.json").write_text('{"chat_templates": {}}')
+    message = "model.json is JSON without a 'chat_template'"
+    options = ("--chat-template", "model.json")
+    refused([chat(user("a"), assistant("b"))], 2, message, options=options)
+
+
 def test_a_template_that_is_named_is_for_all(folder: Path) -> None:
     how: Json = {
         "template": None,

@@ -18,8 +18,9 @@ TIP = '"tokenizer_class": "PreTrainedTokenizerFast"'
 @pytest.mark.parametrize("make", [tiny.byte_level, tiny.gemma, tiny.sentencepiece, tiny.metaspace])
 def test_a_tokenizer_that_is_loaded_as_it_is(folder: Path, make: Callable[[], tiny.Json]) -> None:
     config = {"eos_token": tiny.EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
-    tiny.save(folder / "tok", make(), tokenizer_config=config)
-    Path("data.jsonl").write_bytes(jsonl("the one", "a</s>b"))
+    added = {"<|x|>": len(make()["model"]["vocab"])}  # of which tokenizer.json knows nothing
+    tiny.save(folder / "tok", make(), tokenizer_config=config, added_tokens=added)
+    Path("data.jsonl").write_bytes(jsonl("the one<|x|>", "a</s>b"))
     result = packer("tokenizer", "tok", "--check", "data.jsonl", "--json")
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)

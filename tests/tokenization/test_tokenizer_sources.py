@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 import tiny_tokenizers as tiny
-from support import assert_error, check_directory, jsonl, packer, packer_process
+from support import (
+    assert_error,
+    check_directory,
+    jsonl,
+    packer,
+    packer_process,
+    recover_documents,
+)
 from tiny_tokenizers import EOS
+from tokenizers import Tokenizer
 
 from packer_cli.tokenization.locate import locate
 
@@ -55,6 +63,83 @@ def test_the_output_holds_the_tokenizer(folder: Path) -> None:
     }
 
 
+START, END = "<|im_start|>", "<|im_end|>"
+SIZE = len(tiny.byte_level()["model"]["vocab"])
+
+
+def decoder(**ids: int) -> tiny.Json:
+    special = {"special": True, "normalized": False}
+    return {
+        "added_tokens_decoder": {
+            str(number): {"content": {"start": START, "end": END}[name], **special}
+            for name, number in ids.items()
+        }
+    }
+
+
+# the files beside a tokenizer.json that lacks both tokens, and the ids that AutoTokenizer gives
+NAMED_ELSEWHERE: dict[str, tuple[tiny.Json, list[int]]] = {
+    "decoder": (
+        {"tokenizer_config": decoder(end=SIZE + 1, start=SIZE), "added_tokens": {"<other>": 9}},
+        [SIZE, SIZE + 1],
+    ),
+    "added_tokens.json": ({"added_tokens": {END: SIZE, START: SIZE + 1}}, [SIZE + 1, SIZE]),
+    "with a mark": (
+        {"tokenizer_config": {"additional_special_tokens": [START, {"content": END}]}},
+        [SIZE, SIZE + 1],
+    ),
+    "after a padding token": (
+        {"special_tokens_map": {"pad_token": "<pad>", "additional_special_tokens": [START, END]}},
+        [SIZE + 1, SIZE + 2],
+    ),
+    "in the vocabulary": ({"tokenizer_config": decoder(start=300, end=SIZE)}, [300, SIZE]),
+}
+
+
+@pytest.mark.parametrize("case", NAMED_ELSEWHERE)
+def test_tokens_that_only_other_files_name_are_added(folder: Path, case: str) -> None:
+    files, ids = NAMED_ELSEWHERE[case]
+    document = tiny.byte_level()
+    if ids[0] == 300:
+        vocabulary = document["model"]["vocab"]
+        old = next(token for token, number in vocabulary.items() if number == 300)
+        vocabulary[START] = vocabulary.pop(old)
+        merges = document["model"]["merges"]
+        document["model"]["merges"] = [one for one in merges if old not in (*one, "".join(one))]
+    tiny.save(folder / "tok", document, **files)
+    if case == "with a mark":
+        for path in (folder / "tok").iterdir():
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (folder / "data.jsonl").write_bytes(jsonl(f"the {START}user{END}"))
+    reference = Tokenizer.from_str(locate("tok").json.decode())
+    want = reference.encode(f"the {START}user{END}", add_special_tokens=False).ids
+    assert [want[want.index(ids[0])], want[-1]] == ids
+    for source, output in (("tok", "out"), ("out", "again")):  # a result keeps all of them
+        assert packer(*PACK, "-t", source, "-o", output, "--no-eos", "-q").exit_code == 0
+        check_directory(output)
+        assert [one.tolist() for one in recover_documents(output).values()] == [want]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"tokenizer_config": decoder(start=SIZE + 5)},
+            f"has the id {SIZE + 5} for '<|im_start|>'",
+        ),
+        ({"added_tokens": {END: 7}}, f"gives it {SIZE}"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": {}}}}, "its added tokens: "),
+        ({"tokenizer_config": {"added_tokens_decoder": []}}, "its added tokens: "),
+        ({"tokenizer_config": {"additional_special_tokens": [5]}}, "its added tokens: "),
+    ],
+)
+def test_added_tokens_of_other_ids_are_refused(
+    folder: Path, files: tiny.Json, message: str
+) -> None:
+    tiny.save(folder / "tok", tiny.byte_level(), **files)
+    assert_error(packer(*PACK, "-t", "tok"), 2, message)
+
+
 # (what is named, its content or None, what is said of it)
 NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
     ("/none/tok", None, "no such file or folder"),
@@ -67,6 +152,7 @@ NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
     ("t/tokenizer.json", '{"model": {"type": "Unheard"}}', "tokenizer.json cannot be loaded"),
     ("t/tokenizer_config.json", "{", "t/tokenizer_config.json: not valid JSON"),
     ("t/special_tokens_map.json", "[]", "a JSON list, not an object"),
+    ("t/tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
 ]  # fmt: skip
 
 
@@ -155,7 +241,7 @@ def test_a_cached_hub_name_needs_no_network(folder: Path, monkeypatch: pytest.Mo
     _hub_cache(folder / "home", "org/model")
     missing = folder / "home/hub/models--org--model/.no_exist/c0ffee"
     missing.mkdir(parents=True)  # the cache remembers what the repository does not have
-    for name in ("special_tokens_map.json", "chat_template.jinja"):
+    for name in ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"):
         (missing / name).touch()
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
