@@ -390,7 +390,8 @@ def carried_in_rows(
         )  # fmt: skip
         fields = fields_of(rows, columns)
         made |= {one.name: fields[one.name] for one in columns if not one.is_of_segments}
-    return {name: np.ascontiguousarray(column) for name, column in made.items()}
+    # a copy even of a single value, whose strides torch compares with its type
+    return {name: column.copy() for name, column in made.items()}
 
 
 def _places(length: Int64, edges: Int64, config: PackConfig) -> Int64:

@@ -165,6 +165,19 @@ def test_rows_have_their_own_types(results: dict[str, Path]) -> None:
             assert torch.equal(row[name][: len(value)], value), name
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_of_one_segment(folder: Path, form: str) -> None:
+    Path("one.jsonl").write_text(json.dumps(EXACT[0]))
+    given: list[Any] = ["one.jsonl", *CARRY]
+    if form == "view":
+        assert packer("tokenize", *given, "-o", "tokenized").exit_code == 0
+        given = ["tokenized"]
+    assert packer("pack", *given, "-l", L, *FORMS[form], "-o", "out").exit_code == 0
+    row = PackedDataset("out")[0]
+    for name in OF_RECORDS:
+        assert row[name].equal(VALUES[name][0][None]), name
+
+
 def test_other_tensors_of_rows_are_no_carried_columns(results: dict[str, Path]) -> None:
     dataset = PackedDataset(results["plain"], columns=["input_ids", "labels", "cu_seqlens"])
     rows = [dataset[i] | {"number": torch.tensor(i), "other": torch.zeros(L + 3)} for i in range(2)]
