@@ -55,8 +55,9 @@ class _Talk:
             message["reasoning_content"] = f"thought {text}"
         if kind == "R":
             message |= {"content": "", "tool_calls": [_call(text, 10 * i)]}
-        if kind == "h":
-            message["content"] = f"<think>\nthought {text}\n</think>\n\n{text}"
+        if kind in "hw":
+            lead = "Well. " if kind == "w" else ""
+            message["content"] = f"{lead}<think>\nthought {text}\n</think>\n\n{text}"
         if kind == "e":
             message["content"] = ""
         if kind == "t":
@@ -77,8 +78,8 @@ def _call(city: str, number: int) -> Json:
 
 
 # s system, u user, a assistant, t a tool's result; of the assistant: c a call, d two calls,
-# C a call with content, r reasoning, R reasoning and a call, h <think> in the content,
-# e empty content; p and P: the user's and the assistant's content in parts.
+# C a call with content, r reasoning, R reasoning and a call, h <think> in the content, w words
+# before it, e empty content; p and P: the user's and the assistant's content in parts.
 _KINDS = {
     "one turn": "ua",
     "one turn, a system message": "sua",
@@ -101,6 +102,8 @@ _KINDS = {
     "reasoning in the content": "uh",
     "reasoning in the content, two turns": "uhuh",
     "reasoning in the content, then none": "uhua",
+    "words before reasoning": "uw",
+    "words before reasoning, two turns": "uwuw",
 }
 _WITH_TOOLS = {
     "tools, and none called": "ua",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ THOUGHT, RESULT, RESULT_END = "</think>", "<tool_response>", "</tool_response>"
 PROBED = frozenset(("role", "content", *REASONING))  # fields with no words but marks in a probe
 STRUCTURE = ("role", "type")  # of messages, calls and parts: no words
 _TOOLS = -1  # in the place of a message's number
-_CONTENT, _REASONING, _THOUGHT_IN_CONTENT = "content", "reasoning", "thought"
+_CONTENT, _REASONING, _THOUGHT_IN_CONTENT, _LEAD = "content", "reasoning", "thought", "lead"
 _OF_ROLES = {"tool": "tool_results", "system": "system", "developer": "system"}
 _MARK, _MARKS = "7{:06d}4951", re.compile("(?=(7[0-9]{6,7}4951))")  # found amid digits, too
 _MOST_KNOWN = 1 << 12  # kinds: names of fields are the record's own
@@ -36,7 +36,8 @@ _Message = dict[str, Any]
 
 class Piece(NamedTuple):
     """A part of a conversation. `message`: its number, -1 for the tools; `part`: content,
-    reasoning, thought (in the content), or the number of a call or tool.
+    reasoning, thought (in the content), lead (before that thought), or the number of a call or
+    tool.
     """
 
     message: int
@@ -67,29 +68,34 @@ class Probe:
             if mark not in shown and not (piece.message == _TOOLS and mark in text)
         )
 
-    def guess_missing(
-        self, text: str, messages: list[_Message], tools: list[Any] | None
-    ) -> tuple[Piece, ...]:
-        """The pieces that the text of the conversation itself has not, by their words alone: as
-        they are, or as a JSON string has them.
+    def empty_in(self, text: str, turns: Mapping[int, str]) -> tuple[int, ...]:
+        """Numbers of the assistant's messages of which a text shows nothing, though they have
+        something. `turns`: the texts of turns that are known. Only there the name of a call shows
+        that call: templates repeat it beside the result.
         """
-        missing = []
-        for piece in self.pieces.values():
-            words = words_of(piece, messages, tools).strip()
-            if words not in text and json.dumps(words, ensure_ascii=False)[1:-1] not in text:
-                missing.append(piece)
-        return _in_order(missing)
+        shown, has_more = self.shown_in(text), dict[int, bool]()
+        for mark, (number, _) in self.pieces.items():
+            if number != _TOOLS and self.messages[number].get("role") == ASSISTANT:
+                is_shown = not shown.isdisjoint(self.marks[number]) or mark in turns.get(number, "")
+                has_more[number] = has_more.get(number, False) or is_shown
+        return tuple(number for number, is_shown in has_more.items() if not is_shown)
 
-    def empty_without(self, missing: Iterable[Piece]) -> tuple[int, ...]:
-        """Numbers of the assistant's messages of which a text without these pieces shows nothing,
-        though they have something.
+    def guess(
+        self, text: str, messages: list[_Message], tools: list[Any] | None
+    ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+        """(the pieces of which the text of the conversation itself lacks something, the messages as
+        of `empty_in`), by their words alone: as they are, or as a JSON string has them.
         """
-        kept = {piece.message for piece in {*self.pieces.values()}.difference(missing)}
-        numbers = dict.fromkeys(piece.message for piece in missing)
-        return tuple(
-            number
-            for number in numbers
-            if number not in (*kept, _TOOLS) and self.messages[number].get("role") == ASSISTANT
+        missing, has_more = list[Piece](), dict[int, bool]()
+        for piece in _in_order(self.pieces.values()):
+            number, every = piece.message, _texts_of(piece, messages, tools)
+            shown = [w in text or json.dumps(w, ensure_ascii=False)[1:-1] in text for w in every]
+            if not all(shown):
+                missing.append(piece)
+            if number != _TOOLS and messages[number].get("role") == ASSISTANT:
+                has_more[number] = has_more.get(number, False) or any(shown) or not shown
+        return tuple(missing), tuple(
+            number for number, is_shown in has_more.items() if not is_shown
         )
 
 
@@ -158,7 +164,7 @@ class _Maker:
             case str():
                 return text
             case _Thinks(lead, opened, thought, answer):
-                before = f"{self._own(_CONTENT)}\n" if lead else ""
+                before = f"{self._own(_LEAD)}\n" if lead else ""
                 inner = self._own(_THOUGHT_IN_CONTENT) if thought else ""
                 after = self._own(_CONTENT) if answer else ""
                 return f"{before}{'<think>' * opened}\n{inner}\n{THOUGHT}\n\n{after}"
@@ -329,7 +335,21 @@ def words_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) ->
     if message.get("role") != ASSISTANT or THOUGHT not in content:
         return content
     lead, _, thought, answer = parted(content)
-    return thought if piece.part == _THOUGHT_IN_CONTENT else lead + answer
+    return {_THOUGHT_IN_CONTENT: thought, _LEAD: lead}.get(str(piece.part), answer)
+
+
+def _texts_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -> list[str]:
+    """The texts that show a piece: its words, a tool's name, the name and arguments of a call."""
+    if not isinstance(piece.part, int):
+        return [words_of(piece, messages, tools).strip()]
+    is_tool = piece.message == _TOOLS
+    called = (
+        (tools or [])[piece.part] if is_tool else messages[piece.message]["tool_calls"][piece.part]
+    )
+    function = called.get("function", called)
+    arguments = None if is_tool else function.get("arguments")
+    values = arguments.values() if isinstance(arguments, dict) else [arguments]
+    return [text for text in (function.get("name"), *values) if isinstance(text, str)]
 
 
 def summed(
@@ -356,7 +376,7 @@ def kind_of_piece(piece: Piece, messages: list[_Message]) -> str:
         return "tools"
     if isinstance(piece.part, int):
         return "tool_calls"
-    if piece.part != _CONTENT:
+    if piece.part not in (_CONTENT, _LEAD):
         return "reasoning"
     return _OF_ROLES.get(messages[piece.message].get("role", ""), "content")
 

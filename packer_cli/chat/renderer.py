@@ -203,8 +203,7 @@ class Renderer:
         if not told.learned.refusal:
             return told.learned.missing, told.learned.empty
         probe = self._structures.probe(messages, tools)
-        missing = probe.guess_missing(text, messages, tools)
-        return missing, probe.empty_without(missing)
+        return probe.guess(text, messages, tools)
 
     def _prompted(
         self, document: Document, begin: int, messages: list[dict[str, Any]],

@@ -154,8 +154,11 @@ class Structures:
                 rendering = self.template.render(probe.messages, probe.tools)
             except RefusedError as error:
                 return Learned(str(error), edges=dict.fromkeys(speakers(messages), str(error)))
-        missing = probe.missing_in(rendering.text)
-        learned = Learned(missing=missing, empty=probe.empty_without(missing))
+        turns = _numbered(_assistants(rendering), probe.messages) or {}
+        learned = Learned(
+            missing=probe.missing_in(rendering.text),
+            empty=probe.empty_in(rendering.text, _texts_of_turns(rendering, turns)),
+        )
         if not self._find_turns:
             return learned
         if self.template.marks_generation:
@@ -343,6 +346,16 @@ def _inner_turns(turns: list[Turn], outer: _Turns) -> dict[int, list[Turn]]:
     return {
         number: [one for one in others if turn.start <= one.start and one.stop <= turn.stop]
         for number, turn in outer.items()
+    }
+
+
+def _texts_of_turns(rendering: Rendering, turns: _Turns) -> dict[int, str]:
+    """The texts of some turns, up to the turns of others that lie in them."""
+    inner = _inner_turns(rendering.turns, turns)
+    ends = {number: others[0].start for number, others in inner.items() if others}
+    return {
+        number: rendering.text[turn.start : ends.get(number, turn.stop)]
+        for number, turn in turns.items()
     }
 
 
