@@ -89,7 +89,8 @@ class Audit:
     emptiest     (tokens, row) of the rows with the fewest
     packed       whether a row has several documents
     digests      (digest, number) int64[2, rows] of the first rows
-    last         the number of the last row, and its tokens
+    last         the number of the last row, its tokens, whether each is trained on, and where
+                 documents begin
     common       how often each of `Habits.common` is there
     lengths      of the first documents, of which `underfilled` packs rows anew
     cuts, rests  how many documents are cut, and how many are the rest of one
@@ -106,7 +107,7 @@ class Audit:
     emptiest: list[tuple[int, int]] = field(default_factory=list)
     packed: bool = False
     digests: list[Int64] = field(default_factory=list)
-    last: tuple[int, bytes] = (-2, b"")
+    last: tuple[int, bytes, Any, set[int]] = (-2, b"", _NONE, set())
     common: dict[int, int] = field(default_factory=dict)
     lengths: list[Int64] = field(default_factory=list)
     cuts: int = 0
@@ -237,7 +238,7 @@ def goes_on(found: dict[str, Finding], result: Audit) -> None:
         own.severity, own.more = "note", f"{own.more}; {why} whether they go on"
         if bos is not None and cuts and not of_packer:
             bos.severity, bos.more = "note", "some may be the rest of a document that is cut"
-    elif cuts == result.rests:
+    elif cuts <= result.rests if of_packer else cuts == result.rests:
         own.rows = 0
         if bos is not None and not of_packer:
             bos.rows = 0
@@ -409,45 +410,59 @@ def repeated(found: dict[str, Finding], result: Audit) -> None:
 
 def overlap(b: Batch, result: Audit) -> Int64:
     """Rows that begin with at least _SHARED tokens with which the row before them ends, whatever
-    BOS is before and EOS behind that.
+    BOS is before and EOS behind that, if some of these are trained on twice.
+
+    A document that is there again from its beginning is not a window, nor is a piece of a document
+    whose place packer's `segments` tell.
     """
     width, found = b.ids.itemsize, list[int]()
     bos, eos = (
         b"" if one is None else np.array([one], b.ids.dtype).tobytes()
         for one in (b.habits.bos, b.habits.eos)
     )
-    number, before = result.last
+    number, before, before_trained, before_begins = result.last
     if number != b.first - 1:
         before = b""
-    data = b.ids.tobytes()
-    edges = (np.stack([b.offsets[:-1], b.used], axis=1) * width).tolist()
-    for row, (begin, stop) in enumerate(edges):
-        own = data[begin:stop].removeprefix(bos)
-        if _goes_on(before, own, width):
+    data, is_piece = b.ids.tobytes(), "segments" in b.set_.names
+    trained = b.trained if b.set_.says_what_is_trained else np.ones(len(b.ids), bool)
+    documents = np.searchsorted(b.row_of, np.arange(b.rows + 1))
+    edges = np.stack([b.offsets[:-1], b.used, documents[:-1], documents[1:]], axis=1)
+    for row, (begin, stop, first, last) in enumerate(edges.tolist()):
+        own = data[begin * width : stop * width].removeprefix(bos)
+        flags = trained[stop - len(own) // width : stop]
+        at = _shared_from(before, own, width)
+        twice = before_trained[at:] & flags[: len(before) // width - at] if at else _NONE
+        is_new = first == last or b.begun[first] or not is_piece
+        if twice.any() and at not in before_begins and is_new:
             found.append(row)
         before = own[: len(own) - b.spare * width]
         if b.habits.tail and before[:-width].endswith(eos):
             before = before[:-width]
         while eos and before.endswith(eos):
             before = before[:-width]
-    result.last = b.first + b.rows - 1, before
+        before_trained = flags[: len(before) // width]
+        before_begins = b.begins[first:last] - (stop - len(flags))
+        before_begins = {*before_begins.tolist(), *(before_begins + len(bos) // width).tolist()}
+    result.last = b.first + b.rows - 1, before, before_trained, before_begins
     return b.offsets[found]
 
 
-def _goes_on(before: bytes, row: bytes, width: int) -> bool:
-    """Whether a row, without its first token, ends with at least _SHARED tokens that the next one
-    begins with.
+def _shared_from(before: bytes, row: bytes, width: int) -> int:
+    """The place, behind its first token, from which on a row ends with what the next one begins
+    with, at least _SHARED tokens; 0 if there is none, or several, as in text that repeats itself.
     """
-    head, at = row[: _SHARED * width], 0
+    head, at, found = row[: _SHARED * width], 0, 0
     if len(head) < _SHARED * width:
-        return False
+        return 0
     for _ in range(_SHARED):  # so many places at most: a token may be everywhere
         at = before.find(head, at + 1)
         if at < 0:
-            return False
+            break
         if not at % width and row.startswith(before[at:]):
-            return True
-    return False
+            if found:
+                return 0
+            found = at // width
+    return found
 
 
 def underfilled(b: Batch, result: Audit) -> Int64:

@@ -520,7 +520,7 @@ def _other_ends(b: Batch) -> tuple[tuple[int, ...], ...]:
     """What documents of a kind end with, if not with EOS: a token that is in hardly any others, or
     else several tokens that are alike.
     """
-    bare, found = b.bare & (b.ends - b.begins >= _ALIKE), list[tuple[int, ...]]()
+    bare, found = b.bare & ~b.full & (b.ends - b.begins >= _ALIKE), list[tuple[int, ...]]()
     lasts, counts = np.unique(b.ids[b.ends[bare] - 1], return_counts=True)
     least = _FEWEST  # where boundaries are sure; else as many as are not alike by chance
     if b.set_.format != "packer":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import typer
 
 from packer_cli.cli.reports import Page, TokensOf, check_page, refuse_name, show_reports
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.option import KINDS, Count, option
+from packer_cli.options.option import KINDS, Count, as_option, option
 from packer_cli.options.run_options import Progress
 
 if TYPE_CHECKING:
@@ -88,9 +89,17 @@ def audit(name: SetName, options: AuditOptions) -> None:
     if not found.is_sound:
         kinds = [one.severity for one in found.findings]
         counts = [plural(kinds.count(one), one) for one in ("error", "warning") if one in kinds]
-        row = found.findings[0].examples[0][0]
+        command = ["packer", "show", name, str(found.findings[0].examples[0][0])]
+        of_packer = set_.facts is not None
+        for flag in ("tokens",) if of_packer else ("tokenizer", "format", "max_length"):
+            value = getattr(options, flag)
+            for one in value if flag == "tokens" else [value] * (value is not None):
+                command += [as_option(flag), str(one)]
+        tip = f"look at the rows: {shlex.join(command)}"
+        has_text = of_packer or options.tokenizer is not None
         raise DataError(
-            f"{name}: {' and '.join(counts)}", f"look at the rows: packer show {name} {row}"
+            f"{name}: {' and '.join(counts)}",
+            tip if has_text else f"{tip}; add --tokenizer NAME to see text",
         )
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
+import string
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +140,47 @@ def test_rows_of_packer_are_sound(options: list[object]) -> None:
     assert "cut" not in report["not_applied"]
 
 
-@pytest.mark.parametrize("length", [512, 2048])
+@pytest.mark.parametrize("options", [
+    ["-l", 512], ["-l", 2048], ["-l", 1024, "--turns", "each", "--strategy", "next-fit"],
+])  # fmt: skip
 @pytest.mark.usefixtures("folder")
-def test_texts_and_chats_of_packer_are_sound(length: int) -> None:
-    """Texts end with EOS, chats with what their template has."""
+def test_texts_and_chats_of_packer_are_sound(options: list[object]) -> None:
+    """Texts end with EOS, chats with what their template has; the text of an earlier turn, which
+    several documents have, is trained on once.
+    """
     sample = Path(__file__).parents[2] / "sample_data"
-    inputs = [sample / "chat.jsonl", sample / "documents.jsonl"]
-    options = ["--chat-template", sample / "chat.jinja", "-t", "bytes", "-l", length]
-    assert packer("pack", *inputs, *options, "-q", "-o", "out").exit_code == 0
+    inputs = [sample / "chat.jsonl", *[sample / "documents.jsonl"] * ("each" not in options)]
+    template = ["--chat-template", sample / "chat.jinja", "-t", "bytes"]
+    assert packer("pack", *inputs, *template, *options, "-q", "-o", "out").exit_code == 0
     report = audited("out")
     assert found(report) == {}
-    assert {"no-eos", "cut"}.isdisjoint(report["not_applied"])
+    assert "each" in options or {"no-eos", "cut"}.isdisjoint(report["not_applied"])
+
+
+@pytest.mark.parametrize("strategy", ["best-fit", "next-fit", "wrap"])
+@pytest.mark.usefixtures("folder")
+def test_long_texts_of_packer_are_neither_cut_nor_windows(strategy: str) -> None:
+    """Pieces of a text end with tokens that no other has; one repeats a passage, one a letter."""
+    random_, scripts = random.Random(0), (string.ascii_lowercase, string.ascii_uppercase, "0123456")
+    texts = ["".join(random_.choices(letters, k=20_000)) for letters in scripts]
+    texts += ["".join(random_.choices(string.punctuation, k=100)) * 60, "=" * 3000]
+    Path("a.jsonl").write_bytes(text_lines(*texts))
+    command = ["pack", "a.jsonl", "-t", "bytes", "-l", 150, "--strategy", strategy, "-q"]
+    assert packer(*command, "-o", "out").exit_code == 0
+    assert found(audited("out")).keys() <= {"duplicate-rows"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_tip_shows_rows_as_they_were_read() -> None:
+    sets = conversations(1)
+    DEFECTS["labels-differ"](sets, 1)
+    trl(sets, Path("a set"))
+    options = ["--tokenizer", "bytes", "--format", "trl", "--max-length", "96"]
+    command = shlex.split(packer("audit", "a set", *options).stderr.partition("packer ")[2])
+    assert command[:2] == ["show", "a set"]
+    assert command[3:] == options
+    assert packer(*command).exit_code == 0
+    assert packer("audit", "a set").stderr.endswith("; add --tokenizer NAME to see text\n")
 
 
 @pytest.mark.parametrize("rule", ["", "no-eos"])
