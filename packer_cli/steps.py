@@ -23,7 +23,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
-from operator import index as as_index
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,6 +30,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import dealing, plans
 from packer_cli.errors import DataError, UsageError, one_of
+from packer_cli.options.option import plain_int
 from packer_cli.records import Int64
 from packer_cli.result.wording import plural
 
@@ -221,11 +221,7 @@ def row_costs(
 
 def whole_size(name: str, size: object) -> int:
     """A size as a plain int, which a state in JSON can hold. Raises UsageError for one below 1."""
-    try:
-        plain = as_index(size)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{name}: {size!r} is not a whole number") from None
-    if plain < 1:
+    if (plain := plain_int(name, size)) < 1:
         raise UsageError(f"{name}: {plain} is less than 1")
     return plain
 

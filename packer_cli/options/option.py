@@ -19,6 +19,7 @@ from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from inspect import get_annotations
 from numbers import Real
+from operator import index
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -272,6 +273,16 @@ def apart(first: str, is_first: object, second: str, is_second: object) -> Rule:
     """Two options that exclude each other, where both are given."""
     tip = "leave one of them out, or choose another"
     return is_first and is_second, f"{first} does not go with {second}", tip
+
+
+def plain_int(name: str, value: object) -> int:
+    """A whole number as a plain int. UsageError for anything else, the option `name`."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise UsageError(f"{name}: {cut(repr(value), 500)} is not a whole number", "give an int")
 
 
 def as_option(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ from packer_cli.options.option import (
     in_terms_of_fields,
     option,
     options_of,
+    plain_int,
     refuse,
 )
 
@@ -61,8 +62,7 @@ _TAKES_INPUT_ORDER = (
 
 def canonical_name(name: str) -> str:
     """The strategy's full name for a name or alias; UsageError for an unknown one."""
-    own: str = options_of(PackConfig)["strategy"].checked("strategy", name)
-    return own
+    return str(checked_values(strategy=name).strategy)
 
 
 def keeps_order(name: str) -> bool:
@@ -332,11 +332,29 @@ def _row_rules(options: Any) -> Iterator[Rule]:
     )
 
 
-def check_row_options(**values: Any) -> None:
-    """UsageError where options of rows, given to a function by their fields, do not go together."""
+def checked_row_options(**values: Any) -> Any:
+    """Options of rows, given to a function by their fields, as plain values. UsageError for values
+    that are not allowed, also those of another type, or do not go together.
+    """
+    options = checked_values(**values)
     try:
-        options = options_of(PackConfig)
-        checked = {name: options[name].checked(name, value) for name, value in values.items()}
-        refuse(_row_rules(SimpleNamespace(**checked)))
+        refuse(_row_rules(options))
     except UsageError as error:
         raise in_terms_of_fields(error) from None
+    return options
+
+
+def checked_values(**values: Any) -> SimpleNamespace:
+    """Names and whole numbers, each of which may be left out where None is the default. Rows may
+    have one token: plans do not train on them.
+    """
+    options, found = {**options_of(PackConfig)}, dict[str, Any]()
+    options["max_length"] = replace(options["max_length"], least=1)
+    for name, value in values.items():
+        one, own = options[name], value
+        if one.choices:
+            own = value if isinstance(value, str) else repr(value)
+        elif value is not None or one.default is not None:
+            own = plain_int(name, value)
+        found[name] = one.checked(name, own)
+    return SimpleNamespace(**found)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +20,10 @@ import numpy.typing as npt
 
 from packer_cli._kernels import best_fit, one_by_one, plans
 from packer_cli.errors import DataError, UsageError, one_of
+from packer_cli.options.option import plain_int
 from packer_cli.options.options import (
-    MAX_LENGTH_LIMIT,
-    canonical_name,
-    check_row_options,
+    checked_row_options,
+    checked_values,
     keeps_order,
     takes_input_order,
 )
@@ -165,19 +164,22 @@ def plan_packing(
                            "next-fit", "wrap" and "harmonic"
 
     Raises UsageError for an unknown name, a max_length outside 1..2**24 or a seed outside
-    0..2**63-1, or options that do not go together, and DataError for a negative or (under
-    "error") overlong length, or one of 2**31 and more, naming the first.
+    0..2**63-1, values of another type, or options that do not go together, and DataError for a
+    negative or (under "error") overlong length, or one of 2**31 and more, naming the first.
     """
-    name = canonical_name(strategy)
-    check_max_length(max_length)
+    options = checked_row_options(
+        strategy=strategy, max_length=max_length, max_segments_per_row=max_segments_per_row,
+        segment_multiple=segment_multiple, balance=balance,
+    )  # fmt: skip
+    name, max_length, segment_multiple = (
+        options.strategy, options.max_length, options.segment_multiple,
+    )  # fmt: skip
+    max_segments_per_row = options.max_segments_per_row
+    seed = None if seed is None else plain_int("seed", seed)
     if seed is not None and not 0 <= seed < 1 << 63:
         raise UsageError(f"seed: {seed} is not between 0 and 2**63 - 1")
     if overlong not in OVERLONG_POLICIES:
         raise UsageError(f"overlong: {overlong!r} is not one of {', '.join(OVERLONG_POLICIES)}")
-    check_row_options(
-        strategy=name, max_length=max_length, max_segments_per_row=max_segments_per_row,
-        segment_multiple=segment_multiple, balance=balance,
-    )  # fmt: skip
     checked = _checked(lengths)
     pieces, loss = _fitted(checked, max_length, name, overlong, segment_multiple)
     planner = Planner(max_length, name, max_segments_per_row, segment_multiple)
@@ -398,12 +400,6 @@ def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]
     return new_order, new_row_offsets
 
 
-def check_max_length(max_length: int) -> None:
-    """UsageError for a length that no row can have."""
-    if not 1 <= max_length <= MAX_LENGTH_LIMIT:
-        raise UsageError(f"max_length: {max_length} is not between 1 and {MAX_LENGTH_LIMIT}")
-
-
 # Classes of lengths, each with an open row: next-fit is harmonic (Lee and Lee 1985) with one.
 _CLASSES = {"next-fit": 1, "harmonic": HARMONIC_CLASSES}
 
@@ -429,11 +425,11 @@ class StreamPacker:
     """
 
     def __init__(self, max_length: int, strategy: str = "next-fit") -> None:
-        name = canonical_name(strategy)
+        options = checked_values(strategy=strategy, max_length=max_length)
+        self.max_length, self.strategy, self.documents = options.max_length, options.strategy, 0
+        name = self.strategy
         if name not in _CLASSES:
             raise one_of("strategy of a StreamPacker", strategy, _CLASSES)
-        check_max_length(max_length)
-        self.max_length, self.strategy, self.documents = max_length, name, 0
         self._classes = _CLASSES[name]
         # class -> documents in its open row, and how many more tokens fit
         self._rows: dict[int, list[int]] = {}
@@ -443,11 +439,12 @@ class StreamPacker:
     def add(self, length: int) -> list[list[int]]:
         """Place the next document; the rows that this closes, two at most.
 
-        Raises DataError for a length outside 0..max_length: cut or leave out such a document.
+        Raises DataError for a length outside 0..max_length: cut or leave out such a document;
+        UsageError for what is not a whole number.
         """
         if self._finished:
             raise UsageError("add() after finish()", "make a new StreamPacker")
-        length = index(length)
+        length = plain_int("length", length)
         if not 0 <= length <= self.max_length:
             raise DataError(
                 f"document {self.documents} has {length} tokens, max_length is {self.max_length}",
@@ -465,6 +462,12 @@ class StreamPacker:
         if not self._space[kind] or len(row) == kind < self._classes:
             closed += self._close(kind)
         return closed
+
+    def __repr__(self) -> str:
+        return (
+            f"StreamPacker(max_length={self.max_length}, strategy={self.strategy!r}, "
+            f"documents={self.documents}, open_rows={len(self._rows)})"
+        )
 
     def finish(self) -> list[list[int]]:
         """The rows that are still open, the oldest first; no more documents can be added."""

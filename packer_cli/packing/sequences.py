@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError, UsageError
+from packer_cli.options.option import plain_int
 from packer_cli.packing.plan import PackPlan, plan_packing
 from packer_cli.records import HIGHEST_ID, IGNORED, Int64, UInt8, wrong_ids
 
@@ -71,10 +72,9 @@ def pack_sequences(
     range, labels of another length, and (under "error") overlong sequences.
     """
     given = _Given.of(sequences, labels)
-    _check_token(pad_token_id, "pad")
+    pad_token_id = _checked_token(pad_token_id, "pad")
     if eos_token_id is not None:
-        _check_token(eos_token_id, "eos")
-        given = given.ended(eos_token_id)
+        given = given.ended(_checked_token(eos_token_id, "eos"))
     plan = plan_packing(given.lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
     spans = [own[0] if own else None for own in _all_spans(plan)] if return_spans else None
     return _filled(plan, given, pad_token_id, spans)
@@ -110,8 +110,7 @@ def fill_plan(
         raise DataError(
             "the plan was made for other lengths than these sequences have", "plan them again"
         )
-    _check_token(pad_token_id, "pad")
-    return _filled(plan, given, pad_token_id, None)
+    return _filled(plan, given, _checked_token(pad_token_id, "pad"), None)
 
 
 @dataclass(frozen=True)
@@ -131,9 +130,9 @@ class _Given:
 
     @classmethod
     def of(cls, sequences: Sequence[Any], labels: Sequence[Any] | None) -> _Given:
+        ids, lengths = _flat(sequences, "sequence")
         torch: Any = sys.modules.get("torch")
         as_torch = torch and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)
-        ids, lengths = _flat(sequences, "sequence")
         _check_ids(ids, lengths, "sequence")
         given = None if labels is None else _flat_labels(labels, lengths)
         return cls(ids, given, lengths, bool(as_torch))
@@ -152,7 +151,12 @@ class _Given:
 
 
 def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
-    """(values int64[T], lengths int64[n]) of integer sequences."""
+    """(values int64[T], lengths int64[n]) of integer sequences, each a sequence or its labels."""
+    if isinstance(sequences, str) or not hasattr(sequences, "__iter__"):
+        kind = type(sequences).__name__
+        raise UsageError(
+            f"expected a list of {what.rstrip('s')}s, got {kind}", "give a list, each of integers"
+        )
     arrays: list[npt.NDArray[Any]] = []
     for i, sequence in enumerate(sequences):
         try:
@@ -184,9 +188,10 @@ def _flat_labels(labels: Sequence[Any], lengths: Int64) -> Int64:
     return flat
 
 
-def _check_token(token: int, name: str) -> None:
-    if not 0 <= token <= HIGHEST_ID:
-        raise UsageError(f"the {name} id {token} is not in 0..{HIGHEST_ID}")
+def _checked_token(token: int, name: str) -> int:
+    if not 0 <= (plain := plain_int(f"{name}_token_id", token)) <= HIGHEST_ID:
+        raise UsageError(f"the {name} id {plain} is not in 0..{HIGHEST_ID}")
+    return plain
 
 
 def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:

@@ -29,8 +29,9 @@ import pyarrow as pa
 
 from packer_cli import storage
 from packer_cli._kernels import gathering
-from packer_cli.errors import DataError, from_os_error
+from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.options.carried import Carried
+from packer_cli.options.option import plain_int
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.carried import measured
@@ -195,6 +196,14 @@ def _addresses(field: Any, batches: Sequence[Any]) -> Int64:
     return np.ascontiguousarray(lines.T)
 
 
+def described(rows: Any, path: object, tokens: int) -> str:
+    """Rows of a result, or several, for people: their place, how many there are, and how long."""
+    return (
+        f"{type(rows).__name__}({path!r}, rows={len(rows)}, max_length={rows.max_length}, "
+        f"tokens={tokens})"
+    )
+
+
 def in_parts(columns: Sequence[str]) -> list[str]:
     """Names of columns, with those of the parts in place of `segments`."""
     return [part for name in columns for part in (PARTS if name == "segments" else [name])]
@@ -316,16 +325,44 @@ class PackedDirectory(Stored):
     def _complete(self, shard: Shard) -> Iterator[Any]:
         return self.stored(shard)
 
-    def take(self, rows: Int64, columns: Sequence[str] | None = None) -> Any:
+    def __repr__(self) -> str:
+        return described(self, self.where, self.facts.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """A row, copied: its columns as numpy arrays, as docs/format.md has them, and of `segments`
+        a dict of its parts. Negative numbers count from the end.
+
+        Raises IndexError, and as `gather`.
+        """
+        count, plain = len(self), plain_int("row", row)
+        if not -count <= plain < count:
+            raise IndexError(f"row {plain} of {count}")
+        names = self._schema().names
+        found = self.gather(np.array([plain % count]), names)
+        own = {name: values[0] for name, values in found.items()}
+        return {name: own[name] if name in own else {part: own[part] for part in PARTS}
+                for name in names}  # fmt: skip
+
+    def take(
+        self, rows: Iterable[int] | npt.NDArray[np.integer], columns: Sequence[str] | None = None
+    ) -> Any:
         """Rows 0 <= row < len(self) as one complete record batch, copied, in the order given.
 
-        `columns`: only these of the manifest's. Raises as `gather`.
+        `columns`: only these of the manifest's. Raises UsageError for what are no whole numbers,
+        IndexError for one that is out of range, and as `gather`.
         """
+        is_plain = hasattr(rows, "__iter__") and not hasattr(rows, "__array__")
+        numbers = np.asarray([*rows] if is_plain else rows)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            shape = f"shape {numbers.shape}, {numbers.dtype}"
+            raise UsageError(f"rows: {shape}, expected row numbers", "give a list of integers")
+        if len(wrong := numbers[(numbers < 0) | (numbers >= len(self))]):
+            raise IndexError(f"row {wrong[0]} of {len(self)}")
         kinds = self._schema()
         if columns is not None:
             kept = [kinds.field(name) for name in kinds.names if name in columns]
             kinds = pa.schema(kept, metadata=kinds.metadata)
-        return as_batch(self.gather(rows, kinds.names), kinds)
+        return as_batch(self.gather(numbers.astype(np.int64), kinds.names), kinds)
 
     def gather(self, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
         """Columns of rows 0 <= row < len(self), copied, in the order given: arrays [b, max_length],

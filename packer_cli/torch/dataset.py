@@ -34,7 +34,7 @@ from packer_cli.result.opening import (
     open_packed,
     tokens_of_each,
 )
-from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory
+from packer_cli.result.reader import PACK_AGAIN, Lists, PackedDirectory, described
 
 SOURCE = "source"
 RAGGED = ("cu_seqlens", PADDED_BOUNDARIES, SOURCE)
@@ -152,6 +152,11 @@ class PackedDataset:
 
     def __len__(self) -> int:
         return len(self._results)
+
+    def __repr__(self) -> str:
+        places = [*map(str, self.paths)]
+        tokens = sum(one.facts.tokens for one in self._results.parts)
+        return described(self, places if len(places) > 1 else places[0], tokens)
 
     def result_of(self, row: int) -> tuple[Path | str, int]:
         """The directory that a row is of, and its number there, as `packer show` takes it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import asdict
 from functools import partial
 from operator import index as as_index
 from typing import Any
@@ -114,6 +115,11 @@ class PackedSampler:
                     self._begin = end  # also for loops that stop at the last row
                 yield row
         self._begin = self._taken = end
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={value}" for name, value in asdict(self.sizes).items())
+        options = ", ".join(f"{name}={value!r}" for name, value in self._schedule.name().items())
+        return f"PackedSampler({options}, rank={self.rank}, {sizes}, epoch={self.epoch})"
 
     def __len__(self) -> int:
         """Rows that this rank takes in the next iteration."""

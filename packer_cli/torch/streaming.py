@@ -17,9 +17,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from packer_cli.errors import DataError, UsageError
+from packer_cli.errors import DataError
 from packer_cli.options.options import canonical_name, keeps_order
 from packer_cli.packing.sequences import pack_sequences
+from packer_cli.steps import whole_size
 from packer_cli.torch.collate import batch_of_rows, documents_of
 from packer_cli.torch.dataset import RowBatch
 from packer_cli.torch.sampler import share_of_ranks
@@ -64,8 +65,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if buffer_size < 1:
-            raise UsageError(f"buffer_size: {buffer_size} is less than 1")
+        buffer_size = whole_size("buffer_size", buffer_size)
         self._source = source
         self._options: dict[str, Any] = {
             "max_length": max_length,
@@ -79,6 +79,10 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         self._order = self._options | {"buffer_size": buffer_size, "seed": seed}
         self._order |= {"rank": self._rank, "world_size": self._world_size}
         self._begin = self._now = _START
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._order.items())
+        return f"PackingIterableDataset({options})"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self._now = self._begin  # until the first row, also in a worker that has ended

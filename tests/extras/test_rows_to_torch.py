@@ -126,6 +126,9 @@ def test_rows_are_those_of_the_shards(form: Form) -> None:
     assert (len(dataset), dataset.max_length) == (len(expected), L)
     assert [plain(row) for row in dataset] == expected
     assert plain(dataset[-1]) == expected[-1]
+    tokens = sum(row["cu_seqlens"][-1] for row in expected)
+    assert f"rows={len(expected)}, max_length={L}, tokens={tokens})" in repr(dataset)
+    assert str(dataset.paths[0]) in repr(dataset)
     assert {name: values.dtype for name, values in dataset[0].items()} == {
         name: TYPES[name] for name in form.columns
     }

@@ -183,6 +183,13 @@ def test_iterations_and_epochs(dataset: PackedDataset, balance: Any) -> None:
             other.set_epoch(0)
 
 
+def test_it_prints_what_it_is() -> None:
+    assert repr(PackedSampler(100, seed=3, rank=1, world_size=2)) == (
+        "PackedSampler(rows=100, seed=3, block_rows=256, window_blocks=64, rank=1, world_size=2, "
+        "batch_size=1, micro_batches=1, epoch=0)"
+    )
+
+
 def test_rows_of_one_rank_count_for_all() -> None:
     samplers = ranks(ROWS, 3)
     together(samplers)  # 999 rows

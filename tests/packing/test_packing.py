@@ -258,6 +258,14 @@ _NOT_FLAT = "lengths: expected a flat sequence of integers, got"
         (UsageError, "segment_multiple: 0 is not positive", {"segment_multiple": 0}),
         (UsageError, "segment_multiple: max_length 8 is not a multiple of 3",
          {"segment_multiple": 3}),
+        *((UsageError, f"{name}: {wrong!r} is not a whole number", {name: wrong})
+          for name in ("max_length", "seed", "max_segments_per_row", "segment_multiple")
+          for wrong in ("8", 8.0, True, [8])),
+        *((UsageError, f"{name}: {str(wrong)!r} is not one of {names}", {name: wrong})
+          for name, names in (("strategy", _NAMES), ("balance", "none, attention"))
+          for wrong in (False, 3, ["none"])),
+        (UsageError, "overlong: 3 is not one of split, truncate, drop, error", {"overlong": 3}),
+        (UsageError, f"{_NOT_FLAT} shape (), object", {"lengths": None}),
         (UsageError, f"{_NOT_FLAT} shape (2, 2), int64", {"lengths": [[1, 2], [3, 4]]}),
         (UsageError, f"{_NOT_FLAT} shape (1,), float64", {"lengths": [1.5]}),
         (UsageError, f"{_NOT_FLAT} shape (1,), object", {"lengths": [2**70]}),
@@ -308,8 +316,18 @@ def test_what_cannot_be() -> None:
         StreamPacker(8, "best-fit")
     with pytest.raises(UsageError, match="max_length: 0 is not between"):
         StreamPacker(0)
+    for wrong in ("8", 8.5, None):
+        with pytest.raises(UsageError, match=r"max_length: .* is not a whole number"):
+            StreamPacker(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"length: .* is not a whole number"):
+            StreamPacker(8).add(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"strategy: .* is not one of"):
+            StreamPacker(8, wrong)  # type: ignore[arg-type]
     packer = StreamPacker(8)
     packer.add(3)
+    assert repr(packer) == (
+        "StreamPacker(max_length=8, strategy='next-fit', documents=1, open_rows=1)"
+    )
     for length in (9, -1):
         with pytest.raises(DataError, match=f"document 1 has {length} tokens, max_length is 8"):
             packer.add(length)

@@ -134,11 +134,16 @@ def test_bad_data_is_named_by_its_sequence(arguments: dict[str, Any], message: s
         ({"eos_token_id": -1}, "the eos id -1 is not in 0"),
         ({"eos_token_id": 1 << 31}, "the eos id 2147483648 is not in 0"),
         ({"pad_token_id": -1}, "the pad id -1 is not in 0"),
+        ({"pad_token_id": "1"}, "pad_token_id: '1' is not a whole number"),
+        ({"eos_token_id": 1.0}, "eos_token_id: 1.0 is not a whole number"),
+        ({"labels": 5}, "expected a list of labels, got int"),
+        ({"sequences": None}, "expected a list of sequences, got NoneType"),
+        ({"sequences": "abc"}, "expected a list of sequences, got str"),
     ],
 )
 def test_bad_options_are_usage_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        pack_sequences(FOUR, **({"max_length": 8} | arguments))
+        pack_sequences(**({"sequences": FOUR, "max_length": 8} | arguments))
 
 
 TOKENS = st.lists(st.integers(1, 30), max_size=14)

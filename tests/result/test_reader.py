@@ -29,7 +29,7 @@ from support import (
 from varied_results import texts
 
 from packer_cli import open_packed
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.result.layout import SQUARED_LENGTHS, digest
 from packer_cli.result.manifest import load
 from packer_cli.result.reader import PackedDirectory, squared_lengths, squares_header
@@ -82,10 +82,49 @@ def test_rows_in_any_order(results: list[PackedDirectory], data: st.DataObject) 
         assert taken.schema.metadata == expected.schema.metadata
 
 
-def test_a_negative_row(results: list[PackedDirectory]) -> None:
+@pytest.mark.parametrize(
+    "rows", [range(2, 5), (0, 0), [np.int8(1)], np.array([3, 1], np.uint16), []]
+)
+def test_rows_by_any_integers(results: list[PackedDirectory], rows: Any) -> None:
+    expected = all_rows(results[0]).take(pa.array([*map(int, rows)], pa.int64()))
     for packed in results:
-        with pytest.raises(IndexError, match="row -1 of"):
-            packed.take(np.array([0, -1]))
+        assert packed.take(rows).equals(expected)
+        for row, batch in zip(map(int, rows), expected.to_pylist(), strict=True):
+            for number in (row, np.int64(row), row - len(packed)):
+                own = packed[number]
+                assert [*own] == expected.schema.names
+                parts = own.pop("segments", {})
+                assert {name: one.tolist() for name, one in own.items()} == {
+                    n: batch[n] for n in own
+                }
+                assert [
+                    dict(zip(parts, one, strict=True)) for one in zip(*parts.values(), strict=True)
+                ] == (batch.get("segments", []))
+
+
+@pytest.mark.parametrize("rows", [[0, -1], [10**6], np.array([1 << 63], np.uint64)])
+def test_rows_that_are_not_there(results: list[PackedDirectory], rows: Any) -> None:
+    for packed in results:
+        with pytest.raises(IndexError, match=f"row {rows[-1]} of {len(packed)}"):
+            packed.take(rows)
+        for number in (len(packed), -len(packed) - 1):
+            with pytest.raises(IndexError, match=f"row {number} of {len(packed)}"):
+                packed[number]
+
+
+@pytest.mark.parametrize("rows", [1, [1.0], ["1"], [[1]], [True], None])
+def test_what_is_no_number_of_a_row(results: list[PackedDirectory], rows: Any) -> None:
+    for packed in results:
+        with pytest.raises(UsageError, match=r"rows: .*expected row numbers"):
+            packed.take(rows)
+    with pytest.raises(UsageError, match=r"row: 1\.5 is not a whole number"):
+        results[0][1.5]  # type: ignore[index]
+
+
+def test_it_prints_what_it_is(results: list[PackedDirectory]) -> None:
+    for packed in results:
+        figures = f"rows={len(packed)}, max_length=64, tokens={packed.facts.tokens})"
+        assert repr(packed) == f"{type(packed).__name__}({packed.where!r}, {figures}"
 
 
 def test_a_shard_without_a_column_that_the_manifest_names(folder: Path) -> None:
