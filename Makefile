@@ -18,7 +18,7 @@ SOURCES = $(wildcard _kernels/*.pyx _kernels/*.pxd)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pythons test-heavy test-slow test-fuzz test-places test-faults test-extras test-templates test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
+.PHONY: help demo test test-pythons test-heavy test-slow chromium test-fuzz test-places test-faults test-extras test-templates test-asan test-oldest lint format bench bench-quick peers wheel wheel-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,7 +52,14 @@ test-pythons: ## the core tests with the oldest and the newest CPython from 3.10
 	  $$python --version; $(MAKE) test PYTHON=$$python VENV=build/$$(basename $$python); \
 	  unset PACKER_FUZZ PACKER_KILLS PACKER_TREES; done  # more of them once is enough
 
-test-heavy: $(VENV)/.testing ## larger inputs and further forms of what make test tests
+# As root, or as a user who needs no password for that.
+chromium: ## the browser in which make test-heavy opens pages, from the package of Debian
+	@command -v chromium > /dev/null || { [ $$(id -u) = 0 ] || sudo="sudo -n"; \
+	  { $$sudo apt-get -qq update && DEBIAN_FRONTEND=noninteractive $$sudo apt-get -qq install \
+	    --no-install-recommends -o DPkg::Lock::Timeout=60 chromium; } > /dev/null 2>&1; } \
+	  || echo "chromium cannot be installed with apt-get: pages are not opened in a browser"
+
+test-heavy: $(VENV)/.testing chromium ## larger inputs and further forms of what make test tests
 	$(BIN)/pytest -m heavy --ignore=tests/extras $(SHARED) $(ARGS)
 
 test-slow: $(VENV)/.testing ## every text file of ../shared/data with every tokenizer (minutes)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from packer_cli.cli.reports import Page, TokensOf, check_page, refuse_name, show_reports
+from packer_cli.cli.reports import (
+    Page,
+    TokensOf,
+    check_page,
+    print_note,
+    refuse_name,
+    show_reports,
+)
 from packer_cli.errors import DataError, UsageError
 from packer_cli.options.option import KINDS, Count, as_option, option
 from packer_cli.options.run_options import Progress
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from packer_cli.audit.documents import Habits
     from packer_cli.reports import Report, Rows, Section
     from packer_cli.reports.show import Shown
-    from packer_cli.result.manifest import TokenizerInfo
+    from packer_cli.result.manifest import Result, TokenizerInfo
     from packer_cli.tokenization.decoding import Decoder
 
 _SHOWN = 3  # examples of a finding, in the terminal
@@ -82,7 +90,7 @@ def audit(name: SetName, options: AuditOptions) -> None:
         rows = None
         if options.html is not None:
             chosen = _rows_for(found)
-            shown = shown_rows(set_, found.habits, list(chosen))
+            shown = shown_rows(set_, found.habits, list(chosen), options.tokens)
             about = [(one, chosen[one.index]) for one in shown]
             rows = rows_of_page(about, decoder_of(set_, options.tokenizer))
     show_reports({name: _report(found, rows)}, as_json=options.as_json, html=options.html)
@@ -103,15 +111,22 @@ def audit(name: SetName, options: AuditOptions) -> None:
         )
 
 
-def shown_rows(set_: Set, habits: Habits, rows: Sequence[int]) -> Iterator[Shown]:
+def shown_rows(
+    set_: Set, habits: Habits, rows: Sequence[int], tokens: tuple[str, ...] = ()
+) -> Iterator[Shown]:
     """Rows of any set, in ascending order, as `packer show` has those of packer's. Raises DataError
     for what cannot be read.
     """
+    from packer_cli.storage import base_name, is_url
+
+    if set_.facts is not None and not is_url(set_.name):  # which knows more of its documents
+        *_, read = reader_of(Path(set_.name), set_.facts, tokens)
+        yield from map(read, rows)
+        return
     import numpy as np
 
     from packer_cli.audit import Batch
     from packer_cli.reports.show import Segment, Shown
-    from packer_cli.storage import base_name
 
     numbers = np.unique(np.array(rows, np.int64))
     for raw in set_.read(np.stack([numbers, numbers + 1], axis=1)):
@@ -126,6 +141,35 @@ def shown_rows(set_: Set, habits: Habits, rows: Sequence[int]) -> Iterator[Shown
             padding = int(b.offsets[row + 1] - b.offsets[row] - b.sizes[b.row_of == row].sum())
             place, inside = set_.where(b.first + row)
             yield Shown("row", b.first + row, base_name(place), inside, segments, padding=padding)
+
+
+def reader_of(
+    directory: Path, manifest: Result, tokens: tuple[str, ...]
+) -> tuple[str, int, bool, Callable[[int], Shown]]:
+    """Of a result of packer: (row or document, how many, whether it is known what is trained on,
+    what reads one).
+    """
+    from packer_cli.reports.show import read_document, read_row
+    from packer_cli.result.manifest import Manifest
+    from packer_cli.result.opening import View, opened
+    from packer_cli.result.origins import Origins
+    from packer_cli.result.tokenized import Tokens, open_tokenized
+
+    if not isinstance(manifest, Manifest):
+        tokenized = open_tokenized(directory)
+        tokens_of_it = Tokens({0: tokenized}, tokenized.carried.values())
+        read_one = partial(read_document, tokenized, tokens_of_it)
+        return "document", len(tokenized), True, read_one
+    packed = opened(directory, manifest, tokens)
+    origins = Origins(manifest, packed.directories if isinstance(packed, View) else None)
+
+    def read(number: int) -> Shown:
+        row = read_row(packed, number, origins)
+        while origins.notes:
+            print_note(origins.notes.pop())
+        return row
+
+    return "row", len(packed), "labels" in packed.facts.config.columns, read
 
 
 def _rows_for(audit: Audit) -> dict[int, list[str]]:

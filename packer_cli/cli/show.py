@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from packer_cli.cli.audit import SetName, decoder_of, shown_rows, tokenizer_of, unreadable
+from packer_cli.cli.audit import (
+    SetName,
+    decoder_of,
+    reader_of,
+    shown_rows,
+    tokenizer_of,
+    unreadable,
+)
 from packer_cli.cli.reports import LOCAL_ONLY, Page, TokensOf, check_page, print_note, show_reports
 from packer_cli.errors import UsageError
 from packer_cli.options.option import Count, Rule, Whole, apart, as_option, option, refuse
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packer_cli.reports.show import Shown
-    from packer_cli.result.manifest import Result
     from packer_cli.tokenization.decoding import Decoder
 
 _ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
@@ -191,7 +197,7 @@ def _rows(directory: Path, options: ShowOptions) -> _Rows:
                             ("--max-length", options.max_length))
     ])  # fmt: skip
     manifest = load_any(directory)
-    what, count, labels, read = _reader(directory, manifest, options.tokens)
+    what, count, labels, read = reader_of(directory, manifest, options.tokens)
     load = partial(load_decoder, directory, manifest.tokenizer)
     return _Rows(what, count, labels, partial(map, read), load)
 
@@ -219,30 +225,3 @@ def _of_others(directory: Path, options: ShowOptions) -> _Rows:
 
     load = partial(decoder_of, set_, options.tokenizer)
     return _Rows("row", set_.rows, set_.says_what_is_trained, read, load)
-
-
-def _reader(
-    directory: Path, manifest: Result, tokens: tuple[str, ...]
-) -> tuple[str, int, bool, Callable[[int], Shown]]:
-    """(row or document, how many, whether it is known what is trained on, what reads one)."""
-    from packer_cli.reports.show import read_document, read_row
-    from packer_cli.result.manifest import Manifest
-    from packer_cli.result.opening import View, opened
-    from packer_cli.result.origins import Origins
-    from packer_cli.result.tokenized import Tokens, open_tokenized
-
-    if not isinstance(manifest, Manifest):
-        tokenized = open_tokenized(directory)
-        tokens_of_it = Tokens({0: tokenized}, tokenized.carried.values())
-        read_one = partial(read_document, tokenized, tokens_of_it)
-        return "document", len(tokenized), True, read_one
-    packed = opened(directory, manifest, tokens)
-    origins = Origins(manifest, packed.directories if isinstance(packed, View) else None)
-
-    def read(number: int) -> Shown:
-        row = read_row(packed, number, origins)
-        while origins.notes:
-            print_note(origins.notes.pop())
-        return row
-
-    return "row", len(packed), "labels" in packed.facts.config.columns, read

@@ -35,7 +35,7 @@ from packer_cli.options.option import refuse
 from packer_cli.ownership import put_file
 from packer_cli.reports import PageRow, Report, Rows
 from packer_cli.reports.show import Shown, carried_in
-from packer_cli.result.layout import INCOMPLETE, MANIFEST
+from packer_cli.result.layout import INCOMPLETE, MANIFEST, short_name
 from packer_cli.result.manifest import is_manifest
 from packer_cli.result.wording import count, percent, plural
 from packer_cli.storage import is_url
@@ -235,8 +235,9 @@ def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder 
             trained = [] if flags is None else flags[firsts[: len(own)]].tolist()
             runs = [len(list(run)) for _, run in groupby(trained)]
             begun = int(trained[0]) if trained else -1
-            about_it = [carried_in(segment)] if segment.carried else []
-            segments.append([len(own), begun, runs, len(segment.ids), *about_it])
+            origin = "" if segment.origin is None else str(segment.origin)
+            more = "; ".join(filter(None, [origin, carried_in(segment)]))
+            segments.append([len(own), begun, runs, len(segment.ids), *[more] * bool(more)])
             numbers += [number for number, _ in own]
         contents.append({"segments": segments, "padding": one.padding})
         labelled = [part.trained for part in one.segments if part.trained is not None]
@@ -244,8 +245,9 @@ def rows_of_page(shown: Sequence[tuple[Shown, Sequence[str]]], decoder: Decoder 
         if labelled:
             counts += f", {sum(int(flags.sum()) for flags in labelled):,} trained"
         what = plural(len(one.segments), "document")
+        place = f"{short_name(one.shard)} {one.what} {one.in_shard}"
         is_open = not rows or tokens <= _OPEN_TOKENS
-        rows.append(PageRow(one.index, f"{what}, {counts}", tuple(about), is_open))
+        rows.append(PageRow(one.index, f"{what}, {counts}; {place}", tuple(about), is_open))
     left_out = len(shown) - len(rows)
     return Rows(rows, _blob(units, numbers, contents), why, left_out)
 

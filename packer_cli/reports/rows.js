@@ -20,19 +20,22 @@
     element.textContent = text;
     return element;
   };
+  // The text as it is, with a mark at each of its line ends.
+  const words = (text) => text.split("\n").flatMap((line, number) =>
+    number ? [piece("i", "b", "\n"), line] : [line]);
   const fill = (place, row) => {
     let at = row.begin, token = 0;
-    row.segments.forEach(([length, first, runs, tokens, carried], number) => {
+    row.segments.forEach(([length, first, runs, tokens, more], number) => {
       const about = `document ${number}: ${tokens.toLocaleString("en")} tokens, from ${token}`;
-      place.append(piece("div", "edge", carried ? `${about}; ${carried}` : about));
+      place.append(piece("div", "edge", more ? `${about}; ${more}` : about));
       const text = piece("div", "words", "");
       let trained = first, run = 0, left = runs.length ? runs[0] : Infinity, here = token;
       for (const end = at + length; at < end; at++, left--) {
         while (left === 0) [trained, left] = [1 - trained, runs[++run]];
         const [content, ids, special] = unit(at);
-        const style = [trained === 1 ? "y" : trained === 0 ? "n" : "", special ? "s" : "",
-          content.includes("\n") ? "b" : ""].filter(Boolean).join(" ");
-        const element = piece("span", style, content);
+        const style = [trained === 1 ? "y" : trained === 0 ? "n" : "", special ? "s" : ""];
+        const element = piece("span", style.filter(Boolean).join(" "), "");
+        element.append(...words(content));
         element.title = `${ids.join(" ")} at ${here}`;
         here += ids.length;
         text.append(element);

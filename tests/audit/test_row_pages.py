@@ -17,10 +17,11 @@ import pytest
 import tiny_tokenizers as tiny
 from audited import DEFECTS, conversations, trl
 from pages import Page
-from support import assert_error, heavy, packer
+from support import assert_error, heavy, jsonl, packer, random_texts
 
 from packer_cli.reports.page import rows_of_page
 from packer_cli.reports.show import Segment, Shown
+from packer_cli.result.layout import short_name
 from packer_cli.tokenization.decoding import BytesDecoder, ReferenceDecoder
 from packer_cli.tokenization.engines import ReferenceEngine
 
@@ -38,7 +39,7 @@ def taken_apart(blob: str) -> list[list[dict[str, Any]]]:
     rows, at = [], 0
     for row in head["rows"]:
         segments = []
-        for length, begun, runs, tokens in row["segments"]:
+        for length, begun, runs, tokens, *more in row["segments"]:
             units = [head["units"][number] for number in numbers[at : at + length]]
             flags = [bool((begun + turn) % 2) for turn, run in enumerate(runs) for _ in range(run)]
             at += length
@@ -48,6 +49,7 @@ def taken_apart(blob: str) -> list[list[dict[str, Any]]]:
                 "trained": [flag for flag, unit in zip(flags, units, strict=True)
                             for _ in unit[1]] if runs else None,
                 "tokens": tokens,
+                "more": more,
             })  # fmt: skip
         rows.append(segments)
     return rows
@@ -100,6 +102,41 @@ def test_a_page_has_its_rows_and_leads_to_them(tmp_path: Path) -> None:
     assert len(Page(content.encode()).attributes) > 10  # every element is closed
     for address in ("http:", "https:", "url(", "@import", "src="):
         assert address not in content.replace(blob_in(content), "")
+
+
+@pytest.mark.parametrize("name", ["rows", "view", "tokens"])
+@pytest.mark.usefixtures("folder")
+def test_documents_have_their_files_and_places(name: str) -> None:
+    texts = [*dict.fromkeys(random_texts(80))]
+    for file, own in (("a.jsonl", texts[::2]), ("b.jsonl", texts[1::2])):
+        Path(file).write_bytes(jsonl(*own))
+    for command in (
+        ["tokenize", "a.jsonl", "b.jsonl", "-t", "bytes", "-o", "tokens"],
+        ["pack", "tokens", "-l", 64, "-o", "rows"],
+        ["pack", "tokens", "-l", 64, "--view", "-o", "view"],
+        ["audit", name, "--html", "audit.html"],
+    ):
+        assert packer(*command).exit_code == 0
+    numbers = re.findall(r'id="row-(\d+)"', Path("audit.html").read_text())
+    assert packer("show", name, *numbers, "--html", "show.html").exit_code == 0
+    shown = [
+        json.loads(line) for line in packer("show", name, *numbers, "--json").stdout.splitlines()
+    ]
+    expected = [[one["position"] for one in row.get("segments", [row])] for row in shown]
+    for page in ("audit.html", "show.html"):
+        content = Path(page).read_text()
+        rows = [[one["more"][0] for one in row] for row in taken_apart(blob_in(content))]
+        assert [[int(one.split()[2]) for one in row] for row in rows] == expected
+        assert {one.split()[0] for row in rows for one in row} == {"a.jsonl", "b.jsonl"}
+        assert all(f"; {short_name(row['shard'])} " in content for row in shown)
+
+
+def test_rows_of_other_tools_have_their_file_and_place(tmp_path: Path) -> None:
+    trl(conversations(1), tmp_path / "set")
+    for command in ("audit", "show"):
+        packer(command, tmp_path / "set", "--html", tmp_path / "page.html")
+        content = (tmp_path / "page.html").read_text()
+        assert re.search(r'id="row-0".*; data-0\.arrow row 0</span>', content)
 
 
 def test_nothing_of_a_set_is_markup(tmp_path: Path) -> None:
