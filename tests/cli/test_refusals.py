@@ -160,7 +160,7 @@ quiet = true | @: there is no key 'quiet'
 weight = 2 | @: there is no key 'weight' | it is a key of [[source]]
 WEB max_length = 16 | @, source 'web': there is no key 'max_length' | of the top
 max_length = true | @: max_length: true is not a whole number
-max_length = 0 | @: max_length: 0 is not between 1 and 16777216
+max_length = 0 | @: max_length: 0 is not between 2 and 16777216
 view = 'yes' | @: view: 'yes' is not true or false
 tokenizer = ['a'] | @: tokenizer: ['a'] is not text in quotes
 field = ['a=b'] | @: field: ['a=b'] is not a table of texts
