@@ -204,7 +204,6 @@ class PackConfig(DocumentConfig):
         MISSING,
         "Tokens in a packed row: 4096, or 4k, which is the same.",
         short="-l",
-        least=2,  # the first token of a row is never trained on
         most=MAX_LENGTH_LIMIT,
         elsewhere="--seq-len --seq-length --sequence-length --max-seq-len --max-seq-length "
         "--block-size --context-length --cutoff-len",

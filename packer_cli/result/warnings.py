@@ -42,9 +42,9 @@ class Warned(NamedTuple):
 
 def warnings_of(manifest: Result) -> list[Warned]:
     """Warnings of a result, the gravest first."""
-    dropped = _dropped(manifest) if isinstance(manifest, Manifest) else ()
+    of_rows = [*_dropped(manifest), *_untrained(manifest)] if isinstance(manifest, Manifest) else []
     return [
-        *dropped, *_left_out(manifest), *_copies(manifest),
+        *of_rows, *_left_out(manifest), *_copies(manifest),
         *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
     ]  # fmt: skip
 
@@ -73,6 +73,17 @@ def _dropped(manifest: Manifest) -> Iterator[Warned]:
                 f"{percent(tokens / encoded)} of the tokens: {why}"
             )
             yield Warned(about, text, ", ".join([*way_out, "--max-loss 1% makes it an error"]))
+
+
+def _untrained(manifest: Manifest) -> Iterator[Warned]:
+    if manifest.tokens and not manifest.trained_tokens:
+        is_short = manifest.config.max_length == 1
+        way_out = (
+            "the first token of a document is never trained on: use a longer --max-length"
+            if is_short
+            else "check what the records or --train-on mark as trained"
+        )
+        yield Warned("nothing trained", "no token of the result is trained on", way_out)
 
 
 def _longer(manifest: Manifest) -> list[str]:

@@ -23,7 +23,7 @@ plan a.jsonl                | Missing option '--max-length' / '-l'. | add --max-
 export out -o x             | Missing option '--to'. | add --to FORMAT. Format to write: trl, llama
 export out --to trl         | Missing option '--output' / '-o'. | add --output OUT.
 -l many                     | --max-length: 'many' is not a whole number like 4096 or 4k | Tokens in
--l 0                        | --max-length: 0 is not between 2 and 16777216
+-l 0                        | --max-length: 0 is not between 1 and 16777216
 --seed {BIG}                | --seed: '{BIG}' is not a whole number
 --seed -1                   | --seed: -1 is not between 0 and 9223372036854775807
 --workers -1                | --workers: -1 is negative
@@ -140,7 +140,7 @@ verify no                   | no: no such directory
 --in                        | No such option: --in | see packer pack --help
 --to trl                    | No such option: --to | it is an option of packer export
 tokenize a.jsonl --seed 3   | No such option: --seed | it is an option of packer pack, packer plan,
-plan a.jsonl -l 16,0        | --max-length: 0 is not between 2 and
+plan a.jsonl -l 16,0        | --max-length: 0 is not between 1 and
 plan a.jsonl -l 16,many     | --max-length: 'many' is not a whole number like 4096 or 4k
 plan a.jsonl -l 16,,32      | --max-length: '16,,32' is not a list like a,b
 plan a.jsonl -l 16 --strategy best-fit,best | --strategy: 'best' is not one | did you mean best-fit?
@@ -160,7 +160,7 @@ quiet = true | @: there is no key 'quiet'
 weight = 2 | @: there is no key 'weight' | it is a key of [[source]]
 WEB max_length = 16 | @, source 'web': there is no key 'max_length' | of the top
 max_length = true | @: max_length: true is not a whole number
-max_length = 0 | @: max_length: 0 is not between 2 and 16777216
+max_length = 0 | @: max_length: 0 is not between 1 and 16777216
 view = 'yes' | @: view: 'yes' is not true or false
 tokenizer = ['a'] | @: tokenizer: ['a'] is not text in quotes
 field = ['a=b'] | @: field: ['a=b'] is not a table of texts

@@ -48,6 +48,10 @@ def warned(*arguments: Any) -> list[str]:
 WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
     "nothing": (TEXTS, (), []),
     "chats": (CHATS, TEMPLATE, []),
+    "rows of one token": (
+        TEXTS, ("-l", 1),
+        ["no token of the result is trained on; the first token of a document is never trained on"],
+    ),
     "prompts and a tokenizer without a chat template": (PAIRS, (), []),
     "a dropped conversation": (
         [*CHATS, LARGE],

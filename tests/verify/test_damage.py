@@ -189,7 +189,7 @@ def test_an_edited_manifest(packed: Path, name: str) -> None:
         (lambda m: m["shards"][0].pop("rows"), "damaged: Object missing required field `rows`"),
         (
             lambda m: m["config"].update(max_length=1 << 40),
-            "damaged: config: --max-length: 1099511627776 is not between 2 and 16777216",
+            "damaged: config: --max-length: 1099511627776 is not between 1 and 16777216",
         ),
         (
             lambda m: m["config"].update(strategy="x") or m.update(packer_version="9.1"),
