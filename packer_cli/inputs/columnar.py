@@ -6,13 +6,14 @@ few megabytes at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +34,15 @@ from packer_cli.inputs.token_columns import (
 )
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import FACTS_OF_TRACES, TRACE, Shape, may_hold, names_in_traces
+from packer_cli.options.shapes import (
+    ABSENT,
+    FACTS_OF_TRACES,
+    TRACE,
+    Shape,
+    may_hold,
+    names_in_traces,
+    value_at,
+)
 from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice, Texts, offsets_of
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
@@ -52,6 +61,7 @@ _BUFFER_BYTES = 1 << 20
 _NUMBER = rb"\x15([\x80-\xff]*[\0-\x7f])"
 _DICTIONARY = re.compile(rb"\x15\x04%b%b(?:%b)?[\x3c\x4c]%b" % ((_NUMBER,) * 4), re.DOTALL)
 _HEADER_BYTES = 64
+_Convert = Callable[[Any], Any]
 
 
 @contextmanager
@@ -88,7 +98,7 @@ def _columns_to_read(
         used = [*names, *config.carried, *FACTS_OF_TRACES]
         return [name for name in schema.names if any(may_hold((name,), one) for one in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
-    is_right = _is_text if shape.kind == "text" else _is_integer_list
+    is_right = _may_be_text if shape.kind == "text" else _is_integer_list
     wanted = [shape.columns[own] for own in shape.required]
     wanted += [shape.columns[own] for own in shape.optional
                if _fields_at(schema, shape.columns[own])]  # fmt: skip
@@ -115,7 +125,7 @@ def _columns_to_read(
 
 def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
     """The ways to a column, each as Arrow's fields from the outermost one on: those whose very name
-    it is, or else those that its dots lead to in structs.
+    it is, or else those that its dots lead to in structs, or up to the JSON that may hold it.
     """
     fields = list(fields)
     if own := [(one,) for one in fields if one.name == column]:
@@ -123,27 +133,53 @@ def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
     return [
         (outer, *way)
         for outer in fields
-        if column.startswith(f"{outer.name}.") and pa.types.is_struct(outer.type)
-        for way in _fields_at(outer.type, column[len(outer.name) + 1 :])
+        if column.startswith(f"{outer.name}.")
+        for way in (
+            _fields_at(outer.type, column[len(outer.name) + 1 :])
+            if pa.types.is_struct(outer.type)
+            else [()] * _is_json(outer.type)
+        )
     ]
 
 
 def by_columns(batch: Any, columns: list[str]) -> Any:
-    """A batch of these columns, wherever they are in the structs of another."""
+    """A batch of these columns, wherever they are in the structs and the JSON of another."""
     if all(column in batch.schema.names for column in columns):
         return batch.select(columns)
     arrays = []
     for column in columns:
         outer, *way = (one.name for one in _fields_at(batch.schema, column)[0])
         array = batch.column(outer)
-        arrays.append(pc.struct_field(array, way) if way else array)
+        array = pc.struct_field(array, way) if way else array
+        inner = column[len(".".join((outer, *way))) + 1 :]
+        arrays.append(_within_json(array, inner) if inner else array)
     return pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _within_json(array: Any, name: str) -> Any:
+    """The values of that name in an array of JSON objects, as JSON; null where there is none."""
+    found = list[str | None]()
+    for text in array.to_pylist():
+        value = ABSENT
+        with suppress(msgspec.DecodeError):
+            value = value_at(_decode_json(text), name)
+        found.append(None if value is ABSENT else msgspec.json.encode(value).decode())
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(found, pa.string()))
+
+
+def _is_json(kind: Any) -> bool:
+    """Whether it is the type of JSON text, in which datasets keeps values of unlike types."""
+    return isinstance(kind, pa.JsonType)
 
 
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return str(kind) in _TEXTS
+
+
+def _may_be_text(kind: Any) -> bool:
+    return _is_text(kind) or _is_json(kind)
 
 
 def _is_integer_list(kind: Any) -> bool:
@@ -254,7 +290,11 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
     if not config.carried or shape.kind == TRACE:
         return records
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    values = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+    columns = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+    values = {
+        name: _values(column, name, {}) if _converter(column.type) else column
+        for name, column in columns.items()
+    }
     sizes = masks = None
     if shape.kind == "tokens":
         sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))
@@ -277,37 +317,73 @@ def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
     values = {own: _values(column, own, bad) for own, column in columns.items()}
     if shape.kind == "text":
         for row, text in enumerate(values["text"]):
-            if text is None:
-                bad.setdefault(row, "the text is null")
+            if not isinstance(text, str):
+                bad.setdefault(row, f"the text is {'null' if text is None else 'not a string'}")
     good = [row for row in range(batch.num_rows) if row not in bad]
     refused = [BadRecord(first_row + row, bad[row], _SKIP) for row in sorted(bad)]
     if shape.kind == "text":
         strings = [values["text"][row] for row in good]
         return Records(positions[good], texts=strings, bad=refused)
-    fields = [{own: _without_nulls(values[own][row]) for own in values} for row in good]
+    fields = [{own: values[own][row] for own in values} for row in good]
     return Records(positions[good], fields=fields, bad=refused)
 
 
 def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
-    """The values of a column, None where one is not UTF-8. OUT bad: by row, what is wrong then."""
-    with suppress(UnicodeDecodeError):
+    """The values of a column as JSON lines would have them, None for one that cannot be read. OUT
+    bad: by row, what is wrong then.
+    """
+    convert = _converter(column.type)
+    with suppress(UnicodeDecodeError, msgspec.DecodeError):
         everything: list[Any] = column.to_pylist()
-        return everything
+        return [*map(convert, everything)] if convert else everything
     values = list[Any]()
     for row, cell in enumerate(column):
         try:
-            values.append(cell.as_py())
+            value = cell.as_py()
+            values.append(convert(value) if convert else value)
         except UnicodeDecodeError as error:
             values.append(None)
             bad.setdefault(row, f"invalid UTF-8 at byte {error.start} of the {own}")
+        except msgspec.DecodeError as error:
+            values.append(None)
+            bad.setdefault(row, f"the {own} holds JSON that is not valid: {error}")
     return values
 
 
-def _without_nulls(value: Any) -> Any:
-    """The value without nulls: Arrow gives each struct all fields that any in its column has."""
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _converter(kind: Any) -> _Convert | None:
+    """Return what converts Python values of an Arrow type to those that JSON lines would have: JSON
+    is decoded, and structs lose their nulls, for each has all fields that any in its column has.
+    None if all such values are the same.
+    """
+    if _is_json(kind):
+        return _decode_json
+    if isinstance(kind, pa.BaseExtensionType):
+        return _converter(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _converter(kind.value_type)
+    if is_list(kind):
+        convert = _converter(kind.value_type)
+        return convert and partial(_convert_list, convert)
+    if pa.types.is_struct(kind):
+        return partial(_convert_struct, {field.name: _converter(field.type) for field in kind})
+    return None
+
+
+def _decode_json(value: Any) -> Any:
+    return None if value is None else msgspec.json.decode(value)
+
+
+def _convert_list(convert: _Convert, value: Any) -> Any:
+    return None if value is None else [*map(convert, value)]
+
+
+def _convert_struct(fields: Mapping[str, _Convert | None], value: Any) -> Any:
+    if value is None:
+        return None
+    converted = {
+        name: convert(value[name]) if convert else value[name] for name, convert in fields.items()
+    }
+    return {name: one for name, one in converted.items() if one is not None}
 
 
 def _faultless_texts(column: Any) -> Texts | None:
@@ -422,12 +498,14 @@ class ParquetReader(ColumnarReader):
             def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
                 groups = list(range(metadata.num_row_groups)[part.start : part.stop])
                 if groups and names:
-                    at_once = _rows_at_once(file, metadata, groups, names, most)
-                    every = parquet.iter_batches(at_once, row_groups=groups, columns=names)
+                    ways = [_fields_at(schema, name)[0] for name in names]
+                    stored = [*dict.fromkeys(".".join(one.name for one in way) for way in ways)]
+                    at_once = _rows_at_once(file, metadata, groups, stored, most)
+                    every = parquet.iter_batches(at_once, row_groups=groups, columns=stored)
                     yield from (by_columns(batch, names) for batch in every)
 
-            row_bytes = file.size / max(metadata.num_rows, 1)
-            yield Table(parquet.schema_arrow, batches, row_bytes)
+            schema, row_bytes = parquet.schema_arrow, file.size / max(metadata.num_rows, 1)
+            yield Table(schema, batches, row_bytes)
 
     def first_row(self, file: InputFile, part: Slice) -> int:
         return int(_footer(file)[1][part.start])

@@ -333,6 +333,79 @@ def test_other_files_give_what_json_lines_give(folder: Path, form: str) -> None:
         assert pack_marked(path, "--on-error", "skip") == [HI_MARKED]
 
 
+# As datasets 4.8 and later keep values of unlike types: JSON text of an extension type, at any depth
+JSON = pa.json_()
+CONTENT = pa.struct([("role", pa.string()), ("content", JSON), ("tool_calls", pa.list_(JSON))])
+TALKS = [
+    [user("It says \"hi\", and {3}"), assistant([{"type": "text", "text": "Hel"}, {"text": "lo"}])],
+    [user([{"type": "text", "text": "Rain?"}]), assistant("So:", tool_calls=[{"function": CALL}]),
+     {"role": "tool", "content": "[1, 2]"}, assistant("Yes.")],
+]  # fmt: skip
+ARROW_JSON: dict[str, tuple[list[Any], dict[str, Any], str]] = {
+    "messages": ([chat(*one) for one in TALKS], {"messages": pa.list_(JSON)}, ""),
+    "contents": ([chat(*one) for one in TALKS], {"messages": pa.list_(CONTENT)}, ""),
+    "columns": ([chat(*one, tools=[TOOL]) for one in TALKS], {"messages": JSON, "tools": JSON}, ""),
+    "tools": ([chat(*TALKS[1], tools=[TOOL | {"strict": None}])],
+              {"messages": JSON, "tools": pa.list_(JSON)}, ""),
+    "a prompt of either kind": ([{"prompt": one[:1], "completion": one[1:]} for one in TALKS],
+                                {"prompt": JSON, "completion": pa.list_(JSON)}, ""),
+    "dots": ([{"data": {"talk": one}} for one in TALKS], {"data": JSON},
+             "--field messages=data.talk"),
+    "dots in structs": ([{"data": {"of": {"talk": one}}} for one in TALKS],
+                        {"data": pa.struct([("of", JSON)])}, "--field messages=data.of.talk"),
+    "texts": ([{"text": one} for one in ("Say", '"Say"')], {"text": JSON}, ""),
+    "a system prompt": ([chat(*HI, system="Be kind.")], {"messages": JSON, "system": JSON}, ""),
+}  # fmt: skip
+
+
+def as_stored(value: Any, kind: Any) -> Any:
+    """A value with JSON text in the places of that type."""
+    if value is None or kind == JSON:
+        return None if value is None else json.dumps(value)
+    if pa.types.is_list(kind):
+        return [as_stored(one, kind.value_type) for one in value]
+    if pa.types.is_struct(kind):
+        return {field.name: as_stored(value.get(field.name), field.type) for field in kind}
+    return value
+
+
+def with_json(records: list[Any], kinds: dict[str, Any]) -> Any:
+    """A table of records whose columns have these types."""
+    columns = {name: [as_stored(one.get(name), kind) for one in records]
+               for name, kind in kinds.items()}  # fmt: skip
+    return pa.table({name: pa.array(own).cast(kinds[name]) for name, own in columns.items()})
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "saved"])
+@pytest.mark.parametrize("name", ARROW_JSON)
+def test_json_of_arrow_is_what_json_lines_give(folder: Path, name: str, form: str) -> None:
+    records, kinds, options = ARROW_JSON[name]
+    template = None if name == "texts" else "{{ tools | tojson if tools else '' }}\n" + CHATML
+    expected = pack_marked(write(records), *shlex.split(options), template=template)
+    path, table = Path(f"data.{form}"), with_json(records, kinds)
+    if form == "parquet":
+        pq.write_table(table, path)
+    elif form == "arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    else:  # by Dataset.save_to_disk
+        path.mkdir()
+        state = {"_data_files": [{"filename": "data.arrow"}]}
+        for beside in ("state.json", "dataset_info.json"):
+            Path(path, beside).write_text(json.dumps(state))
+        with pa.ipc.new_stream(path / "data.arrow", table.schema) as file:
+            file.write_table(table)
+    assert pack_marked(path, *shlex.split(options), template=template) == expected
+
+
+def test_json_of_arrow_that_is_not_valid_is_a_bad_record(folder: Path) -> None:
+    table = with_json([chat(*HI)] * 2, {"messages": pa.list_(JSON)})
+    broken = pa.array([["{"], *table["messages"].to_pylist()[1:]]).cast(pa.list_(JSON))
+    pq.write_table(pa.table({"messages": broken}), "data.parquet")
+    assert_error(run(Path("data.parquet")), 1, "row 0", "the messages holds JSON that is not valid")
+    assert pack_marked(Path("data.parquet"), "--on-error", "skip") == [HI_MARKED]
+
+
 def test_compressed_and_from_stdin(folder: Path) -> None:
     lines = write([chat(*HI)]).read_bytes()
     Path("data.jsonl.gz").write_bytes(gzip.compress(lines))
