@@ -34,7 +34,7 @@ from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.carried import MESSAGE, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
-from packer_cli.options.shape_rules import known_texts
+from packer_cli.options.shape_rules import is_known_value, known_texts
 from packer_cli.options.shapes import ARGUMENTS, Shape
 from packer_cli.records import (
     MOST_TURNS,
@@ -220,6 +220,9 @@ class Composer:
         if conversation is not None:
             renderer = self._renderer(conversation.tools, conversation.arguments)
             names = renderer.unread(document.text, conversation)
+            thought = fields.get(REASONING[-1])
+            if thought and all(thought != one.get(REASONING[0]) for one in conversation.messages):
+                names.append(self.shape.columns[REASONING[-1]])
         else:
             names = [ARGUMENTS] if fields.get(ARGUMENTS) else []
         for name in names:
@@ -255,7 +258,7 @@ def _named(fields: dict[str, Any], naming: Naming, texts: Collection[str]) -> di
     if naming.keys or naming.roles:
         fields = naming.applied(fields)
     for name in texts:
-        if fields.get(name) is not None and type(fields[name]) is not str:
+        if fields.get(name) is not None and not is_known_value(name, fields[name]):
             fields = {**fields, name: None}
     return fields
 

@@ -17,13 +17,22 @@ from packer_cli.chat.messages import (
     REASONING,
     Conversation,
     MalformedError,
+    is_switch,
     kind_of,
     parse_messages,
     parse_tools,
     with_context,
 )
 from packer_cli.chat.syntax import parse_arguments
-from packer_cli.options.shapes import ARGUMENTS, CONTEXT, SYSTEM, Shape
+from packer_cli.options.shapes import (
+    ARGUMENTS,
+    CONTEXT,
+    HISTORY,
+    SYSTEM,
+    Shape,
+    messages_in,
+    turns_in,
+)
 from packer_cli.options.shapes import REASONING as REASONING_FIELD
 
 _Fields = dict[str, Any]
@@ -63,27 +72,44 @@ def conversation_of(
     elif shape.of_messages:
         prompt, completion = (
             [{"role": role, "content": fields[own]}]
-            if isinstance(fields[own], str)
+            if isinstance(fields[own], str) and not messages_in(fields[own])
             else parse_messages(fields[own], columns[own], keep_parts=keeps_parts(tools, arguments))
             for own, role in (("prompt", "user"), ("completion", ASSISTANT))
         )
         messages = [*with_context(prompt), *completion]
     else:
         question, more, answer = _texts(fields, shape)
-        messages = [
-            {"role": "user", "content": _with_more(question, more)},
-            {"role": ASSISTANT, "content": answer},
+        completion = [{"role": ASSISTANT, "content": answer}]
+        earlier = [
+            {"role": role, "content": text}
+            for turn in turns_in(fields.get(HISTORY))
+            for role, text in zip(("user", ASSISTANT), turn, strict=True)
         ]
-        if reasoning := _optional_text(fields, REASONING_FIELD, shape):
-            messages[-1] |= dict.fromkeys(REASONING[:2], reasoning)
+        asked = {"role": "user", "content": _with_more(question, more)}
+        messages = [*with_context(earlier), asked, *completion]
+    if not shape.is_chat:
+        _think(completion, _optional_text(fields, REASONING_FIELD, shape))
     system = _optional_text(fields, SYSTEM, shape)
     if system and messages[0].get("role") != "system":
         messages.insert(0, {"role": "system", "content": system})
     return Conversation(messages, tools, arguments)
 
 
+def _think(completion: list[_Message], reasoning: str) -> None:
+    """Give the only answer of a completion the reasoning that stands beside it."""
+    own = [one for one in completion if one.get("role") == ASSISTANT]
+    if len(own) == 1 and not own[0].get(REASONING[0]) and reasoning and not is_switch(reasoning):
+        own[0] |= dict.fromkeys(REASONING[:2], reasoning)
+
+
 def texts_of(fields: _Fields, shape: Shape, prompt_template: str) -> tuple[str, str]:
     """The prompt of a record and its answer. Raises MalformedError."""
+    if turns := turns_in(fields.get(HISTORY)):
+        raise MalformedError(
+            f"field '{shape.columns[HISTORY]}' has earlier turns ({len(turns)}), and such prompts "
+            "have no place for them",
+            "--prompt-template chat uses them; otherwise remove the field",
+        )
     system = _optional_text(fields, SYSTEM, shape)
     prompt, more, answer = _texts(fields, shape)
     if prompt_template != _ALPACA:

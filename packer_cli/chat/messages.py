@@ -3,12 +3,14 @@
     {"role": "user", "content": "..."}                   OpenAI style: as it is
     {"from": "gpt", "value": "..."}                      ShareGPT style: renamed
     {"from": "function_call", "value": '{"name": ..}'}   becomes an assistant's tool call
-    {"function_call": {"name": ..}, ...}                 becomes one, too
+    {"role": "tool_call", "content": '{"name": ..}'}     becomes one, too, as all roles of ShareGPT
+    {"function_call": {"name": ..}, ...}                 becomes one
     {"speaker": "..", "text": ".."}                      renamed as --field and --role say
     content: null, a string, or a list of text parts
     tool_calls: a list of objects, or JSON text of one
 
-As transformers does, fields that are null are left out of a message.
+As transformers does, fields that are null are left out of a message; and so are `reasoning` and
+`thinking` that are switches, such as "on" or true.
 
 Records themselves may say what of them is trained on, by flags of messages and ranges of content,
 which only take away from what `--train-on` chooses:
@@ -37,6 +39,7 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
+from packer_cli.options.shapes import CALLS, PLAIN_ROLES, messages_in, role_of
 
 # flags, and whether what has 1 or true there is trained on
 _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), True) | {
@@ -53,12 +56,6 @@ OF_TRAINING = frozenset((*_FLAGS, _DETAIL, *_UNSHOWN))
 _UNTRAINED = re.compile(rb"\0+")
 _Range = list[int]  # [from, to]; no tuple, which a copy with marks would make a list
 _Message = dict[str, Any]
-_ROLES = {
-    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
-    "model": "assistant", "observation": "tool", "function_response": "tool",
-    "function": "tool", "ipython": "tool",
-}  # fmt: skip
-_CALLS = ("function_call", "tool_call")
 _JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _WAY_OUT = "use a template with {% generation %} tags (--chat-template), or --train-on all"
 _NAMING = "where other keys hold them: --field role=KEY --field content=KEY"
@@ -77,6 +74,13 @@ KNOWN_KEYS = frozenset(
 # fields of records that may hold messages, and those in which text is JSON of them
 _OF_MESSAGES = ("messages", "conversations", "prompt", "completion")
 _AS_TEXT = _OF_MESSAGES[:2]
+# what `reasoning` and `thinking` of a message say of how it was made
+_SWITCHES = frozenset(
+    ("on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto", "enabled",
+     "disabled")
+)  # fmt: skip
+# beside a prompt, thoughts are hardly a single word, or "detailed thinking on"
+_SWITCH = re.compile(r"[/\w-]+|(\S+ ){1,3}(on|off)", re.ASCII | re.IGNORECASE)
 # what a key is renamed to, as one whose role is named anew speaks ShareGPT; and what that hides
 _RENAMED = {"role": "from"}
 _HIDDEN = {"role": ("role", "from"), "content": ("content", "value")}
@@ -145,7 +149,10 @@ class Naming:
                     value = msgspec.json.decode(value)
                 except _JSON_ERRORS:
                     continue
-            if isinstance(value, list):
+            elif isinstance(value, str):
+                value = messages_in(value, *self.keys.values())
+            if value and isinstance(value, list):
+                value = [*map(_decoded, value)]
                 own[name] = [self._message(one) if isinstance(one, dict) else one for one in value]
         return own
 
@@ -173,6 +180,7 @@ def with_noted(messages: Any, names: Collection[str]) -> Any:
             messages = msgspec.json.decode(messages)
     if not isinstance(messages, list):
         return messages
+    messages = [*map(_decoded, messages)]
     noted = list[Any]()
     for one in messages:
         if isinstance(one, dict) and not one.keys().isdisjoint(names):
@@ -186,7 +194,7 @@ def with_noted(messages: Any, names: Collection[str]) -> Any:
 
 
 def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str, Any]]:
-    """The messages in a field called `name`: a list of dicts, or JSON text of one.
+    """The messages in a field called `name`: a list of dicts, JSON text of one, or a list of texts.
 
     `keep_parts`: leave lists of text parts to the template; else they become one string.
     Raises MalformedError.
@@ -199,20 +207,40 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
         raise MalformedError(f"field '{name}' has no messages")
     return [
         item  # as most are
-        if is_plain(item, _PARSED)
+        if is_plain(item, _PARSED) and item["role"] in PLAIN_ROLES
         else _message(item, f"{name}[{i}]", keep_parts)
         for i, item in enumerate(value)
     ]
 
 
+def _decoded(item: Any) -> Any:
+    """An object that is JSON text, as a message or a tool of a list may be; else as it is."""
+    if isinstance(item, str) and item.lstrip().startswith("{"):
+        with suppress(*_JSON_ERRORS):
+            return msgspec.json.decode(item)
+    return item
+
+
 def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
+    item = _decoded(item)
     if not isinstance(item, dict):
         raise MalformedError(f"{where} is {kind_of(item)}, expected an object")
     message = {k: value for k, value in item.items() if value is not None and k not in _NOTES}
     if "role" not in message and "from" in message:
-        message = _from_sharegpt(message, where)
+        value = message.pop("value", None)
+        said = {} if value is None else {"content": value}
+        message = {"role": message.pop("from"), **said, **message}
     elif "content" not in message and "value" in message:
         message["content"] = message.pop("value")
+    if "role" in message:
+        message |= _spoken(message, f"{where}.{'value' if 'value' in item else 'content'}")
+    for key in REASONING:
+        thought = message.get(key, "")
+        if isinstance(thought, list):
+            raise MalformedError(f"{where}.{key} is a list, expected a string")
+        is_one = isinstance(thought, str) and (key == REASONING[0] or thought.lower() not in _SWITCHES)
+        if not is_one:
+            del message[key]
     message |= _tool_calls(message, where)
     role, content = _role_of(message, item, where), message.get("content")
     _check_flags(message, where)
@@ -258,14 +286,13 @@ def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
     return role
 
 
-def _from_sharegpt(message: dict[str, Any], where: str) -> dict[str, Any]:
-    speaker, value = message.pop("from"), message.pop("value", None)
-    if speaker in _CALLS:
-        value = message.pop("content", None) if value is None else value
-        calls = _calls(value, f"{where}.value")
-        return {"role": "assistant", "content": "", "tool_calls": calls, **message}
-    role = _ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
-    return {"role": role, **({} if value is None else {"content": value}), **message}
+def _spoken(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The role of a message, and its calls if these are what it says. `where`: its content."""
+    role = message["role"]
+    if isinstance(role, str) and role.lower() in CALLS and "tool_calls" not in message:
+        calls = _calls(message.get("content"), where)
+        return {"role": ASSISTANT, "content": "", "tool_calls": calls}
+    return {"role": role_of(role)}
 
 
 def _tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -315,7 +342,7 @@ def parse_tools(value: Any, name: str) -> list[Any] | None:
         value = [value]
     if value is not None and not isinstance(value, list):
         raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of tools")
-    return value or None
+    return [*map(_decoded, value)] if value else None
 
 
 def parse_json(text: str, name: str) -> Any:
@@ -346,6 +373,11 @@ def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = (
         one | {CONTEXT: True} if one.get("role") == ASSISTANT and number not in trained_on else one
         for number, one in enumerate(messages)
     ]
+
+
+def is_switch(reasoning: str) -> bool:
+    """Whether a text beside a prompt says how the answer was made, and is no thought: "on"."""
+    return _SWITCH.fullmatch(reasoning.strip()) is not None
 
 
 def kind_of(value: object) -> str:

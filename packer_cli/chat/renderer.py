@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -44,6 +47,7 @@ from packer_cli.options.shapes import ARGUMENTS
 _MOST_KEPT = 256  # renderers, by arguments of records
 _MOST_SHOWN = 40  # characters
 _PARTS_PROBE = "\ue000part\ue001"
+_ARGUMENTS_PROBE = {"a\ue000": "b"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Renderer:
 
     def render(self, conversation: Conversation) -> Document:
         """Raises RefusedError and UndecidableError."""
+        conversation = self._with_arguments(conversation)
         noted, tools = conversation.messages, conversation.tools
         flagged = any_flags(noted)
         messages = list(map(without_notes, noted)) if flagged else noted
@@ -164,6 +169,29 @@ class Renderer:
             return self._with_speakers(document, said) if self._carries else document
         document = self._prompted(document, begin, messages, tools)
         return replace(document, speakers=[len(messages) - 1] * len(document.spans or []))
+
+    @cached_property
+    def _type_of_arguments(self) -> type | None:
+        """What the arguments of calls must be, so that the template writes a JSON object or its own
+        form of one: text, or an object, which others dump once more or write as Python does; None
+        if it writes either, or neither.
+        """
+        given: list[Any] = [msgspec.json.encode(_ARGUMENTS_PROBE).decode(), _ARGUMENTS_PROBE]
+        right = [type(one) for one in given if _shows_arguments(self._template, one)]
+        return right[0] if len(right) == 1 else None
+
+    def _with_arguments(self, conversation: Conversation) -> Conversation:
+        """The conversation with the arguments of its calls as the template is to get them."""
+        messages = conversation.messages
+        if all(not one.get("tool_calls") for one in messages) or self._type_of_arguments is None:
+            return conversation
+        converted = [
+            one | {"tool_calls": [_converted(call, self._type_of_arguments) for call in calls]}
+            if (calls := one.get("tool_calls"))
+            else one
+            for one in messages
+        ]
+        return replace(conversation, messages=converted)
 
     def _with_speakers(self, document: Document, said: list[Said]) -> Document:
         """The document with the message of each of its spans, which are within what was said."""
@@ -341,3 +369,32 @@ def _shows_parts(template: ChatTemplate) -> bool:
     except RefusedError:
         return False
     return text.count(_PARTS_PROBE) == 4 and "'text'" not in text
+
+
+def _shows_arguments(template: ChatTemplate, arguments: Any) -> bool:
+    """Whether the template shows the arguments of a call, and neither dumps their text once more
+    nor writes them as Python does.
+    """
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "abcdefghi", "type": "function", "function": function}
+    asked = {"role": "user", "content": "?"}
+    try:
+        text = template.render([asked, {"role": ASSISTANT, "content": "", "tool_calls": [call]}]).text
+    except RefusedError:
+        return False
+    (name,) = _ARGUMENTS_PROBE
+    return name in text and f"'{name}'" not in text and f'\\"{name}' not in text
+
+
+def _converted(call: dict[str, Any], kind: type) -> dict[str, Any]:
+    """A call, or its function, whose arguments are of that type, if they can be."""
+    if isinstance(function := call.get("function"), dict):
+        return call | {"function": _converted(function, kind)}
+    arguments = call.get("arguments")
+    if kind is str and isinstance(arguments, dict):
+        return call | {"arguments": json.dumps(arguments, ensure_ascii=False)}
+    if kind is dict and isinstance(arguments, str):
+        with suppress(msgspec.DecodeError):
+            decoded = msgspec.json.decode(arguments)
+            return call | {"arguments": decoded} if isinstance(decoded, dict) else call
+    return call

@@ -365,7 +365,8 @@ def _converter(kind: Any) -> _Convert | None:
         convert = _converter(kind.value_type)
         return convert and partial(_convert_list, convert)
     if pa.types.is_struct(kind):
-        return partial(_convert_struct, {field.name: _converter(field.type) for field in kind})
+        inner = {field.name: convert for field in kind if (convert := _converter(field.type))}
+        return partial(_convert_struct, inner)
     return None
 
 
@@ -377,13 +378,13 @@ def _convert_list(convert: _Convert, value: Any) -> Any:
     return None if value is None else [*map(convert, value)]
 
 
-def _convert_struct(fields: Mapping[str, _Convert | None], value: Any) -> Any:
+def _convert_struct(inner: Mapping[str, _Convert], value: Any) -> Any:
     if value is None:
         return None
-    converted = {
-        name: convert(value[name]) if convert else value[name] for name, convert in fields.items()
-    }
-    return {name: one for name, one in converted.items() if one is not None}
+    fields = {name: one for name, one in value.items() if one is not None}
+    for name in fields.keys() & inner.keys():
+        fields[name] = inner[name](fields[name])
+    return fields
 
 
 def _faultless_texts(column: Any) -> Texts | None:

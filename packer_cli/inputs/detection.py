@@ -33,7 +33,12 @@ from packer_cli.options.preference import (
     preference_error,
     preference_fields,
 )
-from packer_cli.options.shape_rules import by_file_shape, known_texts, used_columns
+from packer_cli.options.shape_rules import (
+    by_file_shape,
+    is_known_value,
+    known_texts,
+    used_columns,
+)
 from packer_cli.options.shapes import (
     MESSAGE_KEYS,
     ONLY_IN_CHATS,
@@ -44,6 +49,7 @@ from packer_cli.options.shapes import (
     joined,
     kinds_of,
     may_hold,
+    messages_in,
     options_for,
 )
 from packer_cli.records import InputFile
@@ -159,7 +165,7 @@ def carried_by(
             break
         with suppress(PackerError), peeking():  # the unit that reads it meets the same
             for values in islice(_first_columns(file, [*required, *left], bare), _FIRST):
-                messages = [message for column in required for message in _messages(values, column)]
+                messages = [message for column in required for message in messages_in(values.get(column))]
                 for name in left:
                     if any(name in message for message in messages):
                         found[name] = MESSAGE
@@ -222,14 +228,6 @@ def _bare(config: DocumentConfig) -> DocumentConfig:
     return DocumentConfig(**plain | {"carry": (), "carry_default": ()})
 
 
-def _messages(values: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
-    given = values.get(column)
-    if isinstance(given, str):
-        with suppress(ValueError, RecursionError):
-            given = json.loads(given)
-    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-
-
 def _bearer(column: Carried, value: Any) -> str:
     """What has such a value: a token, or the record."""
     if column.count is not None and isinstance(value, list) and len(value) == column.count:
@@ -254,9 +252,9 @@ def ignored_columns(
     for files in alike.values():
         member, options = own_options[files[0].shape]
         fields = detected.fields[files[0].path]
-        used, if_text = used_columns(member, options), _used_if_text(member, options)
+        used, if_known = used_columns(member, options), _used_if_known(member, options)
         others = [name for name in fields if not any(may_hold((name,), one) for one in used)]
-        names = [name for name in fields if name in others or name in if_text]
+        names = [name for name in fields if name in others or name in if_known]
         if member.is_of_tokens or not names:
             continue
         with_text = _with_unused_text(files[0], member, options, names)
@@ -269,10 +267,13 @@ def ignored_columns(
     return ignored
 
 
-def _used_if_text(shape: Shape, config: DocumentConfig) -> frozenset[str]:
-    """Return the columns with well-known names that are used, but only if they hold text."""
-    known = {shape.columns[own] for own in known_texts(shape, config)}
-    return used_columns(shape, config) & known
+def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:
+    """Return the columns with well-known names, and these, that are used if they hold what such
+    fields hold.
+    """
+    used = used_columns(shape, config)
+    columns = {shape.columns[own]: own for own in known_texts(shape, config)}
+    return {column: own for column, own in columns.items() if column in used}
 
 
 def _with_unused_text(
@@ -283,7 +284,7 @@ def _with_unused_text(
     Words count rather than a URL, a digest or a picture; not all languages have spaces. A text that
     repeats what is used, or is a rendering of it, is no loss.
     """
-    used, if_text = used_columns(shape, config), _used_if_text(shape, config)
+    used, if_known = used_columns(shape, config), _used_if_known(shape, config)
     required = [shape.columns[own] for own in shape.required]
     columns = [*dict.fromkeys([*required, *sorted(used), *names])]
     found = set[str]()
@@ -294,12 +295,12 @@ def _with_unused_text(
             own = list[str]()
             for column in used:
                 value = values.get(column)
-                if isinstance(value, str) or column not in if_text:
+                if column not in if_known or is_known_value(if_known[column], value):
                     own += _texts(value)
             joined_texts = "\n".join(own)
             longest = max(own, key=len, default="").strip()
             for name in names:
-                if name in if_text and isinstance(values.get(name), str):
+                if name in if_known and is_known_value(if_known[name], values.get(name)):
                     continue
                 for text in _texts(values.get(name)):
                     is_short = len(text) < _LONG or (" " not in text and text.isascii())
@@ -388,12 +389,15 @@ class _Look:
         self._refuse_preference(file, fields)
         shape = self._found_without_lacking(file, fields)
         self.fields[file.path] = [name for name in fields if name not in self._carried]
-        if shape.kind != "prompt-completion" or not reader.holds_tokens:
+        if shape.kind != "prompt-completion":
             return shape
         of_messages, columns = False, [shape.columns[own] for own in shape.required]
         with suppress(DamagedInputError):  # which the unit that reads it meets, too
             first = next(_first_columns(file, columns, config), {})
-            of_messages = any(isinstance(value, list) for value in first.values())
+            keys = self._config.message_keys.values()
+            of_messages = any(
+                isinstance(value, list) or messages_in(value, *keys) for value in first.values()
+            )
         return replace(shape, of_messages=of_messages)
 
     def _refuse_preference(self, file: InputFile, fields: list[str]) -> None:

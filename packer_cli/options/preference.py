@@ -38,15 +38,20 @@ WELL_KNOWN = (
     "non_preferred_output", "label", "kto_tag",
 )  # fmt: skip
 _OF_ANSWERS = "(_(response|answer|completion|output|message|conversation|text)s?)?"
+_RANKED = re.compile("completions|responses|answers|candidates|outputs|generations")
+_RANK = re.compile(".*(rank|score|reward|rating).*")
 _GOOD = re.compile(f"(chosen|preferred|accepted){_OF_ANSWERS}")
 _BAD = re.compile(f"(rejected|dispreferred|non_preferred){_OF_ANSWERS}")
 
 
 @cache
 def _meaning(name: str) -> str:
-    """What a field of that name may hold: "good" or "bad" answers, a "label", or ""."""
+    """What a field of that name may hold: "good" or "bad" answers, "ranked" ones, a "label", or ""."""
     name = name.lower()
-    matches = {"good": _GOOD.fullmatch(name), "bad": _BAD.fullmatch(name), "label": name in _LABELS}
+    matches = {
+        "good": _GOOD.fullmatch(name), "bad": _BAD.fullmatch(name),
+        "ranked": _RANKED.fullmatch(name), "label": name in _LABELS,
+    }  # fmt: skip
     return next((meaning for meaning, match in matches.items() if match), "")
 
 
@@ -76,7 +81,17 @@ def preference_fields(
         for name, value in record.items()
         if _meaning(name) == "label" and type(value) is bool and name not in carried
     ]
-    return good if shape is None else labels if shape.is_composed else []
+    if shape is not None:
+        return labels if shape.is_composed else []
+    return good or [
+        name for name in held if _meaning(name) == "ranked" and _are_ranked(record[name])
+    ]
+
+
+def _are_ranked(answers: Any) -> bool:
+    """Whether these are several answers with what each is worth."""
+    found = answers if isinstance(answers, list) else []
+    return bool(found) and all(isinstance(o, dict) and any(map(_RANK.match, o)) for o in found)
 
 
 def names_answer(config: DocumentConfig, names: Collection[str] | None = None) -> bool:

@@ -11,7 +11,15 @@ from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import MESSAGES, DocumentConfig
 from packer_cli.options.option import Need, Option, Rule, apart, options_of, refuse
 from packer_cli.options.options import PackConfig
-from packer_cli.options.shapes import CONTEXT, REASONING, SYSTEM, TRACE, Shape
+from packer_cli.options.shapes import (
+    CONTEXT,
+    HISTORY,
+    REASONING,
+    SYSTEM,
+    TRACE,
+    Shape,
+    turns_in,
+)
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _Config = TypeVar("_Config", bound=DocumentConfig)
@@ -83,21 +91,27 @@ def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
     `for_shape` gives it.
     """
     idle = set[str]()
-    if shape.is_chat or shape.of_messages:
-        idle = {CONTEXT, REASONING}
+    if shape.of_messages:
+        idle = {CONTEXT, HISTORY}
     elif config.prompt_template != "chat":  # raw text has no place for it
         idle = {"tools", REASONING}
     return frozenset(name for own, name in shape.columns.items() if own not in idle)
 
 
 def known_texts(shape: Shape, config: DocumentConfig) -> frozenset[str]:
-    """The own names of optional fields of text that were found by a well-known name. A value that
-    is none may mean something else there, as in HotpotQA: the record is as one without it.
+    """The own names of optional fields of text, or of earlier turns, that were found by a
+    well-known name. A value that is none may mean something else there, as in HotpotQA: the record
+    is as one without it.
     """
-    names = {CONTEXT, SYSTEM, REASONING}
+    names = {CONTEXT, SYSTEM, REASONING, HISTORY}
     if not shape.of_messages:  # a prompt of messages, too
         names.add("input")
     return frozenset(names.intersection(shape.optional).difference(config.renamed))
+
+
+def is_known_value(own: str, value: Any) -> bool:
+    """Whether a field of `known_texts` holds what its name means."""
+    return bool(turns_in(value)) if own == HISTORY else isinstance(value, str)
 
 
 def trained_on(config: DocumentConfig, shape: Shape) -> str:

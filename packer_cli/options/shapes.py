@@ -27,7 +27,8 @@ MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
 ABSENT = object()  # what `value_at` finds where there is nothing
 _Names = dict[str, tuple[str, ...]]
-CONTEXT, SYSTEM, REASONING = "context", "system", "reasoning"  # fields beside prompt and answer
+# fields beside prompt and answer
+CONTEXT, SYSTEM, REASONING, HISTORY = "context", "system", "reasoning", "history"
 
 
 @dataclass(frozen=True)
@@ -241,12 +242,12 @@ KINDS = {
     ),
     "prompt-completion": _Kind(
         (("prompt", "question", "query", "input"), ("completion", "answer", "response", "output")),
-        ("tools", CONTEXT, SYSTEM, REASONING, ARGUMENTS),
+        ("tools", CONTEXT, SYSTEM, REASONING, HISTORY, ARGUMENTS),
         _SYSTEM | _REASONING,
     ),
     "alpaca": _Kind(
         (("instruction",), ("output", "response")),
-        ("input", SYSTEM, REASONING, ARGUMENTS),
+        ("input", SYSTEM, REASONING, HISTORY, ARGUMENTS),
         _INPUT | _SYSTEM | _REASONING,
     ),
     "text": _Kind((("text",),)),
@@ -395,14 +396,17 @@ def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
 
 _ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "participant")
 _TEXT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
-# speakers that need no --role: where the key is `role`, and where it is another
-_OPENAI_ROLES = frozenset(("user", "assistant", "system", "tool", "developer", "function"))
-_KNOWN_ROLES = _OPENAI_ROLES | {
-    "human", "gpt", "chatgpt", "bot", "model", "observation", "function_response", "ipython",
-    "function_call", "tool_call",
+# The roles that templates know, and those of other dialects; in any case, but for templates.
+PLAIN_ROLES = frozenset(("user", "assistant", "system", "developer", "tool"))
+ROLES = {
+    "human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+    "model": "assistant", "observation": "tool", "function": "tool", "function_response": "tool",
+    "tool_response": "tool", "ipython": "tool",
 }  # fmt: skip
-_ROLES = dict.fromkeys(("human", "customer", "client", "prompter", "student"), "user")
-_ROLES |= dict.fromkeys(("gpt", "bot", "model", "ai", "agent", "chatbot", "teacher"), "assistant")
+CALLS = ("function_call", "tool_call")  # what speaks is the assistant, and what it says is a call
+_KNOWN_ROLES = PLAIN_ROLES.union(ROLES, CALLS)
+_MEANT = dict.fromkeys(("customer", "client", "prompter", "student", "player"), "user")
+_MEANT |= dict.fromkeys(("ai", "agent", "chatbot", "teacher", "npc"), "assistant")
 # shape -> own name of a field -> what others call it, in lower case
 _CALLED: dict[str, _Names] = {
     "alpaca": {"instruction": ("instruction",), "output": ("output", "response")},
@@ -435,33 +439,73 @@ class Suggested:
 
 def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | None:
     """The options that a record needs; None where it does not tell. `shape`: --shape."""
+    talks = list(_conversations(record))
     if shape in (None, *CHAT):
-        for column, messages in _conversations(record):
-            role, text = _called(messages[0], _ROLE_KEYS), _called(messages[0], _TEXT_KEYS)
-            if role and text:
-                fields = {shape or "messages": column}
-                fields |= {"role": role} if role not in ("role", "from") else {}
-                fields |= {"content": text} if text not in ("content", "value") else {}
-                return Suggested(fields, _roles_of((one.get(role) for one in messages), role))
+        for column, messages in talks:
+            options = _options_for_messages(shape or "messages", column, messages)
+            if options is not None:
+                return options
     texts = {name: value for name, value in record.items() if isinstance(value, str)}
     for kind, names in _CALLED.items():
-        columns = {own: _called(texts, others) for own, others in names.items()}
+        there = [*texts, *dict(talks)] if kind == "prompt-completion" else texts
+        columns = {own: _called(there, others) for own, others in names.items()}
         if shape in (None, kind) and all(columns.values()):
             more = {"input": _called(texts, ("input",))} if kind == "alpaca" else {}
             return Suggested({own: column for own, column in (columns | more).items() if column})
     return None
 
 
+def _options_for_messages(
+    own: str, column: str, messages: list[dict[str, Any]]
+) -> Suggested | None:
+    """The options that a conversation needs; None if the assistant says nothing in it."""
+    role, text = _called(messages[0], _ROLE_KEYS), _called(messages[0], _TEXT_KEYS)
+    if not (role and text):
+        return None
+    speakers = [one.get(role) for one in messages]
+    roles = roles_for(speakers)
+    if "assistant" not in {roles.get(str(one), role_of(one)) for one in speakers}:
+        return None
+    fields = {own: column}
+    fields |= {"role": role} if role not in ("role", "from") else {}
+    fields |= {"content": text} if text not in ("content", "value") else {}
+    return Suggested(fields, roles)
+
+
 def _conversations(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Columns that hold a list of objects, or JSON text of one; also in objects."""
+    """Columns that hold messages, or JSON text of them; also in objects."""
     for name, value in record.items():
-        if isinstance(value, str) and value.startswith("["):
-            with suppress(ValueError, RecursionError):
-                value = json.loads(value)  # noqa: PLW2901
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", own) for inner, own in _conversations(value))
-        elif value and isinstance(value, list) and all(isinstance(one, dict) for one in value):
-            yield name, value
+        elif messages := messages_in(value):
+            yield name, messages
+
+
+def messages_in(value: Any, *keys: str) -> list[dict[str, Any]]:
+    """The messages that a value is, or is JSON text of; none if it is anything else. `keys`: of
+    messages, that also name a speaker.
+    """
+    known = (*_ROLE_KEYS, *keys)
+    found = _listed(value)
+    is_one = found and all(isinstance(one, dict) and _called(one, known) for one in found)
+    return found if is_one else []
+
+
+def turns_in(value: Any) -> list[tuple[str, str]]:
+    """The earlier turns in a field `history`: questions and their answers; none if it is anything
+    else.
+    """
+    found = _listed(value)
+    pairs = [tuple(one) for one in found if isinstance(one, list) and len(one) == 2]  # noqa: PLR2004
+    is_one = len(pairs) == len(found) and all(isinstance(text, str) for one in pairs for text in one)
+    return pairs if is_one else []
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return value if isinstance(value, list) else []
 
 
 def _called(record: Iterable[str], known: Iterable[str]) -> str | None:
@@ -470,11 +514,23 @@ def _called(record: Iterable[str], known: Iterable[str]) -> str | None:
     return next((by_name[one] for one in known if one in by_name), None)
 
 
-def _roles_of(speakers: Iterable[Any], key: str) -> dict[str, str]:
-    """The roles of speakers that have none: by their names, or the first is the user."""
+def role_of(speaker: Any) -> Any:
+    """The role of a speaker, as templates know it; an unknown speaker as it is."""
+    if not isinstance(speaker, str) or speaker in PLAIN_ROLES:
+        return speaker
+    name = speaker.lower()
+    return "assistant" if name in CALLS else name if name in PLAIN_ROLES else ROLES.get(name, speaker)
+
+
+def roles_for(speakers: Iterable[Any]) -> dict[str, str]:
+    """The roles that --role is to give to unknown speakers: by their names, or the first is the
+    user.
+    """
+    speakers = [one for one in speakers if isinstance(one, str)]
+    there = {role_of(one) for one in speakers}
     roles = dict[str, str]()
     for name in speakers:
-        if isinstance(name, str) and name not in (_OPENAI_ROLES if key == "role" else _KNOWN_ROLES):
-            other = "assistant" if "user" in roles.values() else "user"
-            roles.setdefault(name, _ROLES.get(name.lower(), other))
+        if name.lower() not in _KNOWN_ROLES:
+            other = "assistant" if "user" in there.union(roles.values()) else "user"
+            roles.setdefault(name, _MEANT.get(name.lower(), other))
     return roles

@@ -104,20 +104,32 @@ CASES: dict[str, tuple[Any, str, str]] = {
         {"prompt": [user("Hi"), assistant("Yes?"), user("Bye")], "completion": "Ciao"}, "",
         "<user>Hi</user><assistant>Yes?</assistant><user>Bye</user><assistant>⟦Ciao</assistant>⟧"),
     "a completion of messages": ({"prompt": "Hi", "completion": HI[1:]}, "", HI_MARKED),
+    "a prompt and its completion as JSON text": (
+        {"prompt": json.dumps(HI[:1]), "completion": json.dumps(HI[1:])}, "", HI_MARKED),
+    "a prompt as JSON text": ({"prompt": json.dumps(HI[:1]), "answer": "Hello"}, "", HI_MARKED),
+    "keys in JSON text": ({"prompt": json.dumps(SPOKEN[:1]), "completion": json.dumps(SPOKEN[1:])},
+                          SPEAKER_TEXT, HI_MARKED),
+    "messages that are JSON text each": (chat(*map(json.dumps, HI)), "", HI_MARKED),
+    "a column of JSON text": ({"dialogue": json.dumps(SHAREGPT)}, "--field messages=dialogue",
+                              HI_MARKED),
+    "a prompt that is no JSON of messages": (
+        {"prompt": '[{"a": 1}]', "completion": "Hello"}, "", '[{"a": 1}]⟦Hello<eos>⟧'),
 }  # fmt: skip
 SPEAKERS = {
-    "assistant": ("chatgpt", "bot", "model"),
-    "tool": ("function_response",),
+    "user": ("human", "User"),
+    "assistant": ("gpt", "chatgpt", "bot", "model", "Assistant", "GPT"),
+    "tool": ("observation", "function", "function_response", "tool_response", "ipython"),
 }
 CASES |= {
-    f"speaker {speaker}": (
-        {"conversations": [{"from": speaker, "value": "So."}, *SHAREGPT]},
+    f"speaker {speaker} in {key}": (
+        {"messages": [{key: speaker, content: "So."}, *HI]},
         "",
         (f"<{role}>So.</{role}>" if role != "assistant" else "<assistant>⟦So.</assistant>⟧")
         + HI_MARKED,
     )
     for role, speakers in SPEAKERS.items()
     for speaker in speakers
+    for key, content in (("from", "value"), ("role", "content"))
 }
 
 
@@ -147,10 +159,10 @@ TURNS = [
     {"from": "gpt", "value": "Sunny."},
 ]
 CALLS = {
-    "roles of ShareGPT": (
-        {"conversations": TURNS},
+    **{f"roles of ShareGPT under {key}": (
+        {"conversations": [{key: one["from"], text: one["value"]} for one in TURNS]},
         f"{CALLED}<|im_end|>\n⟧<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
-        "⟦Sunny.<|im_end|>\n⟧"),
+        "⟦Sunny.<|im_end|>\n⟧") for key, text in (("from", "value"), ("role", "content"))},
     "flags of ShareGPT": (
         {"conversations": [*TURNS[:2], TURNS[2] | {"train": False},
                            {"from": "gpt", "value": "Hello", "weight": 0},
@@ -179,7 +191,9 @@ def test_calls_in_every_dialect(folder: Path, name: str) -> None:
     assert ("system\nBe brief.<|im_end|>" in text) == ("Be brief." in json.dumps(record))
 
 
-@pytest.mark.parametrize("tools", [[TOOL], json.dumps([TOOL]), TOOL, None, "[]"])
+@pytest.mark.parametrize(
+    "tools", [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)], TOOL, None, "[]"]
+)
 def test_tools_in_every_form(folder: Path, tools: Any) -> None:
     shown, plain = pack_marked([chat(*HI, tools=tools), chat(*HI)], template=CHATML)
     assert shown == (TOOLS if tools not in (None, "", [], "[]") else "") + plain
@@ -530,7 +544,9 @@ TIPS: dict[str, tuple[Any, str]] = {
     "keys": ({"talk": RENAMED}, "--field messages=talk --field role=speaker "
              "--field content=utterance --role Ann=user --role Agent=assistant"),
     "roles": ({"talk": [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Hello"}]},
-              "--field messages=talk --role human=user --role gpt=assistant"),
+              "--field messages=talk"),
+    "a question of messages": ({"task": HI[:1], "solution": "Hello"},
+                               "--field prompt=task --field completion=solution"),
     "content": ({"id": "x", "content": "Hello"}, "--field text=content"),
     "TEXT": ({"TEXT": "Hello", "url": "http://a"}, "--field text=TEXT"),
     "problem": ({"problem": "Say hi.", "solution": "Hello", "level": 3},
