@@ -28,14 +28,14 @@ from packer_cli.chat.probe import kind_of_piece, summed, words_of
 from packer_cli.chat.renderer import Document, Renderer
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
-from packer_cli.errors import UsageError
+from packer_cli.errors import UsageError, named
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.carried import MESSAGE, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import is_known_value, known_texts
-from packer_cli.options.shapes import ARGUMENTS, Shape
+from packer_cli.options.shapes import ARGUMENTS, Shape, Suggested, roles_for
 from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
@@ -187,12 +187,24 @@ class Composer:
         if isinstance(parsed, Document):
             return [parsed]
         config = self.config
+        if config.train_on != "all" and not speakers(parsed.messages):
+            self._refuse_unknown(parsed)
         if config.turns == "each" or config.train_on == "final":
             chosen = _answers(parsed.messages, config.train_on)
             if config.turns == "each" and chosen:
                 return _joined([self.render(one) for one in _up_to_each(parsed, chosen)])
             parsed = replace(parsed, messages=with_context(parsed.messages, chosen))
         return [self.render(parsed)]
+
+    def _refuse_unknown(self, conversation: Conversation) -> None:
+        """Raise MalformedError if one of unknown speakers may be the assistant."""
+        source = self._renderer(conversation.tools, None).source
+        roles = roles_for([one.get("role") for one in conversation.messages], source)
+        if roles:
+            raise MalformedError(
+                f"no message is the assistant's; unknown speakers: {named(roles)}",
+                f"say who speaks: {Suggested({}, roles)}",
+            )
 
     def render(self, conversation: Conversation) -> Document:
         """The document of messages, through the chat template.

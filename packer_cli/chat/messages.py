@@ -128,6 +128,12 @@ class MalformedError(ValueError):
         return str(self.args[0])
 
 
+class _GivenRole(str):
+    """A role that --role gives: it stays as it is, whatever else that name may mean."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Naming:
     """How the input names keys of messages and speakers, where options say so.
@@ -167,7 +173,7 @@ class Naming:
         for key in ("role", "from"):
             speaker = message.get(key)
             if isinstance(speaker, str) and speaker in self.roles:
-                message[key] = self.roles[speaker]
+                message[key] = _GivenRole(self.roles[speaker])
         return message
 
 

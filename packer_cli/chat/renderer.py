@@ -94,6 +94,11 @@ class Renderer:
         if self._finds_turns and ends_matter and not config.allow_open_turns:
             _refuse_open_turns(self._structures, config.turn_end)
 
+    @property
+    def source(self) -> str:
+        """The chat template."""
+        return self._template.source
+
     def with_arguments(self, arguments: dict[str, Any]) -> Renderer:
         """The renderer of this template with a record's own arguments. Raises RefusedError and
         UndecidableError.

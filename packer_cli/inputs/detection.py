@@ -51,6 +51,7 @@ from packer_cli.options.shapes import (
     may_hold,
     messages_in,
     options_for,
+    roles_for,
 )
 from packer_cli.records import InputFile
 from packer_cli.result.carried import check_defaults
@@ -265,6 +266,32 @@ def ignored_columns(
             paths = [file.path for file in files]
             ignored.append(IgnoredColumns(paths, with_text, others, hint))
     return ignored
+
+
+def unknown_speakers(
+    detected: Detected, shape: Shape, config: DocumentConfig, template: str
+) -> dict[str, dict[str, str]]:
+    """Return the speakers of the first messages that neither packer nor the chat template knows,
+    with the roles that --role may give them, by the path of one file of each shape.
+    """
+    key, unknown, seen = config.message_keys.get("role", ""), dict[str, dict[str, str]](), set()
+    for file in detected.files:
+        own = shape.of(file.shape)
+        if file.shape in seen or not (own.is_chat or own.of_messages):
+            continue
+        if file.path not in detected.fields:
+            continue
+        seen.add(file.shape)
+        roles, columns = dict[str, str](), [own.columns[name] for name in own.required]
+        with suppress(PackerError), peeking():  # the unit that reads it meets the same
+            for values in islice(_first_columns(file, columns, _bare(config)), _FIRST):
+                said = [one for column in columns for one in messages_in(values.get(column), key)]
+                names = [one.get(key, one.get("role", one.get("from"))) for one in said]
+                roles = roles_for(names, template) | roles
+        known = dict(config.roles)
+        if roles := {name: role for name, role in roles.items() if name not in known}:
+            unknown[file.path] = roles
+    return unknown
 
 
 def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:

@@ -516,21 +516,22 @@ def _called(record: Iterable[str], known: Iterable[str]) -> str | None:
 
 def role_of(speaker: Any) -> Any:
     """The role of a speaker, as templates know it; an unknown speaker as it is."""
-    if not isinstance(speaker, str) or speaker in PLAIN_ROLES:
+    if type(speaker) is not str or speaker in PLAIN_ROLES:
         return speaker
     name = speaker.lower()
     return "assistant" if name in CALLS else name if name in PLAIN_ROLES else ROLES.get(name, speaker)
 
 
-def roles_for(speakers: Iterable[Any]) -> dict[str, str]:
-    """The roles that --role is to give to unknown speakers: by their names, or the first is the
-    user.
+def roles_for(speakers: Iterable[Any], template: str = "") -> dict[str, str]:
+    """The roles that --role is to give to unknown speakers, which the chat template does not name:
+    by their names, or the first is the user.
     """
     speakers = [one for one in speakers if isinstance(one, str)]
     there = {role_of(one) for one in speakers}
     roles = dict[str, str]()
     for name in speakers:
-        if name.lower() not in _KNOWN_ROLES:
+        is_named = f"'{name}'" in template or f'"{name}"' in template
+        if name.lower() not in _KNOWN_ROLES and not is_named:
             other = "assistant" if "user" in there.union(roles.values()) else "user"
             roles.setdefault(name, _MEANT.get(name.lower(), other))
     return roles

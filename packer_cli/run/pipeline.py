@@ -42,6 +42,7 @@ from packer_cli.inputs.detection import (
     carried_by_traces,
     detect_shape,
     ignored_columns,
+    unknown_speakers,
 )
 from packer_cli.inputs.discovery import find_inputs
 from packer_cli.inputs.tokenized import carried_of, is_tokenized
@@ -51,7 +52,7 @@ from packer_cli.options.options import PackConfig
 from packer_cli.options.preference import names_answer
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import for_shape, refuse_idle
-from packer_cli.options.shapes import ARGUMENTS, TRACE
+from packer_cli.options.shapes import ARGUMENTS, TRACE, Suggested
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, WorkUnit
@@ -146,6 +147,12 @@ def settle(
     for one in ignored_columns(detected, shape, config):
         _name_ignored(one, config, options)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
+    source = " ".join(chosen.template.sources) if chosen.template else ""
+    for path, roles in unknown_speakers(detected, shape, config, source).items():
+        options.warn(
+            f"warning: {path}: unknown speakers: {named(roles)}; say who they are: "
+            f"{Suggested({}, roles)}"
+        )
     return Run(config, shape, tuple(files), (), chosen)
 
 

@@ -98,6 +98,9 @@ CASES: dict[str, tuple[Any, str, str]] = {
         HI_MARKED),
     "roles": (chat({"role": "Ann", "content": "Hi"}, {"role": "Bo", "content": "Hello"}),
               "--role Ann=user --role Bo=assistant", HI_MARKED),
+    "a role of the template's own": (
+        chat({"role": "observation", "content": "3 C"}, *HI), "--role observation=observation",
+        "<observation>3 C</observation>" + HI_MARKED),
     "content in parts": (chat(user([{"type": "text", "text": "Hi"}]), assistant(CONTENT_PARTS)), "",
                          HI_MARKED),
     "a prompt of messages": (
@@ -215,8 +218,113 @@ THINKS = TAGS.replace(
 @pytest.mark.parametrize("name", ["reasoning", "thinking", "reasoning_content"])
 @pytest.mark.parametrize("record", [ASKED, {"instruction": "Say hi.", "output": "Hello"}])
 def test_reasoning_beside_an_answer(folder: Path, name: str, record: Any) -> None:
+    thought = "<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"
     texts = pack_marked([record | {name: "Politely."}], *AS_CHAT.split(), template=THINKS)
-    assert texts == ["<user>Say hi.</user><assistant>⟦<think>Politely.</think>Hello</assistant>⟧"]
+    assert texts == [thought]
+    talk = {"prompt": [user("Say hi.")], "completion": "Hello", name: "Politely."}
+    talks = [talk, talk | {"completion": [assistant("Hello")]}]
+    assert pack_marked(talks, template=THINKS) == [thought] * 2
+    written = assistant("Hello", reasoning_content="Politely.")
+    other = talk | {"completion": [written], name: "Something else."}
+    Path("thinks.jinja").write_text(THINKS)
+    how = ("-l", 512, "-t", "bytes", "-o", "out", "--chat-template", "thinks.jinja", "--overwrite")
+    said = packer("pack", write([talk, other]), *how).stderr
+    assert f"neither packer nor the chat template reads {name} (1)" in said
+    assert marked("out") == [thought] * 2
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking"])
+@pytest.mark.parametrize("switch", ["on", "OFF", "detailed thinking on", "/no_think", True, None, 1])
+def test_switches_are_no_reasoning(folder: Path, name: str, switch: Any) -> None:
+    plain = "<user>Say hi.</user><assistant>⟦Hello</assistant>⟧"
+    beside = {"prompt": [user("Say hi.")], "completion": "Hello"}
+    records = [ASKED, {"instruction": "Say hi.", "output": "Hello"}]
+    for data, options in ((records, AS_CHAT.split()), ([beside, beside], ())):
+        given = [one | {name: switch} for one in data]
+        for form in ("jsonl", "parquet"):
+            for one in given:
+                path = in_form(form, [one])
+                assert pack_marked(path, *options, template=THINKS) == [plain]
+    if switch in ("on", "OFF", True, None, 1):
+        talk = chat(user("Say hi."), assistant("Hello", **{name: switch}))
+        assert pack_marked([talk], template=THINKS) == [plain]
+
+
+def test_unknown_speakers_are_named_with_the_roles_that_help(folder: Path) -> None:
+    talks = [
+        [{"role": "customer", "content": "Hi"}, assistant("Hello")],
+        [{"from": "Ann", "value": "Hi"}, {"from": "The Owl", "value": "Hello"}],
+    ]
+    warning = "unknown speakers: customer; say who they are: --role customer=user\n"
+    for record in (chat(*talks[0]), {"prompt": talks[0][:1], "completion": "Hello"}):
+        result = run([record])
+        assert result.exit_code == 0
+        assert warning in result.stderr
+        assert "unknown" not in run([record], template=f"{{# 'customer' #}}{TAGS}").stderr
+        assert "unknown" not in run([record], "--role", "customer=user").stderr
+    assert marked("out") == [HI_MARKED]
+    for record in ({"conversations": talks[1]}, {"prompt": talks[1][:1], "completion": talks[1][1:]}):
+        result = run([record, chat(*HI)] if "prompt" not in record else [record])
+        assert result.exit_code == 1
+        error, tip = result.stderr.splitlines()[-2:]
+        assert error.endswith("no message is the assistant's; unknown speakers: Ann, The Owl")
+        options = shlex.split(tip.partition("speaks: ")[2])
+        assert pack_marked([record], *options) == [HI_MARKED]
+
+
+EARLIER = [["Hi", "Hello"], ["Bye", "Ciao"]]
+TURNED = (
+    "<user>Hi</user><assistant>Hello</assistant><user>Bye</user><assistant>Ciao</assistant>"
+    "<user>Say hi.</user><assistant>⟦Hello</assistant>⟧"
+)
+
+
+@pytest.mark.parametrize("history", [EARLIER, json.dumps(EARLIER), [], None, "long ago", ["a", "b"]])
+@pytest.mark.parametrize("record", [ASKED, {"instruction": "Say hi.", "output": "Hello"}])
+def test_history_becomes_earlier_turns_or_is_refused(
+    folder: Path, record: Any, history: Any
+) -> None:
+    has_turns = "Ciao" in str(history)
+    expected = TURNED if has_turns else TURNED[TURNED.index("<user>Say") :]
+    for form in ("jsonl", "parquet"):
+        path = in_form(form, [record | {"history": history}])
+        assert pack_marked(path, *AS_CHAT.split(), template=TAGS) == [expected]
+        result = run(path, template=None)
+        assert result.exit_code == has_turns
+        said = "field 'history' has earlier turns (2), and such prompts have no place for them"
+        assert (said in result.stderr) == has_turns
+    text = "The patient came with a headache, and left the hospital after two days without any help."
+    said = run([record | {"history": text * 2}]).stderr
+    assert "ignored text in history" in said
+
+
+# how a template writes the arguments of a call
+ARGUMENTS = {
+    "dumped": "{{ c.function.arguments | tojson }}",
+    "as text": "{{ c.function.arguments }}",
+    "joined": "{{ '' + c.function.arguments }}",
+    "of either type": "{{ c.function.arguments if c.function.arguments is string "
+    "else c.function.arguments | tojson }}",
+    "dumped with the call": "{{ c.function | tojson }}",
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_of_calls_are_written_as_one_object(folder: Path, name: str) -> None:
+    one = f"{{% for c in m.tool_calls or [] %}}<call>{ARGUMENTS[name]}</call>{{% endfor %}}"
+    template = TAGS.replace("{{ m.content }}", "{{ m.content or '' }}" + one)
+    arguments = {"city": "Zürich", "days": [1, 2.5]}
+    for given in (arguments, json.dumps(arguments)):
+        call = {"function": {"name": "rain", "arguments": given}, "type": "function", "id": "1"}
+        record = chat(user("Hi"), assistant(None, tool_calls=[call]), {"role": "tool", "content": ""},
+                      assistant("Yes."))  # fmt: skip
+        [text] = pack_marked([record], template=template)
+        written = json.loads(text.partition("<call>")[2].partition("</call>")[0])
+        assert (written if name != "dumped with the call" else written["arguments"]) == arguments
+    odd = {"function": {"name": "rain", "arguments": "not JSON"}}
+    odd_talk = chat(user("Hi"), assistant("So", tool_calls=[odd]))
+    [text] = pack_marked([odd_talk], "--train-on", "all", template=template)
+    assert "not JSON" in text
 
 
 def test_templates_that_take_content_otherwise(folder: Path) -> None:
