@@ -232,21 +232,7 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise MalformedError(f"{where} is {kind_of(item)}, expected an object")
     message = {k: value for k, value in item.items() if value is not None and k not in _NOTES}
-    if "role" not in message and "from" in message:
-        value = message.pop("value", None)
-        said = {} if value is None else {"content": value}
-        message = {"role": message.pop("from"), **said, **message}
-    elif "content" not in message and "value" in message:
-        message["content"] = message.pop("value")
-    if "role" in message:
-        message |= _spoken(message, f"{where}.{'value' if 'value' in item else 'content'}")
-    for key in REASONING:
-        thought = message.get(key, "")
-        if isinstance(thought, list):
-            raise MalformedError(f"{where}.{key} is a list, expected a string")
-        is_one = isinstance(thought, str) and (key == REASONING[0] or thought.lower() not in _SWITCHES)
-        if not is_one:
-            del message[key]
+    message = _without_switches(_as_openai(message, item, where), where)
     message |= _tool_calls(message, where)
     role, content = _role_of(message, item, where), message.get("content")
     _check_flags(message, where)
@@ -282,6 +268,36 @@ def _message(item: Any, where: str, keep_parts: bool) -> dict[str, Any]:
     return message
 
 
+def _as_openai(message: dict[str, Any], item: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message with OpenAI's names of fields and roles, whatever dialect the item speaks."""
+    if "role" not in message and "from" in message:
+        value = message.pop("value", None)
+        said = {} if value is None else {"content": value}
+        message = {"role": message.pop("from"), **said, **message}
+    elif "content" not in message and "value" in message:
+        message["content"] = message.pop("value")
+    if "role" not in message:
+        return message
+    role = message["role"]
+    if isinstance(role, str) and role.lower() in CALLS and "tool_calls" not in message:
+        content = f"{where}.{'value' if 'value' in item else 'content'}"
+        calls = _calls(message.get("content"), content)
+        return message | {"role": ASSISTANT, "content": "", "tool_calls": calls}
+    return message | {"role": role_of(role)}
+
+
+def _without_switches(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """The message without the fields of reasoning that hold no thought, but say how it was made."""
+    for key in REASONING:
+        thought = message.get(key, "")
+        if isinstance(thought, list):
+            raise MalformedError(f"{where}.{key} is a list, expected a string")
+        is_switch_word = key != REASONING[0] and str(thought).lower() in _SWITCHES
+        if not isinstance(thought, str) or is_switch_word:
+            message = {name: value for name, value in message.items() if name != key}
+    return message
+
+
 def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
     role = message.get("role")
     if not isinstance(role, str):
@@ -290,15 +306,6 @@ def _role_of(message: dict[str, Any], item: dict[str, Any], where: str) -> str:
             problem = f"is missing; keys found: {named(key for key in item if key != CARRIED)}"
         raise MalformedError(f"{where}.role {problem}", _NAMING)
     return role
-
-
-def _spoken(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """The role of a message, and its calls if these are what it says. `where`: its content."""
-    role = message["role"]
-    if isinstance(role, str) and role.lower() in CALLS and "tool_calls" not in message:
-        calls = _calls(message.get("content"), where)
-        return {"role": ASSISTANT, "content": "", "tool_calls": calls}
-    return {"role": role_of(role)}
 
 
 def _tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:

@@ -382,9 +382,9 @@ def _shows_arguments(template: ChatTemplate, arguments: Any) -> bool:
     """
     function = {"name": "f", "arguments": arguments}
     call = {"id": "abcdefghi", "type": "function", "function": function}
-    asked = {"role": "user", "content": "?"}
+    asked, answer = {"role": "user", "content": "?"}, {"role": ASSISTANT, "content": ""}
     try:
-        text = template.render([asked, {"role": ASSISTANT, "content": "", "tool_calls": [call]}]).text
+        text = template.render([asked, answer | {"tool_calls": [call]}]).text
     except RefusedError:
         return False
     (name,) = _ARGUMENTS_PROBE

@@ -166,7 +166,9 @@ def carried_by(
             break
         with suppress(PackerError), peeking():  # the unit that reads it meets the same
             for values in islice(_first_columns(file, [*required, *left], bare), _FIRST):
-                messages = [message for column in required for message in messages_in(values.get(column))]
+                messages = [
+                    message for column in required for message in messages_in(values.get(column))
+                ]
                 for name in left:
                     if any(name in message for message in messages):
                         found[name] = MESSAGE

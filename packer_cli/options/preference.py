@@ -46,7 +46,7 @@ _BAD = re.compile(f"(rejected|dispreferred|non_preferred){_OF_ANSWERS}")
 
 @cache
 def _meaning(name: str) -> str:
-    """What a field of that name may hold: "good" or "bad" answers, "ranked" ones, a "label", or ""."""
+    """What a field of that name may hold: "good", "bad" or "ranked" answers, a "label", or ""."""
     name = name.lower()
     matches = {
         "good": _GOOD.fullmatch(name), "bad": _BAD.fullmatch(name),

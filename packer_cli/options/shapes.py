@@ -496,8 +496,10 @@ def turns_in(value: Any) -> list[tuple[str, str]]:
     else.
     """
     found = _listed(value)
-    pairs = [tuple(one) for one in found if isinstance(one, list) and len(one) == 2]  # noqa: PLR2004
-    is_one = len(pairs) == len(found) and all(isinstance(text, str) for one in pairs for text in one)
+    pairs = [tuple(one) for one in found if isinstance(one, list) and len(one) == 2]
+    is_one = len(pairs) == len(found) and all(
+        isinstance(text, str) for one in pairs for text in one
+    )
     return pairs if is_one else []
 
 
@@ -519,7 +521,9 @@ def role_of(speaker: Any) -> Any:
     if type(speaker) is not str or speaker in PLAIN_ROLES:
         return speaker
     name = speaker.lower()
-    return "assistant" if name in CALLS else name if name in PLAIN_ROLES else ROLES.get(name, speaker)
+    return (
+        "assistant" if name in CALLS else name if name in PLAIN_ROLES else ROLES.get(name, speaker)
+    )
 
 
 def roles_for(speakers: Iterable[Any], template: str = "") -> dict[str, str]:

@@ -234,7 +234,9 @@ def test_reasoning_beside_an_answer(folder: Path, name: str, record: Any) -> Non
 
 
 @pytest.mark.parametrize("name", ["reasoning", "thinking"])
-@pytest.mark.parametrize("switch", ["on", "OFF", "detailed thinking on", "/no_think", True, None, 1])
+@pytest.mark.parametrize(
+    "switch", ["on", "OFF", "detailed thinking on", "/no_think", True, None, 1]
+)
 def test_switches_are_no_reasoning(folder: Path, name: str, switch: Any) -> None:
     plain = "<user>Say hi.</user><assistant>⟦Hello</assistant>⟧"
     beside = {"prompt": [user("Say hi.")], "completion": "Hello"}
@@ -263,7 +265,10 @@ def test_unknown_speakers_are_named_with_the_roles_that_help(folder: Path) -> No
         assert "unknown" not in run([record], template=f"{{# 'customer' #}}{TAGS}").stderr
         assert "unknown" not in run([record], "--role", "customer=user").stderr
     assert marked("out") == [HI_MARKED]
-    for record in ({"conversations": talks[1]}, {"prompt": talks[1][:1], "completion": talks[1][1:]}):
+    for record in (
+        {"conversations": talks[1]},
+        {"prompt": talks[1][:1], "completion": talks[1][1:]},
+    ):
         result = run([record, chat(*HI)] if "prompt" not in record else [record])
         assert result.exit_code == 1
         error, tip = result.stderr.splitlines()[-2:]
@@ -279,7 +284,9 @@ TURNED = (
 )
 
 
-@pytest.mark.parametrize("history", [EARLIER, json.dumps(EARLIER), [], None, "long ago", ["a", "b"]])
+@pytest.mark.parametrize(
+    "history", [EARLIER, json.dumps(EARLIER), [], None, "long ago", ["a", "b"]]
+)
 @pytest.mark.parametrize("record", [ASKED, {"instruction": "Say hi.", "output": "Hello"}])
 def test_history_becomes_earlier_turns_or_is_refused(
     folder: Path, record: Any, history: Any
@@ -293,7 +300,9 @@ def test_history_becomes_earlier_turns_or_is_refused(
         assert result.exit_code == has_turns
         said = "field 'history' has earlier turns (2), and such prompts have no place for them"
         assert (said in result.stderr) == has_turns
-    text = "The patient came with a headache, and left the hospital after two days without any help."
+    text = (
+        "The patient came with a headache, and left the hospital after two days without any help."
+    )
     said = run([record | {"history": text * 2}]).stderr
     assert "ignored text in history" in said
 
@@ -316,9 +325,8 @@ def test_arguments_of_calls_are_written_as_one_object(folder: Path, name: str) -
     arguments = {"city": "Zürich", "days": [1, 2.5]}
     for given in (arguments, json.dumps(arguments)):
         call = {"function": {"name": "rain", "arguments": given}, "type": "function", "id": "1"}
-        record = chat(user("Hi"), assistant(None, tool_calls=[call]), {"role": "tool", "content": ""},
-                      assistant("Yes."))  # fmt: skip
-        [text] = pack_marked([record], template=template)
+        talk = [user("Hi"), assistant(None, tool_calls=[call]), user("So?"), assistant("Yes.")]
+        [text] = pack_marked([chat(*talk)], template=template)
         written = json.loads(text.partition("<call>")[2].partition("</call>")[0])
         assert (written if name != "dumped with the call" else written["arguments"]) == arguments
     odd = {"function": {"name": "rain", "arguments": "not JSON"}}
@@ -455,7 +463,7 @@ def test_other_files_give_what_json_lines_give(folder: Path, form: str) -> None:
         assert pack_marked(path, "--on-error", "skip") == [HI_MARKED]
 
 
-# As datasets 4.8 and later keep values of unlike types: JSON text of an extension type, at any depth
+# As datasets 4.8 and later keep values of unlike types: JSON of an extension type, at any depth
 JSON = pa.json_()
 CONTENT = pa.struct([("role", pa.string()), ("content", JSON), ("tool_calls", pa.list_(JSON))])
 TALKS = [
