@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli.audit.sets import MASKS, Column, Raw, Set, even_spans
+from packer_cli.audit.sets import Column, Raw, Set, even_spans
 from packer_cli.errors import DataError
+from packer_cli.options.shapes import MASKS
 from packer_cli.records import IGNORED, Int64, offsets_of
 from packer_cli.result.manifest import Manifest, TokenizerInfo
 

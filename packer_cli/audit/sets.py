@@ -34,6 +34,7 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import MASKS
 from packer_cli.records import IGNORED, InputFile, Int64, Slice, offsets_of
 from packer_cli.result.layout import DATASET_DICT, SQUARED_LENGTHS, Shard
 from packer_cli.result.manifest import Manifest, TokenizedManifest, is_result, load_any
@@ -43,7 +44,6 @@ from packer_cli.result.tokenized import open_tokenized
 
 # Columns that are read where they are there: lists with one value for each token of the row, or
 # for each of its documents. `segments` is packer's, see docs/format.md.
-MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 _OF_TOKENS = ("input_ids", "labels", *MASKS, "attention_mask", "position_ids")
 _OF_DOCUMENTS = (
     "seq_lengths", "seq_lens", "seq_lens_padded", "seq_start_id", "cu_seqlens", "cu_seqlens_padded",

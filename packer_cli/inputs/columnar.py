@@ -37,6 +37,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
     FACTS_OF_TRACES,
+    MASKS,
     TRACE,
     Shape,
     may_hold,
@@ -102,6 +103,7 @@ def _columns_to_read(
     wanted = [shape.columns[own] for own in shape.required]
     wanted += [shape.columns[own] for own in shape.optional
                if _fields_at(schema, shape.columns[own])]  # fmt: skip
+    own_names = {column: own for own, column in shape.columns.items()}
     given = dict(config.carry_default)
     carried = [
         name
@@ -117,7 +119,8 @@ def _columns_to_read(
                 "name the right one with --text-field, or with --field NAME=COLUMN",
             )
         kind = fields[0][-1].type
-        if expected and name in wanted and not is_right(kind):
+        is_mask = is_list(kind) and _is_number(kind.value_type) and own_names.get(name) in MASKS
+        if expected and name in wanted and not is_right(kind) and not is_mask:
             what = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
             raise DataError(what, tip)
     return [*wanted, *carried]
@@ -187,7 +190,8 @@ def _is_integer_list(kind: Any) -> bool:
 
 
 def _is_number(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    return any(is_one(kind) for is_one in kinds)
 
 
 def _is_number_list(kind: Any) -> bool:
@@ -246,7 +250,7 @@ def _records(
 ) -> Iterator[Records]:
     """The records of a batch that begins at this row of the file, some at a time."""
     longest = byte_streams.MAX_LINE_BYTES
-    for column in filter(lambda one: _is_integer_list(one.type), batch.columns):
+    for column in filter(lambda one: _is_number_list(one.type), batch.columns):
         column.validate(full=True)  # kernels write where its offsets say
     sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
     each = np.array(list(sizes.values()))
@@ -272,9 +276,9 @@ def _sizes(column: Any) -> Int64:
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
     elif _is_number_list(kind):
-        sizes = pc.multiply(pc.list_value_length(column), kind.value_type.bit_width // 8)
+        sizes = pc.multiply(pc.list_value_length(column), _bytes_of(kind.value_type))
     elif _is_number(kind):
-        sizes = pa.repeat(kind.bit_width // 8, len(column))
+        sizes = pa.repeat(_bytes_of(kind), len(column))
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         sizes = pc.binary_length(column)
     elif _is_text(kind):  # Arrow has no function for the lengths of views
@@ -283,6 +287,10 @@ def _sizes(column: Any) -> Int64:
         sizes = pa.array([column.slice(i, 1).nbytes for i in range(len(column))], pa.int64())
     lengths: Int64 = sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return lengths
+
+
+def _bytes_of(kind: Any) -> int:
+    return max(int(kind.bit_width) // 8, 1)
 
 
 def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig) -> Records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -40,6 +40,7 @@ from packer_cli.options.shape_rules import (
     used_columns,
 )
 from packer_cli.options.shapes import (
+    MASKS,
     MESSAGE_KEYS,
     ONLY_IN_CHATS,
     OPTIONAL,
@@ -61,6 +62,8 @@ _MOST_LOOKED_AT = 1 << 20  # bytes in which the records that begin in these must
 _ENDS = {"jsonl": b"\n", "json": b"},"}  # of records whose values become objects
 _FIRST = 64  # records
 _LONG = 100  # characters of a text: names, dates, languages and the like are shorter
+# masks of tokenizers that say nothing of training
+_OTHER_FLAGS = frozenset(("token_type_ids", "special_tokens_mask", "position_ids"))
 _TELLING = 20  # characters that no other text has by chance
 _REQUESTS = 16  # at a time, to a store that answers each after a while
 
@@ -101,12 +104,14 @@ class IgnoredColumns(NamedTuple):
     with_text  those in which the first records have longer texts
     others     the rest; empty for plain text, which often has such
     hint       the option that uses them
+    masks      those beside token ids that seem to say what is trained on
     """
 
     paths: list[str]
     with_text: list[str]
     others: list[str]
     hint: str
+    masks: Sequence[str] = ()
 
 
 def detect_shape(
@@ -258,6 +263,9 @@ def ignored_columns(
         used, if_known = used_columns(member, options), _used_if_known(member, options)
         others = [name for name in fields if not any(may_hold((name,), one) for one in used)]
         names = [name for name in fields if name in others or name in if_known]
+        if member.kind == "tokens" and (masks := _masks_in(files[0], member, config, others)):
+            hint = f"--field {MASKS[0]}={masks[0]} trains on the tokens where it is 1"
+            ignored.append(IgnoredColumns([file.path for file in files], [], [], hint, masks))
         if member.is_of_tokens or not names:
             continue
         with_text = _with_unused_text(files[0], member, options, names)
@@ -303,6 +311,25 @@ def _used_if_known(shape: Shape, config: DocumentConfig) -> dict[str, str]:
     used = used_columns(shape, config)
     columns = {shape.columns[own]: own for own in known_texts(shape, config)}
     return {column: own for column, own in columns.items() if column in used}
+
+
+def _masks_in(file: InputFile, shape: Shape, config: DocumentConfig, names: list[str]) -> list[str]:
+    """Return those of the columns that seem to be masks: lists named so, or of 0 and 1 for each of
+    the first token ids.
+    """
+    columns = [name for name in names if name not in config.carried and name not in _OTHER_FLAGS]
+    ids, found = shape.columns["input_ids"], dict.fromkeys(columns, True)
+    with suppress(PackerError), peeking():  # the unit that reads it meets the same
+        if not columns or (file.format in _ENDS and _may_be_long(file)):
+            return []
+        for values in islice(_first_columns(file, [ids, *columns], _bare(config)), _FIRST):
+            lists = {name: own for name, own in values.items() if isinstance(own, list)}
+            size = len(lists.get(ids, []))
+            for name in columns:
+                own = lists.get(name)
+                is_flags = own and len(own) == size and all(one in (0, 1) for one in own)
+                found[name] &= own is not None and ("mask" in name.lower() or bool(is_flags))
+    return [name for name in columns if found[name]]
 
 
 def _with_unused_text(

@@ -47,6 +47,7 @@ from packer_cli.inputs.token_columns import NAMES, Given, token_records, with_ca
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
+    MASKS,
     TRACE,
     Shape,
     fits_a_shape,
@@ -389,6 +390,7 @@ def _decoder_of(
     numbers = list[int] | None
     kinds: dict[str, Any] = {
         "text": str, "input_ids": list[int], "labels": numbers, "attention_mask": numbers,
+        **dict.fromkeys(MASKS, list[bool | float] | None),
     }  # fmt: skip
     always = [(own, kinds.get(own, Any)) for own in required]
     perhaps = [(own, kinds.get(own, Any), None) for own in optional]

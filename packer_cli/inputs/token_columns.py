@@ -5,7 +5,7 @@ for each of its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import pyarrow as pa
 from packer_cli._kernels import inputs as kernels
 from packer_cli.options.carried import MESSAGE, TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.shapes import MASKS
 from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
@@ -36,10 +37,11 @@ BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 1 << 16
 # A number beyond int64 cannot be valid; clipping to this keeps it invalid without an overflow.
 _BEYOND = 1 << 62
-NAMES = ("input_ids", "labels", "attention_mask")
+_Array = npt.NDArray[Any]
+NAMES = ("input_ids", "labels", "attention_mask", *MASKS)
 Tokens = tuple[UInt32, Int64, UInt8 | None]
-# The token ids of a record, and its labels and mask, or None: lists of whatever may be there.
-Row = tuple[list[Any] | None, list[Any] | None, list[Any] | None]
+# The token ids of a record, its labels and its masks, or None: lists of whatever may be there.
+Row = Sequence[list[Any] | None]
 
 
 def faultless(
@@ -114,8 +116,12 @@ def _together(columns: Mapping[str, Any]) -> Tokens | None:
     """The tokens of rows that are all as they should be and all have the same lists, else None."""
     there = {name: own for name, own in columns.items() if any(one is not None for one in own)}
     try:
-        lists = {name: own if isinstance(own, pa.Array) else _as_arrow(own)
-                 for name, own in there.items()}  # fmt: skip
+        lists = {
+            name: own
+            if isinstance(own, pa.Array)
+            else _as_arrow(own, np.float64 if name in MASKS else np.int64)
+            for name, own in there.items()
+        }
     except (OverflowError, TypeError):  # numbers that are too large, or nulls
         return None
     flat = {name: own.flatten() for name, own in lists.items()}
@@ -124,13 +130,33 @@ def _together(columns: Mapping[str, Any]) -> Tokens | None:
     offsets = _offsets(lists["input_ids"])
     if not all(np.array_equal(_offsets(own), offsets) for own in lists.values()):
         return None
-    ids, *others = (flat[name].to_numpy() if name in flat else None for name in NAMES)
-    return None if ids is None else faultless(ids, offsets, *others)
+    ids, labels, mask, *masks = (
+        flat[name].to_numpy(zero_copy_only=False) if name in flat else None for name in NAMES
+    )
+    if ids is None or any(_wrong_flags(one).any() for one in masks if one is not None):
+        return None
+    return faultless(ids, offsets, _masked(ids, labels, masks), mask)
 
 
-def _as_arrow(lists: list[list[int]]) -> Any:
+def _wrong_flags(mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """bool[n], which values are neither 0 nor 1."""
+    wrong: npt.NDArray[np.bool_] = (mask != 0) & (mask != 1)
+    return wrong
+
+
+def _masked(
+    ids: npt.NDArray[Any], labels: Any, masks: Iterable[npt.NDArray[Any] | None]
+) -> npt.NDArray[Any] | None:
+    """Labels, of which none are where a mask is 0; None if there are neither labels nor masks."""
+    for mask in masks:
+        if mask is not None:
+            labels = np.where(mask, ids.astype(np.int64) if labels is None else labels, IGNORED)
+    return labels  # type: ignore[no-any-return]
+
+
+def _as_arrow(lists: list[list[int]], kind: type) -> Any:
     lengths = [*map(len, lists)]
-    flat = np.fromiter(chain.from_iterable(lists), np.int64, count=sum(lengths))
+    flat: _Array = np.fromiter(chain.from_iterable(lists), kind, count=sum(lengths))
     return pa.LargeListArray.from_arrays(pa.array(offsets_of(lengths)), pa.array(flat))
 
 
@@ -151,16 +177,19 @@ def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
         if reason := _misfit(row):
             bad[number] = reason
             continue
-        own, labels, mask = (None if values is None else _clipped(values) for values in row)
-        if own is None or (reason := _fault(own, labels, mask)):
+        own, labels, mask = (None if one is None else _clipped(one) for one in row[:3])
+        named = zip(MASKS, row[3:], strict=False)
+        masks = {name: np.array(one) for name, one in named if one is not None}
+        if own is None or (reason := _fault(own, labels, mask, masks)):
             bad[number] = reason
             continue
+        labels = _masked(own, labels, masks.values())
         real = np.ones(len(own), bool) if mask is None else mask == 1
         ids.append(own[real])
         flags.append((own if labels is None else labels)[real] != IGNORED)
         lengths.append(len(ids[-1]))
     trained = None
-    if any(row[1] is not None for row in rows):
+    if any(values is not None for row in rows for values in (row[1], *row[3:])):
         trained = np.concatenate(flags).astype(np.uint8)
     return (np.concatenate(ids).astype(np.uint32), offsets_of(lengths), trained), bad
 
@@ -170,7 +199,7 @@ def _misfit(row: Row) -> str:
     ids = row[0]
     if ids is None:
         return "input_ids is null"
-    for name, values in zip(NAMES, row, strict=True):
+    for name, values in zip(NAMES, row, strict=False):
         if values is not None and len(values) != len(ids):
             return f"{name} has {len(values)} values, input_ids {len(ids)}"
         if values is not None and None in values:
@@ -185,13 +214,16 @@ def _clipped(values: list[int]) -> Int64:
         return np.array([min(max(value, -_BEYOND), _BEYOND) for value in values], np.int64)
 
 
-def _fault(ids: Int64, labels: Int64 | None, mask: Int64 | None) -> str:
+def _fault(
+    ids: Int64, labels: Int64 | None, mask: Int64 | None, masks: Mapping[str, npt.NDArray[Any]]
+) -> str:
     """The first number that is wrong in a record; "" where none is."""
     mask = np.ones_like(ids) if mask is None else mask
     labels = ids if labels is None else labels
     checks = (
         ("input_ids", ids, wrong_ids(ids), f"not between 0 and {HIGHEST_ID}"),
-        ("attention_mask", mask, (mask != 0) & (mask != 1), "not 0 or 1"),
+        ("attention_mask", mask, _wrong_flags(mask), "not 0 or 1"),
+        *((name, flags, _wrong_flags(flags), "not 0 or 1") for name, flags in masks.items()),
         ("labels", labels, (mask == 1) & (labels != IGNORED) & (labels != ids),
          "neither -100 nor input_ids[{at}] = {token}; labels must be unshifted"),
     )  # fmt: skip
@@ -205,8 +237,6 @@ def _fault(ids: Int64, labels: Int64 | None, mask: Int64 | None) -> str:
 
 
 # --- what is carried beside tokens
-
-_Array = npt.NDArray[Any]
 
 
 class Given(NamedTuple):

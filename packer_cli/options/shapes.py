@@ -25,6 +25,8 @@ ARGUMENTS = "chat_template_kwargs"  # arguments of the template, for one record
 # of messages; the names of all other fields are those of records
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "train")
 _OF_MESSAGES = " of messages"
+# Of 0 and 1 beside input_ids: what is trained on.
+MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 ABSENT = object()  # what `value_at` finds where there is nothing
 _Names = dict[str, tuple[str, ...]]
 # fields beside prompt and answer
@@ -251,7 +253,7 @@ KINDS = {
         _INPUT | _SYSTEM | _REASONING,
     ),
     "text": _Kind((("text",),)),
-    "tokens": _Kind((("input_ids",),), ("labels", "attention_mask")),
+    "tokens": _Kind((("input_ids",),), ("labels", "attention_mask", *MASKS)),
     TRACE: _of_traces("traces"),
 }
 # Fields that no shape requires.

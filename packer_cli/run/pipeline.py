@@ -290,6 +290,9 @@ def _name_ignored(
     A label is worth a warning unless --field names the answer: it may say which answers are bad.
     """
     where, others, hint = named(columns.paths, 1), columns.others, columns.hint
+    if columns.masks:
+        what = f"ignored columns that look like masks: {named(columns.masks)}"
+        options.warn(f"warning: {where}: {what}; {hint}")
     if columns.with_text:
         options.warn(f"warning: {where}: ignored text in {named(columns.with_text)}; {hint}")
     if not others:

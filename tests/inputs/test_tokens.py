@@ -83,6 +83,52 @@ def test_token_ids_of_fixed_size_and_in_a_column_of_another_name(folder: Path) -
         }
 
 
+# what of [1, 2, 3, 4] and [5, 6] is trained on: the first token of a segment never is
+FLAGS: list[tuple[dict[str, list[Any]], list[int]]] = [
+    ({"loss_mask": [[0, 0, 1, 1], [0, 1]]}, [3, 4, 6]),
+    ({"completion_mask": [[False, True, True, False], [True, True]]}, [2, 3, 6]),
+    ({"assistant_masks": [[0.0, 1.0, 0.0, 1.0], [0.0, 0.0]]}, [2, 4]),
+    ({"loss_mask": [[0, 0, 1, 1], [0, 1]], "completion_mask": [[0, 1, 1, 0], [0, 1]]}, [3, 6]),
+    ({"loss_mask": [[0, 1, 1, 1], [1, 1]], "labels": [[-100, 2, 3, -100], [-100, -100]],
+      "attention_mask": [[0, 1, 1, 1], [1, 1]]}, [3]),
+]  # fmt: skip
+
+
+def in_form(form: str, columns: dict[str, list[Any]]) -> Path:
+    path, table = Path(f"data.{form}"), pa.table(columns)
+    if form == "parquet":
+        pq.write_table(table, path)
+    else:
+        path.write_text("\n".join(map(json.dumps, table.to_pylist())))
+    return path
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("columns", "trained"), FLAGS)
+def test_masks_beside_token_ids_say_what_is_trained_on(
+    folder: Path, columns: dict[str, list[Any]], trained: list[int], form: str
+) -> None:
+    columns = {"input_ids": [[1, 2, 3, 4], [5, 6]], **columns}
+    mask = next(iter(name for name in columns if name.endswith(("_mask", "_masks"))))
+
+    def found(path: Path, *options: object) -> list[int]:
+        pack(path, "-l", 4, "--overwrite", *options)
+        return sorted(one for row in labels_of("out") for one in row if one != -100)
+
+    assert found(in_form(form, columns)) == trained
+    wrong = {name: values * 2 for name, values in columns.items()}
+    wrong[mask] = [[float(one) for one in values] for values in wrong[mask]]
+    wrong[mask][2] = [2, *wrong[mask][2][1:]]
+    bad = in_form(form, wrong)
+    assert_error(packer("pack", bad, "-l", 4, "-q"), 1, f"{mask}[0] is 2", "not 0 or 1")
+    assert set(found(bad, "--on-error", "skip")) == set(trained)
+    path = in_form(form, {name.replace(mask, "is_answer"): own for name, own in columns.items()})
+    said = packer("pack", path, "-l", 4, "-o", "other").stderr
+    field = "loss_mask=is_answer"
+    assert f"ignored columns that look like masks: is_answer; --field {field}" in said
+    assert found(path, "--field", field) == trained
+
+
 def test_labels_of_some_records_only(folder: Path) -> None:
     rows = [
         {"input_ids": [1, 2]},
