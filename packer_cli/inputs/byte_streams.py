@@ -179,9 +179,11 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
 
 
 def next_size(stop: int | None, position: int) -> int:
-    """Bytes to read next: up to a slice's end, then in small steps to the last record's."""
-    left = BLOCK_BYTES if stop is None else stop - position
-    return min(left if left > 0 else OVERRUN_BYTES, BLOCK_BYTES)
+    """Bytes to read next: to a slice's end and some more, where its last record ends, or on to it
+    in small steps.
+    """
+    left = BLOCK_BYTES if stop is None else max(stop - position, 0) + OVERRUN_BYTES
+    return min(left, BLOCK_BYTES)
 
 
 def _reading(raw: IO[bytes], size: int) -> _Read:

@@ -7,9 +7,11 @@ are taken, so its pieces still tell documents apart.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 
 from packer_cli.errors import DamagedInputError
 from packer_cli.inputs.byte_streams import STDIN
@@ -17,12 +19,17 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing import Choice, choose
 from packer_cli.options.documents import GIB, MIB, DocumentConfig
+from packer_cli.options.formats import format_named
 from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.storage import is_url
 
 _BYTES_PER_TOKEN = 4
-_MOST_FILES = 4096  # of a unit, so that a change of one packs no more of them again
+_MOST_SLICES = 4096  # of a unit, so that a change of a file packs no more of them again
+_DEALT_SLICES = 48  # of a unit, beside whole files
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
+_WHOLE = 1 << 64
 _BytesEach = dict[int, float]  # place among the files -> bytes of a document's tokens, on average
 
 
@@ -85,28 +92,34 @@ def _even_units(
 
 
 def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0) -> list[WorkUnit]:
-    """Cut the inputs into work units of about equal weight, in input order.
+    """Cut the inputs into work units of about equal weight: of all inputs in about their shares, or
+    in input order where rows keep it, and for documents.
 
     Units hold about `unit_bytes` of text. By default a thousand rows' worth, so that a unit's
     unfilled last row is noise, and more for inputs of many gigabytes, so that there are at
-    most about a thousand shards; but of at most `_MOST_FILES` files.
+    most about a thousand shards; but of at most `_MOST_SLICES` files or parts of them.
     """
     weights = {file.index: _weight(file, config) for file in files}
     total = sum(weights.values())
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
-    if isinstance(config, PackConfig) and config.shuffle and files[0].format == TOKENIZED:
+    is_dealt = isinstance(config, PackConfig) and bool(config.shuffle)
+    if is_dealt and files[0].format == TOKENIZED:
         every = {place: len(opened(file)) for place, file in enumerate(files)}
         each = {place: _bytes_each(file) for place, file in enumerate(files)}
         return _even_units(files, each, every, max(1, min(count, max(every.values()))))
     target = max(1, -(-total // count))
-    most_files = -(-len(files) // -(-len(files) // _MOST_FILES))  # as many in each
+    parts = list[Slice]()
+    if is_dealt:
+        parts = _dealt(files, weights, count, target, config)
+    for file in () if is_dealt else files:
+        weight = weights[file.index]
+        parts += _slices(file, weight, _fewest(weight, target), config)
+    most_slices = -(-len(parts) // -(-len(parts) // _MOST_SLICES))  # as many in each
     units: list[WorkUnit] = []
     current: list[Slice] = []
     room = target
-    for part in (
-        part for file in files for part in _slices(file, weights[file.index], target, config)
-    ):
-        is_full = config.unit_bytes is None and len(current) == most_files
+    for part in parts:
+        is_full = config.unit_bytes is None and len(current) == most_slices
         if current and (is_full or part.weight > room + target // 8):
             units.append(WorkUnit(len(units), tuple(current)))
             current, room = [], target
@@ -119,6 +132,44 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
         current.append(part)
     units.append(WorkUnit(len(units), tuple(current)))
     return units
+
+
+def _dealt(
+    files: Sequence[InputFile],
+    weights: Mapping[int, int],
+    units: int,
+    target: int,
+    config: PackConfig,
+) -> list[Slice]:
+    """The slices of all inputs in a seeded order in which every stretch has about its share of each
+    input, from everywhere in it. Within a stretch, slices are in input order.
+
+    1. The slices of an input, in any order, lie as far from each other as can be, between 0 and 1.
+       Where the first one lies, and which one this is, multiples of the golden ratio say, without
+       their whole part: those of any few neighbours lie evenly between 0 and 1.
+    2. A stretch is a slice of each input, but a unit has few slices, since each takes half a
+       millisecond, and at URLs some requests: of many inputs, none has less than a share of a unit.
+    """
+    each = max(1, min(-(-target // MIB), _DEALT_SLICES // len(files)))  # stretches of a unit
+    least = 1 if len(files) <= _DEALT_SLICES else max(1, target // _DEALT_SLICES)
+    seed = int.from_bytes(hashlib.sha256(str(config.seed).encode()).digest()[:8], "little")
+    dealt = list[tuple[float, Slice]]()
+    for file in files:
+        weight, first = weights[file.index], (file.index * _GOLDEN + seed) % _WHOLE
+        wanted = min(units * each, weight // least)
+        if wanted > 1 and is_url(file.path):
+            wanted = min(units, weight // (4 * MIB))
+        if wanted > 1 and config.on_error == "skip" and format_named(file.format).cut_by != "byte":
+            wanted = _fewest(weight, target)  # a damaged file is skipped where one unit reads it
+        if wanted < 2:
+            dealt.append((first / _WHOLE, Slice(file.index, 0, None, weight)))
+            continue
+        parts = _neighbours_joined(_slices(file, weight, wanted, config), wanted)
+        order = sorted(range(len(parts)), key=lambda number: (number * _GOLDEN + first) % _WHOLE)
+        for place, number in sorted(enumerate(order), key=itemgetter(1)):
+            dealt.append(((place + first / _WHOLE) / len(parts), parts[number]))
+    stretch = [int(place * units * each) for place, _ in dealt]
+    return [dealt[number][1] for number in sorted(range(len(dealt)), key=stretch.__getitem__)]
 
 
 def unit_bytes_of(config: DocumentConfig, total: int) -> int:
@@ -140,13 +191,36 @@ def _weight(file: InputFile, config: DocumentConfig) -> int:
         return max(1, file.size)  # the unit that reads it leaves it out
 
 
-def _slices(file: InputFile, weight: int, target: int, config: DocumentConfig) -> list[Slice]:
+def _fewest(weight: int, target: int) -> int:
+    """How many slices a file has so that each fills about a unit."""
+    return 1 if weight <= target + target // 8 else -(-weight // target)
+
+
+def _slices(file: InputFile, weight: int, count: int, config: DocumentConfig) -> list[Slice]:
+    """A file as `count` slices or, of row groups, as all of them; whole where it cannot be cut."""
     whole = [Slice(file.index, 0, None, weight)]
-    if file.path == STDIN or file.compression or weight <= target + target // 8:
+    if file.path == STDIN or file.compression or count < 2:
         return whole
     try:
-        return reader_for(file.format).split(file, -(-weight // target)) or whole
+        return reader_for(file.format).split(file, count) or whole
     except DamagedInputError:
         if config.on_error == "fail":
             raise
         return whole
+
+
+def _neighbours_joined(parts: list[Slice], count: int) -> list[Slice]:
+    """The slices of a file as about `count` of equal weight."""
+    if len(parts) <= max(count, 1):
+        return parts
+    joined, last, done = list[Slice](), -1, 0
+    weight = sum(part.weight for part in parts)
+    for part in parts:
+        place = (2 * done + part.weight) * count // (2 * weight)
+        done += part.weight
+        if place == last:
+            before = joined.pop()
+            part = part._replace(start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901
+        joined.append(part)
+        last = place
+    return joined

@@ -293,7 +293,7 @@ def test_stdin_does_not_replace_what_came_by_stdin(folder: Path) -> None:
 def test_a_change_of_one_of_many_small_files_packs_few_of_them_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packer_cli.mixing.units._MOST_FILES", 4)
+    monkeypatch.setattr("packer_cli.mixing.units._MOST_SLICES", 4)
     for number in range(10):
         put(f"{number}.jsonl", f"{number}")()
     command = ["pack", *(f"{number}.jsonl" for number in range(10)), "-l", 64, "-t", "bytes", "-q"]
