@@ -103,7 +103,7 @@ def choose(directories: Sequence[TokenizedDirectory], config: PackConfig) -> Cho
     for part, one in zip(parts if len(hashes) else (), directories, strict=False):
         hashes[part] = one.content_hashes
     if mixture.is_split:
-        held = _held_out(hashes, mixture, of_source, parts, config.seed)
+        held = _held_out(hashes, mixture, of_source, parts, amounts, config.seed)
         own = [its for one, its in zip(mixture.sources, of_source, strict=True) if one.held_out]
         if not any((held[its] & (amounts[its] > 0)).any() for its in own):
             raise UsageError(  # whichever side is packed: before the other one is
@@ -195,18 +195,27 @@ def _amounts(directory: TokenizedDirectory, config: PackConfig) -> Int32:
 
 
 def _held_out(
-    hashes: UInt64, mixture: Mixture, of_source: list[slice], parts: list[slice], seed: int
+    hashes: UInt64,
+    mixture: Mixture,
+    of_source: list[slice],
+    parts: list[slice],
+    amounts: Int32,
+    seed: int,
 ) -> Bool:
     """Which documents are held out: those that the split takes of its sources, by content, and all
-    that equal them.
+    that equal them. A source that would have nothing left stays in train.
     """
     keys, held, highest = np.empty(len(hashes), np.uint64), np.zeros(len(hashes), bool), 0
     order_keys(hashes, (seed + _OF_SPLIT) % (1 << 64), keys)
-    for amount, its in zip(mixture.sources, of_source, strict=True):
-        if amount.held_out:
-            limit = _limit(keys[its], mixture)
-            highest = max(highest, limit)
-            held[its] = keys[its] <= np.uint64(limit)
+    available = [int(amounts[its].sum(dtype=np.int64)) for its in of_source]
+    taken = _amounts_of(mixture, available)
+    for amount, its, has, asked in zip(mixture.sources, of_source, available, taken, strict=True):
+        if not amount.held_out:
+            continue
+        limit = np.uint64(_limit(keys[its], mixture, min(asked / max(has, 1), 1.0)))
+        found = keys[its] <= limit
+        if amount.weight == 0 or (amounts[its][~found] > 0).any():
+            held[its], highest = found, max(highest, int(limit))
     # equal documents have one key: only what another source's limit would hold out may equal it
     contents = hashes[held]
     for part in parts:
@@ -215,12 +224,14 @@ def _held_out(
     return held
 
 
-def _limit(keys: UInt64, mixture: Mixture) -> int:
-    """The highest key of a source's documents that are held out."""
+def _limit(keys: UInt64, mixture: Mixture, taken: float) -> int:
+    """The highest key of a source's documents that are held out. `taken`: the share of them that
+    the mixture takes.
+    """
     if mixture.validation_documents is not None:
         last = min(mixture.validation_documents, len(keys)) - 1
         return int(np.partition(keys, last)[last])
-    share = mixture.validation_share or 0.0
+    share = (mixture.validation_share or 0.0) * taken
     return min(int(share * 2.0**64), (1 << 64) - 1)
 
 

@@ -79,6 +79,10 @@ class OtherInputsError(UsageError):
     """A tokenized directory has no input of a source, so another recipe may need it."""
 
 
+class OtherMixtureError(UsageError):
+    """A finished result was packed with other amounts. The message says which."""
+
+
 @dataclass(frozen=True)
 class Addition:
     """What --add makes of a result.
@@ -300,6 +304,10 @@ def refuse_other_result(
     shape = None if run.shape.kind == MIXED else run.shape.kind
     now = replace(run, config=replace(run.config, shape=shape))
     differ = differing_origin(origin, now, limits=True)
+    then, now = (getattr(one.config, "mixture", None) for one in (manifest, run))
+    if then and now and then != now:
+        tip = "add --overwrite to pack it again, or choose another --output"
+        raise OtherMixtureError("; ".join(differ), tip)
     if differ:
         raise finished(place, "; ".join(differ))
     if not run.resumable:

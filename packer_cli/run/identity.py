@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 RUN = "run.json"
 OTHER_ORDER = "the inputs are named in another order"
 _MOST_NAMED = 3
+_KEYS = {
+    "validation_share": "[validation] share",
+    "validation_documents": "[validation] documents",
+    "held_out": "is in [validation]:",
+}
 
 
 @dataclass(frozen=True)
@@ -227,12 +232,12 @@ def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
     if old is None or new is None:
         return [] if old is new else [f"it was {'not ' if new else ''}packed from a recipe"]
     before, now = ({one.name: one for one in its.sources} for its in (old, new))
-    differing = [f"source {name!r} is not named now" for name in before if name not in now]
-    differing += [f"source {name!r} is new" for name in now if name not in before]
-    sources = [(f"source {name!r}: ", before[name], now[name]) for name in now if name in before]
+    differing = [f'source "{name}" is not named now' for name in before if name not in now]
+    differing += [f'source "{name}" is new' for name in now if name not in before]
+    sources = [(f'source "{name}": ', before[name], now[name]) for name in now if name in before]
     for place, one, other in [*sources, ("", old, new)]:
         differing += [
-            f"{place}{key} was {_shown(value)}, is now {_shown(getattr(other, key))}"
+            f"{place}{_KEYS.get(key, key)} {_shown(getattr(other, key))}, was {_shown(value)}"
             for key, value in vars(one).items()
             if key != "sources" and value != getattr(other, key)
         ]

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from packer_cli import storage
-from packer_cli.errors import InternalError, Interrupted, PackerError, UsageError, from_os_error
+from packer_cli.errors import (
+    InternalError,
+    Interrupted,
+    PackerError,
+    UsageError,
+    from_os_error,
+    named,
+)
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.detection import detect_shape
 from packer_cli.inputs.discovery import find_inputs
@@ -39,7 +46,7 @@ from packer_cli.result.manifest import (
     as_named,
     load_any,
 )
-from packer_cli.run.additions import OtherInputsError
+from packer_cli.run.additions import OtherInputsError, OtherMixtureError
 from packer_cli.run.destination import clean, holds_result
 from packer_cli.run.pipeline import pack
 
@@ -96,14 +103,23 @@ def pack_recipe(
                 _tokenize(one, options, may_change=may_change)
     if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
-    results = _pack_sides(sides, places, joined if is_joined else None, options)
+    results = _pack_sides(recipe, sides, places, joined if is_joined else None, options)
     if mixture and (first := results.get(0)):
         for share in first.missed_shares:
             options.notify(missed_share(mixture, share))
+        whole = [
+            f"{one.name!r}"
+            for one, amount in zip(first.sources, mixture.sources, strict=True)
+            if amount.held_out and amount.weight != 0 and not one.held_out_documents
+        ]
+        if mixture.is_split and whole:
+            few = "too few documents to hold any out, so all stay in train"
+            options.notify(f"{recipe.path}, source {named(whole, 3)}: {few}")
     return [(place, results.get(number)) for number, place in enumerate(places)]
 
 
 def _pack_sides(
+    recipe: Recipe,
     sides: Sequence[Side],
     places: Sequence[Path | str],
     joined: Path | None,
@@ -134,7 +150,10 @@ def _pack_sides(
         own = replace(options, before_switch=before_switch)
 
         def packed(options: RunOptions) -> Manifest | None:
-            done = pack(inputs, place, config, options)
+            try:
+                done = pack(inputs, place, config, options)
+            except OtherMixtureError as error:
+                raise UsageError(f"{recipe.path} changed: {error.message}", error.tip) from error
             if done is not None and not isinstance(done, Manifest):
                 raise InternalError(f"{place}: rows were to be packed")
             return done

@@ -143,6 +143,28 @@ def test_a_split_is_by_content_and_has_everything_once() -> None:
     assert 0.1 < share < 0.3
 
 
+def test_a_share_for_validation_is_of_what_the_mixture_takes() -> None:
+    write_sources(count=1500)
+    amounts = Amount("a", weight=1), Amount("b", weight=9), Amount("c", weight=0)
+    done = pack(recipe(*amounts, validation_share=0.1))
+    train, held = (done[f"out/{side}"].sources for side in ("train", "validation"))
+    for one, other in zip(train[:2], held[:2], strict=True):
+        assert other.taken / (one.taken + other.taken) == pytest.approx(0.1, abs=0.05)
+    assert held[0].documents < 40 < held[1].documents
+    assert held[2].documents == 0
+
+
+@pytest.mark.parametrize("split", [{"validation_documents": 1}, {"validation_share": 1.0}])
+def test_a_source_with_too_few_documents_stays_in_train(split: Any) -> None:
+    write_sources()
+    Path("d.jsonl").write_bytes(jsonl("the only one"))
+    tokenize("d.jsonl", out="d")
+    amounts = Amount("a", epochs=0.5), Amount("d")
+    done = pack(recipe(*amounts, **split))
+    assert [one.held_out_documents > 0 for one in done["out/train"].sources] == [True, False]
+    assert all_of("d") <= documents_in("out/train")
+
+
 def test_as_many_documents_of_every_source_are_held_out() -> None:
     write_sources()
     amounts = Amount("a"), Amount("b")
