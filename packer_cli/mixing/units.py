@@ -28,6 +28,8 @@ from packer_cli.storage import is_url
 _BYTES_PER_TOKEN = 4
 _MOST_SLICES = 4096  # of a unit, so that a change of a file packs no more of them again
 _DEALT_SLICES = 48  # of a unit, beside whole files
+_LEAST_BYTES = 4 << 10  # of one of several slices that a unit has of an input
+_PLACES = 16  # of a unit that a slice can be in, at least
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
 _WHOLE = 1 << 64
 _BytesEach = dict[int, float]  # place among the files -> bytes of a document's tokens, on average
@@ -117,12 +119,14 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     most_slices = -(-len(parts) // -(-len(parts) // _MOST_SLICES))  # as many in each
     units: list[WorkUnit] = []
     current: list[Slice] = []
-    room = target
+    room, slack = target, target // 8
     for part in parts:
         is_full = config.unit_bytes is None and len(current) == most_slices
-        if current and (is_full or part.weight > room + target // 8):
+        over = min(slack, part.weight // 2) if is_dealt else slack
+        if current and (is_full or part.weight > room + over):
             units.append(WorkUnit(len(units), tuple(current)))
-            current, room = [], target
+            # of small slices, no unit is left with few
+            current, room = [], target + (max(-slack, min(room, slack)) if is_dealt else 0)
         room -= part.weight
         if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
             before = current.pop()  # row groups side by side are opened once
@@ -141,26 +145,32 @@ def _dealt(
     target: int,
     config: PackConfig,
 ) -> list[Slice]:
-    """The slices of all inputs in a seeded order in which every stretch has about its share of each
-    input, from everywhere in it. Within a stretch, slices are in input order.
+    """Cut all inputs, and put the slices in a seeded order in which every stretch has about its
+    share of each input, from everywhere in it.
 
-    1. The slices of an input, in any order, lie as far from each other as can be, between 0 and 1.
-       Where the first one lies, and which one this is, multiples of the golden ratio say, without
-       their whole part: those of any few neighbours lie evenly between 0 and 1.
-    2. A stretch is a slice of each input, but a unit has few slices, since each takes half a
-       millisecond, and at URLs some requests: of many inputs, none has less than a share of a unit.
+    1. A slice has a place between 0 and 1. The places of an input are evenly spaced; multiples of
+       the golden ratio, without their whole part, decide where the first one is, and which slice
+       is where: those of a few neighbours are always spread evenly, so small files are, too.
+    2. A slice takes half a millisecond, and some requests at a URL. So an input has a slice for
+       each megabyte of a unit only while there are few inputs. Otherwise it has one for each unit,
+       or whatever a share of a unit allows.
+    3. Slices of nearly one place are in input order.
     """
-    each = max(1, min(-(-target // MIB), _DEALT_SLICES // len(files)))  # stretches of a unit
-    least = 1 if len(files) <= _DEALT_SLICES else max(1, target // _DEALT_SLICES)
+    places = units * max(-(-target // MIB), 1 if units == 1 else _PLACES)
+    each = _DEALT_SLICES // len(files)
     seed = int.from_bytes(hashlib.sha256(str(config.seed).encode()).digest()[:8], "little")
     dealt = list[tuple[float, Slice]]()
     for file in files:
         weight, first = weights[file.index], (file.index * _GOLDEN + seed) % _WHOLE
-        wanted = min(units * each, weight // least)
+        if each:
+            wanted = units * max(1, min(places, units * each, weight // _LEAST_BYTES) // units)
+            wanted = min(wanted, weight)
+        else:
+            wanted = min(units, weight * _DEALT_SLICES // target)
         if wanted > 1 and is_url(file.path):
             wanted = min(units, weight // (4 * MIB))
         if wanted > 1 and config.on_error == "skip" and format_named(file.format).cut_by != "byte":
-            wanted = _fewest(weight, target)  # a damaged file is skipped where one unit reads it
+            wanted = _fewest(weight, target)  # a damaged file is skipped if one unit reads it
         if wanted < 2:
             dealt.append((first / _WHOLE, Slice(file.index, 0, None, weight)))
             continue
@@ -168,8 +178,8 @@ def _dealt(
         order = sorted(range(len(parts)), key=lambda number: (number * _GOLDEN + first) % _WHOLE)
         for place, number in sorted(enumerate(order), key=itemgetter(1)):
             dealt.append(((place + first / _WHOLE) / len(parts), parts[number]))
-    stretch = [int(place * units * each) for place, _ in dealt]
-    return [dealt[number][1] for number in sorted(range(len(dealt)), key=stretch.__getitem__)]
+    near = [int(place * places) for place, _ in dealt]
+    return [dealt[number][1] for number in sorted(range(len(dealt)), key=near.__getitem__)]
 
 
 def unit_bytes_of(config: DocumentConfig, total: int) -> int:

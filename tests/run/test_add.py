@@ -251,13 +251,13 @@ def test_an_input_is_its_absolute_path(result: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_units_are_those_of_one_command(folder: Path) -> None:
-    """Without an earlier result it is a plain run, too."""
+    """In input order, and without an earlier result, when it is a plain run."""
     for name in "abc":
         put(name, name, more=b"{broken\n" + jsonl("x" * 6000) + b"{\n")()
-    skip = ["--on-error", "skip", "--add"]
+    skip = ["--on-error", "skip", "--no-shuffle", "--add"]
     run("a.jsonl", "b.jsonl", *skip)
     run("c.jsonl", *skip)
-    fresh = ["a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS[:-1], "fresh", *skip[:2]]
+    fresh = ["a.jsonl", "b.jsonl", "c.jsonl", *OPTIONS[:-1], "fresh", *skip[:3]]
     assert packer("pack", *fresh).exit_code == 0
     assert contents("fresh") == contents("out")
 
