@@ -170,7 +170,7 @@ def _flat(batch: Any, name: str) -> Any:
 
 
 def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
-    """Whole documents, each as a row of one segment, in the order of the inputs.
+    """Whole documents, each as a row of one segment, unit by unit in the order of the inputs.
 
     A document's pieces lie in one unit, so memory holds the places of one unit's segments and about
     a million tokens. The first token of a piece has no label.

@@ -128,11 +128,11 @@ class Planning:
         passes = _passes(files, configs, self.sample)
         if len(passes) > 1 and any(file.path == STDIN for file in files):
             raise UsageError(
-                "-: stdin can be read once, and these lengths are cut into different work units",
+                "-: stdin can be read once, and these lengths or strategies have other work units",
                 "write the data to a file and name that, or plan one --max-length at a time",
             )
         if len(passes) > 1 and not is_tokenized(files):
-            why = "what a work unit holds differs with the length of rows"
+            why = "what a work unit holds differs with the length of rows and the strategy"
             self.options.notify(f"reads the inputs {len(passes)} times: {why}")
         _note_beginnings(files, passes, self.options.notify)
         # what tokenizers say, each pass would

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,10 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import (
+    assert_error,
     check_directory,
+    contents,
     jsonl,
     packer,
     random_texts,
+    recover_documents,
+    recover_texts,
 )
 
 from packer_cli import open_packed
@@ -112,6 +117,74 @@ def test_windows_of_one_unit_are_samples(folder: Path) -> None:
     assert rows.sum() > 1 << 22  # more than a window
     for tenth in np.array_split(rows, 10):
         assert np.abs(shares(tenth) - shares(rows)).max() < 0.12
+
+
+def test_records_of_units_of_many_slices_keep_their_names(folder: Path) -> None:
+    expected, bad = dict[tuple[str, int], str](), set[tuple[str, int]]()
+    for name in "ab":
+        lines, at = list[bytes](), 0
+        for number, text in enumerate(random_texts(600, seed=ord(name), begin=f"{name} ")):
+            if number % 50 == 7:
+                bad.add((f"{name}.jsonl", at))
+                lines.append(b"{broken\n")
+            else:
+                expected[f"{name}.jsonl", at] = text
+                lines.append(jsonl(text))
+            at += len(lines[-1])
+        Path(f"{name}.jsonl").write_bytes(b"".join(lines))
+    command = ["-t", "bytes", "-l", 64, "--unit-bytes", "32k", "--on-error", "skip", "-o", "out"]
+    assert packer("pack", "a.jsonl", "b.jsonl", *command).exit_code == 0
+    units = check_directory("out")["units"]
+    assert min(len(unit["slices"]) for unit in units) >= 4
+    rejected = [json.loads(line) for line in Path("out/rejected.jsonl").read_text().splitlines()]
+    assert sorted((Path(one["file"]).name, one["position"]) for one in rejected) == sorted(bad)
+    inputs = open_packed("out").facts.inputs
+    found = {
+        (Path(inputs[file].path).name, position): bytes(tokens[:-1].tolist()).decode()
+        for (file, position), tokens in recover_documents("out").items()
+    }
+    assert found == expected
+    again = packer("verify", "out", "--against-inputs", "--sample", "all")
+    assert again.exit_code == 0, again.output
+    shown = packer("show", "out", "0").stdout.replace("⟦", "")
+    segments = re.findall(r"(\w)\.jsonl byte (\d+), .*\n(.*)<eos>", shown)
+    assert segments
+    for name, byte, text in segments:
+        assert expected[f"{name}.jsonl", int(byte)].endswith(text)
+
+
+def test_what_is_added_is_dealt_among_its_own(folder: Path) -> None:
+    options = ["-t", "bytes", "-l", 64, "--unit-bytes", "8k", "-o", "out"]
+    for name in "abcd":
+        write_jsonl(name, random_texts(300, seed=ord(name), begin=f"{name} "))
+
+    def slices() -> list[set[int]]:
+        units = json.loads(Path("out/manifest.json").read_bytes())["units"]
+        return [{part[0] for part in unit["slices"]} for unit in units]
+
+    assert packer("pack", "a.jsonl", "b.jsonl", *options).exit_code == 0
+    before = {*contents("out")}
+    assert packer("pack", "c.jsonl", "d.jsonl", "--add", *options).exit_code == 0
+    assert {name for name in before if "shard" in name} <= {*contents("out")}
+    both = slices()
+    assert both == sorted(both, key=min)
+    assert both[0] == {0, 1}
+    assert both[-1] == {2, 3}
+    added = {name for name in contents("out") if "shard" in name} - before
+    other = random_texts(300, seed=9, begin="other ")
+    write_jsonl("a", other)
+    Path("b.jsonl").rename("elsewhere.jsonl")
+    refused = packer("pack", "a.jsonl", "--add", *options)
+    assert_error(refused, 2, "b.jsonl: is not named, is gone", "its unit holds another input that")
+    assert slices() == both
+    Path("elsewhere.jsonl").rename("b.jsonl")
+    assert packer("pack", "a.jsonl", "--add", *options).exit_code == 0
+    check_directory("out")
+    assert added <= {*contents("out")}
+    assert not {name for name in before if "shard" in name} & {*contents("out")}
+    texts = recover_texts("out")
+    assert len(texts) == 1200
+    assert {*other} <= {*texts}
 
 
 def test_what_keeps_the_order_of_inputs(folder: Path) -> None:
