@@ -420,7 +420,7 @@ class Files(Writer):
 
 
 class Megatron(Files):
-    """Token ids int32 end to end; a sequence is a document, unit by unit in the order of the inputs.
+    """Token ids int32 end to end; a sequence is a document, by unit in the order of the inputs.
 
     `packer_cli/inputs/indexed_tokens.py` says what the index is. Megatron cuts the stream of
     documents anew, so packed rows would mean nothing to it; it has no loss mask.

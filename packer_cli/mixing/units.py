@@ -104,16 +104,16 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     weights = {file.index: _weight(file, config) for file in files}
     total = sum(weights.values())
     count = max(1, -(-total // unit_bytes_of(config, total + standing)))
-    is_dealt = isinstance(config, PackConfig) and bool(config.shuffle)
-    if is_dealt and files[0].format == TOKENIZED:
+    dealt = config if isinstance(config, PackConfig) and config.shuffle else None
+    if dealt and files[0].format == TOKENIZED:
         every = {place: len(opened(file)) for place, file in enumerate(files)}
         each = {place: _bytes_each(file) for place, file in enumerate(files)}
         return _even_units(files, each, every, max(1, min(count, max(every.values()))))
     target = max(1, -(-total // count))
     parts = list[Slice]()
-    if is_dealt:
-        parts = _dealt(files, weights, count, target, config)
-    for file in () if is_dealt else files:
+    if dealt:
+        parts = _dealt(files, weights, count, target, dealt)
+    for file in () if dealt else files:
         weight = weights[file.index]
         parts += _slices(file, weight, _fewest(weight, target), config)
     most_slices = -(-len(parts) // -(-len(parts) // _MOST_SLICES))  # as many in each
@@ -122,11 +122,11 @@ def plan_units(files: list[InputFile], config: DocumentConfig, standing: int = 0
     room, slack = target, target // 8
     for part in parts:
         is_full = config.unit_bytes is None and len(current) == most_slices
-        over = min(slack, part.weight // 2) if is_dealt else slack
+        over = min(slack, part.weight // 2) if dealt else slack
         if current and (is_full or part.weight > room + over):
             units.append(WorkUnit(len(units), tuple(current)))
             # of small slices, no unit is left with few
-            current, room = [], target + (max(-slack, min(room, slack)) if is_dealt else 0)
+            current, room = [], target + (max(-slack, min(room, slack)) if dealt else 0)
         room -= part.weight
         if current and (current[-1].file, current[-1].stop) == (part.file, part.start):
             before = current.pop()  # row groups side by side are opened once

@@ -304,8 +304,8 @@ def refuse_other_result(
     shape = None if run.shape.kind == MIXED else run.shape.kind
     now = replace(run, config=replace(run.config, shape=shape))
     differ = differing_origin(origin, now, limits=True)
-    then, now = (getattr(one.config, "mixture", None) for one in (manifest, run))
-    if then and now and then != now:
+    mixtures = [getattr(one.config, "mixture", None) for one in (manifest, run)]
+    if all(mixtures) and mixtures[0] != mixtures[1]:
         tip = "add --overwrite to pack it again, or choose another --output"
         raise OtherMixtureError("; ".join(differ), tip)
     if differ:
