@@ -105,7 +105,7 @@ class Rendering:
                 turns.append(Turn(start, position, message))
             if type(value) is int and isinstance(messages, list) and -1 < value < len(messages):
                 value = messages[value]  # noqa: PLW2901
-            if type(value) is dict and "role" in value:
+            if isinstance(value, dict) and "role" in value:
                 begun[loop] = (position, value)
         return turns
 
@@ -127,10 +127,10 @@ class ChatTemplate:
         compiler = environment()
         self.source = source
         with refusing_to_compile():
-            self._template = compiler.from_string(source)
+            self.compiled = compiler.from_string(source)
             self.tree = compiler.parse(source)
         self.known = {
-            **self._template.globals, **special_tokens, "documents": None, **(arguments or {})
+            **self.compiled.globals, **special_tokens, "documents": None, **(arguments or {})
         }  # fmt: skip
         self.marks_generation = marks_generation(self.tree)
 
@@ -150,7 +150,7 @@ class ChatTemplate:
         """Raises RefusedError when the template does not accept the messages, whatever it fails
         with, and UsageError when it needs a token that the tokenizer has not.
         """
-        template, pieces, marks = self._template, list[str](), list[_Mark]()
+        template, pieces, marks = self.compiled, list[str](), list[_Mark]()
         variables = {
             **self.known,
             "messages": messages,
@@ -182,9 +182,9 @@ class ChatTemplate:
 # -- What templates run in
 
 
-def environment() -> jinja2.Environment:
+def environment(kind: type[Environment] | None = None) -> jinja2.Environment:
     """What templates are compiled in."""
-    made = _Environment(
+    made = (kind or Environment)(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
@@ -219,19 +219,21 @@ _PLAIN = {
     kind: frozenset(name for name in dir(kind) if not name.startswith(("_", "format")))
     for kind in (str, LoopContext)
 }
-_OF_DICTS = frozenset(dir(dict))
+OF_DICTS = frozenset(dir(dict))
 _NO_VALUES = (nodes.Const(None), nodes.Const(None))
 _METHODS = dict.fromkeys(_PLAIN[str], "str") | dict.fromkeys(
     ("get", "items", "keys", "values"), "dict"
 )
 
 
-class _Generator(CodeGenerator):
+class Generator(CodeGenerator):
     """jinja2's compiler, with the shortcuts of the module's docstring.
 
     `_namespaces`: names of variables that hold one; `_asked`: nodes that are only asked whether
     they are true.
     """
+
+    written_twice: tuple[type[nodes.Expr], ...] = (nodes.Const, nodes.Name)
 
     def write_commons(self) -> None:
         super().write_commons()
@@ -282,7 +284,7 @@ class _Generator(CodeGenerator):
             values = self.temporary_identifier()
             has_it = f"Namespace and {name!r} in ({values} := {all_of_it})"
             self._either(node, frame, value, f"{values}[{name!r}]", has_it)
-        elif name in _OF_DICTS:
+        elif name in OF_DICTS:
             super().visit_Getattr(node, frame)
         elif id(node) in self._asked:
             self._either(node, frame, value, f"{value}.get({name!r})", "dict")
@@ -304,7 +306,7 @@ class _Generator(CodeGenerator):
 
     def visit_Test(self, node: nodes.Test, frame: Frame) -> None:  # noqa: N802
         of, value = node.node, self.temporary_identifier()
-        if node.name != "defined" or not isinstance(of, nodes.Getattr) or of.attr in _OF_DICTS:
+        if node.name != "defined" or not isinstance(of, nodes.Getattr) or of.attr in OF_DICTS:
             super().visit_Test(node, frame)
             return
         self.write("(not isinstance(")
@@ -328,8 +330,9 @@ class _Generator(CodeGenerator):
         is_plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs or forward_caller)
         kind = _METHODS.get(getattr(method, "attr", ""))
         # arguments are written twice
-        short = all(isinstance(one, nodes.Const | nodes.Name) for one in node.args)
-        if not (is_plain and short) or kind is None:
+        if not (is_plain and all(isinstance(one, self.written_twice) for one in node.args)) or (
+            kind is None
+        ):
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return
         value = self.temporary_identifier()
@@ -348,14 +351,14 @@ class _Generator(CodeGenerator):
             self.visit(argument, frame)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with shortcuts where the compiler has none. They give what it gives itself."""
 
-    code_generator_class = _Generator
+    code_generator_class = Generator
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
-        if kind is dict and attribute not in _OF_DICTS:
+        if kind is dict and attribute not in OF_DICTS:
             if attribute in obj:
                 return obj[attribute]
             return self.undefined(obj=obj, name=attribute)

@@ -106,12 +106,13 @@ def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 def probe_of(
     messages: list[_Message], tools: list[Any] | None, *,
-    names_calls: bool = False, names_tools: bool = False,
+    names_calls: bool = False, names_tools: bool = False, of_structure: bool = False,
 ) -> Probe:  # fmt: skip
     """The conversation with marks in the place of its words. `names_calls`, `names_tools`: names in
-    calls, or of tools, stay as they are.
+    calls, or of tools, stay as they are; `of_structure`: other texts do not, so that conversations
+    of one structure have one probe.
     """
-    maker = _Maker(names_calls, names_tools)
+    maker = _Maker(names_calls, names_tools, of_structure)
     marked = [maker.message(message) for message in messages]
     named = [maker.tool(tool, which) for which, tool in enumerate(tools or [])]
     return Probe(marked, named or None, maker.marks, maker.pieces)
@@ -120,8 +121,9 @@ def probe_of(
 class _Maker:
     """Makes the messages of a probe, one after another."""
 
-    def __init__(self, names_calls: bool, names_tools: bool) -> None:
+    def __init__(self, names_calls: bool, names_tools: bool, of_structure: bool) -> None:
         self._names_calls, self._names_tools = names_calls, names_tools
+        self._of_structure = of_structure
         self.marks: list[list[str]] = []
         self.pieces: dict[str, Piece] = {}
         self._count = 0
@@ -141,13 +143,20 @@ class _Maker:
 
     def message(self, message: _Message) -> _Message:
         self.marks.append([])
-        marked, role = dict(message), message.get("role")
+        role = message.get("role")
+        is_own = role == ASSISTANT  # what its own fields say may stand around its words
+        marked = {
+            key: value
+            if key in PROBED or (is_own and type(value) is str)
+            else self._other(value, key)
+            for key, value in message.items()
+        }
         content = message.get("content")
         if isinstance(content, str):
             marked["content"] = self._words(content, role)
         elif isinstance(content, list):
             marked["content"] = [
-                part | {"text": self._words(part["text"], role)}
+                self._other(part) | {"text": self._words(part["text"], role)}
                 if isinstance(part, dict)
                 else self._words(part, role)
                 for part in content
@@ -174,8 +183,8 @@ class _Maker:
 
     def _call(self, call: _Message, which: int) -> _Message:
         if isinstance(function := call.get("function"), dict):
-            return call | {"function": self._call(function, which)}
-        marked = dict(call)
+            return self._other(call) | {"function": self._call(function, which)}
+        marked = dict(self._other(call))
         if has_words(call.get("name")) and not self._names_calls:
             # no words: templates repeat the name beside the result
             marked["name"] = self._mark(Piece(len(self.marks) - 1, which))
@@ -193,23 +202,39 @@ class _Maker:
             marked["arguments"] = _arguments(arguments, mark)
         return marked
 
+    def _other(self, value: Any, key: str = "") -> Any:
+        """A value of another field, which a probe keeps unless it is that of a structure."""
+        if not self._of_structure:
+            return value
+        if isinstance(value, str):
+            return self._mark(None) if has_words(value) and key not in STRUCTURE else value
+        if isinstance(value, list | tuple):
+            return [self._other(one, key) for one in value]
+        return (
+            {k: self._other(v, k) for k, v in value.items()} if isinstance(value, dict) else value
+        )
+
     def tool(self, tool: Any, which: int) -> Any:
         """Mark its name, which is all that is told of it."""
         if not isinstance(tool, dict):
             return tool
         if isinstance(function := tool.get("function"), dict):
-            return tool | {"function": self.tool(function, which)}
+            return self._other(tool) | {"function": self.tool(function, which)}
         name: Any = tool.get("name")
         if not has_words(name):
-            return tool
+            return self._other(tool)
         if self._names_tools:
             self.pieces[name] = Piece(_TOOLS, which)
             return tool
-        return tool | {"name": self._mark(Piece(_TOOLS, which))}
+        return self._other(tool) | {"name": self._mark(Piece(_TOOLS, which))}
 
 
 def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
-    texts = {key: mark for key, value in arguments.items() if isinstance(value, str)}
+    texts = {
+        key: mark
+        for key, value in arguments.items()
+        if isinstance(value, str) and key not in STRUCTURE
+    }
     return arguments | (texts or {"a": mark})
 
 
@@ -307,14 +332,14 @@ def told_of(value: Any, known: Collection[str], key: str = "") -> Any:
     template that knows some fields: all but words, and these of `type`.
     """
     if isinstance(value, str):
-        return value if key in STRUCTURE else bool(value)
+        return value if key in STRUCTURE or not has_words(value) else True
     if isinstance(value, list | tuple):
         return tuple(told_of(one, known, key) for one in value)
     if isinstance(value, dict):
         inner = ((name, told_of(one, known, name)) for name, one in value.items()
                  if name in known or isinstance(one, dict))  # fmt: skip
-        empty = ("{}",)
-        return *empty, *((name, told) for name, told in inner if told != empty or name in known)
+        more = ((name, told) for name, told in inner if name in known or len(told) > 1)
+        return bool(value), *more
     return repr(value)
 
 

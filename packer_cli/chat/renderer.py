@@ -233,10 +233,15 @@ class Renderer:
         self, told: Told, text: str, messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """What the text of a conversation leaves out, and which messages are empty without it."""
-        if not told.learned.refusal:
-            return told.learned.missing, told.learned.empty
-        probe = self._structures.probe(messages, tools)
-        return probe.guess(text, messages, tools)
+        missing, empty = told.learned.missing, told.learned.empty
+        if not told.learned.refusal and not (told.words and empty):
+            return missing, empty
+        guessed, blank = self._structures.probe(messages, tools).guess(text, messages, tools)
+        if told.learned.refusal:
+            return guessed, blank
+        shown = {*empty}.difference(blank)  # of the record, though not of its probe
+        left_out = (one for one in missing if one.message not in shown)
+        return tuple(left_out), tuple(number for number in empty if number not in shown)
 
     def _prompted(
         self, document: Document, begin: int, messages: list[dict[str, Any]],

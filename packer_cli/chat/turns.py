@@ -20,14 +20,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from typing import Any, NamedTuple
 
 from packer_cli.chat.chat_template import ChatTemplate, Rendering, Turn
 from packer_cli.chat.messages import ASSISTANT, RefusedError, undecidable
-from packer_cli.chat.probe import PROBED, Piece, Probe, kinds_of, probe_of, told_of
-from packer_cli.chat.syntax import is_constant_prompt, looks_of, mentions_in
+from packer_cli.chat.probe import PROBED, STRUCTURE, Piece, Probe, kinds_of, probe_of, told_of
+from packer_cli.chat.syntax import is_constant_prompt, mentions_in
+from packer_cli.chat.uses import Uses
+from packer_cli.chat.watching import watching
 
 PROBE = "\ue000probe\ue001"
 OPEN_TAG = re.compile(r"[<\[][^<>\[\]\s]*\Z")
@@ -63,6 +66,7 @@ class Learned:
     edges      of the assistant's turns, by their messages' numbers, or why they have none
     shown      numbers of the assistant's messages of which the text shows something
     mistagged  what is wrong with the template's `{% generation %}` tags, "" for nothing
+    uses, uses_of_tools  of a structure: how the template uses the words of messages, and of tools
     """
 
     refusal: str = ""
@@ -71,6 +75,8 @@ class Learned:
     edges: dict[int, _Edges | str] = field(default_factory=dict)
     shown: tuple[int, ...] = ()
     mistagged: str = ""
+    uses: Uses = field(default_factory=Uses)
+    uses_of_tools: Uses = field(default_factory=Uses)
 
 
 class Told(NamedTuple):
@@ -97,8 +103,6 @@ class Structures:
         """
         self.template, self._find_turns = template, find_turns
         self.mentions = mentions_in(template.tree)
-        self._looks = looks_of(template.tree, "messages", template.known)
-        self._tools_matter = looks_of(template.tree, "tools", template.known).asks
         self.prompt_is_constant = is_constant_prompt(template.tree)
         self.prompt, self.prompts = "", False
         self.talk: list[_Message] = []
@@ -110,21 +114,33 @@ class Structures:
 
     def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
         """What is told of a conversation."""
-        words = self._looks.find(messages)
-        if words and not all(map(PROBED.issuperset, messages)):  # it may be of this record alone
-            return Told(True, self.learn(messages, tools))
-        structure = words, self._structure(messages, tools)
-        learned = self._known.get(structure)
-        if learned is None:
-            learned = self.learn(messages, tools)
-            if len(self._known) >= _MOST_KEPT:
-                self._known.clear()
-            self._known[structure] = learned
-        return Told(words, learned)
+        structure = self._structure(messages, tools)
+        learned = self._known.get(structure) or self._keep(
+            structure, self._of_structure(messages, tools)
+        )
+        words = learned.uses.find(messages)
+        if not words and not (tools and learned.uses_of_tools.matter):
+            return Told(words, learned)
+        others = [
+            {
+                key: value
+                for key, value in message.items()
+                if key not in PROBED or type(value) is list
+            }
+            for message in messages
+        ]
+        own = structure, repr(others), repr(tools)
+        return Told(words, self._known.get(own) or self._keep(own, self.learn(messages, tools)))
+
+    def _keep(self, key: Any, learned: Learned) -> Learned:
+        if len(self._known) >= _MOST_KEPT:
+            self._known.clear()
+        self._known[key] = learned
+        return learned
 
     def _structure(self, messages: list[_Message], tools: list[Any] | None) -> Any:
-        """All that the rendering of a conversation's probe depends on. What the assistant's own
-        fields say, such as a name, may stand around its words.
+        """All that the rendering of a conversation's probe depends on, but for words that matter.
+        What the assistant's own fields say, such as a name, may stand around its words.
         """
         known = self.mentions
         others = [
@@ -135,25 +151,54 @@ class Structures:
             for key, value in message.items()
             if key in known and (key not in PROBED or type(value) is list)
         ]
-        looked_into = tools and self._tools_matter
-        told = repr(tools) if looked_into else told_of(tools, known)
-        return told, kinds_of(messages), tuple(others)
+        return told_of(tools, known), kinds_of(messages), tuple(others)
+
+    def _of_structure(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
+        """What the probe tells that all conversations of this structure have."""
+        probe = probe_of(messages, tools, of_structure=True)
+        uses, of_tools = self._uses(probe)
+        if uses.deep or of_tools.matter:  # then each is asked itself
+            return Learned(uses=uses, uses_of_tools=of_tools)
+        try:
+            return replace(self._learn(probe), uses=uses, uses_of_tools=of_tools)
+        except RefusedError:
+            uses.deep = True
+            return Learned(uses=uses)
+
+    def _uses(self, probe: Probe) -> tuple[Uses, Uses]:
+        """How the template uses the words of messages, and those of tools."""
+        known = {*self.mentions, *PROBED, *STRUCTURE}
+        uses, of_tools = Uses(known), Uses(known)
+        messages, tools = uses.watch_messages(probe.messages), of_tools.watch(probe.tools)
+        template = watching(self.template)
+        try:
+            template.render(messages, tools)
+        except RefusedError:
+            uses.deep = True
+        if self.prompts and not self.prompt_is_constant:
+            for number in speakers(probe.messages):
+                if not uses.deep:
+                    with suppress(RefusedError):
+                        template.render(messages[:number], tools, add_generation_prompt=True)
+        return uses, of_tools
 
     def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
         """The conversation with marks in the place of words."""
-        return probe_of(messages, tools, names_tools=self._tools_matter)
+        return probe_of(messages, tools, names_tools=True)
 
     def learn(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the conversation's own probe tells."""
-        probe = self.probe(messages, tools)
         try:
-            rendering = self.template.render(probe.messages, probe.tools)
+            return self._learn(self.probe(messages, tools))
         except RefusedError:
             try:  # some take calls of certain tools only
-                probe = probe_of(messages, tools, names_calls=True, names_tools=True)
-                rendering = self.template.render(probe.messages, probe.tools)
+                return self._learn(probe_of(messages, tools, names_calls=True, names_tools=True))
             except RefusedError as error:
                 return Learned(str(error), edges=dict.fromkeys(speakers(messages), str(error)))
+
+    def _learn(self, probe: Probe) -> Learned:
+        """What a probe tells. Raises RefusedError."""
+        rendering = self.template.render(probe.messages, probe.tools)
         turns = _numbered(_assistants(rendering), probe.messages) or {}
         learned = Learned(
             missing=probe.missing_in(rendering.text),
@@ -163,11 +208,11 @@ class Structures:
             return learned
         if self.template.marks_generation:
             return replace(learned, mistagged=_mistagged(probe, rendering))
-        shown = probe.shown_in(rendering.text)
+        shown, own = probe.shown_in(rendering.text), speakers(probe.messages)
         return replace(
             learned,
             edges=_Learner(self, probe, rendering).all_edges(),
-            shown=tuple(n for n in speakers(messages) if not shown.isdisjoint(probe.marks[n])),
+            shown=tuple(n for n in own if not shown.isdisjoint(probe.marks[n])),
         )
 
     def find(
@@ -220,7 +265,8 @@ class Structures:
             if spans is None:  # fields of its own may be shown
                 edges = self.learn(messages, tools).edges.get(number, edges)
                 spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
-            if told.words and self.prompts:
+            is_known = spans is not None or isinstance(edges, str)
+            if (told.words or not is_known) and self.prompts:
                 spans = self._by_prompt(spans, text, number, turn, messages, tools, bool(within))
             if spans is None:
                 other = f"message {number} is not rendered as others like it are"
