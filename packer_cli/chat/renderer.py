@@ -86,13 +86,13 @@ class Renderer:
         self._template, self._config, self._ends_matter = template, config, ends_matter
         self._others: dict[bytes, Renderer] = {}  # by arguments
         self._finds_turns = config.train_on != "all"
-        self._structures = Structures(template, find_turns=self._finds_turns)
+        self.structures = Structures(template, find_turns=self._finds_turns)
         self._trains_all = config.trains_all_parts
         self._carries = any(one.of == MESSAGE for one in config.carried.values())
-        self._parts = UntrainedParts(self._structures, config)
+        self._parts = UntrainedParts(self.structures, config)
         self.keep_parts = _shows_parts(template)
         if self._finds_turns and ends_matter and not config.allow_open_turns:
-            _refuse_open_turns(self._structures, config.turn_end)
+            _refuse_open_turns(self.structures, config.turn_end)
 
     @property
     def source(self) -> str:
@@ -136,7 +136,7 @@ class Renderer:
                 raise
             messages = filled
             rendering = self._template.render(messages, tools)
-        told = self._structures.of(messages, tools)
+        told = self.structures.of(messages, tools)
         left_out, empty = self._missing(told, rendering.text, messages, tools)
         document = Document(rendering.text, None, conversation, left_out=left_out)
         if not self._finds_turns:
@@ -148,12 +148,12 @@ class Renderer:
         if flagged:
             asked = {number for number in own if CONTEXT not in noted[number]}
             trained = {number for number in asked if is_trained(noted[number])}
-        if len(trained) < len(own) and self._structures.rearranges(rendering, messages):
+        if len(trained) < len(own) and self.structures.rearranges(rendering, messages):
             raise undecidable(
                 "messages have weights, or not all are trained on, and the template rearranges "
                 "messages"
             )
-        said = self._structures.find(
+        said = self.structures.find(
             rendering, messages, tools, told,
             whose=bool(empty) or len(trained) < len(all_own) or self._carries,
         )  # fmt: skip
@@ -236,7 +236,7 @@ class Renderer:
         missing, empty = told.learned.missing, told.learned.empty
         if not told.learned.refusal and not (told.words and empty):
             return missing, empty
-        guessed, blank = self._structures.probe(messages, tools).guess(text, messages, tools)
+        guessed, blank = self.structures.probe(messages, tools).guess(text, messages, tools)
         if told.learned.refusal:
             return guessed, blank
         shown = {*empty}.difference(blank)  # of the record, though not of its probe
@@ -267,7 +267,7 @@ class Renderer:
             return document
         end = end or _from_words(before[-1], prompt).strip()  # nothing asks for the answer
         if end and text[:begin].rstrip().endswith(end):
-            told, _ = self._missing(self._structures.of(before, tools), plain, before, tools)
+            told, _ = self._missing(self.structures.of(before, tools), plain, before, tools)
             own = [piece for piece in document.left_out if piece.message == number]
             whole = replace(document, text=prompt + text[begin:], left_out=(*told, *own))
             return _shifted(whole, begin, len(prompt))
@@ -289,7 +289,7 @@ class Renderer:
                     f"messages.{key}"
                     for key in message.keys()
                     - KNOWN_KEYS
-                    - self._structures.mentions
+                    - self.structures.mentions
                     - message.get(CARRIED, {}).keys()
                     if f'"{key}"' not in text
                 ]

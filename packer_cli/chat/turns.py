@@ -115,18 +115,14 @@ class Structures:
     def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
         """What is told of a conversation."""
         structure = self._structure(messages, tools)
-        learned = self._known.get(structure) or self._keep(
-            structure, self._of_structure(messages, tools)
-        )
+        learned = self._known.get(structure)
+        if learned is None:
+            learned = self._keep(structure, self.of_structure(messages, tools))
         words = learned.uses.find(messages)
         if not words and not (tools and learned.uses_of_tools.matter):
             return Told(words, learned)
         others = [
-            {
-                key: value
-                for key, value in message.items()
-                if key not in PROBED or type(value) is list
-            }
+            {k: v for k, v in message.items() if k not in PROBED or type(v) is list}
             for message in messages
         ]
         own = structure, repr(others), repr(tools)
@@ -153,7 +149,7 @@ class Structures:
         ]
         return told_of(tools, known), kinds_of(messages), tuple(others)
 
-    def _of_structure(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
+    def of_structure(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the probe tells that all conversations of this structure have."""
         probe = probe_of(messages, tools, of_structure=True)
         uses, of_tools = self._uses(probe)

@@ -115,7 +115,7 @@ class Uses:
         return any(one in content or one in around for one in others)
 
 
-class Words(str):
+class Words(str):  # noqa: PLW1641 it is below
     """Words of a probe, `made` of them and other text or as they are."""
 
     _uses: Uses
@@ -173,8 +173,10 @@ class Fields(dict[str, Any]):
         return dict.get(self, self._known(key), default)
 
     def _known(self, key: Any) -> Any:
-        self._uses.deep |= type(key) is Words or key not in self._uses.known
-        return plain(key)
+        if type(key) is Words or key not in self._uses.known:
+            self._uses.deep = True
+            return plain(key)
+        return key
 
 
 def _trimmed(name: str, method: Callable[..., str]) -> Callable[..., Any]:

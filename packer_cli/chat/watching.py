@@ -27,6 +27,7 @@ from packer_cli.chat.chat_template import (
 from packer_cli.chat.uses import Fields, Uses, Words, plain
 
 # They use nothing but methods of words and objects, which note it.
+_NOTHING = object()
 _PLAIN_FILTERS = ("trim", "default", "d", "string", "replace", "length", "count", "first", "last",
                   "list", "reverse", "upper", "lower", "capitalize", "map", "select", "reject",
                   "selectattr", "rejectattr", "items")  # fmt: skip
@@ -170,8 +171,9 @@ class _Watching(Environment):
     concat, written, holds = map(staticmethod, (_put_together, _written, _holds))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if isinstance(obj, Fields) and attribute not in OF_DICTS:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is Fields and attribute not in OF_DICTS:  # a field that the template names
+            value = dict.get(obj, attribute, _NOTHING)
+            return self.undefined(obj=obj, name=attribute) if value is _NOTHING else value
         if isinstance(obj, Words) and attribute.startswith("format"):
             obj.isprintable()  # noted: any of them does
             obj = plain(obj)

@@ -17,6 +17,11 @@ import pytest
 from chats import CALLS, Json, assistant, chat, pack_marked, system, user
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from packer_cli.chat.chat_template import ChatTemplate
+from packer_cli.chat.messages import Conversation
+from packer_cli.chat.renderer import Renderer
+from packer_cli.options.options import PackConfig
+
 # What begins an answer follows the mode, in turns and in prompts: `{mode}`, of message `i`.
 _TURNS = (
     "{% for m in messages %}{% set i = loop.index0 %}<|{{ m.role }}|>"
@@ -85,6 +90,134 @@ TEMPLATES = {
         "<|{{ m", "{% if 'ja' in m.content %}{% set ns.last = i %}{% endif %}<|{{ m", 1
     ),
 }  # fmt: skip
+
+
+# Each way in which Jinja can use content, as a condition or as a set of the variable `on`, by what
+# tells of it: nothing, a literal in the record, or only the real prompt. T is the first content.
+UNUSED = (
+    "T is string", "T is none", "T is not mapping", "T is iterable", "T is sequence", "T", "not T",
+    "T | trim", "T.strip('\\n ')", "T | upper", "T ~ 'x'", "'x' + T", "T | tojson", "T == ''",
+    "T | default('x')", "messages[:1] | length > 3", "T is sameas none", "messages[0].brief",
+    "messages[:2] | map(attribute='content') | list | length > 3", "messages[0].get('content')",
+    "messages[:1] | selectattr('role', 'equalto', 'user') | list", "[T] | length > 1",
+    "messages[:1] | selectattr('content') | list", "messages[:1][::-1][0].role == 'user'",
+    "{% macro f(x) %}<{{ x | upper }}>{% endmacro %}{% set on = f(T) %}",
+    "{% set on %}{% for m in messages %}{{ m.content | trim }},{% endfor %}{% endset %}",
+    "{% set ns = namespace(t=T) %}{% set on = ns.t is number %}",
+)  # fmt: skip
+SOUGHT = (
+    "'ja' in T", "'ja' not in T", "T.startswith('Be')", "T.endswith(('ja', 'no'))", "T == 'ja'",
+    "'ja' == T", "T != 'ja'", "T is eq 'ja'", "T in ['ja', 'no']",
+    "messages[0]['con' ~ 'tent'] == 'ja'",
+    "'ja' is in T", "T.find('ja') > 0", "T.count('ja') > 1", "T.split('/')[1] is defined",
+    "T.partition('ja')[2]", "T.rsplit(' ja', 1) | length > 1", "T | replace('ja', '') | trim == ''",
+    "T.removeprefix('ja') == ''", "'ja' in T.strip()", "(T | trim).startswith('ja')",
+    "messages[:1] | selectattr('content', 'equalto', 'ja') | list", "[T] == ['ja']",
+    "messages[:1] | map(attribute='content') | select('in', ['ja', 'no']) | list", "T is ne 'ja'",
+    "{% macro f(x='no') %}{% if 'ja' in x %}+{% endif %}{% endmacro %}{% set on = f(T) %}",
+    "{% set word = 'ja' %}{% set ns = namespace(t=T) %}{% set on = word in ns.t %}",
+    "{% macro f(n) %}{{ caller(n) }}{% endmacro %}{% set on %}{% call(t) f(T) %}"
+    "{% if 'ja' in t %}+{% endif %}{% endcall %}{% endset %}",
+    "{% set ns = namespace() %}{% with t = T %}{% set ns.on = 'ja' in t %}{% endwith %}"
+    "{% set on = ns.on %}",
+)  # fmt: skip
+DEEP = (
+    "T | length > 12", "T | length is gt 12", "T | length is divisibleby 2", "T | count is odd",
+    "T[0] in 'AEIOUj'", "T[0] > 'k'", "T[:2] == 'ja'", "T[-1] == 'a'", "T | first == 'j'",
+    "T | last == 'a'", "T > 'k'", "T is gt 'k'", "'k' < T",
+    "T in 'no ja, yes'", "T is in 'no ja'", "'a' < 'ja' in T | lower",
+    "T | upper == 'JA'", "T.upper() == 'JA'", "'be kind' in T | lower", "T | title == 'Ja'",
+    "T | capitalize in ['Ja', 'No']", "T is lower", "T.islower()", "T.isalpha()", "T.istitle()",
+    "T | reverse == 'aj'", "T[::-1] == 'aj'", "T | striptags == 'ja'", "T | urlencode == 'ja'",
+    "T | escape == 'ja'", "T | e == 'ja'", "T | forceescape == 'ja'", "T | tojson == '\"ja\"'",
+    "T | string | length > 5", "T | safe == 'ja'", "T | wordcount > 2", "T | pprint | length > 5",
+    "T.split() | length > 2", "T.split(None) | length > 2", "T | list | length > 5",
+    "T | int(3) > 3",
+    "T.splitlines()[0] | length > 5", "T | center(4) == ' ja '", "T | truncate(5) == 'ja'",
+    "T | trim('j') == 'a'", "T.strip('j') == 'a'", "T | indent(2, true) == '  ja'",
+    "T | wordwrap(5) == 'ja'", "T | batch(2) | list | length > 2", "T.zfill(3) == '0ja'",
+    "T.encode() | length > 5", "T.join(['a', 'b']) == 'ajab'", "T * 2 == 'jaja'", "T % () == 'ja'",
+    "'%s' % T == 'ja'", "'%s!' % (T,) == 'ja!'", "'%s!' | format(T) == 'ja!'", "T.format() == 'ja'",
+    "'{}!'.format(T) == 'ja!'", "'{!s}'.format(T) == 'ja'", "'{a}'.format(a=T) == 'ja'",
+    "'x'.replace('x', T) == 'ja'", "'ja!'.startswith(T)", "''.join([T, '!']) == 'ja!'",
+    "[T, 'b'] | join('-') == 'ja-b'", "('x' ~ T) == 'xja'", "'xj' in 'x' ~ T", "'xj' in 'x' + T",
+    "T.startswith(T[:1] ~ 'a')", "T.find(T) == 0 and T > 'k'", "[T] | string == \"['ja']\"",
+    "T | map('upper') | join == 'JA'", "T | attr('upper')() == 'JA'", "T['upper']() == 'JA'",
+    "messages[:1] | map(attribute='content') | join == 'ja'", "dict(a=T).a | length > 5",
+    "messages | map(attribute='content') | map('length') | first > 5", "{'ja': 1}[T] is defined",
+    "messages | map(attribute='content') | map('upper') | first == 'JA'", "{'ja': 1}.get(T)",
+    "messages[:1] | rejectattr('content', 'lt', 'k') | list", "{T: 1}['ja'] is defined",
+    "messages[:1] | map(attribute='content') | unique | first | length > 5",
+    "namespace(a=T).a | length > 5",
+    "messages[:1] | groupby('content') | first | first > 'k'",
+    "messages[0].values() | list | last == 'ja'",
+    "messages[:1] | map(attribute='content') | max > 'k'", "messages[0] | dictsort | length > 2",
+    "messages[:1] | sort(attribute='content') | first | length > 2", "messages[0] | length > 2",
+    "messages[0].items() | list | length > 2", "messages[0] | string | length > 45",
+    "messages[0] == {'role': 'user', 'content': 'ja'}",
+    "{% macro f(x) %}{{ x | upper }}{% endmacro %}{% set on = f(T) == 'JA' %}",
+    "{% macro f(x, y=x | length) %}{{ y }}{% endmacro %}{% set on = f(T) == '2' %}",
+    "{% macro f() %}{{ varargs[0] }}{% endmacro %}{% set on = f(T) == 'ja' %}",
+    "{% macro f() %}{{ kwargs.x | length }}{% endmacro %}{% set on = f(x=T) == '2' %}",
+    "{% macro f(x=messages[0].content) %}{{ x }}{% endmacro %}{% set on = f() == 'ja' %}",
+    "{% macro f() %}{{ caller() }}{% endmacro %}{% set t %}{% call f() %}{{ T }}{% endcall %}"
+    "{% endset %}{% set on = 'ja' in t %}",
+    "{% macro f() %}{{ caller(T) }}{% endmacro %}{% set t %}{% call(x) f() %}{{ x | length }}"
+    "{% endcall %}{% endset %}{% set on = t == '2' %}",
+    "{% macro f(x) %}{{ x }}{% endmacro %}{% set g = f %}{% set on = g(T) == 'ja' %}",
+    "{% set t = T | upper %}{% set on = t == 'JA' %}",
+    "{% set t %}{{ T }}{% endset %}{% set on = t == 'ja' %}",
+    "{% set t | upper %}{{ T }}{% endset %}{% set on = 'JA' in t %}",
+    "{% set t | length %}{{ T }}{% endset %}{% set on = t == 2 %}",
+    "{% set t %}{% filter upper %}{{ T }}{% endfilter %}{% endset %}{% set on = 'JA' in t %}",
+    "{% set t %}{{ [T] }}{% endset %}{% set on = 'ja' in t %}",
+    "{% set t %}{{ messages[0] }}{% endset %}{% set on = 'ja' in t %}",
+    "{% set a, b = 'x', T %}{% set on = b | length > 5 %}",
+    "{% set t = [T] + ['x'] %}{% set on = t | join == 'jax' %}",
+    "{% set ns = namespace(n=0) %}{% for c in T %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{% set on = ns.n > 5 %}",
+    "{% set ns = namespace() %}{% for c in T if c == 'j' %}{% set ns.on = true %}{% endfor %}"
+    "{% set on = ns.on %}",
+    "{% set ns = namespace(on=false) %}{% for c in T recursive %}{% if loop.length > 5 %}"
+    "{% set ns.on = true %}{% endif %}{% endfor %}{% set on = ns.on %}",
+    "{% set ns = namespace() %}{% for m in messages[:1] * 2 %}{% if loop.changed(m.content) %}"
+    "{% set ns.on = m.content > 'k' %}{% endif %}{% endfor %}{% set on = ns.on %}",
+    "{% set ns = namespace(on=false) %}{% for k in messages[0] %}{% if loop.index > 2 %}"
+    "{% set ns.on = true %}{% endif %}{% endfor %}{% set on = ns.on %}",
+    "{% set c = cycler(T, 'x') %}{% set on = c.next() | length > 5 %}",
+    "{% set j = joiner(T) %}{% set x = j() %}{% set on = j() | length > 5 %}",
+    "{% block b %}{% set t = T %}{% endblock %}{% set on = self.b() ~ T == 'ja' %}",
+)  # fmt: skip
+
+
+def _form(form: str) -> str:
+    """A template that has a mode by a form."""
+    code = form if form.startswith("{%") else "{% set on = " + form + " %}"
+    return code.replace("T", "messages[0].content") + _mode("on")
+
+
+# The same of content in parts, of which there are two.
+PARTS = {
+    "T | length > 1": 0, "T[0].text is string": 0, "T[1].text | trim": 0, "T[0].image": 0,
+    "T | selectattr('type', 'equalto', 'text') | list | length > 1": 0, "T[-1].text": 0,
+    "{% set ns = namespace(n=0) %}{% for p in T if p.type == 'text' %}{% set ns.n = ns.n + 1 %}"
+    "{% endfor %}{% set on = ns.n > 1 %}": 0,
+    "'ja' in T[0].text": 1, "T | selectattr('text', 'equalto', 'ja') | list": 1,
+    "{% set ns = namespace() %}{% for p in T %}{% if p.text.startswith('Be') %}"
+    "{% set ns.on = true %}{% endif %}{% endfor %}{% set on = ns.on %}": 1,
+    "T[0].text | length > 5": 2, "T | map(attribute='text') | join == 'jaz'": 2,
+    "T[0].text ~ T[1].text == 'jaz'": 2, "T[0] | string | length > 55": 2, "(T[0].url or 'x')[-1] == 'a'": 2,
+    "{% set t %}{% for p in T %}{{ p.text }}{% endfor %}{% endset %}{% set on = t == 'jaz' %}": 2,
+}  # fmt: skip
+TEXTS = ("ja", "Ja", " ja", "jaja", "ja no", "no ja", "ja/ja", "no", "yes", "5", "A", "Be kind",
+         "a long sentence of words", "one\ntwo lines")  # fmt: skip
+
+
+def _beginning(text: Any) -> list[Json]:
+    """Records that begin with a text, or with parts."""
+    talk = [assistant("Yes"), user("And?"), assistant("No")]
+    system_message = {"role": "system", "content": text, "brief": True}
+    return [chat(user(text), *talk), chat(system_message, user("Hi"), *talk[:1])]
 
 
 _TOOLS = [
@@ -166,6 +299,26 @@ def oracle(template: str, record: Json) -> str:
     return shown + whole[at:]
 
 
+def renderer_of(template: str) -> Renderer:
+    config = PackConfig(max_length=4096, train_on="assistant")
+    return Renderer(ChatTemplate(template, {}), config, ends_matter=False)
+
+
+def shown(renderer: Renderer, record: Json) -> str:
+    """The text of a record, what is trained on in ⟦⟧."""
+    document = renderer.render(Conversation(record["messages"], record.get("tools"), None))
+    text, at, spans = "", 0, document.spans or []
+    for start, stop in spans:
+        text, at = f"{text}{document.text[at:start]}⟦{document.text[start:stop]}⟧", stop
+    return text + document.text[at:]
+
+
+def way_of(renderer: Renderer, record: Json) -> int:
+    """Whether nothing of content matters (0), a literal in it (1), or more (2)."""
+    uses = renderer.structures.of_structure(record["messages"], record.get("tools")).uses
+    return 2 if uses.deep else int(bool(uses.literals))
+
+
 def by_record(records: list[Json], template: str, *options: Any) -> dict[str, str]:
     """What is trained on, by record."""
     texts = pack_marked(records, "-l", 4096, *options, template=template)
@@ -180,6 +333,39 @@ def test_labels_depend_on_the_record_alone(folder: Any, name: str) -> None:
     for seed, options in enumerate((["--workers", 1], ["--workers", 2, "--unit-bytes", "2K"])):
         random.Random(seed).shuffle(records)
         assert by_record(records, template, *options) == told
+
+
+@pytest.mark.parametrize("form", [*UNUSED, *SOUGHT, *DEEP])
+def test_each_use_of_content_has_its_way(form: str) -> None:
+    records = [one for text in TEXTS for one in _beginning(text)]
+    check_way(_form(form), records, (form in SOUGHT) + 2 * (form in DEEP))
+
+
+@pytest.mark.parametrize("form", PARTS)
+def test_each_use_of_parts_has_its_way(form: str) -> None:
+    text = (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}"
+    )
+    template = _form(form).replace("{{ m.content }}", text + "{% endfor %}{% endif %}")
+    more = {"type": "text", "text": "z"}
+    records = [
+        one
+        for text in TEXTS
+        for one in _beginning([{"type": "text", "text": text, "url": f"x{text}"}, more])
+    ]
+    check_way(template, records, PARTS[form])
+
+
+def check_way(template: str, records: list[Json], way: int) -> None:
+    """Labels are those of the oracle, and found in a way, in both modes of the template."""
+    renderer, modes, ways = renderer_of(template), set[bool](), set[int]()
+    for record in records:
+        expected = oracle(template, record)
+        assert shown(renderer, record) == expected
+        modes.add("<brief>" in expected)
+        ways.add(way_of(renderer, record))
+    assert ways == {way}
+    assert not way or modes == {False, True}
 
 
 WHOLE_MESSAGES = "{% for m in messages %}<|{{ m.role }}|>{{ m | tojson }}<|end|>{% endfor %}" + (
