@@ -106,13 +106,13 @@ def _in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
 
 def probe_of(
     messages: list[_Message], tools: list[Any] | None, *,
-    names_calls: bool = False, names_tools: bool = False, of_structure: bool = False,
+    names_calls: bool = False, of_structure: bool = False,
 ) -> Probe:  # fmt: skip
-    """The conversation with marks in the place of its words. `names_calls`, `names_tools`: names in
-    calls, or of tools, stay as they are; `of_structure`: other texts do not, so that conversations
-    of one structure have one probe.
+    """The conversation with marks in the place of its words. `names_calls`: names in calls stay as
+    they are; `of_structure`: texts of other fields and names of tools do not, so that all
+    conversations of a structure have one probe.
     """
-    maker = _Maker(names_calls, names_tools, of_structure)
+    maker = _Maker(names_calls, of_structure)
     marked = [maker.message(message) for message in messages]
     named = [maker.tool(tool, which) for which, tool in enumerate(tools or [])]
     return Probe(marked, named or None, maker.marks, maker.pieces)
@@ -121,9 +121,8 @@ def probe_of(
 class _Maker:
     """Makes the messages of a probe, one after another."""
 
-    def __init__(self, names_calls: bool, names_tools: bool, of_structure: bool) -> None:
-        self._names_calls, self._names_tools = names_calls, names_tools
-        self._of_structure = of_structure
+    def __init__(self, names_calls: bool, of_structure: bool) -> None:
+        self._names_calls, self._of_structure = names_calls, of_structure
         self.marks: list[list[str]] = []
         self.pieces: dict[str, Piece] = {}
         self._count = 0
@@ -223,7 +222,7 @@ class _Maker:
         name: Any = tool.get("name")
         if not has_words(name):
             return self._other(tool)
-        if self._names_tools:
+        if not self._of_structure:
             self.pieces[name] = Piece(_TOOLS, which)
             return tool
         return self._other(tool) | {"name": self._mark(Piece(_TOOLS, which))}

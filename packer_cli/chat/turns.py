@@ -110,6 +110,7 @@ class Structures:
         if find_turns and not template.marks_generation:
             self.talk, self.tools, question = _question(template)
             self.prompt, self.prompts = _generation_prompt(*question)
+        self._fields = frozenset((*self.mentions, *PROBED, *STRUCTURE))
         self._known: dict[Any, Learned] = {}
 
     def of(self, messages: list[_Message], tools: list[Any] | None) -> Told:
@@ -163,8 +164,7 @@ class Structures:
 
     def _uses(self, probe: Probe) -> tuple[Uses, Uses]:
         """How the template uses the words of messages, and those of tools."""
-        known = {*self.mentions, *PROBED, *STRUCTURE}
-        uses, of_tools = Uses(known), Uses(known)
+        uses, of_tools = Uses(self._fields), Uses(self._fields)
         messages, tools = uses.watch_messages(probe.messages), of_tools.watch(probe.tools)
         template = watching(self.template)
         try:
@@ -180,7 +180,7 @@ class Structures:
 
     def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
         """The conversation with marks in the place of words."""
-        return probe_of(messages, tools, names_tools=True)
+        return probe_of(messages, tools)
 
     def learn(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the conversation's own probe tells."""
@@ -188,7 +188,7 @@ class Structures:
             return self._learn(self.probe(messages, tools))
         except RefusedError:
             try:  # some take calls of certain tools only
-                return self._learn(probe_of(messages, tools, names_calls=True, names_tools=True))
+                return self._learn(probe_of(messages, tools, names_calls=True))
             except RefusedError as error:
                 return Learned(str(error), edges=dict.fromkeys(speakers(messages), str(error)))
 
@@ -258,7 +258,7 @@ class Structures:
             unseen = f"no loop of the template shows the turn of message {number}"
             edges = told.learned.edges.get(number, unseen)
             spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
-            if spans is None:  # fields of its own may be shown
+            if spans is None and not told.words:  # fields of its own may be shown
                 edges = self.learn(messages, tools).edges.get(number, edges)
                 spans = None if isinstance(edges, str) else edges.spans(text, turn, within)
             is_known = spans is not None or isinstance(edges, str)

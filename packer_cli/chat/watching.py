@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import copy
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from types import BuiltinMethodType, GeneratorType
 from typing import Any
 
@@ -26,12 +26,12 @@ from packer_cli.chat.chat_template import (
 )
 from packer_cli.chat.uses import Fields, Uses, Words, plain
 
-# They use nothing but methods of words and objects, which note it.
 _NOTHING = object()
+# Filters that call nothing but methods of words and objects, which note it.
 _PLAIN_FILTERS = ("trim", "default", "d", "string", "replace", "length", "count", "first", "last",
                   "list", "reverse", "upper", "lower", "capitalize", "map", "select", "reject",
                   "selectattr", "rejectattr", "items")  # fmt: skip
-_MAKING = ("tojson", "join", "escape", "e", "indent", "title")
+_MAKING = ("tojson", "join", "escape", "e", "indent", "title")  # words are whole in what they give
 _TYPES = ("string", "mapping", "iterable", "sequence", "callable", "number", "integer", "float",
           "boolean", "true", "false", "none", "defined", "undefined")  # fmt: skip
 _COMPARING = ("eq", "==", "equalto", "ne", "!=")
@@ -43,10 +43,24 @@ def _uses_in(values: Iterable[Any]) -> Uses | None:
         if isinstance(value, Words | Fields):
             return value._uses
         inner = value.values() if type(value) is dict else value
-        if isinstance(inner, list | tuple) or inner is not value:
-            if uses := _uses_in(inner):
-                return uses
+        if isinstance(value, list | tuple | dict) and (uses := _uses_in(inner)):
+            return uses
     return None
+
+
+def _applied(
+    function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], name: str,
+) -> Any:  # fmt: skip
+    """What a function gives that reads words without their methods; `name`: of its use."""
+    given = [list(one) if isinstance(one, GeneratorType) else one for one in args]
+    uses = _uses_in((*given, *kwargs.values()))
+    if uses is None:
+        return function(*given, **kwargs)
+    made = function(*map(plain, given), **{key: plain(one) for key, one in kwargs.items()})
+    if name in _MAKING:
+        return Words.of(made, uses, made=True)
+    uses.deep |= name not in _TYPES
+    return made
 
 
 def _put_together(pieces: Iterable[Any]) -> str:
@@ -68,64 +82,20 @@ def _holds(container: Any, value: Any) -> Any:
     return value in container
 
 
-def _watched_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that notes how it uses words."""
-    if name in _PLAIN_FILTERS:
-        return function
+def _is_same(value: Any, other: Any) -> bool:
+    if type(value) is Words and not (other is None or type(other) is bool):
+        value._uses.deep = True  # equal texts may be one object
+    return value is other
+
+
+def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or a test that notes how it uses words."""
 
     @wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        given = [list(one) if isinstance(one, GeneratorType) else one for one in args]
-        uses = _uses_in((*given, *kwargs.values()))
-        if uses is None:
-            return function(*given, **kwargs)
-        made = function(*map(plain, given), **{key: plain(one) for key, one in kwargs.items()})
-        if name in _MAKING:
-            return Words.of(made, uses, made=True)
-        uses.deep = True
-        return made
+        return _applied(function, args, kwargs, name)
 
     return watched
-
-
-def _watched_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A test that notes how it uses words."""
-    if name in _COMPARING:
-        return function
-    if name == "in":
-        return lambda value, container: _holds(container, value)
-
-    @wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        uses = _uses_in((*args, *kwargs.values()))
-        if uses is not None:
-            is_value = name == "sameas" and (args[1] is None or type(args[1]) is bool)
-            is_object = name == "sameas" and not any(type(one) is Words for one in args)
-            if is_object:
-                return function(*args)
-            uses.deep |= not (name in _TYPES or is_value)
-        return function(*map(plain, args), **kwargs)
-
-    return watched
-
-
-def _call_plainly(function: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-    """(whether it is done, what a function gives that knows nothing of `Words`, and has some)."""
-    name, own = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-    is_formatting = name in ("format", "format_map") and type(own) is not Words
-    if not is_formatting and not (
-        isinstance(function, BuiltinMethodType) and not isinstance(own, list | dict)
-    ):
-        return False, None
-    given = [list(one) if isinstance(one, GeneratorType) else one for one in args]
-    uses = _uses_in((*given, *kwargs.values()))
-    if uses is None:
-        return False, None
-    made = function(*map(plain, given), **{key: plain(one) for key, one in kwargs.items()})
-    if name == "join":
-        return True, Words.of(made, uses, made=True)
-    uses.deep = True
-    return True, made
 
 
 class _WatchingGenerator(Generator):
@@ -175,13 +145,17 @@ class _Watching(Environment):
             value = dict.get(obj, attribute, _NOTHING)
             return self.undefined(obj=obj, name=attribute) if value is _NOTHING else value
         if isinstance(obj, Words) and attribute.startswith("format"):
-            obj.isprintable()  # noted: any of them does
-            obj = plain(obj)
+            obj._uses.deep = True
+            obj = plain(obj)  # formatting is the sandbox's own
         return super().getattr(obj, attribute)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        is_done, made = _call_plainly(function, args, kwargs)
-        return made if is_done else super().call(context, function, *args, **kwargs)
+        name, own = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        if name in ("format", "format_map") or (
+            isinstance(function, BuiltinMethodType) and not isinstance(own, list | dict)
+        ):
+            return _applied(partial(super().call, context, function), args, kwargs, name)
+        return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if (uses := _uses_in((left, right))) is not None:
@@ -199,6 +173,13 @@ def watching(template: ChatTemplate) -> ChatTemplate:
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
     made = environment(_Watching)
-    for kind, watched in ((made.filters, _watched_filter), (made.tests, _watched_test)):
-        kind |= {name: watched(name, function) for name, function in kind.items()}
+    made.filters |= {
+        name: _watched(name, one)
+        for name, one in made.filters.items()
+        if name not in _PLAIN_FILTERS
+    }
+    made.tests |= {
+        name: _watched(name, one) for name, one in made.tests.items() if name not in _COMPARING
+    }
+    made.tests |= {"in": lambda value, container: _holds(container, value), "sameas": _is_same}
     return made.from_string(source)
