@@ -28,7 +28,7 @@ from packer_cli.chat.probe import kind_of_piece, summed, words_of
 from packer_cli.chat.renderer import Document, Renderer
 from packer_cli.chat.templates import TemplateChoice
 from packer_cli.chat.turns import speakers
-from packer_cli.errors import UsageError, named
+from packer_cli.errors import InternalError, UsageError, named
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.token_columns import value_of
 from packer_cli.options.carried import MESSAGE, Carried
@@ -187,13 +187,14 @@ class Composer:
         if isinstance(parsed, Document):
             return [parsed]
         config = self.config
-        if config.train_on != "all" and not speakers(parsed.messages):
-            self._refuse_unknown(parsed)
-        if config.turns == "each" or config.train_on == "final":
+        if config.train_on != "all":
+            if not (own := speakers(parsed.messages)):
+                self._refuse_unknown(parsed)
             chosen = _answers(parsed.messages, config.train_on)
             if config.turns == "each" and chosen:
                 return _joined([self.render(one) for one in _up_to_each(parsed, chosen)])
-            parsed = replace(parsed, messages=with_context(parsed.messages, chosen))
+            if chosen != own:
+                parsed = replace(parsed, messages=with_context(parsed.messages, chosen))
         return [self.render(parsed)]
 
     def _refuse_unknown(self, conversation: Conversation) -> None:
@@ -249,7 +250,12 @@ def make_composer(
     end_tokens: tuple[str, ...],
     specials: Specials = NO_SPECIALS,
 ) -> Composer:
-    """A composer, here or in a child: its arguments can be pickled, a compiled template cannot."""
+    """A composer, here or in a child: its arguments can be pickled, a compiled template cannot.
+
+    Raises InternalError for a value of --train-on that is declared, and handled nowhere.
+    """
+    if config.train_on != "all":
+        _answers([], config.train_on)  # an error for a value that it does not know
     renders = shape.is_chat or config.prompt_template == "chat"
     renderers = tuple(
         Renderer(
@@ -301,18 +307,21 @@ def _without_second_names(message: _Message) -> _Message:
 
 
 def _answers(messages: list[_Message], train_on: str | None) -> list[int]:
-    """The numbers of the messages that --train-on chooses, in order."""
+    """The numbers of the messages that --train-on chooses, in order. Nothing else chooses."""
     own = speakers(messages)
-    if train_on == "last-assistant":
-        return own[-1:]
-    if train_on != "final":
-        return own
-    roles = [message.get("role") for message in messages] + [None]
-    return [  # those that call no tool, and after which the assistant does not go on
-        n
-        for n in own
-        if not messages[n].get("tool_calls") and roles[n + 1] not in (ASSISTANT, "tool")
-    ]
+    match train_on:
+        case "assistant" | "completion":
+            return own
+        case "last-assistant":
+            return own[-1:]
+        case "final":  # those that call no tool, and after which the assistant does not go on
+            roles = [message.get("role") for message in messages] + [None]
+            return [
+                n
+                for n in own
+                if not messages[n].get("tool_calls") and roles[n + 1] not in (ASSISTANT, "tool")
+            ]
+    raise InternalError(f"--train-on {train_on}: nothing says which answers it chooses")
 
 
 def _up_to_each(conversation: Conversation, chosen: list[int]) -> list[Conversation]:

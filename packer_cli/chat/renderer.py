@@ -142,7 +142,7 @@ class Renderer:
         if not self._finds_turns:
             return document
         all_own = own = speakers(noted)
-        if conversation.turn is not None or self._config.train_on == "last-assistant":
+        if conversation.turn is not None:
             own = own[-1:]
         asked = trained = set(own)
         if flagged:

@@ -19,6 +19,11 @@ from chats import (
 )
 from support import check_directory, packer
 
+from packer_cli.chat.documents import make_composer
+from packer_cli.errors import InternalError
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shapes import Shape
+
 # Only the last thought is shown, as with Qwen 3.
 LAST_THOUGHT = (
     "{% for m in messages %}<{{ m.role }}>"
@@ -107,3 +112,10 @@ def test_tokenized_directories_have_turns_too(folder: Path) -> None:
 def test_the_report_says_how_much_is_repeated(folder: Path) -> None:
     pack_chat([THOUGHTS], *EACH, template=LAST_THOUGHT)
     assert re.search(r"\nrepeated +44 +tokens", packer("stats", "out").stdout)
+
+
+@pytest.mark.parametrize("kind", ["messages", "prompt-completion"])
+def test_a_value_of_train_on_that_nothing_handles_is_an_error(kind: str) -> None:
+    """Whoever declares one, and forgets what it chooses, does not train on everything."""
+    with pytest.raises(InternalError, match="--train-on first: nothing says"):
+        make_composer(Shape(kind), PackConfig(max_length=8, train_on="first"), None, {}, ())
