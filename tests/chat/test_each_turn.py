@@ -117,5 +117,7 @@ def test_the_report_says_how_much_is_repeated(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["messages", "prompt-completion"])
 def test_a_value_of_train_on_that_nothing_handles_is_an_error(kind: str) -> None:
     """Whoever declares one, and forgets what it chooses, does not train on everything."""
+    config = PackConfig(max_length=8)
+    object.__setattr__(config, "train_on", "first")  # as if it were declared
     with pytest.raises(InternalError, match="--train-on first: nothing says"):
-        make_composer(Shape(kind), PackConfig(max_length=8, train_on="first"), None, {}, ())
+        make_composer(Shape(kind), config, None, {}, ())

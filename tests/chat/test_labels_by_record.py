@@ -206,7 +206,8 @@ PARTS = {
     "{% set ns = namespace() %}{% for p in T %}{% if p.text.startswith('Be') %}"
     "{% set ns.on = true %}{% endif %}{% endfor %}{% set on = ns.on %}": 1,
     "T[0].text | length > 5": 2, "T | map(attribute='text') | join == 'jaz'": 2,
-    "T[0].text ~ T[1].text == 'jaz'": 2, "T[0] | string | length > 55": 2, "(T[0].url or 'x')[-1] == 'a'": 2,
+    "T[0].text ~ T[1].text == 'jaz'": 2, "T[0] | string | length > 55": 2,
+    "(T[0].url or 'x')[-1] == 'a'": 2,
     "{% set t %}{% for p in T %}{{ p.text }}{% endfor %}{% endset %}{% set on = t == 'jaz' %}": 2,
 }  # fmt: skip
 TEXTS = ("ja", "Ja", " ja", "jaja", "ja no", "no ja", "ja/ja", "no", "yes", "5", "A", "Be kind",
