@@ -137,10 +137,10 @@ class Words(str):  # noqa: PLW1641 it is below
         return str.__len__(self) > 0
 
     def __add__(self, other: str) -> str:
-        return self._like(str.__add__(self, other), made=True)
+        return self._like(str.__add__(self, other), made=bool(other))
 
     def __radd__(self, other: str) -> str:
-        return self._like(str.__add__(other, self), made=True)
+        return self._like(str.__add__(other, self), made=bool(other))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) and other:

@@ -64,10 +64,11 @@ def _applied(
 
 
 def _put_together(pieces: Iterable[Any]) -> str:
-    """The text of some pieces."""
-    texts = [_written(piece) for piece in pieces]
-    uses = _uses_in(texts)
-    text = "".join(texts)
+    """The text of some pieces. Of one, it is that piece: a macro may only write what it is given."""
+    texts = [text for piece in pieces if (text := _written(piece))]
+    if len(texts) == 1:
+        return texts[0]
+    uses, text = _uses_in(texts), "".join(texts)
     return Words.of(text, uses, made=True) if uses else text
 
 
