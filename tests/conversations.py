@@ -136,6 +136,15 @@ STRUCTURES = {name: _made(kinds, None) for name, kinds in _KINDS.items()}
 STRUCTURES |= {name: _made(kinds, TOOLS) for name, kinds in _WITH_TOOLS.items()}
 
 
+def plain(record: Json) -> Json:
+    """The record as every template takes it: content in one piece, all keys there."""
+    messages = [
+        m if isinstance(m["content"], str) else m | {"content": m["content"][0]["text"]}
+        for m in record["messages"]
+    ]
+    return record | {"messages": messages}
+
+
 def with_text_arguments(record: Json) -> Json:
     """The same with the arguments of calls as JSON text, as OpenAI gives them."""
     copy = json.loads(json.dumps(record))

@@ -1,7 +1,7 @@
 """Probes: conversations with marks in the place of words, to see what a template does with them.
 
 What becomes of a conversation depends on its structure (roles, kinds of parts, names of fields,
-tools, what comes before and after) and, with few templates, on its words (syntax.py). A probe is a
+tools, what comes before and after) and, with some templates, on its words (uses.py). A probe is a
 conversation of the same structure in which numbers found nowhere else take the place of all words:
 where each lands in the text, or that it lands nowhere, tells whose words are where (turns.py), and
 what the template leaves out.

@@ -8,12 +8,7 @@ Which variables it reads that packer does not pass by itself, the arguments of t
 Where it only asks whether one is true, texts and numbers would count as true, or as nothing,
 without a word: they are refused.
 
-And what it looks for in the words of a conversation. Most templates only write words: then a
-conversation of marks in their place (probe.py) is rendered alike. Others look for something:
-`/no_think` in a system message, the length of a question. Followed are values that come from
-messages (or tools), through variables, namespaces and macros, in whatever order these are set.
-Roles and types are structure, and so is whether a field is there or is empty. What asks for more is
-either a text that is looked for, or it may be anything.
+And the names of fields that it mentions, and whether the prompt for an answer is a constant.
 """
 
 from __future__ import annotations
@@ -204,7 +199,7 @@ def _are_truths(compared: list[Any]) -> bool:
     return all(isinstance(_constant(one), bool) for one in compared)
 
 
-# -- What else it tells
+# -- Fields, and the prompt for an answer
 
 
 @lru_cache(maxsize=8)

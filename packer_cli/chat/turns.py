@@ -7,7 +7,7 @@ compared with another rule, that of prefixes: the end of a prompt for the messag
 assistant's, and the end of the conversation up to and with the message is. Only what follows the
 last mark before is compared, so that a template may render earlier turns in another way.
 
-Where the words of a record may matter to the template (syntax.py), the real prompt for each of its
+Where the words of a record may matter to the template (uses.py), the real prompt for each of its
 turns decides where that begins. Where no loop shows the turns, the conversation is rendered up to
 and without the message, and the texts are compared. Where that is not clear either, or the two
 disagree, it is an error: never a guess.

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from packer_cli._kernels.texts import may_hold
 from packer_cli.chat.messages import ASSISTANT
@@ -122,7 +122,7 @@ class Words(str):  # noqa: PLW1641 it is below
     _made: bool
 
     @classmethod
-    def of(cls, text: str, uses: Uses, *, made: bool = False) -> Self:
+    def of(cls, text: str, uses: Uses, *, made: bool = False) -> Words:
         words = cls(text)
         words._uses, words._made = uses, made
         return words

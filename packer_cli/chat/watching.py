@@ -64,7 +64,7 @@ def _applied(
 
 
 def _put_together(pieces: Iterable[Any]) -> str:
-    """The text of some pieces. Of one, it is that piece: a macro may only write what it is given."""
+    """The text of some pieces. One alone stays as it is: macros may only write what they get."""
     texts = [text for piece in pieces if (text := _written(piece))]
     if len(texts) == 1:
         return texts[0]

@@ -27,7 +27,7 @@ from chats import (
     refused,
     user,
 )
-from conversations import STRUCTURES, Json, foreign_words, own_words
+from conversations import STRUCTURES, Json, foreign_words, own_words, plain
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -169,15 +169,6 @@ def by_prefixes(record: Json, template: str) -> str | None:
             marked += whole[done : len(before)] + (said if is_empty else f"⟦{said}⟧")
             done = len(after)
     return (marked + whole[done:]).replace("⟦⟧", "").replace("⟧⟦", "")
-
-
-def plain(record: Json) -> Json:
-    """The record as every template takes it: content in one piece, all keys there."""
-    messages = [
-        m if isinstance(m["content"], str) else m | {"content": m["content"][0]["text"]}
-        for m in record["messages"]
-    ]
-    return record | {"messages": messages}
 
 
 @pytest.mark.parametrize("name", CONSTRUCTIONS)

@@ -9,22 +9,37 @@ and ends where TRL's own training templates say.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pytest
 import tiny_tokenizers
 from chats import chat_tokenizer, marked, positions, run
-from conversations import STRUCTURES, Json, foreign_words, own_words, with_text_arguments, words
+from conversations import (
+    STRUCTURES,
+    Json,
+    foreign_words,
+    own_words,
+    plain,
+    with_text_arguments,
+    words,
+)
 from support import check_directory, heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
+
+from packer_cli.chat.chat_template import ChatTemplate
+from packer_cli.chat.messages import RefusedError, UndecidableError, parse_messages
+from packer_cli.chat.turns import Structures
 
 FOLDERS = {"trl": "chat_templates", "axolotl": "utils/chat_templates/templates"}
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "chat_templates"
@@ -114,10 +129,7 @@ def rendered(tokenizer: Any, record: Json, template: str, **options: Any) -> Any
 
 def accepted(tokenizer: Any, name: str, template: str) -> Json | None:
     """The structure as the template takes it; None where it takes none."""
-    record = json.loads(json.dumps(STRUCTURES[name]))
-    for message in record["messages"]:
-        if isinstance(message["content"], list):
-            message["content"] = message["content"][0]["text"]
+    record = plain(STRUCTURES[name])
     for tried in (record, with_text_arguments(record)):
         try:
             rendered(tokenizer, tried, template, tokenize=False)
@@ -260,6 +272,37 @@ def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
         elif start < stop:
             found.append((start, stop))
     return found
+
+
+def test_how_templates_use_content() -> None:
+    """`ways.txt` says it of each template; `PACKER_APPROVE=1` writes it anew."""
+    ways: dict[str, list[str]] = {
+        "the probe decides": [],
+        "records which hold a literal are compared with their real prompts": [],
+        "some structures always are": [],
+    }
+    for name, path in TEMPLATES.items():
+        special = {"bos_token": "<s>", "eos_token": "</s>"}
+        template = ChatTemplate(path.read_text(encoding="utf-8"), special)
+        with suppress(UndecidableError):  # it takes no content that is a string
+            ways[[*ways][way_of(Structures(template, find_turns=True))]].append(name)
+    texts = [fill(f"{way}: {', '.join(names)}", 110) for way, names in ways.items()]
+    text, page = "\n\n".join(texts) + "\n", Path(__file__).with_name("ways.txt")
+    if "PACKER_APPROVE" in os.environ:
+        page.write_text(text)
+    assert page.read_text() == text
+
+
+def way_of(structures: Structures) -> int:
+    """How a template uses content, of all conversations that it takes: an index of `ways`."""
+    way = 0
+    for record in map(plain, STRUCTURES.values()):
+        messages = parse_messages(record["messages"], "messages", keep_parts=False)
+        with suppress(RefusedError):
+            structures.template.render(messages, record.get("tools"))
+            uses = structures.of_structure(messages, record.get("tools")).uses
+            way = max(way, 2 if uses.deep else int(bool(uses.literals)))
+    return way
 
 
 def longer(records: list[Json], seed: int) -> list[Json]:
