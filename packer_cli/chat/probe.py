@@ -182,7 +182,7 @@ class _Maker:
 
     def _call(self, call: _Message, which: int) -> _Message:
         if isinstance(function := call.get("function"), dict):
-            return self._other(call) | {"function": self._call(function, which)}
+            return dict(self._other(call), function=self._call(function, which))
         marked = dict(self._other(call))
         if has_words(call.get("name")) and not self._names_calls:
             # no words: templates repeat the name beside the result

@@ -179,7 +179,7 @@ class Fields(dict[str, Any]):
         return key
 
 
-def _trimmed(name: str, method: Callable[..., str]) -> Callable[..., Any]:
+def _trimmed(method: Callable[..., str]) -> Callable[..., Any]:
     def trimmed(self: Words, chars: str | None = None) -> str:
         if chars is not None and has_words(chars):
             self._uses.deep = True
@@ -188,11 +188,11 @@ def _trimmed(name: str, method: Callable[..., str]) -> Callable[..., Any]:
     return trimmed
 
 
-def _made(name: str, method: Callable[..., str]) -> Callable[..., Any]:
+def _made(method: Callable[..., str]) -> Callable[..., Any]:
     return lambda self: self._like(method(self), made=True)
 
 
-def _sought(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _sought(method: Callable[..., Any]) -> Callable[..., Any]:
     def sought(self: Words, literal: Any = None, *more: Any) -> Any:
         self._seek(literal)
         found = method(self, plain(literal), *map(plain, more))
@@ -203,7 +203,7 @@ def _sought(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return sought
 
 
-def _noted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._uses.deep = True
         return method(plain(self), *map(plain, args), **kwargs)
@@ -227,10 +227,10 @@ _OF_OBJECTS = {*dir(object), "__getnewargs__", "__class_getitem__"} - {
 def _note_the_rest(kind: Any, listed: dict[Callable[..., Any], tuple[str, ...]]) -> None:
     """Note the use of what a class inherits, unless it is listed, or has a method of its own."""
     ways = {name: way for way, names in listed.items() for name in names}
-    base = kind.__mro__[1]
-    for name in {*dir(base)} - {*vars(kind), *_OF_OBJECTS} | {"__hash__"}:
-        if callable(method := getattr(base, name)):
-            setattr(kind, name, ways.get(name, _noted)(name, method))
+    for name in {*dir(kind.__base__)} - {*vars(kind), *_OF_OBJECTS} | {"__hash__"}:
+        note: Callable[[Any], Any] = ways.get(name, _noted)
+        if callable(getattr(kind.__base__, name)):
+            setattr(kind, name, note(getattr(kind.__base__, name)))
 
 
 _note_the_rest(Words, _LISTED)

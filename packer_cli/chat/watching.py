@@ -139,7 +139,8 @@ class _Watching(Environment):
 
     code_generator_class = _WatchingGenerator
     intercepted_binops = frozenset("%")
-    concat, written, holds = map(staticmethod, (_put_together, _written, _holds))
+    concat = staticmethod(_put_together)
+    written, holds = staticmethod(_written), staticmethod(_holds)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is Fields and attribute not in OF_DICTS:  # a field that the template names
@@ -174,13 +175,10 @@ def watching(template: ChatTemplate) -> ChatTemplate:
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> jinja2.Template:
     made = environment(_Watching)
-    made.filters |= {
-        name: _watched(name, one)
-        for name, one in made.filters.items()
-        if name not in _PLAIN_FILTERS
-    }
-    made.tests |= {
-        name: _watched(name, one) for name, one in made.tests.items() if name not in _COMPARING
-    }
+    functions: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        (made.filters, _PLAIN_FILTERS), (made.tests, _COMPARING)
+    ]  # fmt: skip
+    for by_name, plain_ones in functions:
+        by_name |= {name: _watched(name, by_name[name]) for name in by_name.keys() - plain_ones}
     made.tests |= {"in": lambda value, container: _holds(container, value), "sameas": _is_same}
     return made.from_string(source)

@@ -120,8 +120,18 @@ SOUGHT = (
     "{% if 'ja' in t %}+{% endif %}{% endcall %}{% endset %}",
     "{% set ns = namespace() %}{% with t = T %}{% set ns.on = 'ja' in t %}{% endwith %}"
     "{% set on = ns.on %}",
+    "{% macro f() %}{{ varargs[0] }}{% endmacro %}{% set on = f(T) == 'ja' %}",
+    "{% macro f(x=messages[0].content) %}{{ x }}{% endmacro %}{% set on = f() == 'ja' %}",
+    "{% macro f(x) %}{{ x }}{% endmacro %}{% set g = f %}{% set on = g(T) == 'ja' %}",
+    "{% set t %}{{ T }}{% endset %}{% set on = t == 'ja' %}",
+    "{% block b %}{% set t = T %}{% endblock %}{% set on = self.b() ~ T == 'ja' %}",
+    "{% macro f() %}{{ caller() }}{% endmacro %}{% set t %}{% call f() %}{{ T }}{% endcall %}"
+    "{% endset %}{% set on = 'ja' in t %}",
 )  # fmt: skip
 DEEP = (
+    "{% macro f() %}{{ varargs[0] }}!{% endmacro %}{% set on = f(T) == 'ja!' %}",
+    "{% set t %}<{{ T }}{% endset %}{% set on = '<ja' in t %}",
+    "{% block b %}{{ T }}.{% endblock %}{% set on = self.b() == 'ja.' %}",
     "T | length > 12", "T | length is gt 12", "T | length is divisibleby 2", "T | count is odd",
     "T[0] in 'AEIOUj'", "T[0] > 'k'", "T[:2] == 'ja'", "T[-1] == 'a'", "T | first == 'j'",
     "T | last == 'a'", "T > 'k'", "T is gt 'k'", "'k' < T",
@@ -157,16 +167,10 @@ DEEP = (
     "messages[0] == {'role': 'user', 'content': 'ja'}",
     "{% macro f(x) %}{{ x | upper }}{% endmacro %}{% set on = f(T) == 'JA' %}",
     "{% macro f(x, y=x | length) %}{{ y }}{% endmacro %}{% set on = f(T) == '2' %}",
-    "{% macro f() %}{{ varargs[0] }}{% endmacro %}{% set on = f(T) == 'ja' %}",
     "{% macro f() %}{{ kwargs.x | length }}{% endmacro %}{% set on = f(x=T) == '2' %}",
-    "{% macro f(x=messages[0].content) %}{{ x }}{% endmacro %}{% set on = f() == 'ja' %}",
-    "{% macro f() %}{{ caller() }}{% endmacro %}{% set t %}{% call f() %}{{ T }}{% endcall %}"
-    "{% endset %}{% set on = 'ja' in t %}",
     "{% macro f() %}{{ caller(T) }}{% endmacro %}{% set t %}{% call(x) f() %}{{ x | length }}"
     "{% endcall %}{% endset %}{% set on = t == '2' %}",
-    "{% macro f(x) %}{{ x }}{% endmacro %}{% set g = f %}{% set on = g(T) == 'ja' %}",
     "{% set t = T | upper %}{% set on = t == 'JA' %}",
-    "{% set t %}{{ T }}{% endset %}{% set on = t == 'ja' %}",
     "{% set t | upper %}{{ T }}{% endset %}{% set on = 'JA' in t %}",
     "{% set t | length %}{{ T }}{% endset %}{% set on = t == 2 %}",
     "{% set t %}{% filter upper %}{{ T }}{% endfilter %}{% endset %}{% set on = 'JA' in t %}",
@@ -186,7 +190,6 @@ DEEP = (
     "{% set ns.on = true %}{% endif %}{% endfor %}{% set on = ns.on %}",
     "{% set c = cycler(T, 'x') %}{% set on = c.next() | length > 5 %}",
     "{% set j = joiner(T) %}{% set x = j() %}{% set on = j() | length > 5 %}",
-    "{% block b %}{% set t = T %}{% endblock %}{% set on = self.b() ~ T == 'ja' %}",
 )  # fmt: skip
 
 

@@ -8,10 +8,9 @@ import datasets
 import mmh3
 import numpy as np
 import pytest
+from packer_cli._kernels import documents as kernels
 from support import jsonl
 from tokenizing import batches_in, documents_in, tokenize
-
-from packer_cli._kernels import documents as kernels
 
 pytestmark = pytest.mark.usefixtures("folder")
 
