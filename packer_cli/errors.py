@@ -1,4 +1,4 @@
-"""Errors, by who can mend them. The library raises them; only `cli/` prints.
+"""Errors, by who can fix them. The library raises them; only `cli/` prints.
 
 Every error carries one line that names the place, the value found and the expectation,
 and one line (`tip`) that says what to do. The class decides the exit code.
@@ -93,7 +93,7 @@ class Interrupted(PackerError):
 
 
 def damaged_input(message: str, tip: str) -> DamagedInputError:
-    """The error for an input that cannot be decoded. `tip`: how to mend it."""
+    """The error for an input that cannot be decoded. `tip`: how to fix it."""
     return DamagedInputError(message, f"{tip}; or leave the file out, with --on-error skip")
 
 

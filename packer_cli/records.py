@@ -168,6 +168,7 @@ class TokenBatch:
               with --turns each, see `turn_position`
     carried   [T], what follows each token; what follows a record is at each of its tokens; None:
               nothing, or `tokens_elsewhere`
+    turns     as in `Records`
     """
 
     ids: UInt32
@@ -177,6 +178,7 @@ class TokenBatch:
     position: Int64
     tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
     carried: Values | None = None
+    turns: Int32 | None = None
 
     def take(self, wanted: npt.NDArray[np.bool_]) -> TokenBatch:
         """The documents that are wanted: bool[n]."""
@@ -192,6 +194,7 @@ class TokenBatch:
             file=self.file[wanted],
             position=self.position[wanted],
             carried=None if self.carried is None else self.carried[tokens],
+            turns=None if self.turns is None else self.turns[wanted],
         )
 
 
@@ -273,7 +276,8 @@ class Records:
     texts      n strings, for records that are one text
     tokens     (ids, offsets, trained) as in TokenBatch, for records that are token ids
     spans      of the texts, what is trained on; None: everything
-    turns      the assistant's trained turns in the texts, and those without an end token
+    turns      int32[n, 2], the assistant's trained turns in each text, and those without an end
+               token; None: not counted
     specials   special tokens in the records' own content; None: not looked for yet
     unshown    what the chat template left out of the records
     empty_turns    turns of the assistant that it left empty
@@ -291,7 +295,7 @@ class Records:
     texts: list[str] | Texts | None = None
     tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
     spans: Spans | None = None
-    turns: tuple[int, int] = (0, 0)
+    turns: Int32 | None = None
     unshown: list[LeftOut] = field(default_factory=list)
     empty_turns: int = 0
     masked: list[tuple[int, str]] = field(default_factory=list)

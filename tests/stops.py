@@ -181,7 +181,7 @@ class Stops:
         told = packer("stats", "out", "--json")
         if told.exit_code:
             assert self.kind.is_recipe or not self.kind.earlier, told.stderr
-            refused = "are not of one run|has not finished|no such dir|no manifest"
+            refused = "come from different runs|has not finished|no such dir|no manifest"
             assert re.search(refused, told.stderr), told.stderr
             assert not self.kind.is_recipe or "out/dataset_dict.json" not in files
         elif self.kind.is_recipe:

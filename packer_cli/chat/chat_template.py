@@ -209,7 +209,7 @@ def refusing_to_compile() -> Iterator[None]:
         why = "nested too deeply" if isinstance(error, RecursionError) else cut(str(error))
         raise UsageError(
             f"the chat template does not compile: {why}",
-            "mend it, or name another one with --chat-template",
+            "fix it, or name another one with --chat-template",
         ) from error
 
 

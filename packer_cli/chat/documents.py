@@ -40,6 +40,7 @@ from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
     InputFile,
+    Int32,
     Int64,
     LeftOut,
     Records,
@@ -58,7 +59,7 @@ from packer_cli.tokenization.specials import (
     spelled_out,
 )
 
-MEND = "mend the record, or use --on-error skip"
+FIX = "fix the record, or use --on-error skip"
 UNSHOWN_TIP = "use a --chat-template that shows it, or --on-unshown warn"
 _MOST_SHOWN = 60  # characters
 _Message = dict[str, Any]
@@ -128,7 +129,7 @@ class Composer:
                 self._count_unread(fields, own[-1], unread)
                 values = [_carried_by(one, self.config) for one in own if of_messages]
             except _REASONS as error:
-                tip = getattr(error, "tip", "") or MEND
+                tip = getattr(error, "tip", "") or FIX
                 bad.append(BadRecord(position, str(error), tip))
                 continue
             documents += own
@@ -380,16 +381,19 @@ def _unshown_text(document: Document) -> str:
     return f"the chat template does not show the {what} of message {piece.message}: {shown!r}"
 
 
-def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> tuple[int, int]:
-    """(trained turns of the assistant, those of them that end in none of `end_tokens`)."""
-    turns = [
-        document.text[start:stop].rstrip()
-        for document in documents
-        if document.conversation is not None
-        for start, stop in document.turns or []
-    ]
-    # a tokenizer without special tokens cannot end a turn otherwise
-    return len(turns), sum(not turn.endswith(end_tokens) for turn in turns) if end_tokens else 0
+def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int32:
+    """int32[n, 2], of each the trained turns of the assistant, and those of them that end in none
+    of `end_tokens`.
+    """
+    counts = np.zeros((len(documents), 2), np.int32)
+    for number, document in enumerate(documents):
+        if document.conversation is None or not document.turns:
+            continue
+        turns = [document.text[start:stop].rstrip() for start, stop in document.turns]
+        # a tokenizer without special tokens cannot end a turn otherwise
+        without = [turn for turn in turns if end_tokens and not turn.endswith(end_tokens)]
+        counts[number] = len(turns), len(without)
+    return counts
 
 
 def _of_messages(config: DocumentConfig) -> list[Carried]:

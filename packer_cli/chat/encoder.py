@@ -56,11 +56,8 @@ class SupervisedEncoder:
 
     def __call__(self, records: Records, file: InputFile) -> Encoded:
         batch, special, crossing = token_batch(records, file, self._tokenizer)
-        turns, without_end = records.turns
         counts = Counts(
             special_tokens_in_text=special,
-            trained_turns=turns,
-            turns_without_end=without_end,
             empty_turns=records.empty_turns,
             unread=dict(records.unread),
             edge_tokens=crossing if self._glued else 0,

@@ -118,7 +118,7 @@ def undecidable(why: str, way_out: str = _WAY_OUT) -> UndecidableError:
 
 
 class MalformedError(ValueError):
-    """The record does not fit its shape. `tip`: what may help, beside mending it."""
+    """The record does not fit its shape. `tip`: what may help, beside fixing it."""
 
     def __init__(self, message: str, tip: str = "") -> None:
         super().__init__(message, tip)  # both in args, so that errors survive pickling

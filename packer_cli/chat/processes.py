@@ -151,7 +151,7 @@ class ComposingProcesses:
         if noted == _TEMPLATE:
             raise UsageError(
                 f"the chat template {took} for a question and its answer",
-                "mend the template, or name another one with --chat-template",
+                "fix the template, or name another one with --chat-template",
             ) from error
         return {noted: f"the chat template {took}"}
 

@@ -44,7 +44,7 @@ def find_template(option: str | None, files: TokenizerFiles | None) -> TemplateC
 
     The option is a file, or the name of one of several templates that the tokenizer has.
     """
-    own, origin = _own(files), "the tokenizer's own"
+    own, origin = own_templates(files), "the tokenizer's own"
     if option is not None:
         if option in own:
             return TemplateChoice(own[option], f"{option} of the tokenizer")
@@ -91,7 +91,7 @@ def _in_file(path: Path) -> dict[str, str]:
     )
 
 
-def _own(files: TokenizerFiles | None) -> dict[str, str]:
+def own_templates(files: TokenizerFiles | None) -> dict[str, str]:
     """The tokenizer's templates by name."""
     if files is None:
         return {}

@@ -53,7 +53,7 @@ from packer_cli.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from packer_cli.chat.renderer import Document
 
-_MEND = "mend the record, or use --on-error skip"
+_FIX = "fix the record, or use --on-error skip"
 _COMPARED_BYTES = 4 << 20  # of a file, about, whose branches are compared with the chat template
 _UNKNOWN_BYTES = 1 << 28  # of stdin
 _Array = npt.NDArray[Any]
@@ -70,7 +70,7 @@ _Talk = tuple[list[Any], Any]  # messages and tools
 class _TraceError(ValueError):
     """A record that is no trace. `tip`: what to do."""
 
-    def __init__(self, message: str, tip: str = _MEND) -> None:
+    def __init__(self, message: str, tip: str = _FIX) -> None:
         super().__init__(message)
         self.tip = tip
 
@@ -142,7 +142,7 @@ class TraceEncoder:
         except _REASONS:
             faults = [self._fault(record) for record in fields]
             kept = np.flatnonzero([fault is None for fault in faults])
-            bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _MEND))
+            bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _FIX))
                     for at, fault in enumerate(faults) if fault is not None]  # fmt: skip
             bad.sort(key=lambda one: one.position)
             made, tokens, carried = self._documents(
@@ -333,7 +333,7 @@ class TraceEncoder:
         if count and name not in self._defaults:
             raise _TraceError(
                 f"{place} has no {name}, expected {count}, one for each sampled token",
-                f"mend the record, or give --carry-default {name}=0, or use --on-error skip",
+                f"fix the record, or give --carry-default {name}=0, or use --on-error skip",
             )
         return [json.loads(self._defaults[name])] * count if count else []
 

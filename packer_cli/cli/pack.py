@@ -125,6 +125,6 @@ def _of_run(options: RunOptions, how: OneRun) -> RunOptions:
     """The options of a run, with what the command line alone says."""
     from packer_cli.run.pipeline import find_rank
 
-    ranks: Values = dict(find_rank(how.rank, how.world_size))
     notify = notes(quiet=how.quiet)
+    ranks: Values = dict(find_rank(how.rank, how.world_size, notify))
     return replace(options, progress=not how.quiet, notify=notify, warn=print_note, **ranks)

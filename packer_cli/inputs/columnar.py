@@ -53,7 +53,7 @@ _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _AS_OBJECTS = 8  # times as many bytes as the numbers of a list
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _TEXTS = ("string", "large_string", "string_view")
-_SKIP = "mend the row, or use --on-error skip"
+_SKIP = "fix the row, or use --on-error skip"
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
 _BUFFER_BYTES = 1 << 20

@@ -33,7 +33,7 @@ from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, Documents, InputFile, Int64, Records, Slice, offsets_of
 
 _BYTES_PER_TOKEN = 4
-_SKIP = "mend the document, or use --on-error skip"
+_SKIP = "fix the document, or use --on-error skip"
 _DAMAGED = "it was cut short or is damaged: copy it again, or write the dataset again"
 _COPY_AGAIN = "they are not of one dataset, or one was cut short: copy or write both again"
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1

@@ -164,7 +164,7 @@ class JsonlReader(LineReader):
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         decode = _decoder(shape, config)
-        carried, tip = [*config.carried], _MEND.format(self.what)
+        carried, tip = [*config.carried], _FIX.format(self.what)
 
         def records_of(found: Block) -> Records:
             consumed = source.consumed()
@@ -233,7 +233,7 @@ class JsonlReader(LineReader):
         """
         bad = BadRecord(position, *_mistake(record, decode, self.what))
         if self.is_open(piece):
-            tip = "mend it: where the next record begins is unknown, so that none can be skipped"
+            tip = "fix it: where the next record begins is unknown, so that none can be skipped"
             raise self.refused(file, replace(bad, tip=tip))
         return bad
 
@@ -452,10 +452,10 @@ def _holds_constant(value: Any) -> bool:
     return any(map(_holds_constant, value)) if isinstance(value, list) else value is _NO_NUMBER
 
 
-# --- what is wrong with a line or a record, in words for the person who must mend it
+# --- what is wrong with a line or a record, in words for the person who must fix it
 
 
-_MEND = "mend the {}, or use --on-error skip"
+_FIX = "fix the {}, or use --on-error skip"
 
 
 def _not_a_line(record: bytes) -> tuple[str, str] | None:
@@ -496,7 +496,7 @@ def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
     """The reason for which `decode` refuses a line or record, and a tip."""
     if what == "line" and (mistake := _not_a_line(record)):
         return mistake
-    tip = _MEND.format(what)
+    tip = _FIX.format(what)
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a JSON value")

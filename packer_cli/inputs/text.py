@@ -152,7 +152,7 @@ def _whole(source: Source) -> Iterator[_Found]:
 _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
 _CLOSE = "close the quote that this record opens, or cut its text into parts"
-_MEND = "mend the line, or use --on-error skip"
+_FIX = "fix the line, or use --on-error skip"
 _ONE = "rename one of them"
 
 
@@ -200,7 +200,7 @@ class CsvReader(LineReader):
                 )
                 if not config.carried:
                     return records
-                return with_carried(records, Given(positions, values), config, _MEND)
+                return with_carried(records, Given(positions, values), config, _FIX)
 
             yield from map(records_of, rows.batches())
 
@@ -249,7 +249,7 @@ class _Rows:
         try:
             self.header = self._next(self._rows)
         except csv.Error as error:
-            raise self._refused(_invalid(self.begin, error, "mend the header")) from error
+            raise self._refused(_invalid(self.begin, error, "fix the header")) from error
 
     def _decoded(self, source: Source) -> Iterator[str]:
         """The lines of the file, with their ends: CR, LF or both."""
@@ -297,7 +297,7 @@ class _Rows:
                 if self._has_ended or "field limit" in str(error):
                     # an open quote has taken in all that follows, good records too
                     raise self._refused(_invalid(self.begin, error, _CLOSE)) from error
-                batch.bad.append(_invalid(self.begin, error, _MEND))
+                batch.bad.append(_invalid(self.begin, error, _FIX))
                 size += _PER_RECORD
                 continue
             if row is None:
@@ -307,7 +307,7 @@ class _Rows:
                 batch.rows.append((self.begin, row))
             else:
                 reason = f"{len(row)} field{'s' * (len(row) != 1)}, the header has {width}"
-                batch.bad.append(BadRecord(self.begin, reason, _MEND))
+                batch.bad.append(BadRecord(self.begin, reason, _FIX))
             size += sum(map(len, row)) + _PER_RECORD
             del row
             if size > _BATCH_CHARACTERS:

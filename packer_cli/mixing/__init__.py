@@ -158,11 +158,10 @@ def _taken(sources: list[SourceStats], pools: list[_SummedPool], mixture: Mixtur
                 counts[place] = count
         sources[number] = replace(source, asked=amount, taken=taken)
         if in_train and amount and not taken:
-            # the result would lack it altogether, and a word in the recipe mends that
+            # the result would lack it altogether, and a word in the recipe fixes that
             raise UsageError(
-                f"source {source.name!r}: {amount:,.2f} {mixture.counted} are asked of it, "
-                "and every document of it has more than twice as many: nothing of it would be "
-                "taken",
+                f"source {source.name!r}: none of its documents fits in {amount:,.2f} "
+                f"{mixture.counted} asked: each has more than twice as many",
                 "ask for more, or leave the source out",
             )
     shares = _shares_reached(sources, edges) if in_train else []
@@ -311,7 +310,7 @@ def _shares_reached(sources: Sequence[SourceStats], edges: Sequence[int]) -> lis
 def missed_share(mixture: Mixture, share: ReachedShare) -> str:
     """A line on a share that is off: asked, taken, and why."""
     what = f"source {share.source!r}: takes {share.taken:,} of {share.asked:,.0f} {mixture.counted}"
-    why = "documents of other sources are taken whole"
+    why = "documents of other sources are not split"
     if share.document:
-        why = f"documents are taken whole, and the one at its end has {share.document:,}"
+        why = f"documents are not split, and its last one has {share.document:,}"
     return f"{what} asked: {why}; its share is {share.off:.2%} off"

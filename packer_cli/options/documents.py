@@ -31,18 +31,18 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 MESSAGES = Need(
-    "messages, which a chat template renders",
+    "records that a chat template renders",
     lambda shape, config: shape.is_chat or shape.of_messages or config.prompt_template == "chat",
 )
 _TEMPLATED = Need(  # traces are compared with what it gives
     MESSAGES.what, lambda shape, config: shape.kind == TRACE or MESSAGES.is_met(shape, config)
 )
-_CONVERSATIONS = Need("conversations", lambda shape, config: shape.is_chat)
+_CONVERSATIONS = Need("chat records", lambda shape, config: shape.is_chat)
 _KEYS = Need(
-    "messages where it names their role or content",
+    "chat records if it names the role or content of messages",
     lambda shape, config: not config.message_keys or shape.is_chat or shape.of_messages,
 )
-_SPEAKERS = Need("messages", lambda shape, config: shape.is_chat or shape.of_messages)
+_SPEAKERS = Need("chat records", lambda shape, config: shape.is_chat or shape.of_messages)
 _TEXT = Need("records with text", lambda shape, config: not shape.is_of_tokens)
 _TRACES = Need("traces", lambda shape, config: shape.kind == TRACE)
 _PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")

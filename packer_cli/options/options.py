@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -344,11 +344,8 @@ def checked_row_options(**values: Any) -> Any:
 
 
 def checked_values(**values: Any) -> SimpleNamespace:
-    """Names and whole numbers, each of which may be left out where None is the default. Rows may
-    have one token: plans do not train on them.
-    """
-    options, found = {**options_of(PackConfig)}, dict[str, Any]()
-    options["max_length"] = replace(options["max_length"], least=1)
+    """Names and whole numbers, each of which may be left out where None is the default."""
+    options, found = options_of(PackConfig), dict[str, Any]()
     for name, value in values.items():
         one, own = options[name], value
         if one.choices:

@@ -32,7 +32,7 @@ def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
     for name, one, need in _idle(config, shape):
         if (value := getattr(config, name)) != one.default:
             raise UsageError(
-                f"{one.name(name, value)}: is for {need.what}; the records' shape is "
+                f"{one.name(name, value)} applies only to {need.what}; these are "
                 f"{_kinds(shape.each)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
@@ -182,7 +182,7 @@ def _overlong(config: PackConfig, shapes: list[Shape]) -> str:
         ),
         (
             overlong == _TURNS and not turns,
-            f"--overlong: truncate-turns is for messages, the records are {_kinds(shapes)}",
+            f"--overlong truncate-turns applies only to chat records; these are {_kinds(shapes)}",
             "choose drop or truncate",
         ),
     ])  # fmt: skip
@@ -200,7 +200,7 @@ def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]
     ):
         yield (
             given and not any(given in some for some in allowed),
-            f"{option}: {given} is not for records of shape {_kinds(shapes)}",
+            f"{option} {given} does not apply to {_kinds(shapes)} records",
             f"choose {' or '.join(dict.fromkeys(sum(allowed, ())))}",
         )
 

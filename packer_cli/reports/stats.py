@@ -83,7 +83,7 @@ _TITLES = {
     "untrained_documents": "untrained", "untrained_tokens": "their tokens",
 }  # fmt: skip
 _LOSSES = {name for name in _TITLES if name.split("_")[0] in ("truncated", "dropped", "untrained")}
-_BUILT_IN = "built-in bytes, as when no --tokenizer is given"
+_BUILT_IN = "bytes (built in; no --tokenizer given)"
 _SHOWN = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
                 "columns", "shuffle", "window_tokens", "mixture"}  # fmt: skip
@@ -206,24 +206,16 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
     f = figures(manifest)
     disk = f"{size(f['bytes'])} in {plural(f['shards'], 'shard')}"
     over = f["rows"] - f["lower_bound_rows"]
-    saved = f"at most {over:,} ({over / f['lower_bound_rows']:.2%}) could be saved"
+    bound = f"rows (this is {over:,} above it)" if over else "rows (optimal)"
     yield Figure("utilization", percent(f["utilization"]), "of all positions hold real tokens")
     packed = f"of {f['max_length']:,} tokens, {f['strategy']}; {disk}"
     yield Figure("rows", count(f["rows"]), packed)
-    bound = f"rows; {saved if over else 'no packer can do better'}"
     yield Figure("lower bound", count(f["lower_bound_rows"]), bound)
-    alone = f"rows if each document were padded alone: {f['unpacked_ratio']:.1f}× fewer rows"
-    yield Figure("unpacked", count(f["unpacked_rows"]), alone)
+    alone = f"fewer rows than one document per row ({f['unpacked_rows']:,})"
+    yield Figure("unpadded", f"{f['unpacked_ratio']:.1f}×", alone)
     yield Figure("documents", count(f["documents"]), f"in {plural(f['segments'], 'segment')}")
     yield from _tokens(f)
     yield Figure("padding", count(f["padding_tokens"]), "positions without a token")
-    mixed = f["mixedness"]
-    if mixed["spread"] is not None:  # where rows are of more than one segment
-        shares_alike = [("have nearly one length", mixed["one_length"])]
-        shares_alike += [("one input", mixed["one_input"])] * (len(manifest.inputs) > 1)
-        said = [f"{percent(share)} {what}" for what, share in shares_alike if share is not None]
-        text = f"of the data's spread of lengths in a row{'; of rows ' if said else ''}"
-        yield Figure("mixed", percent(mixed["spread"]), text + ", ".join(said))
     if "attention_cost" in f:
         before, after = f["attention_cost"]["before"], f["attention_cost"]["after"]
         for key, meaning in (
@@ -276,8 +268,7 @@ def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
          f"{plural(f['masked_documents'], 'document')} not trained on, by options or flags"),
         ("repeated", f["repeated_tokens"], "tokens that documents share with those of "
          "the turn before, see --turns each"),
-        ("edges", f["edge_tokens"], "tokens that hold the end of a prompt and the beginning of its "
-         "answer"),
+        ("edges", f["edge_tokens"], "tokens straddle a prompt and its answer"),
         ("special", f["special_tokens_in_text"], "special tokens that the content of "
          "records spells out, see --special-tokens-in-text"),
         ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),

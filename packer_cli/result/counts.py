@@ -255,6 +255,12 @@ class Counts(Totals):
             self._of_files(f"{what}_documents", file[which])
             self._of_files(f"{what}_tokens", file[which], lost[which])
 
+    def add_turns(self, turns: Int32 | None) -> None:
+        """Count trained turns of n documents: int32[n, 2] as in `Records`."""
+        if turns is not None:
+            self.trained_turns += int(turns[:, 0].sum())
+            self.turns_without_end += int(turns[:, 1].sum())
+
     @classmethod
     def of_rows(
         cls,

@@ -485,7 +485,7 @@ def load_any(
             break
         time.sleep(_WAIT_SECONDS)
     raise DataError(
-        f"{name} and {other} are not of one run, so documents of one may be in the other, too",
+        f"{name} and {other} come from different runs and may overlap",
         "a run that was to replace both was interrupted: run the same packer pack again; or pack "
         "the recipe anew with --overwrite",
     )

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from packer_cli.errors import named
 from packer_cli.options.options import MAX_LENGTH_LIMIT
 from packer_cli.options.shapes import prompt_templates
+from packer_cli.result.counts import mixedness
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import (
     DOCUMENT_TOTALS,
@@ -24,6 +27,8 @@ from packer_cli.result.wording import percent, plural, unshown
 
 _SHARE = 0.01  # of tokens or documents: what is less is no cause for alarm
 _MOST_NAMED = 12
+# Rows are alike if most are and the data is not: they have less than half its spread of lengths.
+_MOST, _NARROW, _LARGEST, _FEWEST_ROWS = 0.5, 0.5, 0.75, 16
 RAW = "raw"
 
 
@@ -42,10 +47,11 @@ class Warned(NamedTuple):
 
 def warnings_of(manifest: Result) -> list[Warned]:
     """Warnings of a result, the gravest first."""
-    of_rows = [*_dropped(manifest), *_untrained(manifest)] if isinstance(manifest, Manifest) else []
+    lost = [*_dropped(manifest), *_untrained(manifest)] if isinstance(manifest, Manifest) else []
     return [
-        *of_rows, *_left_out(manifest), *_copies(manifest),
+        *lost, *_left_out(manifest), *_copies(manifest),
         *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
+        *(_alike(manifest) if isinstance(manifest, Manifest) else ()),
     ]  # fmt: skip
 
 
@@ -158,10 +164,10 @@ def _raw_prompts(manifest: Result) -> Iterator[Warned]:
     raw = [name for name, template in _prompts(manifest).items() if template == "none"]
     if raw and TEMPLATE in manifest.side_files:
         text = (
-            f"prompts and answers of records of shape {' and '.join(raw)} are joined as they are, "
-            "though the tokenizer has a chat template"
+            f"prompts and answers of {' and '.join(raw)} records are concatenated without the chat "
+            "template"
         )
-        yield Warned(RAW, text, "--prompt-template chat uses it")
+        yield Warned(RAW, text, "add --prompt-template chat to use it")
 
 
 def _edges(manifest: Result) -> Iterator[Warned]:
@@ -170,14 +176,30 @@ def _edges(manifest: Result) -> Iterator[Warned]:
         share = manifest.edge_tokens / documents
         text = (
             f"{plural(manifest.edge_tokens, 'token')} in {plural(documents, 'document')} "
-            f"({percent(share)}) hold the end of a prompt and the "
-            "beginning of its answer: no prompt ends there when the model is asked"
+            f"({percent(share)}) straddle a prompt and its answer, so at inference the prompt is "
+            "tokenized differently"
         )
         chat = "chat" if TEMPLATE in manifest.side_files else "chat, with a --chat-template,"
-        is_alpaca = "alpaca" in _prompts(manifest).values()
-        yield Warned(
-            "edges", text, f"--prompt-template {chat}{'' if is_alpaca else ' or alpaca'} parts them"
-        )
+        others = "" if "alpaca" in _prompts(manifest).values() else " or alpaca"
+        yield Warned("edges", text, f"--prompt-template {chat}{others} avoids this")
+
+
+def _alike(manifest: Manifest) -> Iterator[Warned]:
+    """Rows of one length or one input, where the data has many."""
+    totals = asdict(manifest)
+    mixed = mixedness(totals, histograms := asdict(manifest.histograms))
+    documents = [one.documents for one in manifest.inputs]
+    other = "first-fit-shuffle" if manifest.config.strategy == "best-fit" else "best-fit"
+    for about, is_avoidable, way_out in (
+        ("one length", (mixed["spread"] or 1) < _NARROW, f"--strategy {other} mixes lengths"),
+        ("one input", max(documents, default=0) <= _LARGEST * sum(documents),
+         "shuffle records across inputs before, or name the inputs as sources of a recipe"),
+    ):  # fmt: skip
+        name = about.replace(" ", "_")
+        if is_avoidable and sum(histograms[name]) >= _FEWEST_ROWS and mixed[name] > _MOST:
+            share = f"{percent(mixed[name])} of the rows with four segments or more"
+            text = f"{share} hold documents of {'nearly ' * ('length' in about)}{about}"
+            yield Warned(name, text, way_out)
 
 
 def _prompts(manifest: Result) -> dict[str, str]:

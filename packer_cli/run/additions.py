@@ -323,10 +323,8 @@ def refuse_other_result(
     is_same = not differ and units == [(one.unit, one.slices) for one in manifest.units]
     if not (is_same or in_any_order):
         raise UsageError(
-            f"{place}: holds a finished result of these inputs, which were packed one after "
-            "another, or in another order",
-            "nothing need be done to have their documents; for the rows that this command gives, "
-            "choose another --output, or replace it with --overwrite",
+            f"{place}: the result already holds these inputs, in another order",
+            "add --overwrite to pack them again, or choose another --output",
         )
 
 

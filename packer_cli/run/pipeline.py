@@ -55,7 +55,7 @@ from packer_cli.options.shape_rules import for_shape, refuse_idle
 from packer_cli.options.shapes import ARGUMENTS, TRACE, Suggested
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, WorkUnit
+from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
 from packer_cli.result.warnings import RAW, warnings_of
 from packer_cli.result.wording import count
@@ -97,21 +97,45 @@ def pack(
         check_options(url, options)
     _refuse_impossible(inputs, config, options, tokenizer_name)
     begin_stdin(options.stop.is_set)
-    files = find_inputs(inputs, config, options.notify)
-    known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, options)
-    run = settle(files, config, tokenizer_name, options, known)
-    choice_of(run.files, run.config)  # what a recipe asks of its sources is there
+    notes = _HeldNotes(options.notify)
+    looking = replace(options, notify=notes.hold)
+    try:
+        files = find_inputs(inputs, config, notes.hold)
+        known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, looking)
+        run = settle(files, config, tokenizer_name, looking, known)
+        choice_of(run.files, run.config)  # what a recipe asks of its sources is there
+    except PackerError:
+        notes.give()
+        raise
     done: Result | None
     if url:
         run = run.cut()
-        done = publish(url, run, options, partial(_pack_anew, run))
+        done = publish(url, run, options, partial(_pack_anew, run, notes))
     else:
-        done = _pack_to_directory(run, Path(destination), options)
+        done = _pack_to_directory(run, notes, Path(destination), options)
     if done is not None:
-        _warn_of_losses(str(destination), done, run.chosen, config, options)
-    what = "done" if done else "this rank is done"
-    options.notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
+        _warn_of_losses(str(destination), done, run.chosen, config, options, notes)
+    if notes.are_given:
+        what = "done" if done else "this rank is done"
+        options.notify(f"{destination}: {what} in {time.monotonic() - begun:.1f} s")
     return done
+
+
+class _HeldNotes:
+    """Notes on inputs, which are given once something is packed: a run that has nothing to do
+    repeats none.
+    """
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify, self._held, self.are_given = notify, list[str](), False
+
+    def hold(self, message: str) -> None:
+        self._held.append(message)
+
+    def give(self) -> None:
+        self.are_given = True
+        while self._held:
+            self._notify(self._held.pop(0))
 
 
 def settle(
@@ -126,7 +150,7 @@ def settle(
     together.
     """
     if is_tokenized(files):
-        shape, chosen = choose_tokenized(files, config, tokenizer_name, options.notify)
+        shape, chosen = choose_tokenized(files, config, tokenizer_name)
         config = replace(config, carry=carried_of(files, config))
         return Run(for_shape(config, shape), shape, tuple(files), (), chosen)
     if isinstance(config, PackConfig) and config.view:
@@ -156,7 +180,9 @@ def settle(
     return Run(config, shape, tuple(files), (), chosen)
 
 
-def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Result | None:
+def _pack_to_directory(
+    run: Run, notes: _HeldNotes, destination: Path, options: RunOptions
+) -> Result | None:
     """Pack all, or this rank's share, or what is to be added."""
     with output.claimed(destination, run.files, options) as claim:
         earlier, kept, changed = None, dict[int, UnitRecord](), claim.ended is not None
@@ -176,14 +202,16 @@ def _pack_to_directory(run: Run, destination: Path, options: RunOptions) -> Resu
             if options.add:
                 output.forget(claim.inside)
             return earlier
+        notes.give()
         manifest = _pack_claimed(run, claim, kept)
         if manifest is not None:
             return manifest
     return finish_if_last(destination, options)
 
 
-def _pack_anew(run: Run, directory: Path, options: RunOptions) -> Result:
+def _pack_anew(run: Run, notes: _HeldNotes, directory: Path, options: RunOptions) -> Result:
     """Pack all into a new directory, of which nothing is kept when that fails."""
+    notes.give()
     with output.claimed(directory, run.files, options) as claim:
         manifest = _pack_claimed(run, claim, is_kept=False)
         return manifest or load_as_is(directory)
@@ -306,10 +334,15 @@ def _name_ignored(
 
 
 def _warn_of_losses(
-    place: str, manifest: Result, chosen: Chosen, config: DocumentConfig, options: RunOptions
+    place: str,
+    manifest: Result,
+    chosen: Chosen,
+    config: DocumentConfig,
+    options: RunOptions,
+    notes: _HeldNotes,
 ) -> None:
-    """Say what was lost or left out, and which fields of records nobody reads. `config`: as given,
-    which says what of it is meant.
+    """Report what was lost or left out, and which fields of records nothing reads. `config`: as
+    given, which says what of it is meant.
     """
     for one in warnings_of(manifest):
         if one.about != RAW or config.prompt_template != "none":
@@ -318,7 +351,7 @@ def _warn_of_losses(
         f"{name} ({count(number)}){_meant(name, chosen)}"
         for name, number in manifest.unread.items()
     ]
-    if names:
+    if names and notes.are_given:
         options.notify(f"{place}: neither packer nor the chat template reads {named(names)}")
 
 
@@ -348,19 +381,23 @@ _VARIABLES = {
 }  # fmt: skip
 
 
-def find_rank(rank: str | None, world_size: str | None) -> dict[str, int | None]:
-    """The options `rank` and `world_size`; "auto" is read from the environment.
+def find_rank(rank: str | None, world_size: str | None, notify: Notify) -> dict[str, int | None]:
+    """The options `rank` and `world_size`; "auto" is read from the environment, and noted.
 
     Nothing is looked up unless one of them is given: a job array in which every task packs a
     file of its own must not lose all but a share of it. Raises UsageError.
     """
     if rank is None and world_size is None:
         return {"rank": None, "world_size": None}
+    own, of_rank = _number_of("--rank", rank)
+    size, of_size = _number_of(_SIZE, world_size)
+    if names := [one for one in (of_rank, of_size) if one in os.environ]:
+        notify(f"rank {own} of {size}, from {' and '.join(names)}")
+    return {"rank": own, "world_size": size}
 
-    return {"rank": _number_of("--rank", rank), "world_size": _number_of(_SIZE, world_size)}
 
-
-def _number_of(option: str, given: str | None) -> int:
+def _number_of(option: str, given: str | None) -> tuple[int, str]:
+    """A number as it is given, or from the environment, and what it is read from."""
     name, text = option, given
     if text in (None, _AUTO):
         tried = _VARIABLES[option]
@@ -374,12 +411,12 @@ def _number_of(option: str, given: str | None) -> int:
     if text is None or not text.isdecimal():
         raise UsageError(f"{name}: {text!r} is not a number")
     if name != f"{_ARRAY}ID":
-        return int(text)
+        return int(text), name
     first, step = (  # --array=1-7:2
-        _number_of(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)
+        _number_of(f"{_ARRAY}{one}", os.environ.get(f"{_ARRAY}{one}") or default)[0]
         for one, default in (("MIN", "0"), ("STEP", "1"))
     )
-    return (int(text) - first) // max(1, step)
+    return (int(text) - first) // max(1, step), name
 
 
 def finish_if_last(destination: Path, options: RunOptions) -> Result | None:

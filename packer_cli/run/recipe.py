@@ -87,7 +87,8 @@ def pack_recipe(
     work to others. Parameters and errors are those of `pipeline.pack`.
     """
     # each message once, however many sources or sides have it to say
-    mixture, options = recipe.config.mixture, replace(options, warn=cache(options.warn))
+    mixture = recipe.config.mixture
+    options = replace(options, warn=cache(options.warn), notify=cache(options.notify))
     joined = Path(destination) / DATASET_DICT  # makes one dataset of both sides
     is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
     if is_joined:

@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from packer_cli.chat.templates import TemplateChoice
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+_TEXT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+_TURN_END = re.compile(r"<\|(eot|eot_id|eom|eom_id|im_end|end|end_of_turn|return)\|>|<end_of_turn>")
 _STILL = {
     "unit_bytes",
     "shard_bytes",
@@ -112,9 +114,25 @@ def choose_encoding(
     fill_in_middle(config, files)  # raises before the work what it would raise within it
     if files is not None and files.warning:
         notify(f"warning: {files.warning}; see packer tokenizer --check")
+    is_text = any(one.kind == "text" for one in shape.each)
+    if files is not None and is_text and config.add_eos is not False and not config.eos_token:
+        _note_turn_end(files, notify)
     if not shape.is_supervised:
         return Chosen(chosen, files)
     return Chosen(chosen, files, _choose_template(shape, config, files, notify))
+
+
+def _note_turn_end(files: TokenizerFiles, notify: Notify) -> None:
+    """Say that EOS ends turns of conversations, if it does, and not texts."""
+    from packer_cli.chat.templates import own_templates  # noqa: PLC0415
+
+    ends, eos = [one for one in _TEXT_ENDS if one in files.added_tokens], files.eos
+    if eos is None or eos in ends:
+        return
+    is_written = ends and any(eos in one for one in own_templates(files).values())
+    if _TURN_END.fullmatch(eos) or is_written:
+        tip = f"--eos-token '{ends[0]}' ends texts" if ends else "--eos-token names another"
+        notify(f"texts end with EOS {eos}, which ends turns of conversations; {tip}")
 
 
 def _choose_template(
@@ -141,10 +159,10 @@ def _choose_template(
         from packer_cli.chat.templates import special_tokens  # noqa: PLC0415
 
         check_arguments(config.arguments, template.sources, special_tokens(files))
-    how = "its {% generation %} tags" if _GENERATION.search(template.source) else "its turns"
+    how = "{% generation %} tags" if _GENERATION.search(template.source) else "turn markers"
     trained = trained_on(config, shape)
-    told = "" if trained == "all" else f", told by {how}"
-    notify(f"chat template: {template.origin}; trained on: {trained}{told}")
+    found = "" if trained == "all" else f" (found from {how})"
+    notify(f"chat template: {template.origin}; trained on: {trained}{found}")
     return template
 
 
@@ -152,7 +170,6 @@ def choose_tokenized(
     files: Sequence[InputFile],
     config: DocumentConfig,
     tokenizer: str | None,
-    notify: Notify,
 ) -> tuple[Shape, Chosen]:
     """The shape of the records of tokenized directories, and the tokenizer that has made the
     tokens. UsageError for options that come too late.
@@ -166,7 +183,6 @@ def choose_tokenized(
               for name in TOKENIZER_FILES if name in facts.side_files}  # fmt: skip
     name = facts.tokenizer.source if facts.tokenizer else None
     known = {name: facts.side_files[name] for name in copies}
-    notify(f"documents are tokenized already, with {name or 'no tokenizer'}")
     return shape_of(files), Chosen(name, copies=copies, known=known)
 
 

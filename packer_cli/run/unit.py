@@ -361,6 +361,7 @@ class UnitDocuments(UnitMaker):
         tokens = int(lengths.sum())
         self.counts.tokens += tokens
         self.counts.add_documents(batch.file, lengths, lengths)
+        self.counts.add_turns(batch.turns)
         self._writer.write(batch)
         self.job.progress.wrote(tokens, tokens)
 
@@ -423,6 +424,7 @@ class UnitRows(UnitMaker):
         counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
         counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
         counts.add_documents(batch.file, lengths, placed)
+        counts.add_turns(None if batch.turns is None else batch.turns[placed > 0])
         self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
         del batch, pieces

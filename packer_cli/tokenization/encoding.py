@@ -132,5 +132,7 @@ def token_batch(
         carried = np.repeat(carried, np.diff(offsets))
     if carried is not None and of_spans is not None:
         add_of_spans(carried, of_spans)
-    batch = TokenBatch(ids, offsets, trained, files, records.positions, carried=carried)
+    batch = TokenBatch(
+        ids, offsets, trained, files, records.positions, carried=carried, turns=records.turns
+    )
     return batch, special, crossing

@@ -210,7 +210,9 @@ def test_prompts_through_a_template_have_ends_of_turns_too(folder: Path) -> None
     expected = "<|user|>\nHi<|assistant|>⟦\nHello<|user|>⟧"
     assert pack_marked([record], *options, **how) == [expected]
     Path("out").rename("kept")
-    refused([record], 2, "--turn-end: is for messages", options=["--turn-end", "<|user|>"], **how)
+    refused(
+        [record], 2, "--turn-end applies only to records", options=["--turn-end", "<|user|>"], **how
+    )
 
 
 def test_a_special_token_that_the_template_needs(folder: Path) -> None:

@@ -21,7 +21,7 @@ from chats import (
     system,
     user,
 )
-from support import recover_documents
+from support import packer, recover_documents
 
 from packer_cli import open_packed
 
@@ -142,6 +142,16 @@ def test_what_stays_of_what_is_too_long(folder: Any, case: str) -> None:
     manifest = assert_placed_or_counted(documents, *options)
     assert manifest["untrained_documents"] == untrained
     assert case != "dropped by default" or manifest["config"]["overlong"] == "drop"
+
+
+@pytest.mark.parametrize(("policy", "turns"), [("drop", 2), ("truncate", 6)])
+def test_turns_of_dropped_documents_are_not_counted(folder: Any, policy: str, turns: int) -> None:
+    """Nor those without an end; where none are dropped, all are."""
+    short = chat(user("a"), assistant("b"), user("c"), assistant("d"))
+    long = chat(*[turn for _ in range(4) for turn in (user("x" * 90), assistant("y"))])
+    manifest = pack_chat([short, long], "-l", 200, "--overlong", policy)
+    assert (manifest["trained_turns"], manifest["dropped_documents"]) == (turns, policy == "drop")
+    assert f"turns {turns:>13}  written by" in packer("stats", "out").stdout
 
 
 def test_where_a_left_cut_begins_is_stored(folder: Any) -> None:

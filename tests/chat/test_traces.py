@@ -334,8 +334,8 @@ def test_other_fields_tell_rewards_and_ages() -> None:
 @pytest.mark.parametrize(
     ("files", "options", "code", "said"),
     [
-        (("text.jsonl",), ("--min-reward", "1"), 2, "--min-reward: is for traces"),
-        (("a.jsonl",), ("--turns", "each"), 2, "--turns: is for conversations"),
+        (("text.jsonl",), ("--min-reward", "1"), 2, "--min-reward applies only to traces"),
+        (("a.jsonl",), ("--turns", "each"), 2, "--turns applies only to chat records"),
         (("a.jsonl",), ("--eos",), 2, "are not for token ids"),
         (("a.jsonl", "text.jsonl"), (), 1, "text.jsonl: holds text, a.jsonl holds trace"),
         (("a.jsonl",), ("--carry", "logprobs:float32/record"), 2, "a value of each token"),

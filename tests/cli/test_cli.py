@@ -93,7 +93,7 @@ def test_the_tokenizer_is_announced_on_stderr_and_the_table_on_stdout(data: Path
     assert untimed(result.stderr.decode()) == NO_TOKENIZER + "packer: a-packed-16: done\n"
     shown = result.stdout.decode()
     assert shown.startswith("a-packed-16\nmade from    1 input, ")
-    assert "\ntokenizer    built-in bytes, as when no --tokenizer is given; 258 ids\n" in shown
+    assert "\ntokenizer    bytes (built in; no --tokenizer given); 258 ids\n" in shown
     assert "\n\nutilization  " in shown
     assert recover_texts("a-packed-16") == ["first", "second"]
 

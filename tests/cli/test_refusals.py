@@ -70,19 +70,19 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --shape chat                | --shape: 'chat' is not one of messages,
 --field message=chosen      | --field: 'message' is not one of
 --field messages            | --field: 'messages' is not NAME=COLUMN | Where a field of the shape is
---field role=x              | --field: is for messages where it names | leave it out, or name what
+--field role=x              | --field applies only to chat records if it names | leave it out leave it out, or name what
 --role user                 | --role: 'user' is not NAME=ROLE | Which role a speaker
---role x=user               | --role: is for messages; the records' shape is text | leave it out
---chat-template chatml      | --chat-template: is for messages, which a chat template renders
---train-on assistant        | --train-on: assistant is not for records of shape text | choose all
---turn-end x                | --turn-end: is for messages, which a chat template renders
---prompt-template alpaca    | --prompt-template: alpaca is not for records of shape text | choose no
---overlong truncate-turns   | --overlong: truncate-turns is for messages, the records are text
---turns each                | --turns: is for conversations; the records' shape is text
---no-train-reasoning        | --no-train-reasoning: is for messages
---template-arg a=1          | --template-arg: is for messages
-pack ask.jsonl -l 16 --turns each              | --turns: is for conversations
-pack ask.jsonl -l 16 --overlong truncate-turns | --overlong: truncate-turns is for messages
+--role x=user               | --role applies only to chat records; these are text | leave it out
+--chat-template chatml      | --chat-template applies only to records that a chat template renders
+--train-on assistant        | --train-on assistant does not apply to text records | choose all
+--turn-end x                | --turn-end applies only to records that a chat template renders
+--prompt-template alpaca    | --prompt-template alpaca does not apply to text records | choose no
+--overlong truncate-turns   | --overlong truncate-turns applies only to chat records; these are text
+--turns each                | --turns applies only to chat records; these are text
+--no-train-reasoning        | --no-train-reasoning applies only to records that a chat template
+--template-arg a=1          | --template-arg applies only to records that a chat template renders
+pack ask.jsonl -l 16 --turns each              | --turns applies only to chat records
+pack ask.jsonl -l 16 --overlong truncate-turns | --overlong truncate-turns applies only to chat
 pack ask.jsonl -l 16 --overlong split          | must not be cut
 pack chat.jsonl -l 16 --overlong split         | must not be cut
 pack chat.jsonl -l 16 --turns each --train-on all | --turns each does not go with --train-on all
@@ -93,8 +93,8 @@ pack chat.jsonl -l 16 --no-train-reasoning --train-on all  | --train-on all
 {ASKED}=messages=[]         | messages: packer passes it
 {ASKED}=enable_thinking=False | found False, expected false
 {ASKED}=enable_thinking=no  | enable_thinking: found "no", expected true or false
-pack chat.jsonl -l 16 --train-on completion      | --train-on: completion is not for records of shap
-pack chat.jsonl -l 16 --prompt-template alpaca   | --prompt-template: alpaca is not for records of
+pack chat.jsonl -l 16 --train-on completion      | --train-on completion does not apply to mess
+pack chat.jsonl -l 16 --prompt-template alpaca   | --prompt-template alpaca does not apply to mess
 pack chat.jsonl -l 16 --chat-template nowhere    | --chat-template: 'nowhere' is not a file
 pack chat.jsonl -l 16                            | need a chat template
 pack chat.jsonl -l 16 --chat-template bad.jinja  | does not compile
@@ -197,7 +197,7 @@ BYTES tokens = 1000000¶WEB weight = 1 | source 'web': too small: 1,000,000 toke
 BYTES WEB tokens = 1000000 | source 'web': too small: 1,000,000 tokens | max_epochs =
 BYTES tokens = 10¶WEB weight = 1¶CODE epochs = 1 | tokens: 10 in all, and sources | raise tokens
 BYTES WEB [validation]¶share = 1e-9 | the validation split is empty | hold out more
-BYTES WEB tokens = 1 | source 'web': 1.00 tokens are asked of it, and every document | ask for more
+BYTES WEB tokens = 1 | source 'web': none of its documents fits in 1.00 tokens asked | ask for more
 """
 TABLES = {
     "BYTES": 'max_length = 4\ntokenizer = "bytes"\n',

@@ -200,9 +200,11 @@ SAID: list[tuple[str, bytes, tuple[str, ...], str, str]] = [
     *((f"a.{form}", GIT_LFS, (), "is a Git LFS pointer, not the file", "git lfs pull")
       for form in ("jsonl", "json", "csv", "txt", "jsonl.gz", "txt.zst", "parquet", "arrow")),
     ("a.jsonl.zst", WIDE_FRAME, (), "zstd window is larger than 128 MiB", "zstd -d --long=31 "),
-    ("a.jsonl.gz", gzip.compress(GOOD) + b"more", (), "not valid gzip data: Error -3", "fetch or"),
+    ("a.jsonl.gz", gzip.compress(GOOD, mtime=0) + b"more", (), "not valid gzip data: Error -3",
+     "fetch or"),
     ("a.jsonl.gz", b"\x1f\x8c" + GOOD, (), "not valid gzip data: Error -3", "fetch or write"),
-    ("a.jsonl.gz", gzip.compress(GOOD)[:-9], (), "the gzip data ends too early", "fetch or write"),
+    ("a.jsonl.gz", gzip.compress(GOOD, mtime=0)[:-9], (), "the gzip data ends too early",
+     "fetch or write"),
     ("a.json", b'{"v": 1, "data": [{"text": "a"}]}', (), "holds the records in .data[], expected",
      "jq -c '.data[]' FILE"),
     ("a.jsonl", b'{"a b": {"train": [{"question": "q", "answer": "a"}]}}', (),
@@ -244,7 +246,7 @@ def test_an_error_of_the_real_script_is_two_lines_and_debug_adds_a_traceback() -
     expected = (
         "error: a.jsonl, line 2 (byte 17): not valid JSON: Expecting property name enclosed in "
         "double quotes at character 2 of the line\n"
-        "tip: mend the line, or use --on-error skip\n"
+        "tip: fix the line, or use --on-error skip\n"
     )
     assert result.stderr.decode() == expected
     debugged = packer("pack", "a.jsonl", *OPTIONS, "--debug")

@@ -201,8 +201,8 @@ SCENARIOS: dict[str, list[Step | Refused]] = {
     "the plain command afterwards": [
         Refused("a b c", "differs: ", "pack what is new or has changed, with --add"),
         Step("aa.jsonl --add", ["a", "b", "c"], change=put("aa.jsonl", "c")),
-        Refused("a aa.jsonl b", "out: holds a finished result of these inputs",
-                "nothing need be done to have their documents"),
+        Refused("a aa.jsonl b", "out: the result already holds these inputs, in another order",
+                "add --overwrite to pack them again"),
     ],
     "other options": [
         Refused("a b --add -l 128 --overlong drop",

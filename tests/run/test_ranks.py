@@ -150,8 +150,9 @@ def test_ranks_of_schedulers(
         succeeds(*rank(0, 2))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    succeeds("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out", *given)
+    said = succeeds("pack", "a.jsonl", "b.jsonl", *OPTIONS, "-o", "out", *given)
     assert contents("out") == contents("whole")
+    assert (f"packer: rank 1 of 2, from {next(iter(environment))}" in said) == bool(given)
 
 
 def test_ranks_of_another_world_size_are_refused_meanwhile() -> None:
@@ -186,7 +187,7 @@ def test_a_rank_that_comes_after_an_update_has_nothing_to_do() -> None:
     succeeds("pack", *OPTIONS, "-o", "out", "b.jsonl")
     succeeds("pack", *OPTIONS, "-o", "out", "c.jsonl", "--add")
     command = ["pack", *OPTIONS, "-o", "out", "b.jsonl", "c.jsonl"]
-    assert_error(packer(*command), 2, "which were packed one after another")
+    assert_error(packer(*command), 2, "already holds these inputs, in another order")
     assert "out: already finished" in succeeds(*command, "--rank", "0", "--world-size", "2")
 
 

@@ -88,13 +88,13 @@ def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.Mon
         ["show", "out/validation"], ["export", "out/train", "--to", "numpy", "-o", "exported"],
     ):  # fmt: skip
         failed = packer(*command)
-        assert_error(failed, 1, "are not of one run")
+        assert_error(failed, 1, "come from different runs")
         assert "run the same packer pack again" in failed.stderr
     monkeypatch.chdir("out/train")
-    assert_error(packer("stats", "."), 1, ". and ", "are not of one run")
-    assert_error(packer("stats", "../validation/"), 1, "are not of one run")
+    assert_error(packer("stats", "."), 1, ". and ", "come from different runs")
+    assert_error(packer("stats", "../validation/"), 1, "come from different runs")
     monkeypatch.chdir("../..")
-    with pytest.raises(DataError, match="out/train and out/validation are not of one run"):
+    with pytest.raises(DataError, match="out/train and out/validation come from different runs"):
         open_packed("out/train")
     shutil.move("out/train", "alone")  # which is a result as any other
     assert packer("verify", "alone", "-q").exit_code == 0
@@ -102,7 +102,7 @@ def test_halves_of_two_runs_are_refused_by_all_that_read(monkeypatch: pytest.Mon
     pack("--overwrite", out="out")
     manifest = Path("out/train/manifest.json")
     manifest.write_text(manifest.read_text().replace('"run": "', '"run": "0'))
-    assert_error(packer("verify", "out/validation"), 1, "are not of one run")
+    assert_error(packer("verify", "out/validation"), 1, "come from different runs")
 
 
 def rank(number: int, size: int, out: str) -> list[str]:
@@ -257,7 +257,7 @@ def test_options_of_all_sources_that_one_has_no_use_for(recipe: Path) -> None:
     Path("mix.toml").write_text(Path("mix.toml").read_text().replace(
         'inputs = ["c.jsonl"]', 'inputs = ["c.jsonl"]\ntrain_on = "assistant"'))  # fmt: skip
     failed = packer("pack", "mix.toml", "--unit-bytes", "20k", "-q", "-o", "other")
-    assert_error(failed, 2, "mix.toml, source 'c': --train-on: assistant is not for records of")
+    assert_error(failed, 2, "mix.toml, source 'c': --train-on assistant does not apply to")
 
 
 def test_a_source_too_small_for_validation_verifies(recipe: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_share_that_whole_documents_miss_is_told_and_no_error(folder: Path, am
     assert done.exit_code == 0, done.stderr
     begin = "packer: source 'long': takes 1,001 of 1,500 tokens asked: "
     (line,) = (one for one in done.stderr.splitlines() if one.startswith(begin))
-    assert "documents are taken whole, and the one at its end has 1,001; its share is " in line
+    assert "documents are not split, and its last one has 1,001; its share is " in line
     off = line.split()[-2]
     stats = " ".join(packer("stats", "out").stdout.split())
     title = "shares that are off, in tokens: documents stay whole"

@@ -69,7 +69,8 @@ def test_every_file_is_packed_as_what_it_is() -> None:
         "packer: sft/alpaca.jsonl: alpaca", "packer: sft/messages.jsonl: messages",
         "packer: sft/prompts.jsonl: prompt-completion (prompt=question, completion=answer)",
         "packer: sft/sharegpt.jsonl: conversations",
-        "packer: chat template: chat.jinja; trained on: completion or assistant, told by its turns",
+        "packer: chat template: chat.jinja; trained on: completion or assistant "
+        "(found from turn markers)",
     ):  # fmt: skip
         assert line in said.splitlines()
     manifest = check_directory("out")
@@ -125,9 +126,9 @@ REFUSED = [
     (["sft", "other.jsonl", "--on-error", "skip"], 1, "other.jsonl: the records' fields fit none"),
     (["sft", "--shape", "messages"], 1, "sft/alpaca.jsonl: the records' fields fit none of: mess"),
     (["sft", "tokens.jsonl"], 1, "tokens.jsonl: holds tokens, sft/alpaca.jsonl holds alpaca"),
-    ([*TALKS, "--train-on", "completion"], 2, "completion is not for", "messages or conversations"),
-    ([*TALKS, "--prompt-template", "alpaca"], 2, "alpaca is not for", "messages or conversations"),
-    (["sft/alpaca.jsonl", "sft/prompts.jsonl"], 2, "--chat-template: is for messages",
+    ([*TALKS, "--train-on", "completion"], 2, "completion does not apply to messages or"),
+    ([*TALKS, "--prompt-template", "alpaca"], 2, "alpaca does not apply to messages or"),
+    (["sft/alpaca.jsonl", "sft/prompts.jsonl"], 2, "--chat-template applies only to records",
      "alpaca or prompt-completion"),
     (["sft/alpaca.jsonl", "--train-on", "all", "--add"], 2, "--train-on was assistant, is now all"),
 ]  # fmt: skip

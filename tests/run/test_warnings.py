@@ -81,9 +81,9 @@ WARNINGS: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
     ),
     "a token across the edge": (
         [{"prompt": "The quick brown f", "completion": "ox jumps."}], ("-t", "merging"),
-        ["1 token in 1 document (100.00%) hold the end of a prompt and the beginning of its "
-         "answer: no prompt ends there when the model is asked; --prompt-template chat, with a "
-         "--chat-template, or alpaca parts them"],
+        ["1 token in 1 document (100.00%) straddle a prompt and its answer, so at inference the "
+         "prompt is tokenized differently; --prompt-template chat, with a --chat-template, or "
+         "alpaca avoids this"],
     ),
 }  # fmt: skip
 
@@ -100,13 +100,86 @@ def test_warnings(folder: Path, name: str) -> None:
         assert part in line
 
 
+ALIKE = " of the rows with four segments or more hold documents of "
+
+
+@pytest.mark.parametrize("strategy", ["best-fit-decreasing", "best-fit"])
+def test_rows_of_one_length(folder: Path, strategy: str) -> None:
+    write([{"text": "a" * (30 + number * 7919 % 200)} for number in range(2000)])
+    lines = [line.partition("%")[2] for line in warned("--strategy", strategy)]
+    told = f"{ALIKE}nearly one length; --strategy best-fit mixes lengths"
+    assert lines == ([told] if strategy == "best-fit-decreasing" else [])
+
+
+@pytest.mark.parametrize("texts", [400, 4000])
+def test_rows_of_one_input(folder: Path, texts: int) -> None:
+    """Where most of the data is one input, rows of it are no wonder."""
+    write([{"text": "a" * 90}] * texts)
+    write([{"text": "b" * 90}] * 400, "other.jsonl")
+    lines = [line.partition("%")[2] for line in warned("other.jsonl", "--strategy", "next-fit")]
+    told = f"{ALIKE}one input; shuffle records across inputs before, or name the inputs as sources"
+    assert lines == ([f"{told} of a recipe"] if texts == 400 else [])
+
+
+TURN_ENDS = {
+    "a turn's end": ("<|eot_id|>", (), "", "--eos-token '<|end_of_text|>' ends texts"),
+    "by the template": ("</turn>", (), "{% for m in messages %}{{ m.content }}</turn>{% endfor %}",
+                        "--eos-token '<|end_of_text|>' ends texts"),
+    "a text's end": ("<|end_of_text|>", (), "{{ messages[0].content }}<|end_of_text|>", ""),
+    "another is named": ("<|eot_id|>", ("--eos-token", "<|end_of_text|>"), "", ""),
+    "none is added": ("<|eot_id|>", ("--no-eos",), "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TURN_ENDS)
+def test_texts_that_end_with_the_end_of_a_turn(folder: Path, case: str) -> None:
+    eos, options, template, tip = TURN_ENDS[case]
+    tokenizer = tiny.byte_level()
+    for number, name in enumerate({eos, "<|end_of_text|>"}, 900):
+        tokenizer = tiny.with_added_token(tokenizer, name, number)
+    config = {"eos_token": eos} | ({"chat_template": template} if template else {})
+    tiny.save(Path("own"), tokenizer, tokenizer_config=config)
+    write(TEXTS)
+    result = packer("pack", "data.jsonl", "-l", 64, "-t", "own", "-o", "out", *options)
+    note = f"texts end with EOS {eos}, which ends turns of conversations; {tip}"
+    assert (f"packer: {note}" in result.stderr.splitlines()) == bool(tip), result.stderr
+
+
+def test_a_rerun_repeats_no_note(folder: Path) -> None:
+    """Nor says how long it took to do nothing; what is wrong with the result is said again."""
+    write([one | {"tree": 1, "extra": "x"} for one in [*CHATS, LARGE]])
+    Path("t.jinja").write_text(TAGS)
+    command = ["pack", "data.jsonl", "-l", 1024, "-t", "bytes", *TEMPLATE, "-o", "out"]
+    first, again = packer(*command).stderr.splitlines(), packer(*command).stderr.splitlines()
+    assert any("tree" in line for line in first)
+    assert any("(found from turn markers)" in line for line in first)
+    warnings = [line for line in first if "warning" in line]
+    assert again == ["packer: out: up to date", *warnings]
+    write([{"text": WORDS}], "other.jsonl")
+    Path("mix.toml").write_text(
+        'tokenizer = "bytes"\nmax_length = 64\n'
+        '[[source]]\nname = "a"\ninputs = ["data.jsonl"]\nchat_template = "t.jinja"\n'
+        '[[source]]\nname = "b"\ninputs = ["other.jsonl"]\n'
+    )
+    command = ["pack", "mix.toml", "-o", "mixed", "--overlong", "truncate"]
+    first, again = packer(*command).stderr.splitlines(), packer(*command).stderr.splitlines()
+    assert sum("tree" in line for line in first) == 1
+    places = ["mix-tokenized/a", "mix-tokenized/b", "mixed"]
+    assert [line for line in again if "warning" not in line] == [
+        f"packer: {place}: up to date" for place in places
+    ]
+    assert [line for line in first if ": done in" in line and line.split(": ")[1] in places] == [
+        line for line in first if ": done in" in line
+    ]
+
+
 def test_how_prompts_become_text_is_said(folder: Path) -> None:
     """And warned of where the tokenizer has a chat template, unless it is asked for."""
     write(PAIRS)
     save_merging("merging", TAGS)
     assert warned("-t", "merging") == [
-        "prompts and answers of records of shape prompt-completion are joined as they are, though "
-        "the tokenizer has a chat template; --prompt-template chat uses it"
+        "prompts and answers of prompt-completion records are concatenated without the chat "
+        "template; add --prompt-template chat to use it"
     ]
     command = ("pack", "data.jsonl", "-l", 1024, "-t", "merging", "--overwrite", "-o", "out")
     for name, words in (("none", "as they are"), ("alpaca", "as alpaca"), ("chat", "as chat")):
