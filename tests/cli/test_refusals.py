@@ -70,7 +70,7 @@ export out --to trl         | Missing option '--output' / '-o'. | add --output O
 --shape chat                | --shape: 'chat' is not one of messages,
 --field message=chosen      | --field: 'message' is not one of
 --field messages            | --field: 'messages' is not NAME=COLUMN | Where a field of the shape is
---field role=x              | --field applies only to chat records if it names | leave it out leave it out, or name what
+--field role=x              | --field applies only to chat records if it names | leave it out, or
 --role user                 | --role: 'user' is not NAME=ROLE | Which role a speaker
 --role x=user               | --role applies only to chat records; these are text | leave it out
 --chat-template chatml      | --chat-template applies only to records that a chat template renders
