@@ -23,12 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error, named, one_of
 from packer_cli.inputs.byte_streams import open_source
-from packer_cli.inputs.columnar import open_ipc
+from packer_cli.inputs.columnar import open_ipc, parquet_file
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
@@ -399,8 +398,7 @@ def _parquet(file: InputFile) -> File:
     """A Parquet file, decoded a few megabytes at a time."""
 
     def table() -> Any:
-        source = storage.open_arrow(file.path, file.status())
-        return pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
+        return parquet_file(storage.open_arrow(file.path, file.status()))
 
     with _readable(file.path), table() as found:
         names, ignored = _chosen(found.schema_arrow, file.path)

@@ -5,7 +5,6 @@ few megabytes at a time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +21,7 @@ import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
-from packer_cli.inputs import byte_streams
+from packer_cli.inputs import byte_streams, footers
 from packer_cli.inputs.formats import Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
@@ -57,11 +56,7 @@ _SKIP = "fix the row, or use --on-error skip"
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
 _BUFFER_BYTES = 1 << 20
-# How a page of a dictionary begins, in Thrift's compact protocol: its kind, its size once it is
-# decompressed, its size as stored, perhaps a checksum, and the number of its values.
-_NUMBER = rb"\x15([\x80-\xff]*[\0-\x7f])"
-_DICTIONARY = re.compile(rb"\x15\x04%b%b(?:%b)?[\x3c\x4c]%b" % ((_NUMBER,) * 4), re.DOTALL)
-_HEADER_BYTES = 64
+_HEADER_BYTES = 64  # of a file, and of a page without statistics
 _Convert = Callable[[Any], Any]
 
 
@@ -483,7 +478,7 @@ class ParquetReader(ColumnarReader):
 
     def groups(self, file: InputFile) -> list[Group]:
         with reading(file):
-            metadata, _ = _footer(file)
+            metadata = _footer(file).metadata
             groups = map(metadata.row_group, range(metadata.num_row_groups))
             return [Group(one.num_rows, one.total_byte_size) for one in groups]
 
@@ -496,12 +491,11 @@ class ParquetReader(ColumnarReader):
 
     @contextmanager
     def opened(self, file: InputFile) -> Iterator[Table]:
-        metadata, _ = _footer(file)
-        # buffered, or the column of a row group would be read whole
-        how = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
+        footer = _footer(file)
+        metadata = footer.metadata
         with (
             storage.open_arrow(file.path, file.status()) as source,
-            pq.ParquetFile(source, metadata=metadata, **how) as parquet,
+            parquet_file(source, metadata) as parquet,
         ):
 
             def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
@@ -509,7 +503,7 @@ class ParquetReader(ColumnarReader):
                 if groups and names:
                     ways = [_fields_at(schema, name)[0] for name in names]
                     stored = [*dict.fromkeys(".".join(one.name for one in way) for way in ways)]
-                    at_once = _rows_at_once(file, metadata, groups, stored, most)
+                    at_once = _rows_at_once(file, footer, groups, stored, most)
                     every = parquet.iter_batches(at_once, row_groups=groups, columns=stored)
                     yield from (by_columns(batch, names) for batch in every)
 
@@ -517,64 +511,93 @@ class ParquetReader(ColumnarReader):
             yield Table(schema, batches, row_bytes)
 
     def first_row(self, file: InputFile, part: Slice) -> int:
-        return int(_footer(file)[1][part.start])
+        return int(_footer(file).first_rows[part.start])
 
     def describe(self, file: InputFile, position: int) -> str:
         with reading(file):
-            _, first_rows = _footer(file)
+            first_rows = _footer(file).first_rows
         group = int(np.searchsorted(first_rows, position, side="right")) - 1
         row = position - first_rows[group]
         return f"row group {group}, row {row} (row {position} of the file)"
 
 
-def _footer(file: InputFile) -> tuple[Any, Int64]:
-    """The metadata of a Parquet file, and the first row of each row group."""
+def parquet_file(source: Any, metadata: Any = None) -> Any:
+    """A Parquet file of which little is in memory, and pages are compared with their checksums."""
+    return pq.ParquetFile(
+        source,
+        metadata=metadata,
+        buffer_size=_BUFFER_BYTES,  # or the column of a row group would be read whole
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
+
+
+class _Footer(NamedTuple):
+    """The footer of a Parquet file.
+
+    metadata    Arrow's
+    first_rows  of each row group
+    data        its bytes
+    places      in these of each row group
+    """
+
+    metadata: Any
+    first_rows: Int64
+    data: bytes
+    places: list[int]
+
+
+def _footer(file: InputFile) -> _Footer:
     return _footer_of(replace(file, path=storage.identity(file.path)))
 
 
 @lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
-def _footer_of(file: InputFile) -> tuple[Any, Int64]:
-    with storage.open_arrow(file.path, file.status()) as source, pq.ParquetFile(source) as parquet:
-        metadata = parquet.metadata
+def _footer_of(file: InputFile) -> _Footer:
+    with storage.open_arrow(file.path, file.status()) as source, parquet_file(source) as parquet:
+        metadata, end = parquet.metadata, source.size() - 8
+        size = int.from_bytes(source.read_at(4, end), "little")
+        data: bytes = source.read_at(size, end - size)
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    return metadata, offsets_of(rows)
+    try:
+        places = footers.row_groups_in(data)
+    except footers.DAMAGE as error:
+        raise pa.ArrowInvalid(f"its footer cannot be read: {error!r}") from error
+    return _Footer(metadata, offsets_of(rows), data, places)
 
 
 def _rows_at_once(
-    file: InputFile, metadata: Any, groups: list[int], names: list[str], most: int
+    file: InputFile, footer: _Footer, groups: list[int], names: list[str], most: int
 ) -> int:
     """The number of rows, at `most`, that may be decoded at once, though a cell that is stored
     once, in a dictionary, may be in all of them.
     """
-    row_groups = [metadata.row_group(i) for i in groups]
-    chunks = [
-        (one.num_rows, chunk)
-        for one in row_groups
-        for chunk in map(one.column, range(one.num_columns))
-        if chunk.path_in_schema.startswith(tuple(names))  # and some more, that begin alike
-    ]
-    size = sum(chunk.total_uncompressed_size for _, chunk in chunks)
-    whole = sum(one.num_rows for one in row_groups)
-    at_once: int = min(most, BATCH_BYTES * whole // max(size, 1), *(rows for rows, _ in chunks))
+    counts = np.diff(footer.first_rows)[groups].tolist()
+    try:
+        chunks = [
+            (rows, chunk)
+            for rows, number in zip(counts, groups, strict=True)
+            for chunk in footers.chunks_in(footer.data, footer.places[number])
+            if chunk.path.startswith(tuple(names))  # and some more, that begin alike
+        ]
+    except footers.DAMAGE as error:
+        raise pa.ArrowInvalid(f"its footer cannot be read: {error!r}") from error
+    size = sum(chunk.size for _, chunk in chunks)
+    at_once = min(most, BATCH_BYTES * sum(counts) // max(size, 1), *(rows for rows, _ in chunks))
     for rows, chunk in chunks:
-        if chunk.has_dictionary_page and chunk.total_uncompressed_size * rows >= _DENSE_BYTES:
-            size, values = _dictionary(file, chunk)
+        if chunk.dictionary is not None and chunk.size * rows >= _DENSE_BYTES:
+            size, values = _dictionary(file, chunk.dictionary)
             cell = size // max(values, 1)  # of the usual length, and the longest
             dense = _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(size, 1)
             at_once = min(at_once, *dense)
     return max(at_once, 1)
 
 
-def _dictionary(file: InputFile, chunk: Any) -> tuple[int, int]:
-    """The bytes of a column chunk's dictionary once it is decompressed, and the number of its
-    values; 0, 0 where its header, which Arrow does not give, cannot be read.
+def _dictionary(file: InputFile, begin: int) -> tuple[int, int]:
+    """The bytes of a dictionary once it is decompressed, and the number of its values; 0, 0 if its
+    header cannot be read.
     """
     with storage.open_bytes(file.path, found=file.status()) as source:
-        source.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
-        found = _DICTIONARY.match(source.read(_HEADER_BYTES))
-    return (_number(found[1]), _number(found[4])) if found else (0, 0)
-
-
-def _number(data: bytes) -> int:
-    """A number of Thrift's compact protocol that is not negative: seven bits in a byte, doubled."""
-    return sum((byte & 127) << 7 * i for i, byte in enumerate(data)) >> 1
+        source.seek(begin)
+        with suppress(*footers.DAMAGE):
+            return footers.dictionary_in(source.read(_HEADER_BYTES))
+    return 0, 0

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import (
     COMPRESSORS,
@@ -31,7 +32,12 @@ from support import (
     recover_texts,
 )
 
+from packer_cli.errors import DataError
 from packer_cli.inputs import byte_streams
+from packer_cli.inputs.formats import reader_for
+from packer_cli.options.options import PackConfig
+from packer_cli.options.shapes import Shape
+from packer_cli.records import InputFile
 
 pytestmark = pytest.mark.usefixtures("folder")
 QUIET = ("-l", 16, "-t", "bytes", "-q")
@@ -334,6 +340,38 @@ def test_damaged_columnar_files(name: str, data: bytes, message: str) -> None:
     Path(name).write_bytes(data)
     assert_error(packer("pack", name, *OPTIONS), 1, f"{name}: ", message)
     assert not Path("out").exists()
+
+
+def test_a_footer_of_parquet_that_is_damaged_anywhere() -> None:
+    """pyarrow aborts its process when it is asked for a chunk of some of these."""
+    pq.write_table(pa.table({"text": ["a", "b"], "id": [1, 2]}), "a.parquet", row_group_size=1)
+    data = Path("a.parquet").read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    reader, config = reader_for("parquet"), PackConfig(max_length=16)
+    shape = Shape("text", {"text": "text"})
+    outcomes = set[str]()
+    for place in range(footer, footer + 400):
+        damaged = data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
+        Path("a.parquet").write_bytes(damaged)
+        file = InputFile(0, "a.parquet", "parquet", None, len(data), place)
+        try:
+            for part in reader.split(file, 1):
+                for _ in reader.read(file, part, shape, config):
+                    outcomes.add("read")
+        except DataError as error:
+            outcomes.add(error.message.partition(":")[0])
+    assert outcomes == {"read", "a.parquet"}
+
+
+def test_a_page_of_parquet_is_compared_with_its_checksum() -> None:
+    table = pa.table({"text": ["the text"]})
+    how: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
+    pq.write_table(table, "a.parquet", write_page_checksum=True, write_statistics=False, **how)
+    data = Path("a.parquet").read_bytes()
+    assert data.count(b"the text") == 1
+    Path("a.parquet").write_bytes(data.replace(b"the text", b"the next"))
+    message = "a.parquet: not a readable parquet file: could not verify page integrity"
+    assert_error(packer("pack", "a.parquet", *OPTIONS), 1, message)
 
 
 def test_offsets_of_arrow_that_lead_nowhere() -> None:
