@@ -180,6 +180,8 @@ def from_os_error(error: OSError, path: str | os.PathLike[str], doing: str) -> P
         tip = "free some space or choose another --output, then run the same command again"
     elif error.errno == errno.EACCES:
         tip = f"check its permissions: ls -ld {_nearest(os.fspath(path))}"
+    elif error.errno == errno.ELOOP:
+        tip = "packer writes through no link of that name: move it elsewhere"
     elif error.errno == errno.ENOENT:
         tip = "check the spelling; relative paths start at the current directory"
     else:

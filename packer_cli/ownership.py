@@ -16,17 +16,19 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO
 
 from packer_cli.errors import DataError, UsageError, named, os_errors
+from packer_cli.storage import MOST_AT_ONCE
 
 ID = "dd4cbd969ee4cf0b968a8b865edeed7a"
 LOCK = "lock"
 _MOST_NAMED = 5
-_TRIES, _SECONDS = 100, 0.05
+_TRIES, _SECONDS, _TOLD_AFTER = 100, 0.05, 200  # a note comes after ten seconds
 
 
 class InUseError(DataError):
@@ -77,8 +79,11 @@ class Folder:
         return os.open(_plain(name), flags, 0o666, dir_fd=self.descriptor)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a regular file; None for all else, and for one that goes just now."""
-        if not self.is_file(name):
+        """The content of a regular file; None for all else, for one that goes just now, and for one
+        that is too large to be packer's.
+        """
+        status = self.status(name)
+        if status is None or not stat.S_ISREG(status.st_mode) or status.st_size > MOST_AT_ONCE:
             return None
         try:
             with open(self.open(name), "rb") as file:
@@ -180,20 +185,21 @@ def locked(
     place: Path,
     *,
     shared: bool = False,
-    wait: bool = False,
+    wait: Callable[[str], None] | None = None,
     tries: int = 1,
 ) -> Iterator[None]:
     """Hold the lock file `name`, made if necessary. `place`: what errors say is in use.
 
-    `shared`: with others that share it. `wait`: for whoever holds it; otherwise it is tried
-    `tries` times, a twentieth of a second apart. Raises InUseError when another process holds
-    it, DataError where there are no locks, FileNotFoundError when the folder is gone.
+    `shared`: with others that share it. `wait`: for whoever holds it, and say so after a while;
+    otherwise it is tried `tries` times, a twentieth of a second apart. Raises InUseError when
+    another process holds it, DataError where there are no locks, FileNotFoundError when the folder
+    is gone.
     """
-    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     while True:
         descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
         try:
-            _lock(descriptor, how, tries, place, no_lock=folder.no_lock)
+            _lock(descriptor, how, tries, place, wait, no_lock=folder.no_lock)
             status = folder.status(name)
             if status is None or not os.path.samestat(status, os.fstat(descriptor)):
                 continue  # whoever held it has removed it
@@ -203,14 +209,20 @@ def locked(
             os.close(descriptor)
 
 
-def _lock(descriptor: int, how: int, tries: int, place: Path, *, no_lock: bool) -> None:
-    for attempt in range(tries):
+def _lock(
+    descriptor: int, how: int, tries: int, place: Path, wait: Callable[[str], None] | None, *,
+    no_lock: bool,
+) -> None:  # fmt: skip
+    for attempt in count():
         try:
             fcntl.flock(descriptor, how)
             return
         except BlockingIOError:
-            if attempt < tries - 1:
-                time.sleep(_SECONDS)
+            if wait is None and attempt >= tries - 1:
+                break
+            if wait is not None and attempt == _TOLD_AFTER:
+                wait(f"{place}: waiting for another rank, which holds begin.lock there")
+            time.sleep(_SECONDS)
         except OSError as error:
             if no_lock:
                 return
@@ -269,10 +281,15 @@ def in_the_way(folder: Path | str, names: Iterable[str]) -> UsageError:
 # Files that are there whole or not at all, also after a power loss
 
 
+def open_unlinked(path: str, flags: int) -> int:
+    """A descriptor, as the `opener` of `open`. Raises OSError for a link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextmanager
 def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is synced to the disk at the end."""
-    with os_errors(path, "write"), open(path, "wb") as file:
+    """A file to write, which is synced to the disk at the end. Links are not followed."""
+    with os_errors(path, "write"), open(path, "wb", opener=open_unlinked) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

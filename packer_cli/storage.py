@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # A request takes tens of milliseconds whatever its size, and bytes that nobody needs are wasted.
 AHEAD_BYTES = 1 << 20
+MOST_AT_ONCE = 1 << 30  # bytes of a file that is read as a whole
 _PART_BYTES = 8 << 20  # read of a whole object at a time
 TIMEOUT_SECONDS = 60  # of silence in a request over HTTP
 _LOCAL = ("file", "local")
@@ -349,8 +350,12 @@ def open_lines(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file. Raises as `open_bytes` does."""
+    """The content of a file. Raises as `open_bytes` does, and OSError for a local file that is too
+    large for what is read as a whole: it may be sparse.
+    """
     with open_bytes(os.fspath(path)) as file:
+        if isinstance(file, io.FileIO) and os.fstat(file.fileno()).st_size > MOST_AT_ONCE:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         return file.read()
 
 

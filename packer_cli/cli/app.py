@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import MISSING
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
@@ -43,6 +43,9 @@ from packer_cli.errors import (
 )
 from packer_cli.interrupts import interruptible
 from packer_cli.options.option import Option, Owner, Values, options_of, refuse_missing
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # command -> the module that has its function, of the same name
 _COMMANDS = {
@@ -427,6 +430,32 @@ def main() -> None:
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 
+class _Notes(io.RawIOBase):
+    """stderr, whose failures end nothing: a full disk or a closed pipe would make a run whose
+    result is complete look like one that failed.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.dup(2)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        left = memoryview(data).cast("B")
+        size = len(left)
+        with suppress(OSError):
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        return size
+
+
 def _open_streams() -> None:
     """Make sure that descriptors 0 to 2 are open and that any name can be printed.
 
@@ -437,8 +466,9 @@ def _open_streams() -> None:
         os.set_inheritable(descriptor, True)
         if descriptor == 1:
             sys.stdout = open(1, "w")  # noqa: SIM115
-        elif descriptor == 2:
-            sys.stderr = open(2, "w")  # noqa: SIM115
     os.close(descriptor)
+    encoding = getattr(sys.stderr, "encoding", None)
+    notes = cast("Any", _Notes())
+    sys.stderr = io.TextIOWrapper(notes, encoding, "backslashreplace", line_buffering=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: no name may fail to print

@@ -50,7 +50,7 @@ from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
     carried_values,
-    compare_digest,
+    check_side_file,
     lists_of,
     measured_in,
     rows_of,
@@ -597,9 +597,9 @@ class Packed(Writer):
         for name, content in made.items():
             (self.folder / name).write_bytes(content)
         for name in {*facts.side_files} - {STATE, INFO, UNITS, SQUARED_LENGTHS}:
+            check_side_file(view.path / name, facts, name)
             with open_bytes(str(view.path / name)) as file, open(self.folder / name, "wb") as copy:
                 shutil.copyfileobj(file, copy)
-            compare_digest(view.path / name, digest(self.folder / name)[1], facts, name)
         hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {

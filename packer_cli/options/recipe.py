@@ -452,4 +452,15 @@ def _parsed(path: str) -> Values:
             f"{path}: {str(error).replace('at end of document', place)}",
             'a recipe is TOML in UTF-8: name = "text", number = 4096, list = ["a"], [[source]]',
         ) from None
+    if (odd := next(filter(re.compile("\0").search, _texts(content)), None)) is not None:
+        raise UsageError(f"{path}: {odd!r} holds a NUL", "no name or value has one: leave it out")
     return content
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All keys and texts of a recipe."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(one)

@@ -107,7 +107,7 @@ def _path(name: str) -> Path:
 def _refuse_other_files(path: Path) -> None:
     """UsageError for what is there, unless it is a page or empty."""
     try:
-        status = path.stat()
+        status = path.lstat()  # a link beside the page is no file of packer
         if not stat.S_ISREG(status.st_mode):
             raise UsageError(
                 f"--html: {path} is not a regular file", "--html - writes the page to stdout"

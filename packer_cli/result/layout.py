@@ -158,12 +158,19 @@ def name_by_content(
 
 
 def digest(
-    path: str | os.PathLike[str], stopped: Callable[[], bool] = lambda: False
+    path: str | os.PathLike[str],
+    stopped: Callable[[], bool] = lambda: False,
+    listed: int | None = None,
 ) -> tuple[int, str]:
-    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so.
+    """(size, sha256) of a file; ends early, with a wrong result, once `stopped` says so. One of
+    another size than `listed` is not read: it may be sparse, and larger than any disk.
 
     `path` may be a URL. Raises DataError when it cannot be read.
     """
+    with os_errors(path):
+        found = storage.stat(os.fspath(path)) if listed is not None else None
+        if found is not None and found.regular and found.size != listed:
+            return found.size, ""
     sha, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_HASH_BYTES))
     with os_errors(path), storage.open_bytes(os.fspath(path), _FETCHED_BYTES) as file:

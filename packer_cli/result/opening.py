@@ -26,6 +26,7 @@ from packer_cli import storage
 from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.options.options import PADDED_BOUNDARIES
+from packer_cli.ownership import open_unlinked
 from packer_cli.records import IGNORED, Int32, Int64, offsets_of
 from packer_cli.result.carried import fields_of
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard, digest
@@ -315,7 +316,7 @@ class CopiedDirectory(PackedDirectory):
             return
         with os_errors(path, "write"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(part, "ab") as file:
+            with open(part, "ab", opener=open_unlinked) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
                     if is_here():

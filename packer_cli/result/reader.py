@@ -35,7 +35,14 @@ from packer_cli.options.option import plain_int
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.carried import measured
-from packer_cli.result.layout import MISSING, SQUARED_LENGTHS, Measured, Shard, problem_of
+from packer_cli.result.layout import (
+    MISSING,
+    SQUARED_LENGTHS,
+    Measured,
+    Shard,
+    digest,
+    problem_of,
+)
 from packer_cli.result.manifest import Manifest, Result, replaced
 from packer_cli.result.shard_writer import (
     fixed,
@@ -576,6 +583,16 @@ def squared_lengths(packed: PackedDirectory) -> Int64:
         raise packed.replaced() or error from None
     sums: Int64 = np.frombuffer(content, "<i8", offset=HEADER_BYTES)
     return sums
+
+
+def check_side_file(place: str | os.PathLike[str], facts: Result, name: str) -> None:
+    """DataError where the side file `name`, which lies at `place`, is not the manifest's."""
+    listed = facts.side_file_bytes.get(name)
+    size, sha256 = digest(place, listed=listed)
+    if listed not in (None, size):
+        what = f"{os.fspath(place)}: has {size} bytes, the manifest says {listed}"
+        raise DataError(what, PACK_AGAIN)
+    compare_digest(place, sha256, facts, name)
 
 
 def compare_digest(place: str | os.PathLike[str], sha256: str, facts: Result, name: str) -> None:

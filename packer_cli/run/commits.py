@@ -22,9 +22,9 @@ from packer_cli.errors import DataError, os_errors
 from packer_cli.ownership import put_file
 from packer_cli.records import Slice, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import ROWS, UNITS, Shard, built, digest, kind_of
+from packer_cli.result.layout import ROWS, UNITS, Shard, built, kind_of
 from packer_cli.result.manifest import Result
-from packer_cli.result.reader import PACK_AGAIN, compare_digest
+from packer_cli.result.reader import PACK_AGAIN, check_side_file
 from packer_cli.run.identity import Run, sealed, unsealed
 
 UNIT_RECORDS = "unit-*.json"
@@ -91,9 +91,10 @@ def read_unit(folder: Path, unit: WorkUnit, run: str) -> UnitRecord | None:
     return record if all(_size(folder / name) == sizes[name] for name in sizes) else None
 
 
-def units_in(folder: Path) -> Iterator[UnitRecord]:
-    """All valid records, whether the units' files are there or not."""
-    return filter(None, map(_decoded, folder.glob(UNIT_RECORDS)))
+def units_in(folder: Path, run: str) -> Iterator[UnitRecord]:
+    """The valid records of this run, whether the units' files are there or not."""
+    found = filter(None, map(_decoded, folder.glob(UNIT_RECORDS)))
+    return (record for record in found if record.run == run)
 
 
 def left_to_do(run: Run, folder: Path, part: slice = slice(None)) -> list[WorkUnit]:
@@ -125,7 +126,7 @@ def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
     record more or less, documents would be there twice or never, unnoticed.
     """
     path = directory / UNITS
-    compare_digest(path, digest(path)[1], facts, UNITS)
+    check_side_file(path, facts, UNITS)
     decode = msgspec.json.Decoder(UnitRecord).decode
     try:
         with os_errors(path), storage.open_lines(path) as lines:

@@ -144,7 +144,7 @@ def claimed(output: Path, files: Sequence[InputFile], options: RunOptions) -> It
                 if rank is not None:
                     _hold_rank(stack, inside, rank, output)
                 # ranks begin at the same time
-                with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
+                with locked(inside, _BEGIN_LOCK, inside.path, wait=options.notify):
                     ended = _ended(folder, inside)
                 if ended is None:  # now that nobody else can change it
                     _refuse_foreign(folder)
@@ -189,7 +189,7 @@ def begin(claim: Claim, run: Run, *, may_replace: bool) -> bool:
     `may_replace`: what another run has packed.
     """
     inside = claim.inside
-    with locked(inside, _BEGIN_LOCK, inside.path, wait=True):
+    with locked(inside, _BEGIN_LOCK, inside.path, wait=claim.options.notify):
         if claim.ended is not None and holds_result(claim.output):  # which nobody has discarded
             its, own = claim.ended.config, run.config
             differ = differences(claim.ended, run) or differing_options(its, own, limits=True)
@@ -240,7 +240,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
     """How the runs differ if units are there without bad records on which `run` is to fail."""
     if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
         return []
-    is_skipped = any(one.rejected for one in units_in(work))
+    is_skipped = any(one.rejected for one in units_in(work, earlier.identity))
     return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
 
 

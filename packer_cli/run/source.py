@@ -10,7 +10,6 @@ there, the tokenizer's copies and figures are enough, and nothing is loaded.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import UNSET, structs
 
-from packer_cli.errors import DamagedInputError, DataError, UsageError, os_errors
+from packer_cli.errors import DamagedInputError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
 from packer_cli.inputs.token_columns import Given, with_carried
@@ -51,7 +50,7 @@ from packer_cli.result.manifest import (
     as_named,
     load_tokenized,
 )
-from packer_cli.result.tokenized import AGAIN
+from packer_cli.result.reader import check_side_file
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
@@ -188,14 +187,9 @@ def choose_tokenized(
 
 def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
     """A file that a tokenized directory keeps of its tokenizer. DataError where it has changed."""
+    check_side_file(folder / name, facts, name)
     with os_errors(folder / name):
-        data = read_bytes(folder / name)
-    found, expected = hashlib.sha256(data).hexdigest(), facts.side_files[name]
-    if found != expected:
-        raise DataError(
-            f"{folder / name}: its sha256 is {found}, the manifest says {expected}", AGAIN
-        )
-    return data
+        return read_bytes(folder / name)
 
 
 def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None) -> None:

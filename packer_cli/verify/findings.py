@@ -75,7 +75,7 @@ class Findings:
     ) -> bool:  # fmt: skip
         """Whether a file is there with its digest and size; if not, that is added as a problem."""
         try:
-            now = digest(path, self.stop.is_set)
+            now = digest(path, self.stop.is_set, size)
             self.stop_if_asked()
             text = f"its sha256 is {now[1]}, the manifest says {sha256}"
             if size not in (None, now[0]):

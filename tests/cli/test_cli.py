@@ -234,6 +234,21 @@ def test_a_stdout_that_is_full(data: Path) -> None:
     assert len(result.stderr.splitlines()) == 2
 
 
+def test_a_stderr_that_is_full_or_closed_changes_no_exit_code(data: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open("/dev/full", "wb") as full:
+        for number, stream in enumerate((full, write)):
+            for name, code in (("a.jsonl", 0), ("none.jsonl", 2)):
+                command = [packer_script(), "pack", name, "-l", "16", "-t", "bytes"]
+                output = f"out-{number}-{code}"
+                done = subprocess.run(
+                    [*command, "-o", output], stderr=stream, stdout=subprocess.PIPE, check=False
+                )
+                assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+    os.close(write)
+
+
 def test_interrupted_while_waiting_for_stdin(folder: Path) -> None:
     command = [packer_script(), "pack", "-", "-l", "64", "-t", "bytes", "-q", "-o", "out"]
     with started(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -13,6 +13,9 @@ from pages import Page, assert_stands_alone
 from spoiling import edit
 from support import assert_error, jsonl, pack, packer, packer_process
 
+from packer_cli.errors import DataError
+from packer_cli.ownership import put_file
+
 pytestmark = pytest.mark.usefixtures("folder")
 
 TEXTS = ["a" * 15, "b" * 7, "c" * 3, "d" * 3, "e" * 9, "f" * 9, "g" * 40, ""]
@@ -160,6 +163,23 @@ def test_where_no_page_is_written() -> None:
     for name, message in PLACES.items():
         assert_error(packer("stats", "out", "--html", name), 2, f"--html: {message}")
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("leads", ["to nothing", "to an empty file", "to a page"])
+def test_a_link_beside_a_page_is_not_followed(leads: str) -> None:
+    packed()
+    assert packer("stats", "out", "--html", "page.html").exit_code == 0
+    content = b"" if leads == "to an empty file" else Path("page.html").read_bytes()
+    if leads != "to nothing":
+        Path("mine").write_bytes(content)
+    Path("page.html.part").symlink_to("mine")
+    message = "--html: page.html.part is not a regular file"
+    assert_error(packer("stats", "out", "--html", "page.html"), 2, message)
+    assert Path("mine").exists() == (leads != "to nothing")
+    assert leads == "to nothing" or Path("mine").read_bytes() == content
+    with pytest.raises(DataError, match="Too many levels of symbolic links"):
+        put_file(Path("page.html"), b"")  # one that is made after that look
+    assert Path("page.html.part").is_symlink()
 
 
 # Sources of recipes

@@ -29,6 +29,8 @@ from support import (
     work_folder,
 )
 
+from packer_cli.run.identity import sealed, unsealed
+
 OPTIONS = ["-l", "256", "-t", "bytes"]
 UNITS, PACKED = 14, 8  # of the inputs below: all, and those of an interrupted run
 RECORD = "unit-00003.json"
@@ -102,6 +104,11 @@ def copy_over(name: str) -> None:
     Path("copy").rename(name)
 
 
+def of_another_run(data: bytes) -> bytes:
+    record = json.loads(unsealed(data))
+    return sealed(json.dumps(record | {"run": record["run"][::-1]}).encode())
+
+
 # what is done between the runs, options of the second, and how many units it does not pack again
 GOES_ON: dict[str, tuple[Change, tuple[str, ...], int]] = {
     "nothing": (lambda: None, (), PACKED),
@@ -113,6 +120,7 @@ GOES_ON: dict[str, tuple[Change, tuple[str, ...], int]] = {
         rewrite(RECORD, lambda data: data.replace(b'"documents":', b'"documents":1', 1)), (),
         PACKED - 1,
     ),
+    "a record of another run": (rewrite(RECORD, of_another_run), (), PACKED - 1),
     "half a record": (rewrite(RECORD, lambda data: data[: len(data) // 2]), (), PACKED - 1),
 }  # fmt: skip
 

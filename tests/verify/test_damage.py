@@ -217,6 +217,29 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str
     assert Path("out", name).is_fifo()
 
 
+@pytest.mark.parametrize("name", ["units.jsonl", "tokenizer.json", "squared_lengths.npy"])
+def test_a_file_of_another_size_is_not_read(folder: Path, name: str) -> None:
+    """A sparse one takes no room on the disk, and hours to read."""
+    Path("a.jsonl").write_bytes(jsonl("one", "two"))
+    tiny_tokenizers.save(Path("t"), tiny_tokenizers.byte_level())
+    again = ("pack", "a.jsonl", "-l", 16, "-t", "t", "-o", "out", "-q")
+    assert packer(*again).exit_code == 0
+    assert packer("tokenize", "a.jsonl", "-t", "t", "-o", "tok", "-q").exit_code == 0
+    for directory in ("out", "tok"):
+        if Path(directory, name).exists():
+            os.truncate(Path(directory, name), 1 << 40)
+            result = packer("verify", directory)
+            message = f"{name}: has {1 << 40} bytes, the manifest says "
+            assert (result.exit_code, message in result.stdout) == (1, True), result.stderr
+    Path("b.jsonl").write_bytes(jsonl("three"))
+    if name == "units.jsonl":
+        added = packer("pack", "b.jsonl", *again[2:], "--add")
+        assert_error(added, 2, "out: units.jsonl is damaged")
+    if name == "tokenizer.json":
+        assert_error(packer("pack", "tok", "-l", 16, "-o", "of-tok", "-q"), 1, message)
+        assert_error(packer("pack", "b.jsonl", "-l", 16, "-t", "tok"), 1, "File too large")
+
+
 # Commands, and the files that these read, whatever is in them.
 READERS: dict[str, tuple[object, ...]] = {
     "list.txt": ("pack", "@list.txt", "-t", "bytes", "-l", 16),
