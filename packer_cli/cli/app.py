@@ -435,7 +435,8 @@ class _Notes(io.RawIOBase):
     result is complete look like one that failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replaced: object) -> None:
+        self._replaced = replaced  # which closes 2 when it goes
         self._descriptor = os.dup(2)
 
     def writable(self) -> bool:
@@ -468,7 +469,7 @@ def _open_streams() -> None:
             sys.stdout = open(1, "w")  # noqa: SIM115
     os.close(descriptor)
     encoding = getattr(sys.stderr, "encoding", None)
-    notes = cast("Any", _Notes())
+    notes = cast("Any", _Notes(sys.stderr))
     sys.stderr = io.TextIOWrapper(notes, encoding, "backslashreplace", line_buffering=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as on stderr: no name may fail to print
