@@ -51,7 +51,10 @@ from packer_cli.result.shard_writer import kind_in
 _BATCH_ROWS, _TOKEN_ROWS = 1024, 1 << 16
 _AS_OBJECTS = 8  # times as many bytes as the numbers of a list
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_TEXTS = ("string", "large_string", "string_view")
+_BINARY = ("binary", "large_binary", "binary_view")  # in which many writers keep texts
+_TEXTS = ("string", "large_string", "string_view", *_BINARY)
+_PLAIN = {"string": pa.string(), "large_string": pa.large_string()}
+_PLAIN |= {"binary": pa.string(), "large_binary": pa.large_string()}
 _SKIP = "fix the row, or use --on-error skip"
 # The memory that cells of a batch may take once each has its own copy of its dictionary entry.
 _DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
@@ -274,7 +277,7 @@ def _sizes(column: Any) -> Int64:
         sizes = pc.multiply(pc.list_value_length(column), _bytes_of(kind.value_type))
     elif _is_number(kind):
         sizes = pa.repeat(_bytes_of(kind), len(column))
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    elif str(kind) in _PLAIN:
         sizes = pc.binary_length(column)
     elif _is_text(kind):  # Arrow has no function for the lengths of views
         sizes = pa.array([len(cell.as_buffer() or b"") for cell in column], pa.int64())
@@ -321,7 +324,8 @@ def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
     if shape.kind == "text":
         for row, text in enumerate(values["text"]):
             if not isinstance(text, str):
-                bad.setdefault(row, f"the text is {'null' if text is None else 'not a string'}")
+                kinds = {type(None): "null", bytes: "not UTF-8"}
+                bad.setdefault(row, f"the text is {kinds.get(type(text), 'not a string')}")
     good = [row for row in range(batch.num_rows) if row not in bad]
     refused = [BadRecord(first_row + row, bad[row], _SKIP) for row in sorted(bad)]
     if shape.kind == "text":
@@ -355,11 +359,13 @@ def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
 
 def _converter(kind: Any) -> _Convert | None:
     """Return what converts Python values of an Arrow type to those that JSON lines would have: JSON
-    is decoded, and structs lose their nulls, for each has all fields that any in its column has.
-    None if all such values are the same.
+    and texts in bytes are decoded, maps are objects, and structs lose their nulls, for each has all
+    fields that any in its column has. None if all such values are the same.
     """
     if _is_json(kind):
         return _decode_json
+    if str(kind) in _BINARY:
+        return _decode_text
     if isinstance(kind, pa.BaseExtensionType):
         return _converter(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -367,6 +373,8 @@ def _converter(kind: Any) -> _Convert | None:
     if is_list(kind):
         convert = _converter(kind.value_type)
         return convert and partial(_convert_list, convert)
+    if pa.types.is_map(kind):
+        return partial(_convert_map, _converter(kind.key_type), _converter(kind.item_type))
     if pa.types.is_struct(kind):
         inner = {field.name: convert for field in kind if (convert := _converter(field.type))}
         return partial(_convert_struct, inner)
@@ -375,6 +383,21 @@ def _converter(kind: Any) -> _Convert | None:
 
 def _decode_json(value: Any) -> Any:
     return None if value is None else msgspec.json.decode(value)
+
+
+def _decode_text(value: Any) -> Any:
+    """A text; bytes that are no UTF-8, such as pictures, stay, and are bad where a text belongs."""
+    with suppress(UnicodeDecodeError):
+        return None if value is None else value.decode()
+    return value
+
+
+def _convert_map(of_keys: _Convert | None, of_items: _Convert | None, value: Any) -> Any:
+    """An object of (key, item) pairs. Its nulls are its own."""
+    if value is None:
+        return None
+    pairs = ((of_keys(key) if of_keys else key, item) for key, item in value)
+    return {str(key): of_items(item) if of_items else item for key, item in pairs}
 
 
 def _convert_list(convert: _Convert, value: Any) -> Any:
@@ -393,10 +416,11 @@ def _convert_struct(inner: Mapping[str, _Convert], value: Any) -> Any:
 def _faultless_texts(column: Any) -> Texts | None:
     """The texts, straight from Arrow's buffers; None where a row must be looked at by itself."""
     kind = pa.large_binary()
-    is_plain = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    if not is_plain or column.null_count or not len(column):
+    as_text = _PLAIN.get(str(column.type))
+    if as_text is None or column.null_count or not len(column):
         return None
     with suppress(pa.ArrowInvalid):  # what is not UTF-8
+        column = column.cast(as_text)
         column.validate(full=True)
         ended = pc.binary_join_element_wise(
             column.cast(kind), pa.scalar(b"", kind), pa.scalar(b"\xff", kind)

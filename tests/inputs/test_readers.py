@@ -518,7 +518,7 @@ def test_invalid_utf8_of_a_column_is_a_bad_record_where_the_column_is_used(
             "text, input_ids, traces, nodes, prompt_ids+completion_ids; fields found: body, id",
         ),
         ({"text": [1]}, "column 'text' has type int64, expected a string"),
-        ({"text": [b"a"]}, "column 'text' has type binary, expected a string"),
+        ({"text": [b"a", b"\xff"]}, "row 1 (row 1 of the file): the text is not UTF-8"),
         ({"input_ids": [1]}, "column 'input_ids' has type int64, expected a list of integers"),
         ({"input_ids": [[1.5]]}, "column 'input_ids' has type list<element: double>"),
         ([("text", ["a"]), ("text", ["b"])], "a.parquet: 2 columns 'text'; columns found: text, t"),

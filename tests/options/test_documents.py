@@ -466,6 +466,13 @@ def test_other_files_give_what_json_lines_give(folder: Path, form: str) -> None:
 # As datasets 4.8 and later keep values of unlike types: JSON of an extension type, at any depth
 JSON = pa.json_()
 CONTENT = pa.struct([("role", pa.string()), ("content", JSON), ("tool_calls", pa.list_(JSON))])
+A_MAP = pa.map_(pa.string(), pa.string())
+A_CALL = pa.struct([("function", pa.struct([("name", pa.string()), ("arguments", A_MAP)]))])
+MAPPED = pa.struct([("role", pa.string()), ("content", pa.string()),
+                    ("tool_calls", pa.list_(A_CALL))])  # fmt: skip
+A_TOOL = pa.struct([("type", pa.string()), ("function", pa.struct(
+    [("name", pa.string()), ("parameters", A_MAP)]))])  # fmt: skip
+IN_BYTES = pa.map_(pa.binary(), pa.binary())
 TALKS = [
     [user("It says \"hi\", and {3}"), assistant([{"type": "text", "text": "Hel"}, {"text": "lo"}])],
     [user([{"type": "text", "text": "Rain?"}]), assistant("So:", tool_calls=[{"function": CALL}]),
@@ -484,6 +491,10 @@ ARROW_JSON: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "dots in structs": ([{"data": {"of": {"talk": one}}} for one in TALKS],
                         {"data": pa.struct([("of", JSON)])}, "--field messages=data.of.talk"),
     "texts": ([{"text": one} for one in ("Say", '"Say"')], {"text": JSON}, ""),
+    "maps": ([chat(user("Rain?"), assistant("So:", tool_calls=[{"function": CALL}]), tools=[TOOL])],
+             {"messages": pa.list_(MAPPED), "tools": pa.list_(A_TOOL)}, ""),
+    "bytes": ([chat(*one) for one in (HI, HI)], {"messages": pa.list_(IN_BYTES)}, ""),
+    "texts in bytes": ([{"text": one} for one in ("Say", "naïve")], {"text": pa.binary()}, ""),
     "a system prompt": ([chat(*HI, system="Be kind.")], {"messages": JSON, "system": JSON}, ""),
 }  # fmt: skip
 
@@ -492,6 +503,11 @@ def as_stored(value: Any, kind: Any) -> Any:
     """A value with JSON text in the places of that type."""
     if value is None or kind == JSON:
         return None if value is None else json.dumps(value)
+    if pa.types.is_binary(kind):
+        return value.encode()
+    if pa.types.is_map(kind):
+        own = kind.key_type, kind.item_type
+        return [tuple(map(as_stored, pair, own)) for pair in value.items()]
     if pa.types.is_list(kind):
         return [as_stored(one, kind.value_type) for one in value]
     if pa.types.is_struct(kind):
@@ -501,16 +517,20 @@ def as_stored(value: Any, kind: Any) -> Any:
 
 def with_json(records: list[Any], kinds: dict[str, Any]) -> Any:
     """A table of records whose columns have these types."""
-    columns = {name: [as_stored(one.get(name), kind) for one in records]
-               for name, kind in kinds.items()}  # fmt: skip
-    return pa.table({name: pa.array(own).cast(kinds[name]) for name, own in columns.items()})
+    arrays = {}
+    for name, kind in kinds.items():
+        own = [as_stored(one.get(name), kind) for one in records]
+        arrays[name] = pa.array(own).cast(kind) if "json" in str(kind) else pa.array(own, kind)
+    return pa.table(arrays)
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "saved"])
 @pytest.mark.parametrize("name", ARROW_JSON)
 def test_json_of_arrow_is_what_json_lines_give(folder: Path, name: str, form: str) -> None:
     records, kinds, options = ARROW_JSON[name]
-    template = None if name == "texts" else "{{ tools | tojson if tools else '' }}\n" + CHATML
+    template = (
+        None if name.startswith("texts") else "{{ tools | tojson if tools else '' }}\n" + CHATML
+    )
     expected = pack_marked(write(records), *shlex.split(options), template=template)
     path, table = Path(f"data.{form}"), with_json(records, kinds)
     if form == "parquet":
