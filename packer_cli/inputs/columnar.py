@@ -595,7 +595,7 @@ def _rows_at_once(
     """The number of rows, at `most`, that may be decoded at once, though a cell that is stored
     once, in a dictionary, may be in all of them.
     """
-    counts = np.diff(footer.first_rows)[groups].tolist()
+    counts: list[int] = np.diff(footer.first_rows)[groups].tolist()
     try:
         chunks = [
             (rows, chunk)
@@ -606,7 +606,7 @@ def _rows_at_once(
     except footers.DAMAGE as error:
         raise pa.ArrowInvalid(f"its footer cannot be read: {error!r}") from error
     size = sum(chunk.size for _, chunk in chunks)
-    at_once = min(most, BATCH_BYTES * sum(counts) // max(size, 1), *(rows for rows, _ in chunks))
+    at_once: int = min(most, BATCH_BYTES * sum(counts) // max(size, 1), *(n for n, _ in chunks))
     for rows, chunk in chunks:
         if chunk.dictionary is not None and chunk.size * rows >= _DENSE_BYTES:
             size, values = _dictionary(file, chunk.dictionary)
