@@ -6,6 +6,7 @@ say the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from msgspec.structs import asdict
 
 from packer_cli.errors import named
 from packer_cli.options.options import MAX_LENGTH_LIMIT
-from packer_cli.options.shapes import prompt_templates
+from packer_cli.options.shapes import prompt_templates, shape_named
 from packer_cli.result.counts import mixedness
 from packer_cli.result.layout import TEMPLATE
 from packer_cli.result.manifest import (
@@ -29,7 +30,8 @@ _SHARE = 0.01  # of tokens or documents: what is less is no cause for alarm
 _MOST_NAMED = 12
 # Rows are alike if most are and the data is not: they have less than half its spread of lengths.
 _MOST, _NARROW, _LARGEST, _FEWEST_ROWS = 0.5, 0.5, 0.75, 16
-RAW = "raw"
+RAW, FORMATS = "raw", "formats"
+_WORDS = {"chat": "the chat template's", "none": "as they are", "alpaca": "Alpaca's"}
 
 
 class Warned(NamedTuple):
@@ -49,8 +51,8 @@ def warnings_of(manifest: Result) -> list[Warned]:
     """Warnings of a result, the gravest first."""
     lost = [*_dropped(manifest), *_untrained(manifest)] if isinstance(manifest, Manifest) else []
     return [
-        *lost, *_left_out(manifest), *_copies(manifest),
-        *_unshown(manifest), *_raw_prompts(manifest), *_edges(manifest),
+        *lost, *_left_out(manifest), *_copies(manifest), *_unshown(manifest),
+        *(_formats(manifest) or _raw_prompts(manifest)), *_edges(manifest),
         *(_alike(manifest) if isinstance(manifest, Manifest) else ()),
     ]  # fmt: skip
 
@@ -158,6 +160,22 @@ def _unshown(manifest: Result) -> Iterator[Warned]:
             "that shows all of it"
         )
     yield Warned("unshown", text, f"{way_out}; --on-unshown error ends such runs")
+
+
+def _formats(manifest: Result) -> list[Warned]:
+    """A warning if prompts take several formats in one set, with the documents of each."""
+    whole, prompts, documents = shape_of(manifest), _prompts(manifest), Counter[str]()
+    for one in manifest.inputs:
+        shape = shape_named(one.shape) if one.shape else whole
+        if shape.is_composed:
+            documents["chat" if shape.is_chat else prompts[shape.name]] += one.documents
+    documents += Counter()  # without those of no document
+    if len(documents) < 2:
+        return []
+    each = [f"{_WORDS[name]} in {plural(number, 'document')}" for name, number in documents.items()]
+    one = "chat" if "chat" in documents or TEMPLATE in manifest.side_files else "alpaca"
+    text = f"prompts take {len(documents)} formats: {', '.join(each)}"
+    return [Warned(FORMATS, text, f"--prompt-template {one} gives all of them one")]
 
 
 def _raw_prompts(manifest: Result) -> Iterator[Warned]:

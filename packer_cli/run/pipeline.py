@@ -57,7 +57,7 @@ from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
 from packer_cli.result.manifest import Result, load_as_is
-from packer_cli.result.warnings import RAW, warnings_of
+from packer_cli.result.warnings import FORMATS, RAW, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run import commits
 from packer_cli.run import destination as output
@@ -345,7 +345,10 @@ def _warn_of_losses(
     given, which says what of it is meant.
     """
     for one in warnings_of(manifest):
-        if one.about != RAW or config.prompt_template != "none":
+        is_meant = (one.about == RAW and config.prompt_template == "none") or (
+            one.about == FORMATS and config.prompt_template is not None
+        )
+        if not is_meant:
             options.warn(f"warning: {place}: {one}")
     names = [
         f"{name} ({count(number)}){_meant(name, chosen)}"

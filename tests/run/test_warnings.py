@@ -100,6 +100,26 @@ def test_warnings(folder: Path, name: str) -> None:
         assert part in line
 
 
+def test_prompts_of_several_formats_are_counted(folder: Path) -> None:
+    write(PAIRS)
+    write([*CHATS, *CHATS], "chats.jsonl")
+    write([{"instruction": "Say hi.", "output": "Hi"}] * 7, "alpaca.jsonl")
+    write(TEXTS, "texts.jsonl")
+    save_merging("merging", TAGS)
+    assert warned("alpaca.jsonl", "chats.jsonl", "texts.jsonl", "-t", "merging") == [
+        "prompts take 3 formats: as they are in 9 documents, Alpaca's in 7 documents, the chat "
+        "template's in 18 documents; --prompt-template chat gives all of them one"
+    ]
+    assert warned("alpaca.jsonl", "--overwrite") == [
+        "prompts take 2 formats: as they are in 9 documents, Alpaca's in 7 documents; "
+        "--prompt-template alpaca gives all of them one"
+    ]
+    assert warned("alpaca.jsonl", "--overwrite", "--prompt-template", "alpaca") == []
+    Path("t.jinja").write_text(TAGS)
+    chat_for_all = ("--overwrite", *TEMPLATE, "--prompt-template", "chat")
+    assert warned("alpaca.jsonl", "chats.jsonl", *chat_for_all) == []
+
+
 ALIKE = " of the rows with four segments or more hold documents of "
 
 
