@@ -20,6 +20,7 @@ from packer_cli.options.shapes import (
     Suggested,
     find_shape,
     may_hold,
+    messages_in,
     options_for,
     value_at,
 )
@@ -117,6 +118,7 @@ def preference_error(
         what = f"{named(fields)}): no option says which answers to train on"
         tip = "add {} to train on the good ones; DPO trainers tokenize pairs by themselves"
     message = f"{where}: preference records ({what}"
+    record = {name: messages_in(value) or value for name, value in record.items()}
     option = next(_fitting(record, config), None)
     if option is None:
         return UsageError(message, 'write the good answers as {"messages": [...]} and pack these')

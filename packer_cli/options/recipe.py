@@ -9,8 +9,10 @@ the top: "mix.toml, source 'web': ...".
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -37,6 +39,7 @@ from packer_cli.options.option import (
 )
 from packer_cli.options.options import Amount, Mixture, PackConfig, max_epochs
 from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions
+from packer_cli.options.shapes import KINDS
 from packer_cli.storage import is_url, local, read_bytes
 
 if sys.version_info >= (3, 11):
@@ -272,6 +275,33 @@ def keys_of(*owners: Owner) -> dict[str, tuple[str, Option]]:
     """Name of a key -> (field, option), of all options that are declared in these dataclasses."""
     options = options_of(*owners).items()
     return {one.key or normal(one.name(name)): (name, one) for name, one in options}
+
+
+_TYPED = re.compile(
+    r"(?:--(?:(?:field|role) (?:'[^']*=[^']*'|[^\s,;']+=[^\s,;]+)"
+    rf"|shape (?:{'|'.join(KINDS)})\b|prompt-template (?:none|alpaca|chat)\b) ?)+"
+)
+
+
+def in_terms_of_keys(text: str) -> str:
+    """A tip with the keys of a source in the place of options that are typed."""
+
+    def keys(match: re.Match[str]) -> str:
+        words, given = shlex.split(match[0]), dict[str, list[str]]()
+        for flag, value in zip(words[::2], words[1::2], strict=True):
+            name, is_pair, column = value.rpartition("=")
+            key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
+            one = f"{key} = {json.dumps(column)}" if is_pair else json.dumps(value)
+            given.setdefault(normal(flag), []).append(one)
+        own = [
+            f"{key} = {{{', '.join(values)}}}"
+            if key in ("field", "role")
+            else f"{key} = {values[0]}"
+            for key, values in given.items()
+        ]
+        return f"{' and '.join(own)} in the source{' ' * match[0].endswith(' ')}"
+
+    return _TYPED.sub(keys, text)
 
 
 def _required(*owners: Owner) -> list[str]:

@@ -34,7 +34,7 @@ from packer_cli.inputs.tokenized import is_tokenized
 from packer_cli.mixing import missed_share
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
-from packer_cli.options.recipe import Recipe, Source
+from packer_cli.options.recipe import Recipe, Source, in_terms_of_keys
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
 from packer_cli.ownership import Folder, InUseError, put_file
@@ -273,7 +273,7 @@ def naming(recipe: Recipe, source: Source) -> Iterator[None]:
     except Interrupted:
         raise
     except PackerError as error:
-        tip = error.tip
+        tip = in_terms_of_keys(error.tip)
         if not any(one.startswith("@") for one in source.inputs):  # lists are as anywhere else
             tip = tip.replace("start at the current directory", "start at the recipe's folder")
         place = f"{recipe.path}, source {source.name!r}"
@@ -291,9 +291,12 @@ def _tokenize(one: SourceTokens, options: RunOptions, *, may_change: bool) -> No
 
     def say(message: str) -> None:  # what does not name the directory names the source
         named = message.startswith(f"{to}: ")
-        notify(message if named else f"source {one.source.name!r}: {message}")
+        notify(message if named else f"source {one.source.name!r}: {in_terms_of_keys(message)}")
 
-    inputs, anew = list(one.source.inputs), replace(options, notify=say)
+    def warn(message: str) -> None:
+        options.warn(in_terms_of_keys(message))
+
+    inputs, anew = list(one.source.inputs), replace(options, notify=say, warn=warn)
     now = anew
     if finished and not options.as_rank:
         now = replace(anew, add=may_change, exact=True, overwrite=False)

@@ -4,6 +4,7 @@ the good answers alone.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -31,6 +32,8 @@ RECORDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
                          "messages=chosen", MARKED),
     "UltraFeedback": ({"prompt": "2+2=", "chosen": TALK, "rejected": WRONG, "messages": TALK,
                        "score_chosen": 8.5}, "chosen, rejected", "messages=chosen", MARKED),
+    "JSON text": ({"prompt": json.dumps([ASKED]), "chosen": json.dumps([GOOD]),
+                   "rejected": json.dumps([BAD])}, "chosen, rejected", "completion=chosen", MARKED),
     "HH-RLHF": ({"chosen": "Human: 2+2= Assistant: 4", "rejected": "Human: 2+2= Assistant: 5"},
                 "chosen, rejected", "text=chosen", "uman: 2+2= Assistant: 4<eos>⟧"),
     "LLaMA-Factory": ({"conversations": _FROM} | _SAYS, "chosen, rejected",
@@ -54,7 +57,7 @@ RECORDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "KTO of LLaMA-Factory": ({"instruction": "2+2=", "output": "4", "kto_tag": True},
                              "kto_tag is true or false", "output=output", ALPACA),
 }  # fmt: skip
-IN_TABLES = ("TRL", "LLaMA-Factory", "OpenAI", "ms-swift", "KTO", "KTO of LLaMA-Factory")
+IN_TABLES = ("TRL", "JSON text", "LLaMA-Factory", "OpenAI", "ms-swift", "KTO", "KTO of LLaMA-Factory")
 
 
 def options_in(tip: str) -> list[str]:
@@ -118,6 +121,43 @@ def test_every_command_refuses_them(folder: Path, command: str, name: str) -> No
     refused = packer(*arguments[command], *of_bytes, "-q")
     assert refused.exit_code == 2
     assert f"preference records ({fields})" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["TRL", "LLaMA-Factory", "OpenAI", "ms-swift"])
+def test_the_tip_for_a_source_of_a_recipe_is_its_keys(folder: Path, name: str) -> None:
+    """Options of the command line would be for all sources."""
+    record, _, _, text = RECORDS[name]
+    write([record] * 2, "a.jsonl")
+    write([ANSWERED], "b.jsonl")
+    Path("t.jinja").write_text(TAGS)
+    recipe = (
+        'max_length = 256\ntokenizer = "bytes"\n[[source]]\nname = "b"\ninputs = ["b.jsonl"]\n'
+        '[[source]]\nname = "a"\ninputs = ["a.jsonl"]\n'
+    )
+    recipe += 'chat_template = "./t.jinja"\n' * (text == MARKED)
+    Path("mix.toml").write_text(recipe)
+    refused = packer("pack", "mix.toml", "-o", "out", "-q")
+    assert refused.exit_code == 2
+    keys = re.search(r"add (.*) in the source to train", refused.stderr)
+    assert keys
+    Path("mix.toml").write_text(recipe + keys[1] + "\n")
+    assert packer("pack", "mix.toml", "-o", "out", "-q").exit_code == 0
+    assert sorted(marked("out")) == sorted([PAIR, text, text])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"context": [ASKED], "completions": [{"rank": 0, "completion": [GOOD]},
+                                             {"rank": 1, "completion": [BAD]}]},
+        {"instruction": "2+2=", "completions": [{"response": "4", "overall_score": 9},
+                                                {"response": "5", "overall_score": 1}]},
+    ],
+)  # fmt: skip
+def test_answers_with_ranks_are_refused_and_no_option_helps(folder: Path, record: Any) -> None:
+    refused = run([record], template=None)
+    assert_error(refused, 2, "data.jsonl: preference records (completions)")
+    assert "tip: write the good answers as" in refused.stderr
 
 
 def test_a_shape_that_is_asked_for(folder: Path) -> None:
