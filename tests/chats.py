@@ -112,8 +112,10 @@ def _is_rendered(record: Any, options: Sequence[Any]) -> bool:
         return False
     fields = {"messages", "conversations", "conversation"} & record.keys()
     return bool(fields) or any(
-        v.startswith("[{")
+        v.startswith(("[{", "{"))
         if isinstance(v, str)
+        else "role" in v
+        if isinstance(v, dict)
         else isinstance(v, list) and (not v or isinstance(v[0], dict))
         for v in record.values()
     )

@@ -155,7 +155,7 @@ class Naming:
                     value = msgspec.json.decode(value)
                 except _JSON_ERRORS:
                     continue
-            elif isinstance(value, str):
+            elif isinstance(value, str | dict):
                 value = messages_in(value, *self.keys.values())
             if value and isinstance(value, list):
                 value = [*map(_decoded, value)]
@@ -207,6 +207,8 @@ def parse_messages(value: Any, name: str, *, keep_parts: bool) -> list[dict[str,
     """
     if isinstance(value, str):
         value = parse_json(value, name)
+    if isinstance(value, dict) and messages_in(value):
+        value = [value]
     if not isinstance(value, list):
         raise MalformedError(f"field '{name}' is {kind_of(value)}, expected a list of messages")
     if not value:

@@ -40,11 +40,13 @@ from packer_cli.options.shape_rules import (
     used_columns,
 )
 from packer_cli.options.shapes import (
+    ANSWERS,
     MASKS,
     MESSAGE_KEYS,
     ONLY_IN_CHATS,
     OPTIONAL,
     Shape,
+    Suggested,
     find_shape,
     fits_a_shape,
     joined,
@@ -52,6 +54,7 @@ from packer_cli.options.shapes import (
     may_hold,
     messages_in,
     options_for,
+    role_of,
     roles_for,
 )
 from packer_cli.records import InputFile
@@ -445,16 +448,43 @@ class _Look:
         self._refuse_preference(file, fields)
         shape = self._found_without_lacking(file, fields)
         self.fields[file.path] = [name for name in fields if name not in self._carried]
-        if shape.kind != "prompt-completion":
+        if not (shape.is_chat or shape.kind == "prompt-completion"):
             return shape
-        of_messages, columns = False, [shape.columns[own] for own in shape.required]
+        columns, first = [shape.columns[own] for own in shape.required], dict[str, Any]()
+        if shape.is_chat:
+            columns += [name for name in fields if name in ANSWERS]
         with suppress(DamagedInputError):  # which the unit that reads it meets, too
-            first = next(_first_columns(file, columns, config), {})
-            keys = self._config.message_keys.values()
-            of_messages = any(
-                isinstance(value, list) or messages_in(value, *keys) for value in first.values()
+            first = (
+                next(_first_columns(file, columns, config), {}) if columns[shape.is_chat :] else {}
             )
-        return replace(shape, of_messages=of_messages)
+        if shape.is_chat:
+            self._refuse_questions(file, columns, first)
+            return shape
+        keys = self._config.message_keys.values()
+        of_messages = [
+            isinstance(value, list) or bool(messages_in(value, *keys)) for value in first.values()
+        ]
+        return replace(shape, of_messages=any(of_messages))
+
+    def _refuse_questions(self, file: InputFile, columns: list[str], record: Any) -> None:
+        """Raise DataError if the assistant says nothing in the first messages, whose answer is in
+        another column.
+        """
+        asked = columns[0]
+        given = (name for name in columns[1:] if record.get(name))
+        speakers = {
+            role_of(one.get("role", one.get("from"))) for one in messages_in(record.get(asked))
+        }
+        if (
+            (answer := next(given, None))
+            and speakers
+            and speakers <= {"user", "system", "developer"}
+        ):
+            raise DataError(
+                f"{file.path}: the assistant says nothing in {asked!r}, and {answer!r} seems to be "
+                "its answer",
+                f"add {Suggested({'prompt': asked, 'completion': answer})}",
+            )
 
     def _refuse_preference(self, file: InputFile, fields: list[str]) -> None:
         """Raise UsageError if the records at the file's beginning, of which the first has these
@@ -528,9 +558,11 @@ class _Look:
             options = options_for(record, self._config.shape)
             if options is None:
                 for way, inner in _records_in(record):
-                    if fits_a_shape([*inner], self._config.shape, renamed) or options_for(
-                        inner, self._config.shape
-                    ):
+                    wanted = self._config.shape
+                    is_record = fits_a_shape([*inner], wanted, renamed) or options_for(
+                        inner, wanted
+                    )
+                    if is_record and not messages_in([inner]):
                         raise DataError(
                             f"{file.path}: an object that holds the records in {way}, expected one "
                             "record per line",

@@ -41,17 +41,24 @@ WELL_KNOWN = (
 _OF_ANSWERS = "(_(response|answer|completion|output|message|conversation|text)s?)?"
 _RANKED = re.compile("completions|responses|answers|candidates|outputs|generations")
 _RANK = re.compile(".*(rank|score|reward|rating).*")
-_GOOD = re.compile(f"(chosen|preferred|accepted){_OF_ANSWERS}")
-_BAD = re.compile(f"(rejected|dispreferred|non_preferred){_OF_ANSWERS}")
+_OF = "((response|answer|completion|output|message|conversation|text)s?_)?"
+_GOOD = re.compile(f"{_OF}(chosen|preferred|accepted){_OF_ANSWERS}")
+_BAD = re.compile(f"{_OF}(rejected|dispreferred|non_preferred){_OF_ANSWERS}")
+_EITHER = re.compile(
+    "(response|answer|completion|output|message|conversation|text)s?_?([abjk]|[01])"
+)
 
 
 @cache
 def _meaning(name: str) -> str:
-    """What a field of that name may hold: "good", "bad" or "ranked" answers, a "label", or ""."""
+    """What a field of that name may hold: answers that are "good", "bad", "ranked" or "either" of
+    several, a "label", or "".
+    """
     name = name.lower()
     matches = {
         "good": _GOOD.fullmatch(name), "bad": _BAD.fullmatch(name),
-        "ranked": _RANKED.fullmatch(name), "label": name in _LABELS,
+        "ranked": _RANKED.fullmatch(name), "either": _EITHER.fullmatch(name),
+        "label": name in _LABELS,
     }  # fmt: skip
     return next((meaning for meaning, match in matches.items() if match), "")
 
@@ -84,9 +91,9 @@ def preference_fields(
     ]
     if shape is not None:
         return labels if shape.is_composed else []
-    return good or [
-        name for name in held if _meaning(name) == "ranked" and _are_ranked(record[name])
-    ]
+    either = [name for name in held if _meaning(name) == "either"]
+    ranked = [name for name in held if _meaning(name) == "ranked" and _are_ranked(record[name])]
+    return good or ranked or (either if len(either) > 1 else [])
 
 
 def _are_ranked(answers: Any) -> bool:
@@ -155,9 +162,8 @@ def _ways(record: Mapping[str, Any], shape: Shape | None) -> Iterator[Suggested]
             yield as_it_is
         return
     value, prompts = record[good], list(_prompts(record))
-    if isinstance(value, dict):  # a message
-        key = next((key for key in ("content", "value") if key in value), "")
-        good, value = f"{good}.{key}", value.get(key)
+    if isinstance(value, dict):
+        good, value = f"{good}.messages", value.get("messages")
     conversation = options_for({good: value}, "messages")
     if conversation is not None and not (prompts and _is_answer(value)):
         yield conversation

@@ -414,13 +414,17 @@ _CALLED: dict[str, _Names] = {
     "alpaca": {"instruction": ("instruction",), "output": ("output", "response")},
     "prompt-completion": {
         "prompt": ("prompt", "question", "query", "problem", "instruction", "inputs", "input",
-                   "source", "request", "human", "user", "task", "q"),
+                   "source", "request", "human", "user", "task", "q", "messages", "context",
+                   "conversations", "conversation", "history", "dialogue", "dialog"),
         "completion": ("completion", "answer", "response", "output", "outputs", "solution",
                        "targets", "target", "reply", "assistant", "a"),
     },
     "text": {"text": ("text", "content", "raw_content", "body", "document", "article", "code",
                       "markdown", "story")},
 }  # fmt: skip
+
+
+ANSWERS = frozenset(_CALLED["prompt-completion"]["completion"])
 
 
 @dataclass(frozen=True)
@@ -449,7 +453,7 @@ def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | Non
                 return options
     texts = {name: value for name, value in record.items() if isinstance(value, str)}
     for kind, names in _CALLED.items():
-        there = [*texts, *dict(talks)] if kind == "prompt-completion" else texts
+        there = {**texts, **dict(talks)} if kind == "prompt-completion" else texts
         columns = {own: _called(there, others) for own, others in names.items()}
         if shape in (None, kind) and all(columns.values()):
             more = {"input": _called(texts, ("input",))} if kind == "alpaca" else {}
@@ -460,13 +464,16 @@ def options_for(record: Mapping[str, Any], shape: str | None) -> Suggested | Non
 def _options_for_messages(
     own: str, column: str, messages: list[dict[str, Any]]
 ) -> Suggested | None:
-    """The options that a conversation needs; None if the assistant says nothing in it."""
+    """The options that a conversation needs; None unless the assistant says something in it, and
+    another one, too.
+    """
     role, text = _called(messages[0], _ROLE_KEYS), _called(messages[0], _TEXT_KEYS)
     if not (role and text):
         return None
     speakers = [one.get(role) for one in messages]
     roles = roles_for(speakers)
-    if "assistant" not in {roles.get(str(one), role_of(one)) for one in speakers}:
+    found = {roles.get(str(one), role_of(one)) for one in speakers}
+    if "assistant" not in found or len(found) < 2:
         return None
     fields = {own: column}
     fields |= {"role": role} if role not in ("role", "from") else {}
@@ -484,8 +491,8 @@ def _conversations(record: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[s
 
 
 def messages_in(value: Any, *keys: str) -> list[dict[str, Any]]:
-    """The messages that a value is, or is JSON text of; none if it is anything else. `keys`: of
-    messages, that also name a speaker.
+    """The messages that a value is, or is JSON text of, or the only one; none if it is anything
+    else. `keys`: of messages, that also name a speaker.
     """
     known = (*_ROLE_KEYS, *keys)
     found = _listed(value)
@@ -506,10 +513,11 @@ def turns_in(value: Any) -> list[tuple[str, str]]:
 
 
 def _listed(value: Any) -> list[Any]:
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    """A list as it is, of JSON text, or of the only object."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)
-    return value if isinstance(value, list) else []
+    return value if isinstance(value, list) else [value] if isinstance(value, dict) else []
 
 
 def _called(record: Iterable[str], known: Iterable[str]) -> str | None:

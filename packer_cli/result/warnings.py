@@ -173,9 +173,9 @@ def _formats(manifest: Result) -> list[Warned]:
     if len(documents) < 2:
         return []
     each = [f"{_WORDS[name]} in {plural(number, 'document')}" for name, number in documents.items()]
-    one = "chat" if "chat" in documents or TEMPLATE in manifest.side_files else "alpaca"
+    common = "chat" if "chat" in documents or TEMPLATE in manifest.side_files else "alpaca"
     text = f"prompts take {len(documents)} formats: {', '.join(each)}"
-    return [Warned(FORMATS, text, f"--prompt-template {one} gives all of them one")]
+    return [Warned(FORMATS, text, f"--prompt-template {common} gives all of them one")]
 
 
 def _raw_prompts(manifest: Result) -> Iterator[Warned]:

@@ -37,7 +37,11 @@ RECORDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "HH-RLHF": ({"chosen": "Human: 2+2= Assistant: 4", "rejected": "Human: 2+2= Assistant: 5"},
                 "chosen, rejected", "text=chosen", "uman: 2+2= Assistant: 4<eos>⟧"),
     "LLaMA-Factory": ({"conversations": _FROM} | _SAYS, "chosen, rejected",
-                      "prompt=conversations --field completion=chosen.value", MARKED),
+                      "prompt=conversations --field completion=chosen", MARKED),
+    "messages in objects": ({"chosen": {"messages": TALK}, "rejected": {"messages": WRONG}},
+                            "chosen, rejected", "messages=chosen.messages", MARKED),
+    "two texts": ({"text_chosen": "2+2=4", "text_rejected": "2+2=5"},
+                  "text_chosen, text_rejected", "text=text_chosen", "2⟦+2=4<eos>⟧"),
     "LLaMA-Factory, alpaca": ({"instruction": "2+2=", "input": ""} | TEXTS, "chosen, rejected",
                               "output=chosen", ALPACA),
     "argilla": ({"instruction": "2+2=", "chosen_response": "4", "rejected_response": "5"},
@@ -57,7 +61,15 @@ RECORDS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "KTO of LLaMA-Factory": ({"instruction": "2+2=", "output": "4", "kto_tag": True},
                              "kto_tag is true or false", "output=output", ALPACA),
 }  # fmt: skip
-IN_TABLES = ("TRL", "JSON text", "LLaMA-Factory", "OpenAI", "ms-swift", "KTO", "KTO of LLaMA-Factory")
+IN_TABLES = (
+    "TRL",
+    "JSON text",
+    "LLaMA-Factory",
+    "OpenAI",
+    "ms-swift",
+    "KTO",
+    "KTO of LLaMA-Factory",
+)
 
 
 def options_in(tip: str) -> list[str]:
@@ -152,11 +164,13 @@ def test_the_tip_for_a_source_of_a_recipe_is_its_keys(folder: Path, name: str) -
                                              {"rank": 1, "completion": [BAD]}]},
         {"instruction": "2+2=", "completions": [{"response": "4", "overall_score": 9},
                                                 {"response": "5", "overall_score": 1}]},
+        {"conversation_a": TALK, "conversation_b": WRONG, "winner": "model_a"},
+        {"prompt": "2+2=", "response_0": "4", "response_1": "5", "better_response_id": 0},
     ],
 )  # fmt: skip
 def test_answers_with_ranks_are_refused_and_no_option_helps(folder: Path, record: Any) -> None:
     refused = run([record], template=None)
-    assert_error(refused, 2, "data.jsonl: preference records (completions)")
+    assert_error(refused, 2, "data.jsonl: preference records (")
     assert "tip: write the good answers as" in refused.stderr
 
 
