@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -31,7 +32,6 @@ from conversations import (
     own_words,
     plain,
     with_text_arguments,
-    words,
 )
 from support import check_directory, heavy, recover_documents
 from transformers import PreTrainedTokenizerFast
@@ -171,7 +171,8 @@ def by_prefixes(tokenizer: Any, record: Json, template: str) -> list[tuple[int, 
         if not whole.startswith(b) or not b.startswith(a):
             return None
         says = message.get("tool_calls") or message["content"]
-        if not says or words("assistant", i) in b[len(a) :]:  # else it is left empty
+        own = re.findall(r"assistant\d+ speaks|get_weather", json.dumps(message))
+        if not says or any(one in b[len(a) :] for one in own):  # else it is left empty
             spans.append((len(a), len(b)))
     return spans
 
@@ -244,12 +245,22 @@ def test_a_real_template(folder: Path, name: str) -> None:
         if other == text and name not in OTHERWISE and key not in TWICE:
             assert [stop for _, stop in spans] == [stop for _, stop in tagged], (key, texts[i])
             assert all(a >= b for (a, _), (b, _) in zip(spans, tagged, strict=True)), key
-        if name in NOT_BY_PREFIXES or (name in NO_PROMPT_FOR_SECOND and key in TWICE):
-            continue
-        nested = by_prefixes(tokenizer, record, template)
-        if nested is not None and not re.search(r"\bgeneration -?%}", template):
-            places = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
-            assert spans == merged(of_whole_tokens(nested, places)), (key, texts[i])
+        check_prefix_rule(tokenizer, name, record, template, texts[i])
+
+
+def check_prefix_rule(
+    tokenizer: Any, name: str, record: Json, template: str, marked_text: str
+) -> None:
+    """Where prefixes begin the whole text, what each message adds to them is trained on."""
+    roles = [message["role"] for message in record["messages"]]
+    is_twice = ("assistant", "assistant") in pairwise(roles)
+    if name in NOT_BY_PREFIXES or (name in NO_PROMPT_FOR_SECOND and is_twice):
+        return
+    nested = by_prefixes(tokenizer, record, template)
+    if nested is not None and not re.search(r"\bgeneration -?%}", template):
+        text, spans = spans_of(marked_text)
+        places = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        assert spans == merged(of_whole_tokens(nested, places)), (record, marked_text)
 
 
 def of_whole_tokens(
@@ -343,6 +354,7 @@ def test_labels_depend_on_the_record_alone(folder: Path, name: str) -> None:
     if not re.search(r"\bgeneration -?%}", template):
         for key, text in told.items():
             check_prompts(tokenizer, json.loads(key), template, *spans_of(text))
+            check_prefix_rule(tokenizer, name, json.loads(key), template, text)
 
 
 def check_prompts(
