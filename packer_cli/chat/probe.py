@@ -234,7 +234,7 @@ def _arguments(arguments: dict[str, Any], mark: str) -> dict[str, Any]:
         for key, value in arguments.items()
         if isinstance(value, str) and key not in STRUCTURE
     }
-    return arguments | (texts or {"a": mark})
+    return arguments | (texts or {mark: mark}) if arguments else {}
 
 
 class _Thinks(NamedTuple):

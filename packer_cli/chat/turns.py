@@ -66,7 +66,7 @@ class Learned:
     edges      of the assistant's turns, by their messages' numbers, or why they have none
     shown      numbers of the assistant's messages of which the text shows something
     mistagged  what is wrong with the template's `{% generation %}` tags, "" for nothing
-    uses, uses_of_tools  of a structure: how the template uses the words of messages, and of tools
+    uses       of a structure: how the template uses words
     """
 
     refusal: str = ""
@@ -76,7 +76,6 @@ class Learned:
     shown: tuple[int, ...] = ()
     mistagged: str = ""
     uses: Uses = field(default_factory=Uses)
-    uses_of_tools: Uses = field(default_factory=Uses)
 
 
 class Told(NamedTuple):
@@ -119,15 +118,14 @@ class Structures:
         learned = self._known.get(structure)
         if learned is None:
             learned = self._keep(structure, self.of_structure(messages, tools))
-        words = learned.uses.find(messages)
-        if not words and not (tools and learned.uses_of_tools.matter):
-            return Told(words, learned)
+        if not learned.uses.find(messages, tools):
+            return Told(False, learned)
         others = [
             {k: v for k, v in message.items() if k not in PROBED or type(v) is list}
             for message in messages
         ]
         own = structure, repr(others), repr(tools)
-        return Told(words, self._known.get(own) or self._keep(own, self.learn(messages, tools)))
+        return Told(True, self._known.get(own) or self._keep(own, self.learn(messages, tools)))
 
     def _keep(self, key: Any, learned: Learned) -> Learned:
         if len(self._known) >= _MOST_KEPT:
@@ -153,19 +151,19 @@ class Structures:
     def of_structure(self, messages: list[_Message], tools: list[Any] | None) -> Learned:
         """What the probe tells that all conversations of this structure have."""
         probe = probe_of(messages, tools, of_structure=True)
-        uses, of_tools = self._uses(probe)
-        if uses.deep or of_tools.matter:  # then each is asked itself
-            return Learned(uses=uses, uses_of_tools=of_tools)
+        uses = self._uses(probe)
+        if uses.deep:  # then each is asked itself
+            return Learned(uses=uses)
         try:
-            return replace(self._learn(probe), uses=uses, uses_of_tools=of_tools)
+            return replace(self._learn(probe), uses=uses)
         except RefusedError:
             uses.deep = True
             return Learned(uses=uses)
 
-    def _uses(self, probe: Probe) -> tuple[Uses, Uses]:
-        """How the template uses the words of messages, and those of tools."""
-        uses, of_tools = Uses(self._fields), Uses(self._fields)
-        messages, tools = uses.watch_messages(probe.messages), of_tools.watch(probe.tools)
+    def _uses(self, probe: Probe) -> Uses:
+        """How the template uses the words of messages and tools."""
+        uses = Uses(self._fields)
+        messages, tools = uses.watch_messages(probe.messages), uses.watch(probe.tools)
         template = watching(self.template)
         try:
             template.render(messages, tools)
@@ -176,7 +174,7 @@ class Structures:
                 if not uses.deep:
                     with suppress(RefusedError):
                         template.render(messages[:number], tools, add_generation_prompt=True)
-        return uses, of_tools
+        return uses
 
     def probe(self, messages: list[_Message], tools: list[Any] | None) -> Probe:
         """The conversation with marks in the place of words."""

@@ -68,15 +68,12 @@ class Uses:
                 dict.update(fields, own)
         return watched  # type: ignore[no-any-return]
 
-    @property
-    def matter(self) -> bool:
-        """Whether words matter to the template, of some records at least."""
-        return self.deep or bool(self.literals)
-
-    def find(self, messages: list[_Message]) -> bool:
+    def find(self, messages: list[_Message], tools: list[Any] | None) -> bool:
         """Whether the words of a conversation may matter."""
         if self.deep or not self.literals:
             return self.deep
+        if tools and any(may_hold(tools, one) for one in self.literals):
+            return True
         # most conversations have none of them, and nothing like a tag
         some = may_hold(messages, self._sign) and any(
             may_hold(messages, one) for one in (*self.literals, THOUGHT)

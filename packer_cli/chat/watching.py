@@ -28,9 +28,10 @@ from packer_cli.chat.uses import Fields, Uses, Words, plain
 
 _NOTHING = object()
 # Filters that call nothing but methods of words and objects, which note it.
-_PLAIN_FILTERS = ("trim", "default", "d", "string", "replace", "length", "count", "first", "last",
-                  "list", "reverse", "upper", "lower", "capitalize", "map", "select", "reject",
-                  "selectattr", "rejectattr", "items")  # fmt: skip
+_PLAIN_FILTERS = ("default", "d", "string", "length", "count", "first", "last", "list", "reverse",
+                  "upper", "lower", "capitalize", "map", "select", "reject", "selectattr",
+                  "rejectattr", "items")  # fmt: skip
+_OF_WORDS = ("trim", "replace")  # the same, if words are what they are applied to
 _MAKING = ("tojson", "join", "escape", "e", "indent", "title")  # words are whole in what they give
 _TYPES = ("string", "mapping", "iterable", "sequence", "callable", "number", "integer", "float",
           "boolean", "true", "false", "none", "defined", "undefined")  # fmt: skip
@@ -94,6 +95,9 @@ def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        are_words = [type(one) is Words for one in args if isinstance(one, str)]
+        if name in _OF_WORDS and are_words[:1] == [True] and not any(are_words[1:]):
+            return function(*args, **kwargs)
         return _applied(function, args, kwargs, name)
 
     return watched

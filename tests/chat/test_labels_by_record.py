@@ -149,9 +149,11 @@ DEEP = (
     "T.encode() | length > 5", "T.join(['a', 'b']) == 'ajab'", "T * 2 == 'jaja'", "T % () == 'ja'",
     "'%s' % T == 'ja'", "'%s!' % (T,) == 'ja!'", "'%s!' | format(T) == 'ja!'", "T.format() == 'ja'",
     "'{}!'.format(T) == 'ja!'", "'{!s}'.format(T) == 'ja'", "'{a}'.format(a=T) == 'ja'",
-    "'x'.replace('x', T) == 'ja'", "'ja!'.startswith(T)", "''.join([T, '!']) == 'ja!'",
+    "'ja' | replace(T, '') == ''", "'ja' | trim(T) == ''", "'x'.replace('x', T) == 'ja'", "'ja!'.startswith(T)",
+    "''.join([T, '!']) == 'ja!'",
     "[T, 'b'] | join('-') == 'ja-b'", "('x' ~ T) == 'xja'", "'xj' in 'x' ~ T", "'xj' in 'x' + T",
-    "T.startswith(T[:1] ~ 'a')", "T.find(T) == 0 and T > 'k'", "[T] | string == \"['ja']\"",
+    "T.startswith(T[:1] ~ 'a')", "T.find(T) == 0 and T > 'k'",
+    "[T] | string == \"['ja']\"",
     "T | map('upper') | join == 'JA'", "T | attr('upper')() == 'JA'", "T['upper']() == 'JA'",
     "messages[:1] | map(attribute='content') | join == 'ja'", "dict(a=T).a | length > 5",
     "messages | map(attribute='content') | map('length') | first > 5", "{'ja': 1}[T] is defined",
@@ -212,6 +214,16 @@ PARTS = {
     "T[0].text ~ T[1].text == 'jaz'": 2, "T[0] | string | length > 55": 2,
     "(T[0].url or 'x')[-1] == 'a'": 2,
     "{% set t %}{% for p in T %}{{ p.text }}{% endfor %}{% endset %}{% set on = t == 'jaz' %}": 2,
+}  # fmt: skip
+# The same of tools: what a template asks them for may stand in any record.
+OF_TOOLS = {
+    "tools | length > 1": 0, "tools | tojson": 0, "tools[0].function.name is string": 0,
+    "tools[0].function.parameters.type == 'object'": 0, "tools[0].function.parameters.required": 0,
+    "'ja' in tools[0].function.description": 1, "tools[0].function.name == 'ja'": 1,
+    "tools[0].function.name == T": 2, "(tools[0].function.name ~ T) | length > 5": 2,
+    "T in tools[0].function.description": 2, "tools[0].function.name | length > 5": 2,
+    "{% set ns = namespace() %}{% for p in tools[0].function.parameters.properties %}"
+    "{% if p | length > 5 %}{% set ns.on = true %}{% endif %}{% endfor %}{% set on = ns.on %}": 2,
 }  # fmt: skip
 TEXTS = ("ja", "Ja", " ja", "jaja", "ja no", "no ja", "ja/ja", "no", "yes", "5", "A", "Be kind",
          "a long sentence of words", "one\ntwo lines")  # fmt: skip
@@ -358,6 +370,21 @@ def test_each_use_of_parts_has_its_way(form: str) -> None:
         for one in _beginning([{"type": "text", "text": text, "url": f"x{text}"}, more])
     ]
     check_way(template, records, PARTS[form])
+
+
+@pytest.mark.parametrize("form", OF_TOOLS)
+def test_each_use_of_tools_has_its_way(form: str) -> None:
+    records = list[Json]()
+    for number, text in enumerate(TEXTS):
+        parameters = {
+            "type": "object",
+            "properties": {text: {"type": "string"}},
+            "required": [text],
+        }
+        function = {"name": text, "description": f"It {text}", "parameters": parameters}
+        talk = [user(TEXTS[number // 2 * 2]), assistant("Yes"), user("And?"), assistant("No")]
+        records.append(chat(*talk, tools=[{"type": "function", "function": function}]))
+    check_way(_form(form), records, OF_TOOLS[form])
 
 
 def check_way(template: str, records: list[Json], way: int) -> None:
