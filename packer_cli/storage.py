@@ -44,7 +44,7 @@ _VERSIONS = (
 # for any character, and "@" after the name of a container.
 _QUERY = re.compile(r"[?#].*", re.DOTALL), re.compile(r"\?[^/?]*=.*", re.DOTALL)
 # A password may hold "/", as nobody should write it; digits before one are a port.
-_PASSWORD = r"[^/@:]*:(?!:|\d*(?:/|$))[^@]*@"
+_PASSWORD = r"[^/@:]*:(?!:|\d*(?:/|$))[^@]*@"  # noqa: S105 a pattern
 _USER = re.compile(rf"://({_PASSWORD}|[^/]*@)"), re.compile(rf"://({_PASSWORD})")
 # (user, query) of URLs that `public` was given, by scheme and what follows "://" without them: what
 # opens a host by one scheme is not sent to it by another.

@@ -65,8 +65,8 @@ def publish(
             there.clean(there.own)  # at most the marker of its own upload
         else:  # interrupted or going on, nobody can tell
             options.notify(
-                f"{url}: another upload into it was interrupted, or is going on; --overwrite removes "
-                "what it has left there"
+                f"{url}: another upload into it was interrupted, or is going on; --overwrite "
+                "removes what it has left there"
             )
         return there.result.manifest
     there.refuse_foreign(output.names_of(run))

@@ -1,8 +1,9 @@
 """`packer verify --against-inputs`: units packed, or tokenized, again from their inputs.
 
 A unit is a pure function of its slices and the options, so the run's own code makes the same shards
-of it once more, in a temporary directory, beside the result where that can be written to. Of one with another digest the first
-row or document that differs is named, with its segment and the record that this is of.
+of it once more, in a temporary directory, beside the result where that can be written to. Of one
+with another digest the first row or document that differs is named, with its segment and the record
+that this is of.
 """
 
 from __future__ import annotations
