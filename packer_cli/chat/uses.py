@@ -44,7 +44,7 @@ class Uses:
     def watch(self, value: Any, key: str = "") -> Any:
         """A value of JSON whose use is noted; `key`: the field that it is in."""
         if isinstance(value, str):
-            return Words.of(value, self) if key not in STRUCTURE and has_words(value) else value
+            return Words._of(value, self) if key not in STRUCTURE and has_words(value) else value
         if isinstance(value, list | tuple):
             return [self.watch(one, key) for one in value]
         if isinstance(value, dict):
@@ -119,13 +119,13 @@ class Words(str):  # noqa: PLW1641 it is below
     _made: bool
 
     @classmethod
-    def of(cls, text: str, uses: Uses, *, made: bool = False) -> Words:
+    def _of(cls, text: str, uses: Uses, *, made: bool = False) -> Words:
         words = cls(text)
         words._uses, words._made = uses, made
         return words
 
     def _like(self, text: str, *, made: bool = False) -> Words:
-        return Words.of(text, self._uses, made=made or self._made)
+        return Words._of(text, self._uses, made=made or self._made)
 
     def __str__(self) -> str:
         return self

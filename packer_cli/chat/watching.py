@@ -59,7 +59,7 @@ def _applied(
         return function(*given, **kwargs)
     made = function(*map(plain, given), **{key: plain(one) for key, one in kwargs.items()})
     if name in _MAKING:
-        return Words.of(made, uses, made=True)
+        return Words._of(made, uses, made=True)
     uses.deep |= name not in _TYPES
     return made
 
@@ -70,7 +70,7 @@ def _put_together(pieces: Iterable[Any]) -> str:
     if len(texts) == 1:
         return texts[0]
     uses, text = _uses_in(texts), "".join(texts)
-    return Words.of(text, uses, made=True) if uses else text
+    return Words._of(text, uses, made=True) if uses else text
 
 
 def _written(value: Any) -> str:

@@ -53,14 +53,10 @@ TEMPLATES = {
     "by a word of the system": _SMOLLM3,
     "by a word at its beginning": _mode("messages[0].content.startswith('Be')"),
     "by a word of a question": _mode("'ja' in messages[i - 1].content"),
-    "by a piece": _mode("messages[0].content.split('/')[1] is defined"),
     "by a variable": "{% set word = '/no' %}{% set ns = namespace(on=false) %}"
     "{% for m in messages[:1] %}"
     "{% set text = m.content %}{% if word in text %}{% set ns.on = true %}{% endif %}{% endfor %}"
     + _mode("ns.on"),
-    "by equality": _mode("messages[0].content == 'ja'"),
-    "by the length of words": _mode("messages[0].content | length > 12"),
-    "by a character": _mode("messages[0].content[0] > 'k'"),
     "by the same words twice": _mode("messages[0].content == messages[i - 1].content"),
     "by a field": _mode("messages[0].name == 'ann'"),
     "by a name in the header": _mode("messages[0].name", "<{{ messages[0].name }}>"),
@@ -74,11 +70,6 @@ TEMPLATES = {
         "i > 2 and messages[i - 2].tool_calls "
         "and messages[i - 2].tool_calls[0].function.arguments.hide"
     ),
-    "in any case": _mode("'be kind' in messages[0].content | lower"),
-    "by words put together": _mode("('x' ~ messages[0].content) == 'xja'"),
-    "by words joined": _mode("'ja' in messages[:1] | map(attribute='content') | join('|')"),
-    "by counting characters": "{% set ns = namespace(n=0) %}{% for c in messages[0].content %}"
-    "{% set ns.n = ns.n + 1 %}{% endfor %}" + _mode("ns.n > 12"),
     "by reasoning far away": _mode(
         "messages[:i] | selectattr('reasoning_content') | list | length"
     ),
@@ -149,8 +140,8 @@ DEEP = (
     "T.encode() | length > 5", "T.join(['a', 'b']) == 'ajab'", "T * 2 == 'jaja'", "T % () == 'ja'",
     "'%s' % T == 'ja'", "'%s!' % (T,) == 'ja!'", "'%s!' | format(T) == 'ja!'", "T.format() == 'ja'",
     "'{}!'.format(T) == 'ja!'", "'{!s}'.format(T) == 'ja'", "'{a}'.format(a=T) == 'ja'",
-    "'ja' | replace(T, '') == ''", "'ja' | trim(T) == ''", "'x'.replace('x', T) == 'ja'", "'ja!'.startswith(T)",
-    "''.join([T, '!']) == 'ja!'",
+    "'ja' | replace(T, '') == ''", "'ja' | trim(T) == ''", "'x'.replace('x', T) == 'ja'",
+    "'ja!'.startswith(T)", "''.join([T, '!']) == 'ja!'",
     "[T, 'b'] | join('-') == 'ja-b'", "('x' ~ T) == 'xja'", "'xj' in 'x' ~ T", "'xj' in 'x' + T",
     "T.startswith(T[:1] ~ 'a')", "T.find(T) == 0 and T > 'k'",
     "[T] | string == \"['ja']\"",
