@@ -32,14 +32,15 @@ _Message = dict[str, Any]
 
 
 class Uses:
-    """The `literals` that a template looks for in words, and whether it uses them otherwise.
+    """The `literals` that a template looks for in words, those of them that words may begin or end
+    with or be, and whether it uses words otherwise.
 
     `known`: the names of fields that are structure
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self.known = known
-        self.literals, self.deep = set[str](), False
+        self.literals, self.edges, self.deep = set[str](), set[str](), False
 
     def watch(self, value: Any, key: str = "") -> Any:
         """A value of JSON whose use is noted; `key`: the field that it is in."""
@@ -53,11 +54,14 @@ class Uses:
             return watched
         return value
 
-    def seek(self, literal: Any) -> None:
-        """Note that a template looks for a text, or for several."""
-        several = literal if isinstance(literal, tuple) else (literal,)
-        self.literals.update(one for one in several if type(one) is str)
-        self.deep |= any(type(one) is not str or any(map(str.isdigit, one)) for one in several)
+    def seek(self, literal: Any, *, at_edge: bool = False) -> None:
+        """Note that a template looks for a text, or for several. Marks have digits, too."""
+        for one in literal if isinstance(literal, tuple) else (literal,):
+            if type(one) is str and not any(map(str.isdigit, one)):
+                self.literals.add(one)
+                self.edges.update([one] * at_edge)
+            else:
+                self.deep = True
 
     def watch_messages(self, messages: list[_Message]) -> list[Any]:
         """Messages, where texts of the assistant's own fields, such as a name, are structure."""
@@ -101,12 +105,12 @@ class Uses:
         """Whether content has what is looked for otherwise than its probe, which has the edges of
         the assistant's thought, and those of the result of a tool, just as the content.
         """
-        known: tuple[str, ...] = ()
+        known = set[str]()
         if role == ASSISTANT:
             if content.count(THOUGHT) == 1 >= content.count(_OPEN):
-                known = (_OPEN, THOUGHT)
+                known = {_OPEN, THOUGHT} - self.edges
         elif content.startswith(RESULT) and content.endswith(RESULT_END):
-            known = (RESULT, RESULT_END)
+            known = {RESULT, RESULT_END}
         around = _THOUGHT_PROBED if THOUGHT in content else ""
         others = self.literals.difference(known)
         return any(one in content or one in around for one in others)
@@ -141,15 +145,15 @@ class Words(str):  # noqa: PLW1641 it is below
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) and other:
-            self._seek(other)
+            self._seek(other, at_edge=True)
         return str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def _seek(self, literal: Any) -> None:
+    def _seek(self, literal: Any, *, at_edge: bool) -> None:
         self._uses.deep |= self._made
-        self._uses.seek(literal)
+        self._uses.seek(literal, at_edge=at_edge)
 
 
 class Fields(dict[str, Any]):
@@ -159,21 +163,6 @@ class Fields(dict[str, Any]):
 
     def __bool__(self) -> bool:
         return dict.__len__(self) > 0
-
-    def __getitem__(self, key: str) -> Any:
-        return dict.__getitem__(self, self._known(key))
-
-    def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self, self._known(key))
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return dict.get(self, self._known(key), default)
-
-    def _known(self, key: Any) -> Any:
-        if type(key) is Words or key not in self._uses.known:
-            self._uses.deep = True
-            return plain(key)
-        return key
 
 
 def _trimmed(method: Callable[..., str]) -> Callable[..., Any]:
@@ -191,13 +180,22 @@ def _made(method: Callable[..., str]) -> Callable[..., Any]:
 
 def _sought(method: Callable[..., Any]) -> Callable[..., Any]:
     def sought(self: Words, literal: Any = None, *more: Any) -> Any:
-        self._seek(literal)
+        self._seek(literal, at_edge=method.__name__ in ("startswith", "endswith"))
         found = method(self, plain(literal), *map(plain, more))
         if isinstance(found, str):
             return self._like(found)
         return [self._like(one) for one in found] if isinstance(found, list | tuple) else found
 
     return sought
+
+
+def _looked_up(method: Callable[..., Any]) -> Callable[..., Any]:
+    def looked_up(self: Fields, key: Any, *default: Any) -> Any:
+        if type(key) is Words or key not in self._uses.known:
+            self._uses.deep = True
+        return method(self, plain(key), *default)
+
+    return looked_up
 
 
 def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,7 +220,7 @@ _OF_OBJECTS = {*dir(object), "__getnewargs__", "__class_getitem__"} - {
 
 
 def _note_the_rest(kind: Any, listed: dict[Callable[..., Any], tuple[str, ...]]) -> None:
-    """Note the use of what a class inherits, unless it is listed, or has a method of its own."""
+    """Note how methods that a class inherits are used, unless they are listed otherwise."""
     ways = {name: way for way, names in listed.items() for name in names}
     for name in {*dir(kind.__base__)} - {*vars(kind), *_OF_OBJECTS} | {"__hash__"}:
         note: Callable[[Any], Any] = ways.get(name, _noted)
@@ -231,7 +229,7 @@ def _note_the_rest(kind: Any, listed: dict[Callable[..., Any], tuple[str, ...]])
 
 
 _note_the_rest(Words, _LISTED)
-_note_the_rest(Fields, {})
+_note_the_rest(Fields, {_looked_up: ("__getitem__", "__contains__", "get")})
 
 
 def plain(value: Any) -> Any:

@@ -363,6 +363,16 @@ def test_each_use_of_parts_has_its_way(form: str) -> None:
     check_way(template, records, PARTS[form])
 
 
+@pytest.mark.parametrize("form", ["startswith('<think>')", "endswith('</think>')", "strip() == X"])
+def test_the_edges_of_a_thought(form: str) -> None:
+    """A probe has thoughts as records have them, but for white space and what they begin with."""
+    thought = "<think>a</think>"
+    said = f"messages[i - 2].content.{form}".replace("X", repr(thought))
+    contents = (thought, f"{thought}b", f"\n{thought}b", f"b{thought}", f"b{thought}b", "b")
+    records = [chat(user("A"), assistant(one), user("B"), assistant("C")) for one in contents]
+    check_way(_mode(f"i > 2 and {said}"), records, 1)
+
+
 @pytest.mark.parametrize("form", OF_TOOLS)
 def test_each_use_of_tools_has_its_way(form: str) -> None:
     records = list[Json]()
