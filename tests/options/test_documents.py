@@ -518,13 +518,25 @@ def as_stored(value: Any, kind: Any) -> Any:
     return value
 
 
+def storage(kind: Any) -> Any:
+    """The type with text in the places of JSON, in which Python values become arrays."""
+    if pa.types.is_list(kind):
+        return pa.list_(storage(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, storage(field.type)) for field in kind])
+    return pa.string() if kind == JSON else kind
+
+
 def with_json(records: list[Any], kinds: dict[str, Any]) -> Any:
     """A table of records whose columns have these types."""
-    arrays = {}
-    for name, kind in kinds.items():
-        own = [as_stored(one.get(name), kind) for one in records]
-        arrays[name] = pa.array(own).cast(kind) if "json" in str(kind) else pa.array(own, kind)
-    return pa.table(arrays)
+    columns = {name: [as_stored(one.get(name), kind) for one in records]
+               for name, kind in kinds.items()}  # fmt: skip
+    return pa.table(
+        {
+            name: pa.array(own, storage(kinds[name])).cast(kinds[name])
+            for name, own in columns.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "saved"])

@@ -221,6 +221,9 @@ IGNORED: dict[str, tuple[list[Any], tuple[str, ...], list[str]]] = {
         [one | {"more": {"notes": [LONG, LONG]}} for one in TEXTS], (),
         ["warning: data: ignored text in more; see --field"],
     ),
+    "tools beside messages": (
+        [one | {"tools": [{"name": "f", "description": LONG}]} for one in CHATS], TEMPLATE, [],
+    ),
     "tools beside prompts": (
         [one | {"tools": [{"name": "f", "description": LONG}]} for one in PAIRS], (),
         ["warning: data: ignored text in tools; --prompt-template chat uses it"],
