@@ -575,7 +575,7 @@ def _footer(file: InputFile) -> _Footer:
     return _footer_of(replace(file, path=storage.identity(file.path)))
 
 
-@lru_cache(maxsize=8)  # a footer is as long as there are row groups, and many units read one file
+@lru_cache(maxsize=64)  # a unit has slices of many files, and many units read one file
 def _footer_of(file: InputFile) -> _Footer:
     with storage.open_arrow(file.path, file.status()) as source, parquet_file(source) as parquet:
         metadata, end = parquet.metadata, source.size() - 8

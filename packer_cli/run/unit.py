@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError
+from packer_cli.errors import DamagedInputError, DataError, Interrupted, LostChildError, named
 from packer_cli.inputs.byte_streams import STDIN
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
@@ -126,8 +126,9 @@ class Job:
                 job = replace(job, damaged={**job.damaged, error.index: error.reason})
             except LostChildError as error:
                 self.stop_if_asked()
-                path, begin = self.run.files[unit.slices[0].file].path, unit.slices[0].start
-                what = f"unit {unit.index} ({path} from {begin:,}): {error.message}"
+                parts = [f"{self.run.files[part.file].path} from {part.start:,}"
+                         for part in unit.slices]  # fmt: skip
+                what = f"unit {unit.index} ({named(parts, 3)}): {error.message}"
                 if not self.run.resumable:  # stdin cannot be read a second time
                     raise DataError(what, error.tip) from error
                 lost += 1

@@ -232,7 +232,7 @@ def test_balanced_steps_are_even(results: list[Path]) -> None:
             assert before != after
             assert unevenness(dataset, before) > 1.15 > 1.1 > unevenness(dataset, after)
     dataset = PackedDataset(results[0])
-    ways: dict[str | None, dict[str, Any]] = {None: {}, "step": {}, "order": {"window": 4}}
+    ways: dict[str | None, dict[str, Any]] = {None: {}, "step": {}, "order": {"window": 8}}
     plain, even, windows = (
         steps_of(ranks(dataset, balance=how, block_rows=8, **more)) for how, more in ways.items()
     )
