@@ -176,7 +176,7 @@ class DocumentConfig(Options):
     )
     on_unshown: str = option(
         "warn",
-        "What becomes of records of which the chat template leaves something out:",
+        "What happens to records that the chat template truncates:",
         choices={"warn": "counted", "error": "a bad record"},
         needs=MESSAGES,
     )
