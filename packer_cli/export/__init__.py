@@ -21,7 +21,9 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -56,7 +58,7 @@ from packer_cli.result.layout import (
     SIDE_FILES,
 )
 from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
-from packer_cli.result.opening import Paths, open_packed
+from packer_cli.result.opening import Paths, View, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
 from packer_cli.run.destination import clean, holds_result
@@ -113,11 +115,20 @@ def export(
         Progress(total, show=show_progress, doing="exporting") as progress,
     ):
         writer = kind(folder, exported, even=even is not None)
-        try:
-            for part in parts(lambda size: progress.read(size, 0)):
-                writer.write(part)
-        finally:
-            writer.close()
+        stop, read = threading.Event(), [exported]
+        if isinstance(exported, View):
+            read += exported.directories.values()
+        # beside the export, which uses one core: what is exported gets digests of its own
+        with ThreadPoolExecutor(1) as pool:
+            compared = [pool.submit(one.check_digests, stop.is_set) for one in read]
+            try:
+                for part in parts(lambda size: progress.read(size, 0)):
+                    writer.write(part)
+                for one in compared:
+                    one.result()
+            finally:
+                stop.set()
+                writer.close()
     return exported
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from packer_cli._kernels.documents import hash_documents
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import batches_of
@@ -35,6 +36,7 @@ from packer_cli.records import (
     Slice,
     TokenBatch,
     UInt32,
+    UInt64,
     WorkUnit,
     offsets_of,
 )
@@ -177,6 +179,10 @@ class TokenizedInputs:
         offsets = offsets_of(lengths)
         numbered = self.tokens.numbered(file, number)
         trained = self.tokens.trained_of(numbered, np.zeros_like(lengths), lengths)
+        if trained is not None:
+            first = offsets[:-1]  # of which no model learns
+            counts = np.add.reduceat(trained, first, dtype=np.int32) - trained[first]
+            self.tokens.compare("trained_tokens", file, number, counts)
         nothing = np.empty(0, np.uint32)
         return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
 
@@ -193,6 +199,8 @@ class _Tokens(Tokens):
     ) -> None:
         super().__init__(directories, carried, defaults)
         self._highest = highest
+        # of all documents, which of those that are cut have been looked at
+        self._checked = np.zeros(int(self.documents[:, 1].sum()), bool)
 
     def gather(
         self, directory: Int32 | Int64, document: Int64, start: Int32, length: Int32
@@ -207,7 +215,59 @@ class _Tokens(Tokens):
                 f"expected 0 to {self._highest}",
                 f"damaged: {AGAIN}; packer verify {path} says where",
             )
+        self._check(directory, document, length, ids)
         return ids
+
+    def _check(self, directory: Int32 | Int64, document: Int64, length: Int32, ids: UInt32) -> None:
+        """Raise DataError for documents whose tokens are not those of their content hash. Pieces
+        are gathered once more as the documents that they are of, which are hashed once.
+        """
+        number = self.numbered(directory, document)
+        whole = length == self._lengths_of(directory, document)
+        if whole.any():
+            hashes = _hashed(ids, length)[whole]
+            self.compare("content_hash", directory[whole], document[whole], hashes)
+        fresh = np.flatnonzero(~(whole | self._checked[number]))
+        if not len(fresh):
+            return
+        cut = fresh[np.unique(number[fresh], return_index=True)[1]]
+        lengths = self._lengths_of(directory[cut], document[cut])
+        for begin, end in batches_of(lengths):
+            some = cut[begin:end]
+            where = directory[some], document[some]
+            zeros = np.zeros(len(some), np.int32)
+            found = super().gather(*where, zeros, lengths[begin:end])
+            self.compare("content_hash", *where, _hashed(found, lengths[begin:end]))
+        self._checked[number[cut]] = True
+
+    def _lengths_of(self, directory: Int32 | Int64, document: Int64) -> Int32:
+        lengths = np.empty(len(document), np.int32)
+        for one in np.unique(directory).tolist():
+            here = directory == one
+            lengths[here] = self._directories[one].lengths[document[here]]
+        return lengths
+
+    def compare(
+        self, name: str, directory: Int32 | Int64, document: Int64, values: Int32 | UInt64
+    ) -> None:
+        """Raise DataError for a document for which the index of its directory has another value."""
+        for one in np.unique(directory).tolist():
+            here = directory == one
+            listed = self._directories[one].indexed_at(name, document[here])
+            differ = np.flatnonzero((values[here] != listed).reshape(len(listed), -1).any(1))
+            if len(differ):
+                path = self._directories[one].path
+                raise DataError(
+                    f"{path}: its document {document[here][differ[0]]} has another {name} than its "
+                    "index says",
+                    f"damaged: {AGAIN}; packer verify {path} says where",
+                )
+
+
+def _hashed(ids: UInt32, lengths: Int32) -> UInt64:
+    hashes = np.empty((len(lengths), 2), np.uint64)
+    hash_documents(ids, offsets_of(lengths), hashes)
+    return hashes
 
 
 def is_tokenized(files: Sequence[InputFile]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -240,6 +240,19 @@ class Stored:
         if problem := problem_of(self.path / shard.file, shard):
             missing = problem == MISSING and self.replaced()
             raise missing or DataError(f"{self.place_of(shard.file)}: {problem}", self.again)
+
+    def check_digests(self, stopped: Callable[[], bool]) -> None:
+        """Raise DataError for a shard whose bytes are not those that the manifest knows; end early
+        once `stopped` says so.
+        """
+        for shard in self.facts.shards:
+            _, sha256 = digest(self.path / shard.file, stopped)
+            if not stopped() and sha256 != shard.sha256:
+                raise self.replaced() or DataError(
+                    f"{self.place_of(shard.file)}: its sha256 is {sha256}, the manifest says "
+                    f"{shard.sha256}",
+                    self.again,
+                )
 
     def stored(self, shard: Shard) -> Iterator[Any]:
         """The record batches of a shard as they are stored, mapped, each safe to look into.

@@ -25,7 +25,7 @@ from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.carried import Carried
-from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values
+from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values, offsets_of
 from packer_cli.result.carried import default_of, row_type, together
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
@@ -62,6 +62,7 @@ class TokenizedDirectory(Stored):
             raise DataError(f"{path / MANIFEST}: {text}", AGAIN)
         self.firsts = np.concatenate([[0], np.cumsum([one.rows for one in self.shards])])
         self.firsts = self.firsts.astype(np.int64)
+        self._parts = dict[str, tuple[Int64, list[Any]]]()
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -85,6 +86,21 @@ class TokenizedDirectory(Stored):
         """uint64[n, 2], the same for documents with the same tokens, in any directory."""
         hashes: UInt64 = self._indexed("content_hash", np.uint64, 2)
         return hashes
+
+    def indexed_at(self, name: str, documents: Int64) -> Any:
+        """[n], or [n, 2] of content hashes, a column of the indexes at n documents."""
+        width = 2 if name == "content_hash" else 1
+        kind = np.uint64 if width > 1 else np.int32
+        if name not in self._parts:  # mapped, not copied: there may be billions
+            parts = [_values(one.column(name), kind, width) for one in self._index()]
+            self._parts[name] = offsets_of([*map(len, parts)]), parts
+        firsts, parts = self._parts[name]
+        found = np.empty((len(documents), 2)[:width], kind)
+        of_part = np.searchsorted(firsts, documents, side="right") - 1
+        for number in np.unique(of_part).tolist():
+            here = of_part == number
+            found[here] = parts[number][documents[here] - firsts[number]]
+        return found
 
     def _indexed(self, name: str, kind: Any, width: int = 1) -> Any:
         """A column of all indexes."""

@@ -4,6 +4,7 @@ every figure of a side file, whether digests were made anew or not.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from itertools import cycle
@@ -215,6 +216,47 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_a_file(folder: Path, name: str
                     ("show", "out", "--step", 0, "--balance", "order", *loop)):  # fmt: skip
         assert packer(*command).exit_code in (0, 1, 2), command
     assert Path("out", name).is_fifo()
+
+
+def flip_bit(path: Path, column: str) -> None:
+    """Damage the first byte of a list column's values."""
+    stored = pa.py_buffer(path.read_bytes())
+    (batch,) = pa.ipc.open_stream(pa.BufferReader(stored))
+    place = batch.column(column).values.buffers()[1].address - stored.address
+    data = bytearray(stored.to_pybytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("column", "max_length"), [("input_ids", 8), ("input_ids", 64), ("trained", 64)]
+)
+def test_a_flipped_bit_is_not_packed_under_a_fresh_digest(
+    folder: Path, column: str, max_length: int
+) -> None:
+    """Of a document that is cut, too."""
+    pair = {"prompt": "Hi", "completion": "Hello there"}
+    Path("a.jsonl").write_bytes(
+        json.dumps(pair).encode() if column == "trained" else jsonl("Hello there")
+    )
+    for command in (("tokenize", "a.jsonl", "-t", "bytes", "-o", "tok"),
+                    ("pack", "tok", "-l", max_length, "-o", "rows"),
+                    ("pack", "tok", "-l", max_length, "-o", "view", "--view")):  # fmt: skip
+        assert packer(*command, "-q").exit_code == 0
+    documents = next(Path("tok").glob("documents-*"))
+    flip_bit(documents, column)
+    what = "content_hash" if column == "input_ids" else "trained_tokens"
+    packed = packer("pack", "tok", "-l", max_length, "-o", "again", "-q")
+    assert_error(packed, 1, f"tok: its document 0 has another {what} than its index says")
+    for source, to in (("tok", "unpacked"), ("view", "numpy"), ("view", "packed")):
+        result = packer("export", source, "--to", to, "-o", "again", "-q")
+        assert_error(result, 1, ".arrow: ")  # a digest, a hash or a count
+    rows = shard_of("rows")
+    flip_bit(rows, "input_ids")
+    for to in ("unpacked", "numpy"):
+        result = packer("export", "rows", "--to", to, "-o", "again", "-q")
+        assert_error(result, 1, rows.name, ": its sha256 is ")
+    assert not Path("again").exists()
 
 
 @pytest.mark.parametrize("name", ["units.jsonl", "tokenizer.json", "squared_lengths.npy"])
