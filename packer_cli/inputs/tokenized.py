@@ -181,7 +181,8 @@ class TokenizedInputs:
         trained = self.tokens.trained_of(numbered, np.zeros_like(lengths), lengths)
         if trained is not None:
             first = offsets[:-1]  # of which no model learns
-            counts = np.add.reduceat(trained, first, dtype=np.int32) - trained[first]
+            counts: Int32 = np.add.reduceat(trained, first, dtype=np.int32)
+            counts -= trained[first]
             self.tokens.compare("trained_tokens", file, number, counts)
         nothing = np.empty(0, np.uint32)
         return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
