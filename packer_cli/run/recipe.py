@@ -105,7 +105,7 @@ def pack_recipe(
     if options.as_rank and not all(one.is_there for one in tokens):
         return [(place, None) for place in places]
     results = _pack_sides(recipe, sides, places, joined if is_joined else None, options)
-    if mixture and (first := results.get(0)):
+    if may_change and mixture and (first := results.get(0)):
         for share in first.missed_shares:
             options.notify(missed_share(mixture, share))
         whole = [
