@@ -53,7 +53,7 @@ from packer_cli.result.manifest import (
 from packer_cli.result.reader import check_side_file
 from packer_cli.run.identity import Chosen, Run
 from packer_cli.storage import read_bytes
-from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder
+from packer_cli.tokenization.encoding import Encode, Encoded, Read, plain_encoder, skipping
 from packer_cli.tokenization.fill_in_middle import fill_in_middle
 from packer_cli.tokenization.locate import (
     BYTES,
@@ -382,9 +382,8 @@ def _source(
             from packer_cli.chat.encoder import SupervisedEncoder  # noqa: PLC0415
 
             glued = not uses_template(its, its_config)
-            encoders[name] = SupervisedEncoder(
-                renders[name], its_config, tokenizers[name], glued=glued
-            )
+            encoder = SupervisedEncoder(renders[name], its_config, tokenizers[name], glued=glued)
+            encoders[name] = skipping(encoder, tokenizers[name])
         else:
             encoders[name] = _plain_encoder(
                 its, its_config, tokenizers[name], files, renders.get(name)
@@ -408,6 +407,8 @@ def _plain_encoder(
         highest = highest_id(files.json) if files else tokenizer.info.vocab_size - 1
     fim = fill_in_middle(config, files)
     encode = plain_encoder(tokenizer, highest, _specials_of(files, config), fim)
+    if tokenizer is not None:
+        encode = skipping(encode, tokenizer)
     if shape.kind == TRACE:
         from packer_cli.chat.traces import TraceEncoder  # noqa: PLC0415 a run of texts needs none
 

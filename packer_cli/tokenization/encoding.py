@@ -15,6 +15,7 @@ from packer_cli.errors import DataError, InternalError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch, Values
 from packer_cli.result.counts import Counts
+from packer_cli.tokenization.engines import UnencodableError
 from packer_cli.tokenization.fill_in_middle import FillInMiddle
 from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
 from packer_cli.tokenization.tokenizer import Tokenizer
@@ -59,6 +60,30 @@ def plain_encoder(
         return Encoded(batch, records.bad, counts)
 
     return encode
+
+
+def skipping(encode: Encode, tokenizer: Tokenizer) -> Encode:
+    """The encoder, for which a text that the tokenizer cannot encode is a bad record."""
+
+    def encode_others(records: Records, file: InputFile) -> Encoded:
+        try:
+            return encode(records, file)
+        except UnencodableError:
+            texts, bad = [*(records.texts or ())], list[BadRecord]()
+            for i, text in enumerate(texts):
+                try:
+                    tokenizer.encode_bare([text])
+                except UnencodableError as error:
+                    texts[i] = ""
+                    bad.append(BadRecord(int(records.positions[i]), error.message, error.tip))
+            if not bad:  # what was encoded was another text
+                raise
+        others = encode(replace(records, texts=texts), file)
+        wanted = ~np.isin(others.batch.position, [one.position for one in bad])
+        bad = sorted([*others.bad, *bad], key=lambda record: record.position)
+        return others._replace(batch=others.batch.take(wanted), bad=bad)
+
+    return encode_others
 
 
 def _without_specials(records: Records, specials: Specials) -> Records:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Protocol
 
@@ -31,6 +32,32 @@ _PROBES = ("a b", "".join(map(chr, range(0xD800))))
 def is_of_library(error: BaseException) -> bool:
     """True where a library in Rust failed: its panics are BaseExceptions, of a class of pyo3's."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+class UnencodableError(UsageError):
+    """A text that the tokenizer cannot encode."""
+
+
+_quiet = threading.Lock()
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """A context in which libraries in Rust print nothing: a panic is an error that is reported."""
+    if not _quiet.acquire(blocking=False):  # another thread is in it
+        yield
+        return
+    try:
+        before, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nothing, 2)
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            os.close(nothing)
+    finally:
+        _quiet.release()
 
 
 def engines_differ_on(text: str) -> InternalError:
@@ -70,7 +97,8 @@ class ReferenceEngine:
         from tokenizers.processors import ByteLevel  # noqa: PLC0415
 
         try:
-            self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
+            with without_panics():
+                self.tokenizer = Tokenizer.from_buffer(tokenizer_json)
         except BaseException as error:  # the library raises bare Exception, and panics
             if not is_of_library(error):
                 raise
@@ -114,15 +142,16 @@ class ReferenceEngine:
         # the fast one leaves out the offsets
         encode = self.tokenizer.encode_batch if placed else self.tokenizer.encode_batch_fast
         try:
-            encoded: list[Any] = encode(texts, add_special_tokens=False)
+            with without_panics():
+                encoded: list[Any] = encode(texts, add_special_tokens=False)
         except BaseException as error:
             if not is_of_library(error):
                 raise
             if len(texts) > 1:  # find the one
                 return [one for text in texts for one in self._encodings([text], placed=placed)]
-            raise UsageError(
+            raise UnencodableError(
                 f"the text {texts[0][:80]!r} cannot be encoded: {error}",
-                "the tokenizer has no token for it: give it an unknown token, or use another",
+                "use another tokenizer, or leave the record out, with --on-error skip",
             ) from error
         return encoded
 
@@ -164,7 +193,8 @@ class FastEngine:
         from gigatoken.gigatoken_rs import load_hf_json  # noqa: PLC0415
 
         try:
-            return load_hf_json(self._json)
+            with without_panics():
+                return load_hf_json(self._json)
         except BaseException as error:  # the library raises bare RuntimeError, and panics
             if not is_of_library(error):
                 raise

@@ -140,6 +140,28 @@ def test_added_tokens_of_other_ids_are_refused(
     assert_error(packer(*PACK, "-t", "tok"), 2, message)
 
 
+@pytest.mark.parametrize("shape", ["texts", "answers"])
+def test_a_text_that_the_tokenizer_cannot_encode_is_a_bad_record(folder: Path, shape: str) -> None:
+    """The library panics where its regular expression gives up, and prints so by itself."""
+    document = tiny.byte_level()
+    slow = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+    parts = [slow | {"invert": False}, document["pre_tokenizer"]]
+    document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": parts}
+    tiny.save(folder / "tok", document, tokenizer_config=CONFIG)
+    texts = ["the quick", "x" * 40, "brown fox"]
+    records = [{"text": one} if shape == "texts" else {"prompt": "the", "completion": one}
+               for one in texts]  # fmt: skip
+    Path("data.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    failed = packer_process(*PACK, "-q", "-t", "tok")
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (1, 2), failed.stderr
+    assert b"data.jsonl, line 2 (byte " in failed.stderr
+    assert b" cannot be encoded: " in failed.stderr
+    skipped = packer_process(*PACK, "-q", "-t", "tok", "--on-error", "skip")
+    assert (skipped.returncode, skipped.stderr) == (0, b"")
+    manifest = check_directory("out")
+    assert (manifest["documents"], manifest["rejected_records"]) == (2, 1)
+
+
 # (what is named, its content or None, what is said of it)
 NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
     ("/none/tok", None, "no such file or folder"),
