@@ -201,13 +201,13 @@ def word_level(*words: str) -> tiny.Json:
 
 def test_a_text_that_the_tokenizer_cannot_encode(data: Path) -> None:
     (data / "b.jsonl").write_bytes(jsonl("a a", "a word that", "a b"))
-    for words, text in (
-        (("a", "b"), "'a word that'"),
-        (("other",), "tokenizer tok: the text 'a b'"),
+    for words, code, text in (
+        (("a", "b"), 1, "b.jsonl, line 2 (byte 16): the text 'a word that'"),
+        (("other",), 2, "tokenizer tok: the text 'a b'"),
     ):
         tiny.save(data / "tok", word_level(*words))
         result = packer("pack", "b.jsonl", "-l", 16, "-t", "tok", "-q", "-o", "out")
-        assert_error(result, 2, text, "cannot be encoded: WordLevel error: Missing [UNK] token")
+        assert_error(result, code, text, "cannot be encoded: WordLevel error: Missing [UNK] token")
         assert not Path("out").exists()
 
 
