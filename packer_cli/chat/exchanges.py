@@ -30,6 +30,7 @@ from packer_cli.options.shapes import (
     HISTORY,
     SYSTEM,
     Shape,
+    list_in,
     messages_in,
     turns_in,
 )
@@ -80,11 +81,10 @@ def conversation_of(
     else:
         question, more, answer = _texts(fields, shape)
         completion = [{"role": ASSISTANT, "content": answer}]
-        earlier = [
-            {"role": role, "content": text}
-            for turn in turns_in(fields.get(HISTORY))
-            for role, text in zip(("user", ASSISTANT), turn, strict=True)
-        ]
+        earlier = _earlier(fields, shape)
+        if earlier:
+            keep_parts = keeps_parts(tools, arguments)
+            earlier = parse_messages(earlier, columns[HISTORY], keep_parts=keep_parts)
         asked = {"role": "user", "content": _with_more(question, more)}
         messages = [*with_context(earlier), asked, *completion]
     if not shape.is_chat:
@@ -102,12 +102,25 @@ def _think(completion: list[_Message], reasoning: str) -> None:
         own[0] |= dict.fromkeys(REASONING[:2], reasoning)
 
 
+def _earlier(fields: _Fields, shape: Shape) -> list[_Message]:
+    """Return the messages before the prompt. Raises MalformedError for a list of anything else."""
+    history = fields.get(HISTORY)
+    turns = turns_in(history)
+    if list_in(history) and not turns:
+        raise MalformedError(
+            f"field '{shape.columns[HISTORY]}' is a list of neither messages nor questions with "
+            "their answers",
+            "write it as [[QUESTION, ANSWER], ...], or remove the field",
+        )
+    return turns
+
+
 def texts_of(fields: _Fields, shape: Shape, prompt_template: str) -> tuple[str, str]:
     """The prompt of a record and its answer. Raises MalformedError."""
-    if turns := turns_in(fields.get(HISTORY)):
+    if turns := _earlier(fields, shape):
         raise MalformedError(
-            f"field '{shape.columns[HISTORY]}' has earlier turns ({len(turns)}), and such prompts "
-            "have no place for them",
+            f"field '{shape.columns[HISTORY]}' has earlier messages ({len(turns)}), and such "
+            "prompts have no place for them",
             "--prompt-template chat uses them; otherwise remove the field",
         )
     system = _optional_text(fields, SYSTEM, shape)

@@ -18,7 +18,7 @@ from packer_cli.options.shapes import (
     SYSTEM,
     TRACE,
     Shape,
-    turns_in,
+    list_in,
 )
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
@@ -111,7 +111,7 @@ def known_texts(shape: Shape, config: DocumentConfig) -> frozenset[str]:
 
 def is_known_value(own: str, value: Any) -> bool:
     """Whether a field of `known_texts` holds what its name means."""
-    return bool(turns_in(value)) if own == HISTORY else isinstance(value, str)
+    return bool(list_in(value)) if own == HISTORY else isinstance(value, str)
 
 
 def trained_on(config: DocumentConfig, shape: Shape) -> str:

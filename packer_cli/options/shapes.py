@@ -495,25 +495,30 @@ def messages_in(value: Any, *keys: str) -> list[dict[str, Any]]:
     else. `keys`: of messages, that also name a speaker.
     """
     known = (*_ROLE_KEYS, *keys)
-    found = _listed(value)
+    found = list_in(value)
     is_one = found and all(isinstance(one, dict) and _called(one, known) for one in found)
     return found if is_one else []
 
 
-def turns_in(value: Any) -> list[tuple[str, str]]:
-    """The earlier turns in a field `history`: questions and their answers; none if it is anything
-    else.
+def turns_in(value: Any) -> list[dict[str, Any]]:
+    """Return the messages of the earlier turns in a field `history`, which has questions with their
+    answers, or messages; none if it is anything else.
     """
-    found = _listed(value)
-    pairs = [tuple(one) for one in found if isinstance(one, list) and len(one) == 2]
-    is_one = len(pairs) == len(found) and all(
-        isinstance(text, str) for one in pairs for text in one
-    )
-    return pairs if is_one else []
+    turns = list_in(value)
+    if not all(
+        isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn)
+        for turn in turns
+    ):
+        return messages_in(value)
+    return [
+        {"role": role, "content": text}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
 
 
-def _listed(value: Any) -> list[Any]:
-    """A list as it is, of JSON text, or of the only object."""
+def list_in(value: Any) -> list[Any]:
+    """Return a list as it is, of JSON text, or of the only object; empty for anything else."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)

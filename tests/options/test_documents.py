@@ -287,9 +287,18 @@ TURNED = (
 )
 
 
+EARLIER_MESSAGES = [
+    {"from": speaker, "value": text}
+    for turn in EARLIER
+    for speaker, text in zip(("human", "gpt"), turn, strict=True)
+]
+
+
 @pytest.mark.parametrize(
-    "history", [EARLIER, json.dumps(EARLIER), [], None, "long ago", ["a", "b"]]
-)
+    "history",
+    [EARLIER, json.dumps(EARLIER), EARLIER_MESSAGES, json.dumps(EARLIER_MESSAGES),
+     [], None, "long ago"],
+)  # fmt: skip
 @pytest.mark.parametrize("record", [ASKED, {"instruction": "Say hi.", "output": "Hello"}])
 def test_history_becomes_earlier_turns_or_is_refused(
     folder: Path, record: Any, history: Any
@@ -301,13 +310,16 @@ def test_history_becomes_earlier_turns_or_is_refused(
         assert pack_marked(path, *AS_CHAT.split(), template=TAGS) == [expected]
         result = run(path, template=None)
         assert result.exit_code == has_turns
-        said = "field 'history' has earlier turns (2), and such prompts have no place for them"
+        said = "field 'history' has earlier messages (4), and such prompts have no place for them"
         assert (said in result.stderr) == has_turns
     text = (
         "The patient came with a headache, and left the hospital after two days without any help."
     )
     said = run([record | {"history": text * 2}]).stderr
     assert "ignored text in history" in said
+    for other in (["Hi", "Hello"], [["Hi", None]], [{"q": "Hi", "a": "Hello"}]):
+        said = run([record | {"history": other}], *AS_CHAT.split()).stderr
+        assert "field 'history' is a list of neither messages nor questions with their" in said
 
 
 # how a template writes the arguments of a call

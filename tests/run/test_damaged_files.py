@@ -40,7 +40,8 @@ def damaged() -> dict[str, bytes]:
     files = {}
     for ending, compress in COMPRESSORS.items():
         whole = compress(jsonl(*TEXTS))
-        files |= {f"cut.jsonl.{ending}": whole[:-1], f"other.jsonl.{ending}": b"\xff\0another thing"}
+        other = b"\xff\0another thing"  # neither compressed nor text
+        files |= {f"cut.jsonl.{ending}": whole[:-1], f"other.jsonl.{ending}": other}
         files |= {f"garbage-after.jsonl.{ending}": whole + b"garbage after the end"}
     for ending in ("gz", "zst"):
         whole = COMPRESSORS[ending](jsonl(*TEXTS))
