@@ -366,6 +366,8 @@ def _config(given: Any, kind: type[DocumentConfig]) -> DocumentConfig:
         config = msgspec.convert(given, kind)
     except (OverflowError, UsageError, msgspec.ValidationError) as error:
         raise ValueError(f"config: {error}") from error
+    if "shape" not in given:
+        raise ValueError("config: has no shape")
     if isinstance(config, PackConfig) and [*config.columns] != [*given.get("columns", ())]:
         raise ValueError(f"config: columns are {', '.join(given.get('columns', ()))}")
     return config

@@ -188,6 +188,7 @@ def test_an_edited_manifest(packed: Path, name: str) -> None:
     [
         (lambda m: m["shards"][0].update(file="../a"), "damaged: Expected `str` matching regex"),
         (lambda m: m["shards"][0].pop("rows"), "damaged: Object missing required field `rows`"),
+        (lambda m: m["config"].pop("shape"), "damaged: config: has no shape"),
         (
             lambda m: m["config"].update(max_length=1 << 40),
             "damaged: config: --max-length: 1099511627776 is not between 1 and 16777216",
