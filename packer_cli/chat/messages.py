@@ -77,7 +77,7 @@ _AS_TEXT = _OF_MESSAGES[:2]
 # what `reasoning` and `thinking` of a message say of how it was made
 _SWITCHES = frozenset(
     ("on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto", "enabled",
-     "disabled")
+     "disabled", "minimal", "think", "/think", "no_think", "/no_think")
 )  # fmt: skip
 # beside a prompt, thoughts are hardly a single word, or "detailed thinking on"
 _SWITCH = re.compile(r"[/\w-]+|(\S+ ){1,3}(on|off)", re.ASCII | re.IGNORECASE)

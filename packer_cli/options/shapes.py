@@ -543,7 +543,7 @@ def role_of(speaker: Any) -> Any:
 
 def roles_for(speakers: Iterable[Any], template: str = "") -> dict[str, str]:
     """The roles that --role is to give to unknown speakers, which the chat template does not name:
-    by their names, or the first is the user.
+    by their names; or the first is the user, and who speaks beside a user and an assistant a tool.
     """
     speakers = [one for one in speakers if isinstance(one, str)]
     there = {role_of(one) for one in speakers}
@@ -552,5 +552,7 @@ def roles_for(speakers: Iterable[Any], template: str = "") -> dict[str, str]:
         is_named = f"'{name}'" in template or f'"{name}"' in template
         if name.lower() not in _KNOWN_ROLES and not is_named:
             other = "assistant" if "user" in there.union(roles.values()) else "user"
+            if there.issuperset(("user", "assistant")):
+                other = "tool"  # whose text is not trained on
             roles.setdefault(name, _MEANT.get(name.lower(), other))
     return roles

@@ -250,7 +250,7 @@ def test_switches_are_no_reasoning(folder: Path, name: str, switch: Any) -> None
             for one in given:
                 path = in_form(form, [one])
                 assert pack_marked(path, *options, template=THINKS) == [plain]
-    if switch in ("on", "OFF", True, None, 1):
+    if switch in ("on", "OFF", "/no_think", True, None, 1):
         talk = chat(user("Say hi."), assistant("Hello", **{name: switch}))
         assert pack_marked([talk], template=THINKS) == [plain]
 
@@ -267,6 +267,8 @@ def test_unknown_speakers_are_named_with_the_roles_that_help(folder: Path) -> No
         assert warning in result.stderr
         assert "unknown" not in run([record], template=f"{{# 'customer' #}}{TAGS}").stderr
         assert "unknown" not in run([record], "--role", "customer=user").stderr
+    third = chat(user("Hi"), {"role": "environment", "content": "12"}, assistant("Hello"))
+    assert "say who they are: --role environment=tool\n" in run([third]).stderr
     assert marked("out") == [HI_MARKED]
     for record in (
         {"conversations": talks[1]},
