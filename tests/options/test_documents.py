@@ -260,6 +260,8 @@ def test_unknown_speakers_are_named_with_the_roles_that_help(folder: Path) -> No
         [{"role": "customer", "content": "Hi"}, assistant("Hello")],
         [{"from": "Ann", "value": "Hi"}, {"from": "The Owl", "value": "Hello"}],
     ]
+    third = chat(user("Hi"), {"role": "environment", "content": "12"}, assistant("Hello"))
+    assert "say who they are: --role environment=tool\n" in run([third]).stderr
     warning = "unknown speakers: customer; say who they are: --role customer=user\n"
     for record in (chat(*talks[0]), {"prompt": talks[0][:1], "completion": "Hello"}):
         result = run([record])
@@ -267,8 +269,6 @@ def test_unknown_speakers_are_named_with_the_roles_that_help(folder: Path) -> No
         assert warning in result.stderr
         assert "unknown" not in run([record], template=f"{{# 'customer' #}}{TAGS}").stderr
         assert "unknown" not in run([record], "--role", "customer=user").stderr
-    third = chat(user("Hi"), {"role": "environment", "content": "12"}, assistant("Hello"))
-    assert "say who they are: --role environment=tool\n" in run([third]).stderr
     assert marked("out") == [HI_MARKED]
     for record in (
         {"conversations": talks[1]},
