@@ -24,7 +24,11 @@ def _end_at_once(number: int, frame: object) -> None:
     """End before `cli/app.py` has installed the handlers of a command."""
     progress = sys.modules.get("packer_cli.progress")
     below = b"\n" if getattr(progress, "bars", None) else b""
-    os.write(2, below + b"stopped: interrupted\ntip: run the same command again\n")
+    # while a library works, descriptor 2 is not what stderr writes to: see tokenization/engines.py
+    os.write(
+        sys.stderr.fileno() if sys.stderr else 2,
+        below + b"stopped: interrupted\ntip: run the same command again\n",
+    )
     os._exit(130)
 
 

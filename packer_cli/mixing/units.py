@@ -23,11 +23,10 @@ from packer_cli.options.formats import format_named
 from packer_cli.options.options import PackConfig
 from packer_cli.records import InputFile, Slice, WorkUnit
 from packer_cli.result.manifest import TOKENIZED
-from packer_cli.storage import is_url
 
 _BYTES_PER_TOKEN = 4
 _MOST_SLICES = 4096  # of a unit, so that a change of a file packs no more of them again
-_DEALT_SLICES = 48  # of a unit, beside whole files
+_DEALT_SLICES = 16  # of a unit, beside whole files
 _LEAST_BYTES = 4 << 10  # of one of several slices that a unit has of an input
 _PLACES = 16  # of a unit that a slice can be in, at least
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
@@ -151,7 +150,7 @@ def _dealt(
     1. A slice has a place between 0 and 1. The places of an input are evenly spaced; multiples of
        the golden ratio, without their whole part, decide where the first one is, and which slice
        is where: those of a few neighbours are always spread evenly, so small files are, too.
-    2. A slice takes half a millisecond, and some requests at a URL. So an input has a slice for
+    2. A slice takes half a millisecond, and two requests at a URL. So an input has a slice for
        each megabyte of a unit only while there are few inputs. Otherwise it has one for each unit,
        or whatever a share of a unit allows.
     3. Slices of nearly one place are in input order.
@@ -167,8 +166,6 @@ def _dealt(
             wanted = min(wanted, weight)
         else:
             wanted = min(units, weight * _DEALT_SLICES // target)
-        if wanted > 1 and is_url(file.path):
-            wanted = min(units, weight // (4 * MIB))
         if wanted > 1 and config.on_error == "skip" and format_named(file.format).cut_by != "byte":
             wanted = _fewest(weight, target)  # a damaged file is skipped if one unit reads it
         if wanted < 2:
