@@ -31,7 +31,7 @@ from packer_cli.options.shapes import (
     SYSTEM,
     Shape,
     list_in,
-    messages_in,
+    talk_in,
     turns_in,
 )
 from packer_cli.options.shapes import REASONING as REASONING_FIELD
@@ -71,20 +71,19 @@ def conversation_of(
         keep_parts = keeps_parts(tools, arguments)
         messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
     elif shape.of_messages:
+        is_talk = not isinstance(fields["prompt"], str) or bool(talk_in(fields["prompt"]))
         prompt, completion = (
             [{"role": role, "content": fields[own]}]
-            if isinstance(fields[own], str) and not messages_in(fields[own])
+            if isinstance(fields[own], str) and not (is_talk and talk_in(fields[own]))
             else parse_messages(fields[own], columns[own], keep_parts=keeps_parts(tools, arguments))
             for own, role in (("prompt", "user"), ("completion", ASSISTANT))
         )
-        messages = [*with_context(prompt), *completion]
+        earlier = _earlier_messages(fields, shape, keeps_parts(tools, arguments))
+        messages = [*with_context([*earlier, *prompt]), *completion]
     else:
         question, more, answer = _texts(fields, shape)
         completion = [{"role": ASSISTANT, "content": answer}]
-        earlier = _earlier(fields, shape)
-        if earlier:
-            keep_parts = keeps_parts(tools, arguments)
-            earlier = parse_messages(earlier, columns[HISTORY], keep_parts=keep_parts)
+        earlier = _earlier_messages(fields, shape, keeps_parts(tools, arguments))
         asked = {"role": "user", "content": _with_more(question, more)}
         messages = [*with_context(earlier), asked, *completion]
     if not shape.is_chat:
@@ -98,8 +97,17 @@ def conversation_of(
 def _think(completion: list[_Message], reasoning: str) -> None:
     """Give the only answer of a completion the reasoning that stands beside it."""
     own = [one for one in completion if one.get("role") == ASSISTANT]
-    if len(own) == 1 and not own[0].get(REASONING[0]) and reasoning and not is_switch(reasoning):
+    if len(own) != 1 or own[0].get(REASONING[0]) or "</think>" in str(own[0].get("content")):
+        return
+    if reasoning and not is_switch(reasoning):
         own[0] |= dict.fromkeys(REASONING[:2], reasoning)
+
+
+def _earlier_messages(fields: _Fields, shape: Shape, keep_parts: bool) -> list[_Message]:
+    """Return the messages before the prompt, parsed. Raises MalformedError."""
+    turns = _earlier(fields, shape)
+    name = shape.columns.get(HISTORY, HISTORY)
+    return parse_messages(turns, name, keep_parts=keep_parts) if turns else []
 
 
 def _earlier(fields: _Fields, shape: Shape) -> list[_Message]:

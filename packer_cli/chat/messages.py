@@ -39,7 +39,7 @@ import msgspec
 
 from packer_cli._kernels.texts import is_plain
 from packer_cli.errors import DataError, named
-from packer_cli.options.shapes import CALLS, PLAIN_ROLES, messages_in, role_of
+from packer_cli.options.shapes import CALLS, PLAIN_ROLES, messages_in, role_of, talk_in
 
 # flags, and whether what has 1 or true there is trained on
 _FLAGS = dict.fromkeys(("weight", "train", "training", "loss", "loss_weight"), True) | {
@@ -79,8 +79,8 @@ _SWITCHES = frozenset(
     ("on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto", "enabled",
      "disabled", "minimal", "think", "/think", "no_think", "/no_think")
 )  # fmt: skip
-# beside a prompt, thoughts are hardly a single word, or "detailed thinking on"
-_SWITCH = re.compile(r"[/\w-]+|(\S+ ){1,3}(on|off)", re.ASCII | re.IGNORECASE)
+_THOUGHTS = frozenset(("text", "content", "thinking", "reasoning"))  # of an object in their place
+_SENTENCE = re.compile("(detailed )?(thinking|reasoning) (on|off)", re.IGNORECASE)
 # what a key is renamed to, as one whose role is named anew speaks ShareGPT; and what that hides
 _RENAMED = {"role": "from"}
 _HIDDEN = {"role": ("role", "from"), "content": ("content", "value")}
@@ -156,7 +156,9 @@ class Naming:
                 except _JSON_ERRORS:
                     continue
             elif isinstance(value, str | dict):
-                value = messages_in(value, *self.keys.values())
+                keys = self.keys.values()
+                if name != "completion" or talk_in(fields.get("prompt"), *keys):
+                    value = talk_in(value, *keys)
             if value and isinstance(value, list):
                 value = [*map(_decoded, value)]
                 own[name] = [self._message(one) if isinstance(one, dict) else one for one in value]
@@ -292,8 +294,10 @@ def _without_switches(message: dict[str, Any], where: str) -> dict[str, Any]:
     """The message without the fields of reasoning that hold no thought, but say how it was made."""
     for key in REASONING:
         thought = message.get(key, "")
-        if isinstance(thought, list):
-            raise MalformedError(f"{where}.{key} is a list, expected a string")
+        has_thoughts = isinstance(thought, dict) and not _THOUGHTS.isdisjoint(thought)
+        if isinstance(thought, list) or has_thoughts:
+            kind = kind_of(thought)
+            raise MalformedError(f"{where}.{key} is {kind}, expected a string")
         is_switch_word = key != REASONING[0] and str(thought).lower() in _SWITCHES
         if not isinstance(thought, str) or is_switch_word:
             message = {name: value for name, value in message.items() if name != key}
@@ -391,8 +395,9 @@ def with_context(messages: list[dict[str, Any]], trained_on: Collection[int] = (
 
 
 def is_switch(reasoning: str) -> bool:
-    """Whether a text beside a prompt says how the answer was made, and is no thought: "on"."""
-    return _SWITCH.fullmatch(reasoning.strip()) is not None
+    """Tell whether a text beside a prompt says how the answer was made, and is not a thought."""
+    text = reasoning.strip()
+    return text.lower() in _SWITCHES or _SENTENCE.fullmatch(text) is not None
 
 
 def kind_of(value: object) -> str:

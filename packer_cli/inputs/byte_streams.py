@@ -247,11 +247,13 @@ def _of_streams(raw: IO[bytes], compression: str) -> Iterator[bytes]:
     while stored:
         stream = decompressor()
         while not stream.eof:
+            is_over = False
             # zlib gives back what it has not read, the others keep it
             if not stored and getattr(stream, "needs_input", True):
                 stored = raw.read(_STORED_BYTES)
+                is_over = not stored
             block = stream.decompress(stored, _PLAIN_BYTES)
-            if not (block or stored or stream.eof):
+            if is_over and not (block or stream.eof):  # lzma may need input only after nothing
                 raise EOFError
             yield block
             stored = getattr(stream, "unconsumed_tail", b"")

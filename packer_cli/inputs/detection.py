@@ -56,6 +56,7 @@ from packer_cli.options.shapes import (
     options_for,
     role_of,
     roles_for,
+    talk_in,
 )
 from packer_cli.records import InputFile
 from packer_cli.result.carried import check_defaults
@@ -458,20 +459,29 @@ class _Look:
                 next(_first_columns(file, columns, config), {}) if columns[shape.is_chat :] else {}
             )
         if shape.is_chat:
-            self._refuse_questions(file, columns, first)
+            asked = self._config
+            if asked.shape is None and not asked.fields and asked.train_on != "all":
+                self._refuse_questions(file, columns, first)
             return shape
         keys = self._config.message_keys.values()
-        of_messages = [
-            isinstance(value, list) or bool(messages_in(value, *keys)) for value in first.values()
-        ]
-        return replace(shape, of_messages=any(of_messages))
+        prompt = first.get(columns[0])
+        of_messages = isinstance(prompt, str) and bool(talk_in(prompt, *keys))
+        of_messages |= any(
+            isinstance(value, list) or (isinstance(value, dict) and bool(messages_in(value, *keys)))
+            for value in first.values()
+        )
+        return replace(shape, of_messages=of_messages)
 
     def _refuse_questions(self, file: InputFile, columns: list[str], record: Any) -> None:
         """Raise DataError if the assistant says nothing in the first messages, whose answer is in
         another column.
         """
         asked = columns[0]
-        given = (name for name in columns[1:] if record.get(name))
+        given = (
+            name
+            for name in columns[1:]
+            if record.get(name) and (isinstance(record[name], str) or messages_in(record[name]))
+        )
         speakers = {
             role_of(one.get("role", one.get("from"))) for one in messages_in(record.get(asked))
         }

@@ -180,10 +180,13 @@ def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
         own, labels, mask = (None if one is None else _clipped(one) for one in row[:3])
         named = zip(MASKS, row[3:], strict=False)
         masks = {name: np.array(one) for name, one in named if one is not None}
-        if own is None or (reason := _fault(own, labels, mask, masks)):
+        reason = "" if own is None else _fault(own, None, mask, masks)
+        if own is not None and not reason:
+            labels = _masked(own, labels, masks.values())
+            reason = _fault(own, labels, mask, {})
+        if own is None or reason:
             bad[number] = reason
             continue
-        labels = _masked(own, labels, masks.values())
         real = np.ones(len(own), bool) if mask is None else mask == 1
         ids.append(own[real])
         flags.append((own if labels is None else labels)[real] != IGNORED)
@@ -230,7 +233,7 @@ def _fault(
     for name, values, wrong, expected in checks:
         if wrong.any():
             at = int(np.argmax(wrong))
-            is_huge = abs(int(values[at])) >= _BEYOND
+            is_huge = np.isfinite(values[at]) and abs(int(values[at])) >= _BEYOND
             shown = "a number of 63 bits or more" if is_huge else values[at]
             return f"{name}[{at}] is {shown}, {expected.format(at=at, token=ids[at])}"
     return ""

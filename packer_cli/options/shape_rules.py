@@ -92,7 +92,7 @@ def used_columns(shape: Shape, config: DocumentConfig) -> frozenset[str]:
     """
     idle = set[str]()
     if shape.of_messages:
-        idle = {CONTEXT, HISTORY}
+        idle = {CONTEXT}
     elif not shape.is_chat and config.prompt_template != "chat":  # raw text has no place for it
         idle = {"tools", REASONING}
     return frozenset(name for own, name in shape.columns.items() if own not in idle)

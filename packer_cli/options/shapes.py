@@ -398,6 +398,7 @@ def check_fields(renamed: Iterable[tuple[str, str]]) -> None:
 
 _ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "participant")
 _TEXT_KEYS = ("content", "value", "text", "message", "utterance", "body", "msg")
+_SAID = ("content", "value", "tool_calls", "function_call")
 # The roles that templates know, and those of other dialects; in any case, but for templates.
 PLAIN_ROLES = frozenset(("user", "assistant", "system", "developer", "tool"))
 ROLES = {
@@ -498,6 +499,22 @@ def messages_in(value: Any, *keys: str) -> list[dict[str, Any]]:
     found = list_in(value)
     is_one = found and all(isinstance(one, dict) and _called(one, known) for one in found)
     return found if is_one else []
+
+
+def talk_in(value: Any, *keys: str) -> list[dict[str, Any]]:
+    """Return the messages that a prompt is, or certainly is JSON text of: a text may also be the
+    JSON that an answer is to give. `keys`: as for `messages_in`.
+    """
+    messages = messages_in(value, *keys)
+    if not isinstance(value, str):
+        return messages
+    are_said = all(
+        (speaker := message.get(key, "")) and (key in keys or str(speaker).lower() in _KNOWN_ROLES)
+        for message in messages
+        for key in [_called(message, ("role", "from", *keys)) or ""]
+    )
+    have_text = all({*_SAID, *keys}.intersection(message) for message in messages)
+    return messages if are_said and have_text else []
 
 
 def turns_in(value: Any) -> list[dict[str, Any]]:

@@ -257,12 +257,7 @@ def _missing(
         configs = configs[:1]
     named = _configured(configs)
     special = [named[key] for key in _NAMED if key in named]
-    extra = list[Any]()
-    for config in configs:
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            values = config.get(key) or []
-            for token in values.values() if isinstance(values, dict) else values:
-                extra.append(token.get("content") if isinstance(token, dict) else token)
+    extra = _extra_tokens(configs, folder)
     if decoder is None:
         decoder, source = {}, _ADDED
         for content, number in listed.items():
@@ -299,6 +294,20 @@ def _missing(
         added[token.content] = number
         missing.append(msgspec.structs.replace(token, id=number))
     return missing
+
+
+def _extra_tokens(configs: list[dict[str, Any]], folder: Path) -> list[Any]:
+    """Return the contents of further special tokens. Raises UsageError for what is not a list."""
+    extra = list[Any]()
+    for config in configs:
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            values = config.get(key) or []
+            if not isinstance(values, list | dict):
+                what = f"{key} is {values!r}, expected a list or an object"
+                raise UsageError(f"tokenizer {folder}: {what}", _TIP)
+            for token in values.values() if isinstance(values, dict) else values:
+                extra.append(token.get("content") if isinstance(token, dict) else token)
+    return extra
 
 
 def _with_added(content: bytes, tokens: list[SpecialToken]) -> bytes:

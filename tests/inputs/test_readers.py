@@ -7,9 +7,13 @@ and test_readers_indexed.py; what is wrong with records of JSON: test_bad_record
 from __future__ import annotations
 
 import base64
+import bz2
 import csv
+import gzip
 import io
 import json
+import lzma
+import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -568,3 +572,14 @@ def test_parquet_is_read_a_few_rows_at_a_time_and_opened_once_a_unit(
     assert len(TEXTS) > len(manifest["units"]) > 2
     assert [len(unit["slices"]) for unit in manifest["units"]] == [1] * len(manifest["units"])
     assert len(opened) <= len(manifest["units"]) + 3  # its names and its footer
+
+
+@pytest.mark.parametrize("compression", ["xz", "bz2", "gzip"])
+def test_streams_whose_blocks_end_anywhere_are_read_whole(compression: str) -> None:
+    """An LZMA decoder may want no input and give nothing, where a block ends with its output."""
+    compress = {"xz": lzma.compress, "bz2": bz2.compress, "gzip": gzip.compress}[compression]
+    with patch.multiple(byte_streams, _STORED_BYTES=64, _PLAIN_BYTES=64):
+        for size in range(1, 800):
+            data = (b"0123456789" * 10 + random.Random(size).randbytes(60)) * 5
+            stored = io.BytesIO(compress(data[:size]))
+            assert b"".join(byte_streams._of_streams(stored, compression)) == data[:size]

@@ -122,6 +122,10 @@ def test_masks_beside_token_ids_say_what_is_trained_on(
     bad = in_form(form, wrong)
     assert_error(packer("pack", bad, "-l", 4, "-q"), 1, f"{mask}[0] is 2", "not 0 or 1")
     assert set(found(bad, "--on-error", "skip")) == set(trained)
+    wrong[mask][2] = [float("nan"), *wrong[mask][2][1:]]
+    if form != "jsonl":
+        nan = in_form(form, wrong)
+        assert_error(packer("pack", nan, "-l", 4, "-q"), 1, f"{mask}[0] is nan", "not 0 or 1")
     path = in_form(form, {name.replace(mask, "is_answer"): own for name, own in columns.items()})
     said = packer("pack", path, "-l", 4, "-o", "other").stderr
     field = "loss_mask=is_answer"

@@ -111,6 +111,15 @@ CASES: dict[str, tuple[Any, str, str]] = {
         {"prompt": json.dumps(HI[:1]), "completion": json.dumps(HI[1:])}, "", HI_MARKED),
     "a prompt as JSON text": ({"prompt": json.dumps(HI[:1]), "answer": "Hello"}, "", HI_MARKED),
     "a completion that is one message": ({"prompt": "Hi", "completion": HI[1]}, "", HI_MARKED),
+    "an answer that is JSON text of messages": (
+        {"prompt": "Hi", "completion": json.dumps(HI[1:])}, "--prompt-template chat",
+        HI_MARKED.replace("Hello", json.dumps(HI[1:]))),
+    "a prompt that is JSON text of something else": (
+        {"prompt": '{"author": "Ann"}', "completion": "Hello"}, "--prompt-template chat",
+        HI_MARKED.replace("Hi", '{"author": "Ann"}')),
+    "earlier turns beside a prompt of messages": (
+        {"prompt": HI[:1], "completion": "Hello", "history": [["a", "b"]]}, "",
+        f"<user>a</user><assistant>b</assistant>{HI_MARKED}"),
     "a prompt that is one message": ({"prompt": json.dumps(HI[0]), "completion": "Hello"}, "",
                                      HI_MARKED),
     "keys in JSON text": ({"prompt": json.dumps(SPOKEN[:1]), "completion": json.dumps(SPOKEN[1:])},
