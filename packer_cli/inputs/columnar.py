@@ -30,6 +30,7 @@ from packer_cli.inputs.token_columns import (
     parts_of,
     token_records,
     with_carried,
+    without_bad,
 )
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
@@ -161,9 +162,11 @@ def _within_json(array: Any, name: str) -> Any:
     """The values of that name in an array of JSON objects, as JSON; null where there is none."""
     found = list[str | None]()
     for text in array.to_pylist():
-        value = ABSENT
-        with suppress(msgspec.DecodeError):
+        try:
             value = value_at(_decode_json(text), name)
+        except msgspec.DecodeError:
+            found.append(text)  # whoever reads the values finds out
+            continue
         found.append(None if value is ABSENT else msgspec.json.encode(value).decode())
     return pa.ExtensionArray.from_storage(pa.json_(), pa.array(found, pa.string()))
 
@@ -297,10 +300,13 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
         return records
     positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
     columns = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+    bad = dict[int, str]()
     values = {
-        name: _values(column, name, {}) if _converter(column.type) else column
+        name: _values(column, name, bad) if _converter(column.type) else column
         for name, column in columns.items()
     }
+    rows = (records.positions - first_row).tolist()
+    records = without_bad(records, {i: bad[row] for i, row in enumerate(rows) if row in bad}, _SKIP)
     sizes = masks = None
     if shape.kind == "tokens":
         sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))

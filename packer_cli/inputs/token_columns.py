@@ -279,9 +279,14 @@ def with_carried(records: Records, given: Given, config: DocumentConfig, tip: st
     if records.tokens is not None and len(records.tokens[0]) < len(carried):
         carried = carried[_real_tokens(given.masks, kept, lengths)]
     records = replace(records, carried=carried)
+    return without_bad(records, bad, tip)
+
+
+def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
+    """Return the records, of which some, by their index, join `bad` for a reason."""
     if not bad:
         return records
-    good = records.take(np.delete(np.arange(len(kept)), list(bad)))
+    good = records.take(np.delete(np.arange(len(records.positions)), list(bad)))
     refused = [BadRecord(int(records.positions[i]), reason, tip) for i, reason in bad.items()]
     return replace(
         records, positions=good.positions, texts=good.texts, tokens=good.tokens,

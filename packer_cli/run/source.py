@@ -383,7 +383,7 @@ def _source(
 
             glued = not uses_template(its, its_config)
             encoder = SupervisedEncoder(renders[name], its_config, tokenizers[name], glued=glued)
-            encoders[name] = skipping(encoder, tokenizers[name])
+            encoders[name] = skipping(encoder, tokenizers[name], its_config.turns)
         else:
             encoders[name] = _plain_encoder(
                 its, its_config, tokenizers[name], files, renders.get(name)

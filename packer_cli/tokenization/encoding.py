@@ -13,7 +13,15 @@ import numpy as np
 
 from packer_cli.errors import DataError, InternalError
 from packer_cli.inputs.formats import reader_for
-from packer_cli.records import BadRecord, InputFile, Records, Slice, TokenBatch, Values
+from packer_cli.records import (
+    BadRecord,
+    InputFile,
+    Records,
+    Slice,
+    TokenBatch,
+    Values,
+    record_position,
+)
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.engines import UnencodableError
 from packer_cli.tokenization.fill_in_middle import FillInMiddle
@@ -62,26 +70,30 @@ def plain_encoder(
     return encode
 
 
-def skipping(encode: Encode, tokenizer: Tokenizer) -> Encode:
-    """The encoder, for which a text that the tokenizer cannot encode is a bad record."""
+def skipping(encode: Encode, tokenizer: Tokenizer, turns: str = "") -> Encode:
+    """The encoder, for which a record is bad if the tokenizer cannot encode a text of it. `turns`:
+    as the option says, if the texts are turns of records by then.
+    """
 
     def encode_others(records: Records, file: InputFile) -> Encoded:
         try:
             return encode(records, file)
         except UnencodableError:
-            texts, bad = [*(records.texts or ())], list[BadRecord]()
+            texts, bad = [*(records.texts or ())], dict[int, BadRecord]()
+            positions = record_position(records.positions, turns)
             for i, text in enumerate(texts):
                 try:
                     tokenizer.encode_bare([text])
                 except UnencodableError as error:
                     texts[i] = ""
-                    bad.append(BadRecord(int(records.positions[i]), error.message, error.tip))
+                    at = int(positions[i])
+                    bad.setdefault(at, BadRecord(at, error.message, error.tip))
             if not bad:  # what was encoded was another text
                 raise
         others = encode(replace(records, texts=texts), file)
-        wanted = ~np.isin(others.batch.position, [one.position for one in bad])
-        bad = sorted([*others.bad, *bad], key=lambda record: record.position)
-        return others._replace(batch=others.batch.take(wanted), bad=bad)
+        wanted = ~np.isin(record_position(others.batch.position, turns), [*bad])
+        every = sorted([*others.bad, *bad.values()], key=lambda record: record.position)
+        return others._replace(batch=others.batch.take(wanted), bad=every)
 
     return encode_others
 

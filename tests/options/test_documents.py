@@ -592,6 +592,14 @@ def test_json_of_arrow_that_is_not_valid_is_a_bad_record(folder: Path) -> None:
     pq.write_table(pa.table({"messages": broken}), "data.parquet")
     assert_error(run(Path("data.parquet")), 1, "row 0", "the messages holds JSON that is not valid")
     assert pack_marked(Path("data.parquet"), "--on-error", "skip") == [HI_MARKED]
+    cells = pa.array(['{"of": 1.5}', "{bad", '{"of": bad}']).cast(JSON)
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "reward": cells}), "text.parquet")
+    command = ("pack", "text.parquet", "-l", 9, "-t", "bytes", "-o", "text", "--carry-default",
+               "reward.of=0", "--carry", "reward.of:float32")  # fmt: skip
+    assert_error(packer(*command), 1, "row 1", "the reward.of holds JSON that is not valid")
+    assert packer(*command, "--on-error", "skip").exit_code == 0
+    manifest = json.loads(Path("text/manifest.json").read_bytes())
+    assert (manifest["documents"], manifest["rejected_records"]) == (1, 2)
 
 
 def test_compressed_and_from_stdin(folder: Path) -> None:

@@ -162,6 +162,27 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_a_bad_record(folder: Path, s
     assert (manifest["documents"], manifest["rejected_records"]) == (2, 1)
 
 
+def test_a_turn_that_the_tokenizer_cannot_encode_makes_its_record_bad(folder: Path) -> None:
+    vocabulary = {"q": 0, "a": 1, "b": 2, "</s>": 3}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "none"}
+    document = tiny.byte_level() | {"model": model, "pre_tokenizer": {"type": "Whitespace"}}
+    tiny.save(folder / "tok", document, tokenizer_config=CONFIG)
+    Path("t.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    talks = [["q", "a", "q", "b"], ["q", "a", "q", "other", "q", "other"], ["q", "b"]]
+    roles = ("user", "assistant")
+    records = [{"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(one)]}
+               for one in talks]  # fmt: skip
+    lines = [json.dumps(one) for one in records]
+    Path("data.jsonl").write_text("\n".join(lines) + "\n")
+    options = ("-t", "tok", "--chat-template", "t.jinja", "--turns", "each", "--allow-open-turns")
+    failed = packer(*PACK, "-q", *options)
+    assert_error(failed, 1, f"data.jsonl, line 2 (byte {len(lines[0]) + 1})", "cannot be encoded")
+    done = packer(*PACK, "-q", *options, "--on-error", "skip")
+    assert done.exit_code == 0, done.stderr
+    manifest = json.loads(Path("out/manifest.json").read_bytes())
+    assert (manifest["documents"], manifest["rejected_records"]) == (3, 1)
+
+
 # (what is named, its content or None, what is said of it)
 NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
     ("/none/tok", None, "no such file or folder"),
@@ -174,6 +195,7 @@ NO_TOKENIZERS: list[tuple[str, str | bytes | None, str]] = [
     ("t/tokenizer.json", '{"model": {"type": "Unheard"}}', "tokenizer.json cannot be loaded"),
     ("t/tokenizer_config.json", "{", "t/tokenizer_config.json: not valid JSON"),
     ("t/special_tokens_map.json", "[]", "a JSON list, not an object"),
+    ("t/tokenizer_config.json", '{"additional_special_tokens": "<|x|>"}', "expected a list"),
     ("t/tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid", "is a Git LFS pointer"),
 ]  # fmt: skip
 
