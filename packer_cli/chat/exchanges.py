@@ -66,27 +66,26 @@ def conversation_of(
     if not (shape.is_chat or shape.of_messages or prompt_template == "chat"):
         return None
     tools = parse_tools(fields.get("tools"), columns.get("tools", ""))
+    keep_parts = keeps_parts(tools, arguments)
     if shape.is_chat:
         own = shape.required[0]
-        keep_parts = keeps_parts(tools, arguments)
         messages = parse_messages(fields[own], columns[own], keep_parts=keep_parts)
-    elif shape.of_messages:
-        is_talk = not isinstance(fields["prompt"], str) or bool(talk_in(fields["prompt"]))
-        prompt, completion = (
-            [{"role": role, "content": fields[own]}]
-            if isinstance(fields[own], str) and not (is_talk and talk_in(fields[own]))
-            else parse_messages(fields[own], columns[own], keep_parts=keeps_parts(tools, arguments))
-            for own, role in (("prompt", "user"), ("completion", ASSISTANT))
-        )
-        earlier = _earlier_messages(fields, shape, keeps_parts(tools, arguments))
-        messages = [*with_context([*earlier, *prompt]), *completion]
     else:
-        question, more, answer = _texts(fields, shape)
-        completion = [{"role": ASSISTANT, "content": answer}]
-        earlier = _earlier_messages(fields, shape, keeps_parts(tools, arguments))
-        asked = {"role": "user", "content": _with_more(question, more)}
-        messages = [*with_context(earlier), asked, *completion]
-    if not shape.is_chat:
+        if shape.of_messages:
+            is_talk = not isinstance(fields["prompt"], str) or bool(talk_in(fields["prompt"]))
+            prompt, completion = (
+                [{"role": role, "content": fields[own]}]
+                if isinstance(fields[own], str) and not (is_talk and talk_in(fields[own]))
+                else parse_messages(fields[own], columns[own], keep_parts=keep_parts)
+                for own, role in (("prompt", "user"), ("completion", ASSISTANT))
+            )
+        else:
+            question, more, answer = _texts(fields, shape)
+            prompt = [{"role": "user", "content": _with_more(question, more)}]
+            completion = [{"role": ASSISTANT, "content": answer}]
+        if earlier := _earlier(fields, shape):
+            earlier = parse_messages(earlier, columns[HISTORY], keep_parts=keep_parts)
+        messages = [*with_context([*earlier, *prompt]), *completion]
         _think(completion, _optional_text(fields, REASONING_FIELD, shape))
     system = _optional_text(fields, SYSTEM, shape)
     if system and messages[0].get("role") != "system":
@@ -101,13 +100,6 @@ def _think(completion: list[_Message], reasoning: str) -> None:
         return
     if reasoning and not is_switch(reasoning):
         own[0] |= dict.fromkeys(REASONING[:2], reasoning)
-
-
-def _earlier_messages(fields: _Fields, shape: Shape, keep_parts: bool) -> list[_Message]:
-    """Return the messages before the prompt, parsed. Raises MalformedError."""
-    turns = _earlier(fields, shape)
-    name = shape.columns.get(HISTORY, HISTORY)
-    return parse_messages(turns, name, keep_parts=keep_parts) if turns else []
 
 
 def _earlier(fields: _Fields, shape: Shape) -> list[_Message]:
