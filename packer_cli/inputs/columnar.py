@@ -305,8 +305,10 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
         name: _values(column, name, bad) if _converter(column.type) else column
         for name, column in columns.items()
     }
-    rows = (records.positions - first_row).tolist()
-    records = without_bad(records, {i: bad[row] for i, row in enumerate(rows) if row in bad}, _SKIP)
+    if bad:
+        rows = (records.positions - first_row).tolist()
+        reasons = {i: bad[row] for i, row in enumerate(rows) if row in bad}
+        records = without_bad(records, reasons, _SKIP)
     sizes = masks = None
     if shape.kind == "tokens":
         sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))
