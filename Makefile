@@ -50,7 +50,7 @@ test: $(VENV)/.testing ## the core tests
 test-pythons: ## the core tests with the oldest and the newest CPython from 3.10 on that is here
 	set -e; for python in $(sort $(firstword $(CPYTHONS)) $(lastword $(CPYTHONS))); do \
 	  $$python --version; $(MAKE) test PYTHON=$$python VENV=build/$$(basename $$python); \
-	  unset PACKER_FUZZ PACKER_KILLS PACKER_TREES; done  # more of them once is enough
+	  unset PACKER_FUZZ PACKER_TREES; done  # more of them once is enough
 
 # As root, or as a user who needs no password for that.
 chromium: ## the browser in which make test-heavy opens pages, from the package of Debian
