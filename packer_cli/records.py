@@ -1,7 +1,7 @@
 """What flows through the pipeline, one frozen dataclass each.
 
 InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
-    Pieces of a window make a Stock, from which planned rows are filled.
+    Pieces of a window make a TokenPool, from which planned rows are filled.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Slice(NamedTuple):
         return self.start == 0 and self.stop is None
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """A row group of a file, which is read whole. `bytes`: uncompressed."""
 
     rows: int
@@ -128,8 +128,8 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Numbers of a file: its documents, and the bytes of their tokens, at four a token."""
+class DocumentCounts:
+    """Number of documents in a file, and the bytes of their tokens, at four a token."""
 
     count: int
     bytes: int
@@ -199,7 +199,7 @@ class TokenBatch:
 
 
 @dataclass(frozen=True)
-class Spans:
+class TrainedSpans:
     """Spans of bytes that are trained on, of the UTF-8 texts of n documents, in order.
 
     offsets     int64[n+1]: document i has the spans offsets[i]..offsets[i+1]
@@ -213,7 +213,7 @@ class Spans:
     carried: Values | None = None
 
 
-class LeftOut(NamedTuple):
+class OmittedContent(NamedTuple):
     """Something of one kind in a record that a chat template does not show.
 
     record  its index in the batch
@@ -294,9 +294,9 @@ class Records:
     positions: Int64
     texts: list[str] | Texts | None = None
     tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
-    spans: Spans | None = None
+    spans: TrainedSpans | None = None
     turns: Int32 | None = None
-    unshown: list[LeftOut] = field(default_factory=list)
+    unshown: list[OmittedContent] = field(default_factory=list)
     empty_turns: int = 0
     masked: list[tuple[int, str]] = field(default_factory=list)
     unread: dict[str, int] = field(default_factory=dict)
@@ -358,7 +358,7 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class Stock:
+class TokenPool:
     """The tokens and pieces that rows are filled from.
 
     ids       uint32[T]; None where the tokens are in a tokenized directory

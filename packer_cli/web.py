@@ -59,9 +59,9 @@ class Web(HTTPFileSystem):  # type: ignore[misc]
             return now, await answer.content.readexactly(max(0, wanted - start))
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        return _File(self, path, mode, cache_type="none")
+        return _WebFile(self, path, mode, cache_type="none")
 
 
-class _File(AbstractBufferedFile):  # type: ignore[misc]
+class _WebFile(AbstractBufferedFile):  # type: ignore[misc]
     def _fetch_range(self, start: int, end: int) -> bytes:
         return bytes(self.fs.cat_file(self.path, start, end, found=self.details))

@@ -43,11 +43,11 @@ from packer_cli.records import (
     InputFile,
     Int32,
     Int64,
-    LeftOut,
+    OmittedContent,
     Records,
     Slice,
-    Spans,
     Texts,
+    TrainedSpans,
     Values,
     offsets_of,
     turn_position,
@@ -376,7 +376,7 @@ def _joined(documents: list[Document]) -> list[Document]:
 # -- What documents hold
 
 
-def _left_out(number: int, document: Document) -> list[LeftOut]:
+def _left_out(number: int, document: Document) -> list[OmittedContent]:
     """What the text of the document, the batch's `number`-th, does not show."""
     conversation = document.conversation
     if conversation is None or not document.left_out:
@@ -446,7 +446,7 @@ def _carried_by(document: Document, config: DocumentConfig) -> Values:
     return together(values)
 
 
-def byte_spans(documents: list[Document], carried: Values | None = None) -> Spans | None:
+def byte_spans(documents: list[Document], carried: Values | None = None) -> TrainedSpans | None:
     """The spans of all documents in UTF-8 bytes of their texts; None when all is trained.
     `carried`: of the spans.
     """
@@ -459,7 +459,7 @@ def byte_spans(documents: list[Document], carried: Values | None = None) -> Span
         own = [edge for span in spans for edge in span]
         edges += own if document.text.isascii() else _in_bytes(document.text, own)
     flat: Int64 = np.array(edges, np.int64)
-    return Spans(offsets_of(counts), flat[::2].copy(), flat[1::2].copy(), carried)
+    return TrainedSpans(offsets_of(counts), flat[::2].copy(), flat[1::2].copy(), carried)
 
 
 def _in_bytes(text: str, edges: list[int]) -> list[int]:

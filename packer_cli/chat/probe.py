@@ -19,7 +19,7 @@ import msgspec
 
 from packer_cli._kernels import texts
 from packer_cli.chat.messages import ASSISTANT, REASONING, joined_content
-from packer_cli.records import LeftOut
+from packer_cli.records import OmittedContent
 
 # Two things that templates look for in the words themselves: reasoning, and results of tools
 # that a user's message holds.
@@ -378,13 +378,13 @@ def _texts_of(piece: Piece, messages: list[_Message], tools: list[Any] | None) -
 
 def summed(
     record: int, pieces: tuple[Piece, ...], messages: list[_Message], tools: list[Any] | None
-) -> list[LeftOut]:
+) -> list[OmittedContent]:
     """The pieces of a record, together by what they are."""
     by_kind: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_kind.setdefault(kind_of_piece(piece, messages), []).append(piece)
     return [
-        LeftOut(
+        OmittedContent(
             record,
             what,
             len({piece.message for piece in some} - {_TOOLS}),

@@ -55,7 +55,7 @@ _IS_SPACE = np.isin(np.arange(256), [*b" \t\n\r\v\f"])
 _Read = Callable[[int], bytes]
 
 
-class Source:
+class OpenInput:
     """An opened file: `read` gives its plain bytes, `consumed` the stored bytes used for them."""
 
     def __init__(self, path: str, raw: IO[bytes] | _Stdin, read: _Read) -> None:
@@ -144,13 +144,13 @@ def peeking() -> Iterator[None]:
 
 
 @contextmanager
-def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
+def open_source(file: InputFile, start: int = 0) -> Iterator[OpenInput]:
     """Open at byte `start` (0 for compressed files). I/O errors become DataErrors."""
     how = file.compression
     try:
         if file.path == STDIN:
             _stdin.rewind()
-            yield Source(STDIN, _stdin, _stdin.read)
+            yield OpenInput(STDIN, _stdin, _stdin.read)
             return
         # decompressors read little at a time, and everything in the end
         ahead = BLOCK_BYTES if how else storage.AHEAD_BYTES
@@ -161,7 +161,7 @@ def open_source(file: InputFile, start: int = 0) -> Iterator[Source]:
                 how = _stored_as(raw.read(_BEGINNING_BYTES), how)
             raw.seek(start)
             read = _decompressed(how, raw) if how else _reading(raw, file.size)
-            yield Source(file.path, raw, read)
+            yield OpenInput(file.path, raw, read)
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise from_os_error(error, file.path, "read") from error
@@ -280,7 +280,7 @@ def too_long(position: int, what: str = "line") -> BadRecord:
     return BadRecord(position, f"the {what} is longer than {MAX_LINE_BYTES} bytes", tip)
 
 
-def read_lines(source: Source, start: int, stop: int | None) -> Iterator[Lines]:
+def read_lines(source: OpenInput, start: int, stop: int | None) -> Iterator[Lines]:
     """The lines that begin in [start, stop), in blocks; the file's last may lack its newline.
     DataError for a file in another encoding.
 
@@ -311,7 +311,7 @@ def read_lines(source: Source, start: int, stop: int | None) -> Iterator[Lines]:
             offset = base + begin
         view = memoryview(chunk)
         if newline := chunk.rfind(b"\n", begin, end) + 1:
-            yield Lines(offset, taken(held, view[begin:newline]))
+            yield Lines(offset, drain(held, view[begin:newline]))
             offset = base + newline
             held += view[newline:end]
         else:
@@ -321,7 +321,7 @@ def read_lines(source: Source, start: int, stop: int | None) -> Iterator[Lines]:
             seeking = True
             held.clear()
     if held:
-        yield Lines(offset, taken(held))
+        yield Lines(offset, drain(held))
 
 
 def cut(offset: int, data: bytes) -> tuple[Int64, Int64, Int64]:
@@ -338,7 +338,7 @@ def cut(offset: int, data: bytes) -> tuple[Int64, Int64, Int64]:
     return positions, begins, ends
 
 
-def filled(data: bytes, begins: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+def nonblank(data: bytes, begins: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
     """Which lines of a block, as `cut` gives them, hold more than white space."""
     codes, some = np.frombuffer(data, np.uint8), begins < ends
     if _IS_SPACE[codes[begins[some]]].any():
@@ -346,7 +346,7 @@ def filled(data: bytes, begins: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
     return some
 
 
-def taken(held: bytearray, more: bytes | memoryview = b"") -> bytes:
+def drain(held: bytearray, more: bytes | memoryview = b"") -> bytes:
     """The bytes of `held`, which is empty afterwards, and `more`."""
     whole = b"".join((held, more))
     held.clear()

@@ -25,7 +25,7 @@ from packer_cli.inputs import byte_streams, footers
 from packer_cli.inputs.formats import Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
-    Given,
+    CarriedInput,
     is_list,
     parts_of,
     token_records,
@@ -44,7 +44,16 @@ from packer_cli.options.shapes import (
     names_in_traces,
     value_at,
 )
-from packer_cli.records import BadRecord, Group, InputFile, Int64, Records, Slice, Texts, offsets_of
+from packer_cli.records import (
+    BadRecord,
+    InputFile,
+    Int64,
+    Records,
+    RowGroup,
+    Slice,
+    Texts,
+    offsets_of,
+)
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
 
@@ -202,7 +211,7 @@ def _is_number_list(kind: Any) -> bool:
 # --- from record batches to records
 
 
-class Table(NamedTuple):
+class ColumnarFile(NamedTuple):
     """An opened file of columns.
 
     schema     Arrow's
@@ -220,7 +229,7 @@ class ColumnarReader(Reader):
 
     holds_tokens = True
 
-    def opened(self, file: InputFile) -> AbstractContextManager[Table]:
+    def opened(self, file: InputFile) -> AbstractContextManager[ColumnarFile]:
         raise NotImplementedError
 
     def first_row(self, file: InputFile, part: Slice) -> int:
@@ -315,7 +324,7 @@ def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig
         sizes = sizes.fill_null(0).to_numpy().astype(np.int64)
         mask = shape.columns.get("attention_mask")
         masks = batch.column(mask) if mask in batch.schema.names else None
-    return with_carried(records, Given(positions, values, sizes, masks), config, _SKIP)
+    return with_carried(records, CarriedInput(positions, values, sizes, masks), config, _SKIP)
 
 
 def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
@@ -471,7 +480,7 @@ class ArrowReader(ColumnarReader):
     """Both forms of Arrow IPC; a file is one slice."""
 
     @contextmanager
-    def opened(self, file: InputFile) -> Iterator[Table]:
+    def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
         with storage.open_arrow(file.path, file.status()) as source:
             schema, batches_of = open_ipc(source)
             if kind_in(schema) == TOKENIZED:  # what is trained on is told elsewhere
@@ -484,7 +493,7 @@ class ArrowReader(ColumnarReader):
                 outer = dict.fromkeys(_fields_at(schema, name)[0][0].name for name in names)
                 yield from (by_columns(_checked(batch), names) for batch in batches_of(outer))
 
-            yield Table(schema, batches)
+            yield ColumnarFile(schema, batches)
 
 
 def _checked(batch: Any) -> Any:
@@ -508,11 +517,11 @@ def _checked(batch: Any) -> Any:
 class ParquetReader(ColumnarReader):
     """`.parquet` and `.pq` files: slices count row groups."""
 
-    def groups(self, file: InputFile) -> list[Group]:
+    def groups(self, file: InputFile) -> list[RowGroup]:
         with reading(file):
             metadata = _footer(file).metadata
             groups = map(metadata.row_group, range(metadata.num_row_groups))
-            return [Group(one.num_rows, one.total_byte_size) for one in groups]
+            return [RowGroup(one.num_rows, one.total_byte_size) for one in groups]
 
     def weight(self, file: InputFile) -> int:
         return sum(group.bytes for group in self.groups(file))
@@ -522,7 +531,7 @@ class ParquetReader(ColumnarReader):
         return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)]
 
     @contextmanager
-    def opened(self, file: InputFile) -> Iterator[Table]:
+    def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
         footer = _footer(file)
         metadata = footer.metadata
         with (
@@ -540,7 +549,7 @@ class ParquetReader(ColumnarReader):
                     yield from (by_columns(batch, names) for batch in every)
 
             schema, row_bytes = parquet.schema_arrow, file.size / max(metadata.num_rows, 1)
-            yield Table(schema, batches, row_bytes)
+            yield ColumnarFile(schema, batches, row_bytes)
 
     def first_row(self, file: InputFile, part: Slice) -> int:
         return int(_footer(file).first_rows[part.start])

@@ -289,12 +289,12 @@ def _kind_of_result(folder: str, names: set[str]) -> str:
     return "that is not finished" if is_begun else ""
 
 
-class _Shard(msgspec.Struct):
+class _DatasetFile(msgspec.Struct):
     filename: Annotated[str, msgspec.Meta(pattern=r"^[^/]+\Z")]
 
 
-class _Dataset(msgspec.Struct, rename={"shards": "_data_files"}):
-    shards: list[_Shard]
+class _SavedState(msgspec.Struct, rename={"shards": "_data_files"}):
+    shards: list[_DatasetFile]
 
 
 def _shards_of_dataset(folder: str) -> Iterator[str]:
@@ -302,7 +302,7 @@ def _shards_of_dataset(folder: str) -> Iterator[str]:
     state = storage.join(folder, STATE)
     try:
         with os_errors(state):
-            dataset = msgspec.json.decode(storage.read_bytes(state), type=_Dataset)
+            dataset = msgspec.json.decode(storage.read_bytes(state), type=_SavedState)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = f"{state}: does not say what the dataset's files are: {error}"
         raise DataError(what, "save the dataset again, or name its files") from error

@@ -16,7 +16,7 @@ from packer_cli.inputs.byte_streams import STDIN, open_source
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, Documents, Group, InputFile, Records, Slice
+from packer_cli.records import BadRecord, DocumentCounts, InputFile, Records, RowGroup, Slice
 
 _COMPRESSION_RATIO = 4  # of text, about
 
@@ -51,11 +51,11 @@ class Reader:
         """A file as about so many slices of about one weight; none where it is read whole."""
         return []
 
-    def groups(self, file: InputFile) -> list[Group] | None:
+    def groups(self, file: InputFile) -> list[RowGroup] | None:
         """The row groups that slices count; None where they count something else."""
         return None
 
-    def documents(self, file: InputFile) -> Documents | None:
+    def documents(self, file: InputFile) -> DocumentCounts | None:
         """The documents that slices count; None where they count something else."""
         return None
 
@@ -85,7 +85,7 @@ class DocumentReader(Reader):
 
     holds_tokens = True
 
-    def documents(self, file: InputFile) -> Documents:
+    def documents(self, file: InputFile) -> DocumentCounts:
         raise NotImplementedError
 
     def edges(self, file: InputFile, parts: int) -> Sequence[int]:

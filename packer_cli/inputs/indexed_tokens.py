@@ -24,13 +24,21 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import BLOCK_BYTES, Source, open_source, other_content
+from packer_cli.inputs.byte_streams import BLOCK_BYTES, OpenInput, open_source, other_content
 from packer_cli.inputs.formats import DocumentReader
 from packer_cli.inputs.token_columns import parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, Documents, InputFile, Int64, Records, Slice, offsets_of
+from packer_cli.records import (
+    BadRecord,
+    DocumentCounts,
+    InputFile,
+    Int64,
+    Records,
+    Slice,
+    offsets_of,
+)
 
 _BYTES_PER_TOKEN = 4
 _SKIP = "fix the document, or use --on-error skip"
@@ -75,9 +83,9 @@ class MegatronReader(DocumentReader):
         is_empty = len(self.index(file).offsets) == 1
         return None if is_empty else [config.renamed.get("input_ids", "input_ids")]
 
-    def documents(self, file: InputFile) -> Documents:
+    def documents(self, file: InputFile) -> DocumentCounts:
         offsets = self.index(file).offsets
-        return Documents(len(offsets) - 1, int(offsets[-1]) * _BYTES_PER_TOKEN)
+        return DocumentCounts(len(offsets) - 1, int(offsets[-1]) * _BYTES_PER_TOKEN)
 
     def edges(self, file: InputFile, parts: int) -> list[int]:
         offsets = self.index(file).offsets
@@ -182,7 +190,7 @@ def _refuse_first(
         raise DataError(f"{where} {first}: {problem.format(values[first])}", _DAMAGED)
 
 
-def _exactly(path: str, source: Source, size: int) -> bytes:
+def _exactly(path: str, source: OpenInput, size: int) -> bytes:
     """So many bytes, which the index has promised."""
     data = source.read(size)
     while len(data) < size:

@@ -33,17 +33,17 @@ from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
     COMPRESSED,
     Lines,
-    Source,
+    OpenInput,
     cut,
-    filled,
     invalid_utf8,
+    nonblank,
     open_source,
     peeking,
     read_lines,
     too_long,
 )
 from packer_cli.inputs.formats import LineReader
-from packer_cli.inputs.token_columns import NAMES, Given, token_records, with_carried
+from packer_cli.inputs.token_columns import NAMES, CarriedInput, token_records, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
@@ -76,7 +76,7 @@ class Block(NamedTuple):
     bad: list[BadRecord]
 
 
-class _Pieces(Sequence[memoryview]):
+class _ByteRanges(Sequence[memoryview]):
     """The stretches begins[i] : ends[i] of some bytes, which are not copied."""
 
     def __init__(self, data: bytes, begins: Int64, ends: Int64) -> None:
@@ -110,7 +110,7 @@ class JsonlReader(LineReader):
     what, before = "line", 1
 
     def found(
-        self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
+        self, file: InputFile, source: OpenInput, part: Slice, config: DocumentConfig
     ) -> Iterator[Block]:
         """The lines that begin in the slice; `source` stands `before` it."""
 
@@ -119,8 +119,8 @@ class JsonlReader(LineReader):
             if data is None:
                 return Block(np.empty(0, np.int64), [], [too_long(offset)])
             positions, begins, ends = cut(offset, data)
-            kept = filled(data, begins, ends)
-            return Block(positions[kept], _Pieces(data, begins[kept], ends[kept]), [])
+            kept = nonblank(data, begins, ends)
+            return Block(positions[kept], _ByteRanges(data, begins[kept], ends[kept]), [])
 
         return map(lines_of, read_lines(source, part.start, part.stop))
 
@@ -184,7 +184,7 @@ class JsonlReader(LineReader):
                     return records
                 sizes = np.array([*map(len, lists["input_ids"])], np.int64)
                 masks = lists["attention_mask"]
-                given = Given(positions, _given(decoded, carried), sizes, masks)
+                given = CarriedInput(positions, _given(decoded, carried), sizes, masks)
                 return with_carried(records, given, config, tip)
             if shape.kind == TRACE:
                 return Records(positions, fields=decoded, bad=bad, consumed=consumed)
@@ -193,7 +193,7 @@ class JsonlReader(LineReader):
             records = Records(positions, texts=strings, fields=fields, bad=bad, consumed=consumed)
             if not carried:
                 return records
-            given = Given(positions, _given(decoded, carried))
+            given = CarriedInput(positions, _given(decoded, carried))
             for record in fields or []:
                 for number in range(len(carried)):
                     del record[_CARRIED.format(number)]
@@ -256,7 +256,7 @@ class JsonArrayReader(JsonlReader):
     what, before = "record", 0
 
     def found(
-        self, file: InputFile, source: Source, part: Slice, config: DocumentConfig
+        self, file: InputFile, source: OpenInput, part: Slice, config: DocumentConfig
     ) -> Iterator[Block]:
         """The records of the array. No more is held than a block and the record that goes on."""
         room = np.empty((_MOST_ELEMENTS, 2), np.int64)
@@ -287,7 +287,7 @@ class JsonArrayReader(JsonlReader):
         tip = "fetch or write the file again: it was cut short, or a quote or bracket is missing"
         raise self.refused(file, BadRecord(begin, reason, tip))
 
-    def _refuse_more(self, file: InputFile, source: Source, rest: bytes, at: int) -> None:
+    def _refuse_more(self, file: InputFile, source: OpenInput, rest: bytes, at: int) -> None:
         """Read to the end. Raises DataError for anything but blanks after the array, which closes
         with the first byte of `rest`, byte `at` of the file; also for a brace in its place.
         """
@@ -330,7 +330,7 @@ def _elements(data: bytes, offset: int, places: Int64) -> Block:
         before = "this comma" if comma else "the end of the array, after a comma"
         tip = "remove the comma, or use --on-error skip"
         bad.append(BadRecord(offset + end, f"no record before {before}", tip))
-    return Block(begins + offset, _Pieces(data, begins, ends), bad)
+    return Block(begins + offset, _ByteRanges(data, begins, ends), bad)
 
 
 # --- decoders
@@ -339,7 +339,7 @@ def _elements(data: bytes, offset: int, places: Int64) -> Block:
 def _plain_texts(found: Block, shape: Shape, config: DocumentConfig) -> Texts | None:
     """The texts of lines, without a Python object for any of them; None where one is odd."""
     pieces, name = found.pieces, msgspec.json.encode(shape.columns["text"])
-    if not isinstance(pieces, _Pieces) or b"." in name or b"\\" in name:
+    if not isinstance(pieces, _ByteRanges) or b"." in name or b"\\" in name:
         return None
     sizes = pieces.ends - pieces.begins
     if sizes.max(initial=0) > byte_streams.MAX_LINE_BYTES:

@@ -16,17 +16,17 @@ from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import (
     BYTE_ORDER_MARK,
     Lines,
-    Source,
+    OpenInput,
     cut,
-    filled,
     invalid_utf8,
+    nonblank,
     open_source,
     other_content,
     read_lines,
     too_long,
 )
 from packer_cli.inputs.formats import LineReader
-from packer_cli.inputs.token_columns import Given, with_carried
+from packer_cli.inputs.token_columns import CarriedInput, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Records, Slice
@@ -99,7 +99,7 @@ def _lines(block: Lines, *, with_gaps: bool = False) -> _Found:
     ends -= (begins < ends) & (np.frombuffer(data, np.uint8)[ends - 1] == _RETURN)
     kept = begins < ends
     if with_gaps:
-        kept = filled(data, begins, ends)
+        kept = nonblank(data, begins, ends)
         kept[1:] |= kept[:-1].copy()
         kept[0] = True
     places = (one[kept].tolist() for one in (positions, begins, ends))
@@ -135,7 +135,7 @@ def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Found]:
     yield ended(), 0
 
 
-def _whole(source: Source) -> Iterator[_Found]:
+def _whole(source: OpenInput) -> Iterator[_Found]:
     """The file as it is, if it is not longer than MAX_LINE_BYTES."""
     limit = byte_streams.MAX_LINE_BYTES
     held = bytearray()
@@ -163,13 +163,13 @@ class CsvReader(LineReader):
 
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         with open_source(file) as source:
-            return _Rows(source, config, file, self.delimiter).header
+            return _CsvRows(source, config, file, self.delimiter).header
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
         with open_source(file) as source:
-            rows = _Rows(source, config, file, self.delimiter)
+            rows = _CsvRows(source, config, file, self.delimiter)
             header = rows.header or []
             for own in shape.required:
                 if shape.columns[own] not in header:
@@ -185,7 +185,7 @@ class CsvReader(LineReader):
             places = {own: header.index(name) for own, name in shape.columns.items()
                       if name in header}  # fmt: skip
 
-            def records_of(batch: _Batch) -> Records:
+            def records_of(batch: _CsvBatch) -> Records:
                 texts = fields = None
                 if shape.kind == "text":
                     texts = [row[places["text"]] for _, row in batch.rows]
@@ -200,7 +200,7 @@ class CsvReader(LineReader):
                 )
                 if not config.carried:
                     return records
-                return with_carried(records, Given(positions, values), config, _FIX)
+                return with_carried(records, CarriedInput(positions, values), config, _FIX)
 
             yield from map(records_of, rows.batches())
 
@@ -221,14 +221,14 @@ class TsvReader(CsvReader):
     delimiter = "\t"
 
 
-class _Batch(NamedTuple):
+class _CsvBatch(NamedTuple):
     """Rows that are read and not yet given out, each with its position."""
 
     rows: list[tuple[int, list[str]]]
     bad: list[BadRecord]
 
 
-class _Rows:
+class _CsvRows:
     """Rows of the csv module, and where in the file they are.
 
     header    the first row that is not blank; None where there is none
@@ -236,7 +236,7 @@ class _Rows:
     """
 
     def __init__(
-        self, source: Source, config: DocumentConfig, file: InputFile, delimiter: str
+        self, source: OpenInput, config: DocumentConfig, file: InputFile, delimiter: str
     ) -> None:
         """Raises DataError for a header that is not valid."""
         self.begin = 0
@@ -251,7 +251,7 @@ class _Rows:
         except csv.Error as error:
             raise self._refused(_invalid(self.begin, error, "fix the header")) from error
 
-    def _decoded(self, source: Source) -> Iterator[str]:
+    def _decoded(self, source: OpenInput) -> Iterator[str]:
         """The lines of the file, with their ends: CR, LF or both."""
         for offset, data in read_lines(source, 0, None):
             if data is None:
@@ -284,12 +284,12 @@ class _Rows:
         """The error that ends the run: where the record ends is unknown, so no run can skip it."""
         return LineReader().refused(self._file, bad)
 
-    def batches(self) -> Iterator[_Batch]:
+    def batches(self) -> Iterator[_CsvBatch]:
         """All rows after the header, in batches."""
         # The reader refers to this object: held here, too, its buffer would wait for the collector.
         rows, self._rows = self._rows, iter(())
         width = len(self.header or ())
-        batch, size = _Batch([], []), 0
+        batch, size = _CsvBatch([], []), 0
         while True:
             try:
                 row = self._next(rows)
@@ -312,7 +312,7 @@ class _Rows:
             del row
             if size > _BATCH_CHARACTERS:
                 yield batch
-                batch, size = _Batch([], []), 0
+                batch, size = _CsvBatch([], []), 0
 
 
 def _invalid(position: int, error: csv.Error, tip: str) -> BadRecord:

@@ -242,7 +242,7 @@ def _fault(
 # --- what is carried beside tokens
 
 
-class Given(NamedTuple):
+class CarriedInput(NamedTuple):
     """What records hold beside their texts or tokens, of all m that were read.
 
     positions  int64[m]
@@ -257,7 +257,9 @@ class Given(NamedTuple):
     masks: Any = None
 
 
-def with_carried(records: Records, given: Given, config: DocumentConfig, tip: str = "") -> Records:
+def with_carried(
+    records: Records, given: CarriedInput, config: DocumentConfig, tip: str = ""
+) -> Records:
     """Records, which are some of those that were read, with what follows them; those with values
     that cannot be carried join `bad`.
     """

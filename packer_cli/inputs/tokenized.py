@@ -28,7 +28,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import (
     HIGHEST_ID,
-    Documents,
+    DocumentCounts,
     InputFile,
     Int32,
     Int64,
@@ -53,7 +53,7 @@ _OF_INPUT = 0x9E3779B97F4A7C15  # between the seeds of two inputs
 
 
 @dataclass(frozen=True)
-class Pool:
+class DocumentPool:
     """The documents that are taken of an input.
 
     numbers  int64[n], documents in their order
@@ -84,9 +84,9 @@ class TokenizedReader(DocumentReader):
     def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
         return ["input_ids"] if len(opened(file)) else None
 
-    def documents(self, file: InputFile) -> Documents:
+    def documents(self, file: InputFile) -> DocumentCounts:
         tokenized = opened(file)
-        return Documents(len(tokenized), _BYTES_PER_TOKEN * tokenized.facts.tokens)
+        return DocumentCounts(len(tokenized), _BYTES_PER_TOKEN * tokenized.facts.tokens)
 
     def edges(self, file: InputFile, parts: int) -> list[int]:
         count = len(opened(file))
@@ -115,7 +115,7 @@ class TokenizedInputs:
         files: Sequence[InputFile],
         seed: int | None,
         highest: int = HIGHEST_ID,
-        pools: Sequence[Pool] | None = None,
+        pools: Sequence[DocumentPool] | None = None,
         carried: Iterable[Carried] = (),
         defaults: Iterable[tuple[str, str]] = (),
     ) -> None:
@@ -128,7 +128,7 @@ class TokenizedInputs:
         self._seed, self._is_mixed = seed, seed is not None or pools is not None
         self._pools = dict(zip(self._files, pools or (), strict=False))
         self._ordering = threading.Lock()  # one thread sorts, the others wait for it
-        self.tokens = _Tokens(self._directories, highest, carried, defaults)
+        self.tokens = _CheckedTokens(self._directories, highest, carried, defaults)
 
     @property
     def facts(self) -> list[TokenizedManifest]:
@@ -147,12 +147,12 @@ class TokenizedInputs:
         for begin, end in batches_of(lengths):
             yield self._batch(file[begin:end], number[begin:end], lengths[begin:end])
 
-    def _pool(self, index: int) -> Pool:
+    def _pool(self, index: int) -> DocumentPool:
         """What is taken of a file; without a choice it is everything, in the seeded order."""
         with self._ordering:
             if index not in self._pools:
                 order = self._directories[index].order(order_seed(self._seed or 0, index))
-                self._pools[index] = Pool(order, np.ones(len(order), np.int32))
+                self._pools[index] = DocumentPool(order, np.ones(len(order), np.int32))
         return self._pools[index]
 
     def _numbers(self, part: Slice) -> Int64:
@@ -188,7 +188,7 @@ class TokenizedInputs:
         return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
 
 
-class _Tokens(Tokens):
+class _CheckedTokens(Tokens):
     """Tokens of a run's inputs. Ids are looked at, as Arrow does not."""
 
     def __init__(

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from packer_cli._kernels.documents import order_keys
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.inputs.tokenized import Pool, order_seed
+from packer_cli.inputs.tokenized import DocumentPool, order_seed
 from packer_cli.options.options import TRAIN, Mixture, PackConfig
 from packer_cli.records import Int32, Int64, UInt64, offsets_of
 from packer_cli.result.manifest import ReachedShare, SourceStats
@@ -42,7 +42,7 @@ class Choice:
     shares   how near they come to what is asked of them; of train only
     """
 
-    pools: list[Pool]
+    pools: list[DocumentPool]
     taken: dict[int, int]
     sources: list[SourceStats]
     shares: list[ReachedShare]
@@ -52,7 +52,7 @@ class Choice:
 class _SummedPool:
     """A directory's pool. `sums` int64[n + 1]: the amounts of the documents before each."""
 
-    pool: Pool
+    pool: DocumentPool
     sums: Int64
 
     @property
@@ -170,7 +170,7 @@ def _taken(sources: list[SourceStats], pools: list[_SummedPool], mixture: Mixtur
 
 def _pool(directory: TokenizedDirectory, may_be: Int64, amounts: Int32, seed: int) -> _SummedPool:
     numbers = directory.order(seed, may_be)
-    pool = Pool(numbers, amounts[numbers])
+    pool = DocumentPool(numbers, amounts[numbers])
     return _SummedPool(pool, offsets_of(pool.amounts))
 
 

@@ -237,7 +237,7 @@ def _fitted(
 # The strategies
 
 
-class Planned(NamedTuple):
+class RowOrder(NamedTuple):
     """Rows of n pieces: row r holds order[row_offsets[r]:row_offsets[r + 1]].
 
     order        int64[n]
@@ -253,15 +253,15 @@ class Planned(NamedTuple):
 
 
 # of lengths, max_length, and how many segments close a row; 0: any number
-_Plan = Callable[[Int32, int, int], Planned]
+_Plan = Callable[[Int32, int, int], RowOrder]
 
 
 def _best_fit(kernel: Callable[..., int]) -> _Plan:
-    def plan(lengths: Int32, max_length: int, most: int) -> Planned:
+    def plan(lengths: Int32, max_length: int, most: int) -> RowOrder:
         order, row_offsets = np.empty(len(lengths), np.int64), np.empty(len(lengths) + 1, np.int64)
         row_tokens, counts = np.empty(len(lengths), np.int32), np.zeros(max_length + 1, np.int32)
         rows = kernel(lengths, max_length, order, row_offsets, row_tokens, counts, most)
-        return Planned(order, row_offsets[: rows + 1], row_tokens[:rows], counts)
+        return RowOrder(order, row_offsets[: rows + 1], row_tokens[:rows], counts)
 
     return plan
 
@@ -270,7 +270,7 @@ _decreasing = _best_fit(best_fit.best_fit_decreasing)
 _mixed = _best_fit(best_fit.mixed_best_fit)
 
 
-def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> Planned:
+def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> RowOrder:
     """Mixed rows, unless best-fit decreasing needs over 0.3% and one row fewer: lengths that fill
     rows in a few ways only leave mixed ones emptier.
     """
@@ -289,7 +289,7 @@ def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> Planned:
 def _in_order(decide: Callable[..., int], *more: int, longest_first: bool = False) -> _Plan:
     """Plan with a kernel of `one_by_one`, which takes lengths, max_length and `more`."""
 
-    def plan(lengths: Int32, max_length: int, most: int) -> Planned:
+    def plan(lengths: Int32, max_length: int, most: int) -> RowOrder:
         visit = _longest_first(lengths, max_length) if longest_first else None
         row_of = np.empty(len(lengths), np.int32)
         seen = lengths if visit is None else lengths[visit]
@@ -298,7 +298,7 @@ def _in_order(decide: Callable[..., int], *more: int, longest_first: bool = Fals
     return plan
 
 
-def _mffd(lengths: Int32, max_length: int, most: int) -> Planned:
+def _mffd(lengths: Int32, max_length: int, most: int) -> RowOrder:
     visit, row_of = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int32)
     longest_first = _longest_first(lengths, max_length)
     placed, rows = one_by_one.mffd_large_rows(lengths, max_length, longest_first, visit, row_of)
@@ -314,11 +314,11 @@ def _longest_first(lengths: Int32, max_length: int) -> Int64:
     return visit
 
 
-def _by_row(row_of: Int32, visit: Int64 | None, rows: int) -> Planned:
+def _by_row(row_of: Int32, visit: Int64 | None, rows: int) -> RowOrder:
     """A plan of the rows that documents got in the order `visit`."""
     order, row_offsets = np.empty(len(row_of), np.int64), np.empty(rows + 1, np.int64)
     plans.group_by_row(row_of, visit, rows, order, row_offsets)
-    return Planned(order, row_offsets)
+    return RowOrder(order, row_offsets)
 
 
 # "wrap" is next fit over pieces that `fitting.cut_stream` cut at the rows' edges.
@@ -353,14 +353,14 @@ class Planner:
     max_segments: int | None = None
     segment_multiple: int = 1
 
-    def rows(self, lengths: Int32, seed: int) -> Planned:
+    def rows(self, lengths: Int32, seed: int) -> RowOrder:
         """The rows of pieces that all fit: lengths int32[n], each in 1..max_length.
 
         Strategies that do not take pieces in the order given take them in one that depends on
         `seed`, so that those of equal lengths come from everywhere.
         """
         if len(lengths) == 0:
-            return Planned(np.empty(0, np.int64), np.zeros(1, np.int64))
+            return RowOrder(np.empty(0, np.int64), np.zeros(1, np.int64))
         if len(lengths) > _MAX_DOCUMENTS:
             raise UsageError(
                 f"{len(lengths)} documents are more than a plan can hold, {_MAX_DOCUMENTS}"
@@ -375,7 +375,7 @@ class Planner:
             lengths, max_length = padded(lengths, multiple) // multiple, max_length // multiple
         planned = _PLANNERS[self.strategy](lengths, max_length, self.max_segments or 0)
         if multiple > 1:
-            planned = Planned(planned.order, planned.row_offsets)
+            planned = RowOrder(planned.order, planned.row_offsets)
         return planned if visit is None else planned._replace(order=visit[planned.order])
 
     def balanced(self, lengths: Int32, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:

@@ -71,7 +71,7 @@ def pack_sequences(
     Raises UsageError for unknown options and DataError, naming the sequence, for ids out of
     range, labels of another length, and (under "error") overlong sequences.
     """
-    given = _Given.of(sequences, labels)
+    given = _FlatSequences.of(sequences, labels)
     pad_token_id = _checked_token(pad_token_id, "pad")
     if eos_token_id is not None:
         given = given.ended(_checked_token(eos_token_id, "eos"))
@@ -92,7 +92,7 @@ def fill_plan(
     Arguments and errors as in `pack_sequences`; DataError, too, when the plan is not of these
     lengths.
     """
-    given = _Given.of(sequences, labels)
+    given = _FlatSequences.of(sequences, labels)
     if plan.segment_multiple > 1:
         raise UsageError(
             f"a plan with a segment multiple of {plan.segment_multiple}: rows in memory have none",
@@ -114,7 +114,7 @@ def fill_plan(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _FlatSequences:
     """Sequences end to end.
 
     ids       int64[T]
@@ -129,7 +129,7 @@ class _Given:
     as_torch: bool
 
     @classmethod
-    def of(cls, sequences: Sequence[Any], labels: Sequence[Any] | None) -> _Given:
+    def of(cls, sequences: Sequence[Any], labels: Sequence[Any] | None) -> _FlatSequences:
         ids, lengths = _flat(sequences, "sequence")
         torch: Any = sys.modules.get("torch")
         as_torch = torch and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)
@@ -137,7 +137,7 @@ class _Given:
         given = None if labels is None else _flat_labels(labels, lengths)
         return cls(ids, given, lengths, bool(as_torch))
 
-    def ended(self, token: int) -> _Given:
+    def ended(self, token: int) -> _FlatSequences:
         """Put `token` at the end of the non-empty sequences that do not end with it."""
         ids, labels, ends, wanted = self.ids, self.labels, np.cumsum(self.lengths), self.lengths > 0
         if len(ids):
@@ -202,7 +202,7 @@ def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:
         raise DataError(f"{what} {sequence}: {ids[at]} is not in 0..{HIGHEST_ID}")
 
 
-def _filled(plan: PackPlan, given: _Given, pad: int, spans: Any) -> PackedRows:
+def _filled(plan: PackPlan, given: _FlatSequences, pad: int, spans: Any) -> PackedRows:
     """The rows of a plan of these sequences."""
     shape, row_count = (len(plan), plan.max_length), len(plan)
     ids, labels, positions = (np.empty(shape, np.int32) for _ in range(3))

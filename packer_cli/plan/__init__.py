@@ -37,7 +37,7 @@ from packer_cli.options.shapes import Shape
 from packer_cli.packing.window import trained_in
 from packer_cli.plan.sample import Part, PartReader, begun_in_the_middle, sampled, weight_of
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Notify, Stock, TokenBatch, WorkUnit, offsets_of
+from packer_cli.records import InputFile, Int64, Notify, TokenBatch, TokenPool, WorkUnit, offsets_of
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
@@ -509,11 +509,11 @@ class _Unwritten:
         self._size = lru_cache(1 << 16)(partial(_batch_bytes, self._schema))
         self._shards: list[Shard] = []
 
-    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
+    def write(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> None:
         rows = len(row_offsets) - 1
         if not rows:
             return
-        self._planned.attention += int(np.square(stock.length[order], dtype=np.int64).sum())
+        self._planned.attention += int(np.square(pool.length[order], dtype=np.int64).sum())
         edges = np.append(np.arange(0, rows, self._batch), rows)
         batches = np.diff(edges).tolist(), np.diff(row_offsets[edges]).tolist()
         for size in map(self._size, *batches):
@@ -522,7 +522,7 @@ class _Unwritten:
                 self._shards.append(Shard.begun("", 0))
                 self._shards[-1].bytes = self._schema.serialize().size + _END
             self._shards[-1].bytes += size
-        self._shards[-1].trained_tokens += trained_in(stock, order)
+        self._shards[-1].trained_tokens += trained_in(pool, order)
 
     def close(self) -> list[Shard]:
         self._planned.shards = len(self._shards)

@@ -29,7 +29,7 @@ from packer_cli.packing.figures import (
     near_median,
 )
 from packer_cli.packing.fitting import Loss, Untrained
-from packer_cli.records import Int32, Int64, LeftOut
+from packer_cli.records import Int32, Int64, OmittedContent
 from packer_cli.result.layout import Count
 
 ROW_FILL_BUCKETS = 21  # bucket i: i/20 <= fill < (i+1)/20; the last one: exactly full
@@ -315,7 +315,9 @@ class Counts(Totals):
         names = ("truncated_documents", "truncated_tokens")
         _add(self.file(file), {name: getattr(loss, name) for name in names})
 
-    def add_unshown(self, file: int, parts: Sequence[LeftOut], tokens: Sequence[int]) -> None:
+    def add_unshown(
+        self, file: int, parts: Sequence[OmittedContent], tokens: Sequence[int]
+    ) -> None:
         """Count what a chat template left out of records of one input; `tokens` of each part."""
         for part, length in zip(parts, tokens, strict=True):
             name = f"unshown_{part.what}"

@@ -30,7 +30,16 @@ from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS, PackConfig
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.window import trained_in
-from packer_cli.records import Int32, Int64, Stock, TokenBatch, UInt32, UInt64, Values, offsets_of
+from packer_cli.records import (
+    Int32,
+    Int64,
+    TokenBatch,
+    TokenPool,
+    UInt32,
+    UInt64,
+    Values,
+    offsets_of,
+)
 from packer_cli.result.carried import fields_of, measured
 from packer_cli.result.layout import (
     DOCUMENTS,
@@ -295,26 +304,26 @@ class ShardWriter:
             if name in schema.names
         }
 
-    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None:
+    def write(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> None:
         """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
         rows = len(row_offsets) - 1
         for first in range(0, rows, self._rows_per_batch):
             edges = row_offsets[first : first + self._rows_per_batch + 1]
-            self._write_batch(stock, order, edges)
+            self._write_batch(pool, order, edges)
 
-    def _write_batch(self, stock: Stock, order: Int64, edges: Int64) -> None:
+    def _write_batch(self, pool: TokenPool, order: Int64, edges: Int64) -> None:
         pieces, offsets = order[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int32)
         make = self._references if self._config.view else self._filled
-        made, trained_tokens = make(stock, order, edges)
+        made, trained_tokens = make(pool, order, edges)
         if "segments" in self._schema.names:
-            parts = stock.file[pieces], stock.position[pieces], stock.start[pieces]
+            parts = pool.file[pieces], pool.position[pieces], pool.start[pieces]
             made["segments"] = ragged(self._schema.field("segments").type, offsets, parts)
         figures = dict[str, Measured]()
-        if stock.carried is not None:
-            columns, length = self._config.carried, stock.length[pieces].astype(np.int64)
+        if pool.carried is not None:
+            columns, length = self._config.carried, pool.length[pieces].astype(np.int64)
             begin = _places(length, edges, self._config)
             carried = carried_in_rows(
-                self._config, stock.carried, stock.begin, stock.length, order, edges
+                self._config, pool.carried, pool.begin, pool.length, order, edges
             )
             for name, values in carried.items():
                 kind = self._schema.field(name).type
@@ -324,10 +333,10 @@ class ShardWriter:
                 figures[name] = measured(columns[name], values, *where)
         arrays = [made[name] for name in self._schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        tokens = int(stock.length[pieces].sum(dtype=np.int64))
+        tokens = int(pool.length[pieces].sum(dtype=np.int64))
         self._parts.write_rows(batch, len(pieces), tokens, trained_tokens, figures)
 
-    def _filled(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
+    def _filled(self, pool: TokenPool, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
         """The columns of tokens and boundaries, and how many tokens are trained on."""
         rows, multiple = len(edges) - 1, self._config.segment_multiple
         out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
@@ -335,7 +344,7 @@ class ShardWriter:
         offsets = np.empty(rows + 1, np.int32)
         padded = np.empty_like(boundaries) if multiple > 1 else None
         trained_tokens = filling.fill_rows(
-            stock.ids, stock.trained, stock.begin, stock.length, order, edges,
+            pool.ids, pool.trained, pool.begin, pool.length, order, edges,
             self._config.max_length, self._pad,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, offsets,
@@ -347,17 +356,19 @@ class ShardWriter:
                 made[name] = ragged(self._schema.field(name).type, offsets, [values])
         return made, trained_tokens
 
-    def _references(self, stock: Stock, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
+    def _references(
+        self, pool: TokenPool, order: Int64, edges: Int64
+    ) -> tuple[dict[str, Any], int]:
         """The boundaries, without a look at tokens, and how many tokens are trained on."""
         pieces, begins = order[edges[0] : edges[-1]], edges[:-1] - edges[0]
         # each row's boundaries are a 0, and the sums of its lengths up to each
-        sums = np.cumsum(stock.length[pieces], dtype=np.int64)
+        sums = np.cumsum(pool.length[pieces], dtype=np.int64)
         before = np.concatenate([[0], sums])[begins]
         in_rows = (sums - np.repeat(before, np.diff(edges))).astype(np.int32)
         boundaries = np.insert(in_rows, begins, 0)
         offsets = (edges - edges[0] + np.arange(len(edges))).astype(np.int32)
         kind = self._schema.field("cu_seqlens").type
-        return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(stock, pieces)
+        return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(pool, pieces)
 
     def close(self) -> list[Shard]:
         self._parts.close()
@@ -377,7 +388,7 @@ def carried_in_rows(
 ) -> dict[str, Any]:
     """The carried columns of rows: [rows, max_length] or, of a record's, a value for each segment.
 
-    values, begin, length  as in `Stock`; order, row_offsets as in `PlannedRows`
+    values, begin, length  as in `TokenPool`; order, row_offsets as in `PlannedRows`
     """
     columns = config.carried.values()
     first = fields_of(values[begin[order[row_offsets[0] : row_offsets[-1]]]], columns)

@@ -25,7 +25,7 @@ from msgspec import UNSET, structs
 from packer_cli.errors import DamagedInputError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.inputs.token_columns import Given, with_carried
+from packer_cli.inputs.token_columns import CarriedInput, with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
@@ -330,7 +330,7 @@ def _carrying(config: DocumentConfig, records: Records) -> Records:
     if records.carried is not None:
         return records
     sizes = None if records.tokens is None else np.diff(records.tokens[1])
-    return with_carried(records, Given(records.positions, {}, sizes), config)
+    return with_carried(records, CarriedInput(records.positions, {}, sizes), config)
 
 
 def _by_shape(encoders: dict[str | None, Encode]) -> Encode:

@@ -45,8 +45,8 @@ from packer_cli.records import (
     Int64,
     Records,
     Slice,
-    Stock,
     TokenBatch,
+    TokenPool,
     WorkUnit,
     record_position,
 )
@@ -386,7 +386,7 @@ class RowWriter(Protocol):
 
     @property
     def rows_at_once(self) -> int: ...
-    def write(self, stock: Stock, order: Int64, row_offsets: Int64) -> None: ...
+    def write(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> None: ...
     def close(self) -> list[Shard]: ...
     def abandon(self) -> None: ...
 
@@ -457,15 +457,15 @@ class UnitRows(UnitMaker):
         # or else pieces begin at 0
 
     def _write(self, planned: PlannedRows) -> None:
-        stock, order, row_offsets = planned.stock, planned.order, planned.row_offsets
+        pool, order, row_offsets = planned.pool, planned.order, planned.row_offsets
         self.job.stop_if_asked()
-        for rows in self._with_tokens(stock, order, row_offsets):
+        for rows in self._with_tokens(pool, order, row_offsets):
             self._writer.write(*rows)
-        lengths, file = stock.length[order], stock.file[order]
+        lengths, file = pool.length[order], pool.file[order]
         self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
         max_length = self._config.max_length
         more = Counts.of_rows(lengths, file, row_offsets, max_length)
-        more.add_trained(file, trained_of(stock, order))
+        more.add_trained(file, trained_of(pool, order))
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
@@ -473,24 +473,24 @@ class UnitRows(UnitMaker):
         self.job.progress.wrote(more.tokens, more.rows * max_length)
 
     def _with_tokens(
-        self, stock: Stock, order: Int64, row_offsets: Int64
-    ) -> Iterator[tuple[Stock, Int64, Int64]]:
+        self, pool: TokenPool, order: Int64, row_offsets: Int64
+    ) -> Iterator[tuple[TokenPool, Int64, Int64]]:
         """The rows as the writer takes them. Tokens that lie elsewhere are fetched a few rows at a
         time, so that a window holds none.
         """
         step, tokenized = self._writer.rows_at_once, self.job.source.tokenized
-        if stock.ids is not None or not step or tokenized is None:
-            yield stock, order, row_offsets
+        if pool.ids is not None or not step or tokenized is None:
+            yield pool, order, row_offsets
             return
         for first in range(0, len(row_offsets) - 1, step):
             self.job.stop_if_asked()
             edges = row_offsets[first : first + step + 1]
             pieces = order[edges[0] : edges[-1]]
             ids = tokenized.tokens.gather(
-                stock.file[pieces], stock.position[pieces], stock.start[pieces],
-                stock.length[pieces],
+                pool.file[pieces], pool.position[pieces], pool.start[pieces],
+                pool.length[pieces],
             )  # fmt: skip
-            number = tokenized.tokens.numbered(stock.file[pieces], stock.position[pieces])
-            values = tokenized.tokens.carried_of(number, stock.start[pieces], stock.length[pieces])
-            rows = gathered(stock, pieces, ids, values)
+            number = tokenized.tokens.numbered(pool.file[pieces], pool.position[pieces])
+            values = tokenized.tokens.carried_of(number, pool.start[pieces], pool.length[pieces])
+            rows = gathered(pool, pieces, ids, values)
             yield rows, np.arange(len(pieces)), edges - edges[0]

@@ -26,7 +26,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.records import Int64, Notify, Spans, Texts, UInt8, UInt32, Values, offsets_of
+from packer_cli.records import Int64, Notify, Texts, TrainedSpans, UInt8, UInt32, Values, offsets_of
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import (
     BytesEngine,
@@ -96,13 +96,13 @@ class Tokenizer:
     def _pieces(self) -> TokenBytes:
         return token_bytes(self._files.json) if self._files else _PLAIN_BYTES
 
-    def encode(self, texts: Sequence[str], spans: Spans | None = None) -> Tokens:
+    def encode(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> Tokens:
         """Encode documents with the special tokens around the documents; all that is trained is 1,
         wherever it begins.
         """
         return self.encode_carrying(texts, spans)[:3]
 
-    def encode_carrying(self, texts: Sequence[str], spans: Spans | None = None) -> Carrying:
+    def encode_carrying(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> Carrying:
         """As `encode`, with what spans carry at their tokens."""
         bare = self.encode_bare(texts, spans)
         if (trained := bare[2]) is not None:
@@ -124,7 +124,7 @@ class Tokenizer:
             for text in texts
         )
 
-    def encode_bare(self, texts: Sequence[str], spans: Spans | None = None) -> Carrying:
+    def encode_bare(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> Carrying:
         """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all, [T] what spans
         carry at their tokens and 0 elsewhere, or None).
 
@@ -435,7 +435,7 @@ def mark_trained(
     texts: Texts,
     ids: UInt32,
     offsets: Int64,
-    spans: Spans,
+    spans: TrainedSpans,
     exact: ReferenceEngine | None,
     span_of: Int64 | None = None,
 ) -> UInt8:
@@ -462,7 +462,7 @@ def mark_trained(
     return trained
 
 
-def _by_places(places: Int64, text: str, spans: Spans, number: int) -> tuple[UInt8, Int64]:
+def _by_places(places: Int64, text: str, spans: TrainedSpans, number: int) -> tuple[UInt8, Int64]:
     """`mark_trained` for the text of this number, whose tokens have the characters
     places[:, 0]..places[:, 1], int64[T, 2].
     """

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tiny_tokenizers as tiny
 
-from packer_cli.records import Int64, Spans, Texts, UInt32
+from packer_cli.records import Int64, Texts, TrainedSpans, UInt32
 from packer_cli.tokenization.engines import ReferenceEngine
 from packer_cli.tokenization.tokenizer import mark_trained, token_bytes
 
@@ -132,7 +132,7 @@ def hard_texts(document: tiny.Json, count: int, seed: int) -> list[str]:
     ]
 
 
-def random_spans(texts: list[str], seed: int) -> tuple[list[list[tuple[int, int]]], Spans]:
+def random_spans(texts: list[str], seed: int) -> tuple[list[list[tuple[int, int]]], TrainedSpans]:
     """Some of every text: in characters, and as Spans."""
     rng = random.Random(seed)
     in_characters, begin, end, counts = [], [], [], [0]
@@ -143,7 +143,7 @@ def random_spans(texts: list[str], seed: int) -> tuple[list[list[tuple[int, int]
         end += [len(text[:b].encode()) for _, b in own]
         counts.append(len(begin))
         in_characters.append(own)
-    return in_characters, Spans(*(np.array(part, np.int64) for part in (counts, begin, end)))
+    return in_characters, TrainedSpans(*(np.array(part, np.int64) for part in (counts, begin, end)))
 
 
 def expected_flags(places: Int64, spans: list[tuple[int, int]]) -> list[int]:
