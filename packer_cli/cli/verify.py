@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,6 @@ def verify(
     """
     from packer_cli.result.manifest import splits_of
     from packer_cli.storage import local
-    from packer_cli.verify import Against
     from packer_cli.verify import verify as check
 
     directory, sample = local(name, LOCAL_ONLY), options.sample
@@ -63,8 +63,13 @@ def verify(
         raise UsageError(
             "inputs are for --against-inputs", "packer verify DIR --against-inputs ..."
         )
-    against = Against(inputs or (), count, options.seed) if options.against_inputs else None
     encoding = EncodingOptions(**given, notify=notes(quiet=options.quiet))
+    compare = None
+    if options.against_inputs:
+        from packer_cli.verify.again import compare_inputs  # needs a tokenizer
+
+        compare = partial(compare_inputs, workers=encoding.workers, inputs=inputs or (),
+                          sample=count, seed=options.seed)  # fmt: skip
     places = [Path(part) for part in splits_of(directory)] or [directory]
     found = {
         place: check(
@@ -72,7 +77,7 @@ def verify(
             encoding,
             progress=not options.quiet,
             tokens=options.tokens,
-            against=against,
+            compare=compare,
         )
         for place in places
     }

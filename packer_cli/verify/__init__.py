@@ -1,33 +1,35 @@
-"""`packer verify`: a result checked against its manifest and its inputs.
+"""`packer verify`: check a result against its manifest, its rules and, if asked, its inputs.
 
-    the manifest's checksum, the names of all files, their digests
-    the rules of every row or document, and figures that are counted again
-    units that are packed again from their inputs, if all of that is in order: again.py
+1. The manifest's checksum, the names of all files and their digests.
+2. The rules of every row or document, and the manifest's figures, counted again.
+3. Only if all of that is right, work units packed again from their inputs (`again.py`).
 
-Whatever is wrong becomes a `Problem`, one for each rule that a file breaks; only an unusable
-manifest raises an error. A shard whose bytes are not those of the manifest is not looked into.
+Everything that is wrong becomes a `Problem`, one for each rule that a file breaks; only an unusable
+manifest raises an error. A shard whose digest differs is not read further. Reads each shard twice,
+and needs the memory of one record batch a thread.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import astuple
 
-from packer_cli.errors import DataError, PackerError, os_errors
+from packer_cli.errors import DataError, Interrupted, PackerError, os_errors
 from packer_cli.interrupts import run_all
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
 from packer_cli.packing.figures import AttentionCost
 from packer_cli.progress import Progress
-from packer_cli.records import IGNORED, Int64
+from packer_cli.records import IGNORED, Int64, Notify
 from packer_cli.result.counts import Counts
 from packer_cli.result.layout import (
     INCOMPLETE,
@@ -38,6 +40,7 @@ from packer_cli.result.layout import (
     Measured,
     Shard,
     add_measured,
+    digest,
     kind_of,
     problem_of,
 )
@@ -62,18 +65,121 @@ from packer_cli.result.rules import (
     sources_of,
 )
 from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.wording import plural
 from packer_cli.run.destination import is_replacing
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 from packer_cli.run.identity import refuse_other_packer
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id
-from packer_cli.verify.findings import FOREIGN, Against, Findings, Problem
 
-__all__ = ["Against", "Findings", "Problem", "recount", "verify"]
-
-_CHUNK_TOKENS = 1 << 16  # that the rules look at together: they stay in the cache
+_CHUNK_TOKENS = 1 << 16  # checked together: they stay in the cache
 _OTHER_VALUES = "holds other values in carried columns than the manifest says"
+
+# Kinds of problems, and what to do about each; {} is the command that makes such results.
+DAMAGED, FOREIGN, CHANGED, DIFFERENT = TIPS = {
+    "a damaged result": "copy the directory again, or move what is damaged and {} again with "
+    "--overwrite",
+    "foreign files": "move them elsewhere: trainers may take them for part of the result",
+    "changed inputs": "restore them, or name them after --against-inputs if they have moved, or "
+    "need credentials, which no manifest keeps; or run packer {} --add with them as they are now",
+    "a result that differs from what its inputs and options give": "{} again with --overwrite; if "
+    "that differs, too, report it as a bug in packer",
+}
+
+
+class Problem(NamedTuple):
+    """A problem, the file that has it, and its kind: one of `TIPS`."""
+
+    file: str
+    problem: str
+    kind: str = DAMAGED
+
+
+class Findings:
+    """Figures that were checked, and all problems. Threads add to it under `lock`.
+
+    command  that made the result: pack or tokenize
+    stop     set to end the check early
+    figures  numbers of checked shards, bytes, tokens, and rows or documents; and
+             `units_packed_again`, None if inputs are not compared
+    """
+
+    def __init__(
+        self,
+        command: str,
+        notify: Notify = lambda message: None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self.command, self.notify, self.stop = command, notify, stop or threading.Event()
+        self.lock = threading.Lock()
+        self.problems: list[Problem] = []
+        self._noun = "document" if command == "tokenize" else "row"
+        self.figures: dict[str, int | None] = dict.fromkeys(
+            ("shards", "bytes", f"{self._noun}s", "tokens"), 0
+        )
+        self.figures["units_packed_again"] = None
+
+    def add(self, file: str, *texts: str, kind: str = DAMAGED) -> None:
+        """Add a problem of a file for each text."""
+        with self.lock:
+            self.problems.extend(Problem(file, text, kind) for text in texts)
+
+    def count(self, figure: str, more: int) -> None:
+        """Add to a figure."""
+        with self.lock:
+            self.figures[figure] = (self.figures.get(figure) or 0) + more
+
+    def stop_if_asked(self) -> None:
+        """Raise Interrupted once `stop` is set."""
+        if self.stop.is_set():
+            raise Interrupted("stopped")
+
+    def is_as_listed(
+        self, name: str, path: Path | str, sha256: str, size: int | None = None,
+        kind: str = DAMAGED,
+    ) -> bool:  # fmt: skip
+        """Compare a file with its listed digest and size. Adds a problem, and returns False, if it
+        is missing or differs.
+        """
+        try:
+            found_size, found_sha256 = digest(path, self.stop.is_set, size)
+            self.stop_if_asked()
+            text = f"its sha256 is {found_sha256}, the manifest says {sha256}"
+            if size not in (None, found_size):
+                text = f"has {found_size} bytes, the manifest says {size}"
+            elif found_sha256 == sha256:
+                return True
+        except DataError as error:
+            text = error.message.removeprefix(f"{path}: ")
+        self.add(name, text, kind=kind)
+        return False
+
+    def lines(self, directory: Path) -> list[str]:
+        """Return a line for each problem, or one that says what was checked."""
+        if self.problems:
+            return [f"{directory}: {one.file}: {one.problem}" for one in sorted(self.problems)]
+        shards, rows = self.figures["shards"] or 0, self.figures[f"{self._noun}s"] or 0
+        line = f"{directory}: {plural(shards, 'shard')}, {plural(rows, self._noun)}: OK"
+        if (units := self.figures["units_packed_again"]) is not None:
+            again = "tokenized" if self.command == "tokenize" else "packed"
+            line += f"; {plural(units, 'unit')} {again} again: the same {self._noun}s"
+        return [line]
+
+    def tip(self) -> str:
+        """Return what to do about every kind of problem that was found."""
+        kinds = sorted({problem.kind for problem in self.problems})
+        tips = [TIPS[kind].format(self.command) for kind in kinds]
+        named = "; ".join(f"{kind}: {tip}" for kind, tip in zip(kinds, tips, strict=True))
+        return tips[0] if len(tips) == 1 else named
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of `--json`."""
+        problems = [
+            {"file": file, "problem": problem, "tip": TIPS[kind].format(self.command)}
+            for file, problem, kind in sorted(self.problems)
+        ]
+        return {"ok": not problems, "problems": problems, **self.figures}
 
 
 def verify(
@@ -82,35 +188,35 @@ def verify(
     *,
     progress: bool = False,
     tokens: Paths | None = None,
-    against: Against | None = None,
+    compare: Callable[[Stored, Findings], None] | None = None,
 ) -> Findings:
-    """Check a finished directory, and with `against` pack its units again.
+    """Check a finished directory.
 
-    Inputs are only compared with a result that has no problem by itself. `tokens`: as in
-    `open_packed`. Raises DataError when there is no usable manifest, or a view's tokenized
-    directories are not there; UsageError to pack units of another version again.
+    tokens   as in `open_packed`
+    compare  compares a result that has no problem by itself with its inputs
+
+    Raises DataError if there is no usable manifest, or a view's tokenized directories are missing;
+    UsageError to compare a result of another version of packer.
     """
     facts, notify = load_any(directory, incomplete_too=True), options.notify
     findings = Findings(facts.command, notify, options.stop)
     with Progress(sum(one.bytes for one in facts.shards), show=progress, doing="verifying") as bar:
-        check = _checks(directory, facts, tokens, findings, bar)
-        if against is not None:
+        checks = _checks(directory, facts, tokens, findings, bar)
+        if compare is not None:
             then = facts.packer_version
             tip = f"verify it without --against-inputs, or with packer {then}; packer pack "
             refuse_other_packer(directory, then, f"{tip}--overwrite packs it again")
         if facts.incomplete:
             notify(f"{directory} is marked incomplete: {facts.incomplete}")
         _check_files(directory, facts, findings)
-        units = (partial(check.check_unit, unit) for unit in facts.shards_of_units())
+        units = (partial(checks.check_unit, unit) for unit in facts.shards_of_units())
         run_all(units, options.workers, options.stop)
-        check.check_totals()
-    if against is not None and findings.problems:
+        checks.check_totals()
+    if compare is not None and findings.problems:
         notify("not compared with the inputs: the result itself has problems")
-    elif against is not None:
-        from packer_cli.verify.again import compare_inputs  # noqa: PLC0415 needs a tokenizer
-
-        compare_inputs(check.stored, against, findings, options.workers)
-    if findings.problems:  # which may be those of a mix of two results
+    elif compare is not None:
+        compare(checks.stored, findings)
+    if findings.problems:  # they may be those of a mix of two results
         if error := replaced(directory, facts):
             raise error
         if is_replacing(directory):
@@ -122,16 +228,19 @@ def verify(
 
 
 def recount(directory: Path, tokens: Paths | None = None) -> None:
-    """Count the figures of a result again from its shards, whose bytes are not compared with their
-    digests. Raises DataError that names every rule that is broken, or every figure in which shards
-    and manifest differ. `tokens`: as in `open_packed`.
+    """Count the figures of a result again from its shards, without their digests.
+
+    tokens  as in `open_packed`
+
+    Raises DataError that names every broken rule, or every figure in which shards and manifest
+    differ.
     """
     facts = load_any(directory, incomplete_too=True)
     findings = Findings(facts.command)
-    check = _checks(directory, facts, tokens, findings, Progress(0, show=False))
+    checks = _checks(directory, facts, tokens, findings, Progress(0, show=False))
     for unit in facts.shards_of_units():
-        check.check_unit(unit, bytes_too=False)
-    check.check_totals()
+        checks.check_unit(unit, bytes_too=False)
+    checks.check_totals()
     if not findings.problems:
         return
     of_shards = [f"{directory / one.file}: {one.problem}" for one in findings.problems]
@@ -148,13 +257,10 @@ def _checks(
     findings: Findings,
     progress: Progress,
 ) -> Checks:
-    """What checks the rows or documents of a result."""
+    """Return the checks of the rows or documents of a result."""
     if isinstance(facts, Manifest):
         return RowChecks(opened(directory, facts, tokens), findings, progress)
     return DocumentChecks(TokenizedDirectory(directory, facts), findings, progress)
-
-
-# The manifest and the files
 
 
 def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
@@ -170,8 +276,8 @@ def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.add(name, "is missing")
     with os_errors(directory):
         names = set(os.listdir(directory))
-    own = INCOMPLETE if facts.incomplete else MANIFEST
-    for name in names - {own, *facts.side_files, *(one.file for one in facts.shards)}:
+    manifest = INCOMPLETE if facts.incomplete else MANIFEST
+    for name in names - {manifest, *facts.side_files, *(one.file for one in facts.shards)}:
         if name == WORK:
             findings.notify(
                 f"{directory / name}: belongs to a run that is writing here, or that ended "
@@ -182,11 +288,8 @@ def _check_files(directory: Path, facts: Result, findings: Findings) -> None:
             findings.add(name, text, kind=FOREIGN)
 
 
-# The shards
-
-
 class Checks(ABC):
-    """Checks units, and adds up what is in them."""
+    """Checks of work units, and the sums of their figures."""
 
     def __init__(self, stored: Stored, findings: Findings, progress: Progress) -> None:
         self.stored, self.path, self.facts = stored, stored.path, stored.facts
@@ -198,11 +301,12 @@ class Checks(ABC):
             for unit in self.facts.units
         }
         self._counts = Counts()
-        self._complete = True  # whether everything was counted
+        self._complete = True  # everything was counted
 
     def check_unit(self, shards: list[Shard], *, bytes_too: bool = True) -> None:
-        """Check the shards of a unit, each alone, and what lies in them together. `bytes_too`:
-        whether digests are compared; of a unit that is not whole nothing else is looked at.
+        """Check each shard of a unit, and then their contents together.
+
+        With `bytes_too`, digests are compared, too. A unit with a damaged shard is not read.
         """
         if False in [self._is_whole(shard, bytes_too=bytes_too) for shard in shards]:
             self._complete = False
@@ -212,13 +316,13 @@ class Checks(ABC):
         for shard in each:
             name = shard.file
             try:
-                own = [*self.read(shard, counts, places)]
+                errors = [*self.read(shard, counts, places)]
             except PackerError as error:
                 findings.stop_if_asked()
                 name, _, text = error.message.removeprefix(f"{self.path}/").partition(": ")
-                own = [text]
-            findings.add(name, *own)
-            texts += own
+                errors = [text]
+            findings.add(name, *errors)
+            texts += errors
         for figure in {"rows", "documents", "tokens"} & findings.figures.keys():
             findings.count(figure, getattr(counts, figure))
         findings.count("shards", len(each))
@@ -246,25 +350,25 @@ class Checks(ABC):
         names, counts = sorted(self.counted()), self._counts
         facts, config = self.facts, self.facts.config
         if isinstance(config, PackConfig):
-            made = totals_of_rows(config, counts)
+            totals = totals_of_rows(config, counts)
         else:
-            made = totals_of_documents(counts)
-        own = made | made["histograms"]
+            totals = totals_of_documents(counts)
+        counted = totals | totals["histograms"]
         figures = dict[str, tuple[Any, Any]]()
         for name in names:
             listed = getattr(facts.histograms, name, None) or getattr(facts, name, None)
-            figures[name] = own.get(name), to_builtins(listed) if listed else None
+            figures[name] = counted.get(name), to_builtins(listed) if listed else None
         for index, one in enumerate(facts.inputs if counts.files else ()):
             for name in ("documents", "tokens"):
                 pair = getattr(counts.file(index), name), getattr(one, name)
                 figures[f"{name} of {one.name}"] = pair
-        for name, (figure, said) in figures.items():
-            if (figure or None) != (said or None):
-                text = f"{name}: {figure} in the shards, {said} in the manifest"
+        for name, (figure, expected) in figures.items():
+            if (figure or None) != (expected or None):
+                text = f"{name}: {figure} in the shards, {expected} in the manifest"
                 self.findings.add(MANIFEST, text)
 
     def _highest_id(self) -> int | None:
-        """The highest id that the tokenizer gives; None when that is not known."""
+        """Return the highest id that the tokenizer gives; None if that is not known."""
         tokenizer = self.facts.tokenizer
         if tokenizer is None or any(one.file == TOKENIZER for one in self.findings.problems):
             return None
@@ -277,22 +381,22 @@ class Checks(ABC):
 
     @abstractmethod
     def read(self, shard: Shard, counts: Counts, places: list[Int64]) -> Iterator[str]:
-        """Errors in a shard. OUT counts, places: where what it holds comes from."""
+        """Yield the errors in a shard. OUT counts, places: the origins of its contents."""
 
     @abstractmethod
     def misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
-        """Errors in how a unit follows its inputs. OUT counts, of what only a unit shows."""
+        """Yield the errors in the order of a unit. OUT counts: figures that need a whole unit."""
 
     @abstractmethod
     def counted(self) -> set[str]:
-        """The manifest's figures and histograms that shards tell."""
+        """Return the names of the figures and histograms that shards determine."""
 
 
 class RowChecks(Checks):
-    """Checks rows of a packed directory or a view."""
+    """Checks of the rows of a packed directory or a view."""
 
-    def __init__(self, packed: PackedDirectory, *how: Any) -> None:
-        super().__init__(packed, *how)
+    def __init__(self, packed: PackedDirectory, *context: Any) -> None:
+        super().__init__(packed, *context)
         self._packed, self._config = packed, packed.facts.config
         self._limits = RowLimits.of(packed.facts, self.highest)
 
@@ -302,9 +406,11 @@ class RowChecks(Checks):
         for batch in self._packed.batches(shard):
             self.findings.stop_if_asked()
             broken = self._broken(batch, shard.unit)
-            for one in broken:
-                before, at = rules.get(one.rule), one._replace(row=first + one.row)
-                rules[one.rule] = before._replace(rows=before.rows + one.rows) if before else at
+            for error in broken:
+                if before := rules.get(error.rule):
+                    rules[error.rule] = before._replace(rows=before.rows + error.rows)
+                else:
+                    rules[error.rule] = error._replace(row=first + error.row)
             if not broken:
                 counts.add(_of_rows(batch, config.max_length))
                 add_measured(carried, measured_in(batch, config.carried.values()))
@@ -319,9 +425,9 @@ class RowChecks(Checks):
     def _broken(self, batch: Any, unit: int) -> list[Broken]:
         step = max(1, _CHUNK_TOKENS // self._config.max_length)
         broken = [
-            one._replace(row=begin + one.row)
+            error._replace(row=begin + error.row)
             for begin in range(0, batch.num_rows, step)
-            for one in broken_rules(batch.slice(begin, step), self._limits)
+            for error in broken_rules(batch.slice(begin, step), self._limits)
         ]
         if broken or "segments" not in self._config.columns:
             return broken
@@ -358,7 +464,7 @@ class RowChecks(Checks):
 
 
 def _of_rows(batch: Any, max_length: int) -> Counts:
-    """The counts of a sound batch of rows."""
+    """Return the counts of a valid batch of rows."""
     _, length, offsets = segments_of(batch)
     counts = Counts.of_rows(length, sources_of(batch)[0], offsets, max_length)
     counts.attention_after = AttentionCost.of(length, offsets)
@@ -369,10 +475,10 @@ def _of_rows(batch: Any, max_length: int) -> Counts:
 
 
 class DocumentChecks(Checks):
-    """Checks documents of a tokenized directory, each of which has its number in its shard."""
+    """Checks of the documents of a tokenized directory."""
 
-    def __init__(self, tokenized: TokenizedDirectory, *how: Any) -> None:
-        super().__init__(tokenized, *how)
+    def __init__(self, tokenized: TokenizedDirectory, *context: Any) -> None:
+        super().__init__(tokenized, *context)
         self._tokenized = tokenized
         self._number = {shard.file: i for i, shard in enumerate(tokenized.shards)}
 
@@ -392,7 +498,7 @@ class DocumentChecks(Checks):
             yield _OTHER_VALUES
 
     def misplaced(self, unit: int, places: Int64, counts: Counts) -> Iterator[str]:
-        """Documents are in the order of the unit's slices, and of their positions."""
+        """Yield an error if documents do not follow the unit's slices and their positions."""
         file, position = places
         files = self.files.get(unit, [])
         rank = np.full(len(self.facts.inputs), -1, np.int64)
