@@ -124,9 +124,7 @@ def _unchanged_inputs(
                     (str(tokens.path / shard.file), shard.sha256, shard.bytes)
                     for shard in tokens.facts.shards
                 ]
-            if all(
-                findings.is_as_listed(path, path, *wanted, CHANGED) for path, *wanted in digests
-            ):
+            if all(findings.is_as_listed(one[0], *one, CHANGED) for one in digests):
                 files[index] = replace(file, index=index)
         except PackerError as error:
             findings.stop_if_asked()
