@@ -1,20 +1,17 @@
-"""`Schedule`: which rows make a step, and which rank and micro-batch each of them goes to.
+"""Which rows make a training step, and which rank and micro-batch takes each of them.
 
-Places count the rows that all ranks have taken since the run began: row i of rank r in a step that
-begins at place s is at place s + i · W + r. Without balance, rows stand there in the order of
-`Order`, whatever the sizes: an order that depends on the number of rows, the seed and the epoch.
-With it, steps or windows of them are dealt when they are asked for, from the rows that the order
-has in the same places: nothing is paid at the beginning of an epoch, and memory holds the costs and
-a window.
+A place counts the rows that all ranks together have taken since the run began: in a step that
+begins at place s, row i of rank r is at place s + i * world_size + r. `Order` shuffles rows into
+places; it depends on the number of rows, the seed and the epoch alone. `Schedule` keeps that order,
+or deals the rows of each step or window of steps again, so that all ranks have equal costs.
 
-A row costs `linear · L + Σ l²`: everything but attention costs as much for each of the L places,
-padding too; attention costs a segment the square of its length. For a transformer, `linear` is
-about six times its hidden size: its matrices against the two products of attention.
+A row costs `linear * L + sum(l ** 2)`. Everything but attention costs as much in each of the L
+places, padding included; attention costs a segment the square of its length l. For a transformer,
+`linear` is about six times its hidden size: its matrices against the two products of attention.
 
-Which sizes dealt rows from which place on is part of a state, as far as rows still to come depend
-on it: a run may go on with other sizes in the middle of a step. `Grid` is the arithmetic of epochs,
-steps and windows, `_Dealer` the rows of places that the same sizes deal, `Steps` the steps by their
-numbers.
+A run may go on with other sizes of steps in the middle of a step. The rows that are left of it then
+depend on the sizes that dealt it, so a saved state lists these (`Schedule.history`). Nothing is
+computed before it is needed; memory holds 8 bytes a row for costs, and the rows of a window.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,25 +36,65 @@ Cost = Callable[[Int64], npt.ArrayLike]
 Balance = Literal["step", "order"]
 BALANCES: tuple[Balance, ...] = ("step", "order")
 WINDOW = 64
-_AT_ONCE = 4096  # rows
+_AT_ONCE = 4096  # rows: small steps are dealt faster together
 _LINEAR = 6  # for each unit of the hidden size
 
 
+@dataclass(frozen=True)
+class StepSizes:
+    """Sizes of a step: `batch_size` rows in each of `micro_batches`, on each of the ranks.
+
+    Raises UsageError for a size below 1.
+    """
+
+    world_size: int
+    batch_size: int = 1
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        for name, size in list(vars(self).items()):
+            object.__setattr__(self, name, whole_size(name, size))
+
+    def __str__(self) -> str:
+        batches = plural(self.micro_batches, "micro-batch", "micro-batches")
+        return f"{plural(self.world_size, 'rank')} x {batches} x {plural(self.batch_size, 'row')}"
+
+    @property
+    def micro_step(self) -> int:
+        """Rows of one micro-batch of all ranks."""
+        return self.world_size * self.batch_size
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step of all ranks."""
+        return self.micro_step * self.micro_batches
+
+
+class StepRange(NamedTuple):
+    """Places begin..end."""
+
+    begin: int
+    end: int
+
+
 class Schedule:
-    """Row numbers of the places of a run, all epochs, from the place on where it began or went on
-    with these sizes.
+    """Rows of the places of a run, over all epochs.
 
-    order    the rows before any are dealt
-    sizes    of steps
-    balance  None: as the order has them. "step": the rows of a step are dealt to ranks and
-             micro-batches evenly. "order": rows of like cost meet, within `window` steps.
+    order    the rows before they are dealt
+    sizes    of the steps
+    balance  None: rows stay in their order. "step": the rows of each step are dealt to ranks and
+             micro-batches so that their costs are even. "order": rows of like cost also meet in
+             a step, among the rows of `window` steps
     costs    float64[rows], for balance
-    begin    where the run goes on
-    even     False: an epoch has all of its rows, and the first ranks one more than others
-    dealt    which sizes dealt rows before that: as `history` gave it
+    begin    the place where the run begins or goes on
+    even     False: an epoch has all of its rows, and the first ranks one more than the others
+    dealt    the `history` of the schedule that dealt the rows before `begin`
 
-    `grid` says where epochs and steps are. Raises UsageError for a balance that is none, and
-    DataError for more ranks than rows.
+    `grid` has the limits of epochs and steps. An interrupted step or window may be left in the
+    middle. Its rows that were not taken keep their places, at the beginning of the next one, and
+    the order goes on behind them.
+
+    Raises UsageError for an unknown balance, and DataError if there are more ranks than rows.
     """
 
     def __init__(
@@ -72,51 +109,201 @@ class Schedule:
         even: bool = True,
         dealt: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.order, self.sizes, rows = order, sizes, order.rows
-        self.begin = begin
+        if balance is not None and balance not in BALANCES:
+            raise one_of("balance", balance, BALANCES)
+        self.order, self.sizes, self.begin = order, sizes, begin
         self._balance, self._window = balance, whole_size("window", window)
-        deal: _Deal | None = None
-        if balance is not None:
-            if balance not in BALANCES:
-                raise one_of("balance", balance, BALANCES)
-            assert costs is not None  # noqa: S101 for mypy: who balances knows them
-            deal = partial(_deal, balance, costs, order.seed)
-        known = [(place, StepSizes(*its)) for place, *its in dealt]
-        if not known or known[-1][1] != sizes or (begin - known[-1][0]) % sizes.world_size:
-            known.append((begin, sizes))  # others than dealt rows before
-        by_window, dealer = balance == "order", None
-        for place, its in known:
-            grid = Grid(rows, place, its, window if by_window else 1, even=even)
-            dealer = _Dealer(grid, order, deal, 0 if by_window else _AT_ONCE, dealer)
-        assert dealer is not None  # noqa: S101 for mypy: it is that of `begin`
-        self._dealer, self.grid = dealer, dealer.grid
+        self._costs = costs
+        *earlier, (first, *known) = dealt or [(begin, *astuple(sizes))]
+        if StepSizes(*known) != sizes or (begin - first) % sizes.world_size:
+            first, earlier = begin, [*dealt]
+        self.grid = Grid(order.rows, first, sizes, window if balance == "order" else 1, even=even)
+        self._before: Schedule | None = None
+        # before `_left`, rows are those that `_before` has in the same places; from `_settled` on,
+        # those of the order
+        self._left = self._settled = first
+        if earlier:
+            place, *known = earlier.pop()
+            self._before = Schedule(
+                order, StepSizes(*known), balance=balance, window=window, costs=costs, begin=place,
+                even=even, dealt=earlier,
+            )  # fmt: skip
+            if (interrupted := self._before.grid.window_at(first)).begin < first:
+                self._left = interrupted.end
+            self._settled = max(self._left, self._before._settled)
+        # assigned at once: after a KeyboardInterrupt, and in a second thread, it is still right
+        self._block = StepRange(-1, -1), np.empty(0, np.int64)
 
-    def rows_at(self, begin: int, end: int) -> Int64:
-        """int64[end - begin], the rows of the places begin..end, from `grid.begin` on."""
-        return self._dealer.rows_at(begin, end)
-
-    def name(self) -> dict[str, Any]:
-        """What the rows of places depend on, but for their costs and the sizes of steps."""
+    def options(self) -> dict[str, Any]:
+        """Return the options, other than costs and sizes of steps, that rows depend on."""
         balance = {"balance": self._balance} if self._balance else {}
         window = {"window": self._window} if self._balance == "order" else {}
-        return self.order.name() | balance | window
+        return self.order.options() | balance | window
 
     def history(self, place: int) -> list[list[int]]:
-        """[place, world_size, batch_size, micro_batches] of those that dealt rows from each place
-        on, of which rows from `place` on depend.
+        """Return the sizes that dealt the rows from `place` on, oldest first.
+
+        Each is [first place, world_size, batch_size, micro_batches].
         """
-        grids = [dealer.grid for dealer in self._dealer.needed_from(place)]
-        return [[grid.begin, *astuple(grid.sizes)] for grid in grids]
+        needed, first, schedule = list[list[int]](), place, self
+        while True:
+            needed.insert(0, [schedule.grid.begin, *astuple(schedule.sizes)])
+            first = schedule.grid.window_at(first).begin
+            if schedule._before is None or first >= schedule._settled:
+                return needed
+            first, schedule = schedule.grid.begin, schedule._before
+
+    def rows_at(self, begin: int, end: int) -> Int64:
+        """Return the rows of the places begin..end, int64[end - begin], from `grid.begin` on."""
+        return _rows_of_blocks(self._rows_from, begin, end)
+
+    def _rows_from(self, place: int, most: int) -> Int64:
+        """Return `most` rows from a place on, or fewer: those of one block."""
+        block, rows = self._block
+        if not block.begin <= place < block.end:
+            begin, end = self.grid.window_at(place)
+            if self._balance != "order":  # as many whole steps as make a block
+                several = begin + _AT_ONCE // self.sizes.rows * self.sizes.rows
+                end = max(end, min(several, self.grid.epoch_at(begin).end))
+            block, rows = StepRange(begin, end), self._rows_to_deal(begin, end)
+            if self._balance is not None:
+                assert self._costs is not None  # noqa: S101 for mypy: balance needs them
+                by_window = self._balance == "order"
+                name = f"{self.order.seed}/micro-steps from {begin}" if by_window else None
+                rows = _deal(rows, self._costs, self.sizes, name)
+            self._block = block, rows
+        return rows[place - block.begin :][:most]
+
+    def _rows_to_deal(self, begin: int, end: int) -> Int64:
+        """Return the rows that are dealt in the places begin..end."""
+        if self._before is None:
+            return self.order.rows_at(begin, end)
+        middle = min(max(begin, self._left), end)
+        left = self._before.rows_at(begin, middle)
+        return np.concatenate([left, self._before._rows_to_deal(middle, end)])
+
+
+def _deal(rows: Int64, costs: Float64, sizes: StepSizes, shuffle: str | None) -> Int64:
+    """Deal rows, the same number to each rank, at costs that are as even as possible.
+
+    rows     int64[n], those of steps one after another, of which the last may be shorter; or those
+             of a window of steps
+    costs    float64[all rows]
+    shuffle  determines the order of a window's micro-steps; None: each step is dealt by itself
+
+    A step of W ranks, M micro-batches and B rows in each has M micro-steps of W * B rows.
+
+    1. Rows of like cost make a micro-step, in each step or in the window.
+    2. In a window, micro-steps are shuffled, and steps are made of them in turn.
+    3. Rows are dealt so that the sums of ranks are even in each micro-step and in the whole step.
+
+    Returns the same rows by places: in each step, row i of rank r is at i * world_size + r.
+    """
+    by_cost = np.empty(len(rows), np.int64)
+    size = min(sizes.rows, len(rows)) if shuffle is None else len(rows)
+    dealing.costliest_first(costs[rows], size, by_cost)
+    rows = rows[by_cost]
+    if shuffle is not None:
+        size = min(sizes.micro_step, len(rows))
+        whole = len(rows) // size
+        shuffled = rows[: whole * size].reshape(whole, size)[permutation(whole, shuffle)]
+        rows = np.concatenate([shuffled.ravel(), rows[whole * size :]])
+    dealt, turns = np.empty(len(rows), np.int64), len(rows) // sizes.world_size
+    batch_size, micro_batches = min(sizes.batch_size, turns), min(sizes.micro_batches, turns)
+    by_step = shuffle is None
+    dealing.deal(costs[rows], sizes.world_size, batch_size, micro_batches, by_step, dealt)
+    return rows[dealt]
+
+
+class Grid:
+    """Limits of epochs, steps and windows of steps, in the places from `begin` on.
+
+    Every rank gets the same number of rows in an epoch. The rows that are left over, fewer than
+    there are ranks, begin the next epoch. Steps and windows are counted from the beginning of each
+    epoch, so its last step may be shorter.
+
+    rows    of an epoch
+    sizes   of a step
+    window  steps in a window, at most
+    even    False: an epoch has all of its rows, and the first ranks one more than the others
+
+    Raises DataError if there are more ranks than rows.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        begin: int,
+        sizes: StepSizes,
+        window: int = 1,
+        *,
+        even: bool = True,
+    ) -> None:
+        if rows < sizes.world_size:
+            raise DataError(
+                f"{sizes.world_size} ranks share {rows} rows: some would get none",
+                "use fewer ranks, or pack more data or shorter rows",
+            )
+        self.begin, self.sizes, self.window = begin, sizes, window
+        self._rows = rows
+        self._ranks = sizes.world_size if even else 1
+
+    def epoch_of(self, place: int) -> int:
+        """Return the number of the epoch that contains a place where the ranks' turns begin."""
+        return (place - self._within_turn(place) + self._ranks - 1) // self._rows
+
+    def epoch_at(self, place: int) -> StepRange:
+        """Return the epoch that contains a place, from `begin` on."""
+        return self.epoch(self.epoch_of(place))
+
+    def epoch(self, number: int) -> StepRange:
+        """Return the epoch with a number, from `begin` on."""
+        begin, end = (
+            first - self._within_turn(first)
+            for first in (number * self._rows, (number + 1) * self._rows)
+        )
+        return StepRange(max(self.begin, begin), end)
+
+    def step_at(self, place: int) -> StepRange:
+        """Return the step that contains a place."""
+        begin, end = self.epoch_at(place)
+        begin = place - (place - begin) % self.sizes.rows
+        return StepRange(begin, min(begin + self.sizes.rows, end))
+
+    def window_at(self, place: int) -> StepRange:
+        """Return the window of steps that contains a place.
+
+        The whole steps of an epoch are cut into windows of about equal length. A step that begins
+        with rows left over from the epoch before is a window of its own, and so is a shorter one.
+        """
+        epoch, step = self.epoch_at(place), self.step_at(place)
+        size = self.sizes.rows
+        first_row = step.begin // self._rows * self._rows
+        if step.end - step.begin < size or step.end > first_row + self._rows:
+            return step
+        first = -(-(max(first_row, epoch.begin) - epoch.begin) // size)
+        count = (min(first_row + self._rows, epoch.end) - epoch.begin) // size - first
+        windows = -(-count // self.window)
+        number = (((step.begin - epoch.begin) // size - first + 1) * windows - 1) // count
+        begin = epoch.begin + first * size
+        return StepRange(
+            begin + count * number // windows * size,
+            begin + count * (number + 1) // windows * size,
+        )
+
+    def _within_turn(self, place: int) -> int:
+        """Count the ranks that have taken a row in the turn that contains a place."""
+        return (place - self.begin) % self._ranks
 
 
 class Steps:
-    """The steps of a loop over a schedule by their numbers, from 0, where the schedule goes on.
+    """Steps of a loop by their numbers, from 0 where the schedule begins or goes on.
 
-    A step is `micro_batches` batches of each rank; the last one of an epoch may have fewer, and its
-    last batch fewer rows.
+    A step is `micro_batches` batches of each rank. The last step of an epoch may have fewer, and
+    its last batch fewer rows.
 
-    drop_last     the loader leaves out a last batch with fewer rows
-    most_batches  that a rank takes in an epoch; None: all. The epochs of a Trainer all have as many
+    drop_last     the loader omits a last batch with fewer rows
+    most_batches  of a rank in an epoch: all epochs of a Trainer have the same number. None: all
     """
 
     def __init__(
@@ -124,7 +311,6 @@ class Steps:
     ) -> None:
         self._schedule, self._drop_last, self._most = schedule, drop_last, most_batches
         self._ranks, self._batch_size = schedule.sizes.world_size, schedule.sizes.batch_size
-        self._each = schedule.sizes.rows // self._ranks  # rows of a rank
 
     def begin_of(self, step: int) -> int:
         """Return the place at which a step begins.
@@ -135,7 +321,7 @@ class Steps:
             raise UsageError(f"step: {step} is negative", "steps count from 0, the first one")
         epoch = self._schedule.grid.epoch_of(self._schedule.begin)
         if step >= (first := self._count(epoch)):
-            # Later epochs are of two lengths, in a pattern of as many epochs as there are ranks.
+            # later epochs have one of two lengths, in a pattern that repeats after `ranks` epochs
             pattern = sum(self._count(epoch + turn) for turn in range(1, self._ranks + 1))
             if not pattern:
                 raise DataError(
@@ -177,7 +363,7 @@ class Steps:
 
     def _count(self, epoch: int) -> int:
         """Count the steps of an epoch."""
-        return -(-self._taken(epoch, 0) // self._each)
+        return -(-self._taken(epoch, 0) * self._ranks // self._schedule.sizes.rows)
 
 
 def row_costs(
@@ -186,15 +372,15 @@ def row_costs(
     hidden_size: int | None = None,
     cost: Cost | None = None,
 ) -> Float64:
-    """float64[rows], what each row costs, in no unit: only ratios count.
+    """Return the cost of each row, float64[rows], in an arbitrary unit.
 
     squared_lengths  int64[rows], the sum of the squared segment lengths of each row
-    hidden_size      of the model; or else
-    cost             a function that takes int64[n] of those sums, and returns n costs. They are
-                     rounded to float32: processors differ in the last bits of powers and the like,
-                     and ranks that deal differently would take rows twice
+    hidden_size      of the model; or instead
+    cost             a function of int64[n] of those sums that returns n costs. They are rounded to
+                     float32: processors differ in the last bits of powers and the like, and ranks
+                     that deal differently would take rows twice
 
-    Raises UsageError where not exactly one of both is given, and for costs that are none.
+    Raises UsageError unless exactly one of both is given, and for invalid costs.
     """
     if (hidden_size is None) == (cost is None):
         raise UsageError(
@@ -205,10 +391,10 @@ def row_costs(
     if cost is None:
         linear = _LINEAR * whole_size("hidden_size", hidden_size)
         return np.add(squared_lengths, linear * max_length, dtype=np.float64)
-    given = cost(squared_lengths)
+    returned = cost(squared_lengths)
     try:
         with np.errstate(over="ignore"):  # to inf, which is refused below
-            costs = np.array(given, np.float32).astype(np.float64)
+            costs = np.array(returned, np.float32).astype(np.float64)
     except (TypeError, ValueError):
         costs = np.empty(0)
     if costs.shape != squared_lengths.shape or not (np.isfinite(costs) & (costs >= 0)).all():
@@ -220,23 +406,19 @@ def row_costs(
 
 
 def whole_size(name: str, size: object) -> int:
-    """A size as a plain int, which a state in JSON can hold. Raises UsageError for one below 1."""
+    """Return a size as a plain int, which JSON can hold. Raises UsageError if it is below 1."""
     if (plain := plain_int(name, size)) < 1:
         raise UsageError(f"{name}: {plain} is less than 1")
     return plain
 
 
-def digest_of(costs: Float64) -> str:
-    """By which states tell costs apart."""
-    return hashlib.sha256(costs.astype("<f8", copy=False).data).hexdigest()
-
-
 class Order:
-    """Places 0, 1, ... of all epochs to row numbers.
+    """Shuffled rows of all epochs, by places 0, 1, ...
 
     rows    of an epoch
-    seed    None: as they are stored
-    block_rows, window_blocks   the shuffle's sizes
+    seed    None: rows stay as they are stored
+    block_rows, window_blocks   rows are shuffled in blocks that are read together, and then
+            within windows of blocks
 
     Raises UsageError for a size below 1.
     """
@@ -252,8 +434,8 @@ class Order:
         self._block_rows = whole_size("block_rows", block_rows)
         self._window_blocks = whole_size("window_blocks", window_blocks)
 
-    def name(self) -> dict[str, Any]:
-        """What the order depends on."""
+    def options(self) -> dict[str, Any]:
+        """Return the options that the order depends on."""
         return {
             "rows": self.rows,
             "seed": self.seed,
@@ -262,47 +444,40 @@ class Order:
         }
 
     def rows_at(self, begin: int, end: int) -> Int64:
-        """int64[end - begin], the rows of the places begin..end."""
-        return _all_rows(self._some_rows, begin, end)
+        """Return the rows of the places begin..end, int64[end - begin]."""
+        return _rows_of_blocks(self._rows_from, begin, end)
 
-    def _some_rows(self, place: int, most: int) -> Int64:
-        """The rows from a place on, `most` or fewer: those of one window or, unshuffled, epoch."""
-        epoch, within = divmod(place, self.rows)
+    def _rows_from(self, place: int, most: int) -> Int64:
+        """Return `most` rows from a place on, or fewer: those of one window or unshuffled epoch."""
+        epoch, place = divmod(place, self.rows)
         if self.seed is None:
-            return np.arange(within, min(within + most, self.rows))
-        name, sizes = f"{self.seed}/{epoch}", (self._block_rows, self._window_blocks)
-        begin, rows = _shuffled_window(name, self.rows, *sizes, within)
-        return rows[within - begin :][:most]
+            return np.arange(place, min(place + most, self.rows))
+        name, size, window_blocks = f"{self.seed}/{epoch}", self._block_rows, self._window_blocks
+        blocks, last = _shuffled_blocks(name, -(-self.rows // size))
+        missing = len(blocks) * size - self.rows  # in the last block, which may be in any window
+
+        def begin_of(window: int) -> int:
+            return window * window_blocks * size - missing * (window > last // window_blocks)
+
+        window = place // (size * window_blocks)
+        window += place >= begin_of(window + 1)
+        rows = _shuffled_window(name, self.rows, size, window_blocks, window)
+        return rows[place - begin_of(window) :][:most]
 
 
-def _shuffled_window(
-    name: str, rows: int, block_rows: int, window_blocks: int, place: int
-) -> tuple[int, Int64]:
-    """(its first place, its rows) of the window that has a place, of some rows in the order that a
-    name gives them.
-    """
-    blocks, last = _shuffled_blocks(name, -(-rows // block_rows))
-    missing = len(blocks) * block_rows - rows  # in the last block, which may be in any window
-
-    def begin_of(window: int) -> int:
-        behind = window > last // window_blocks
-        return window * window_blocks * block_rows - (missing if behind else 0)
-
-    window = place // (block_rows * window_blocks)
-    window += place >= begin_of(window + 1)
-    return begin_of(window), _window_rows(name, rows, block_rows, window_blocks, window)
-
-
-# Of the last places only: those of an epoch are asked for one after the other, by all ranks alike.
+# The caches hold one window: places are read one after the other, by all ranks alike.
 @lru_cache(maxsize=2)
 def _shuffled_blocks(name: str, count: int) -> tuple[Int64, int]:
-    """(block numbers, where the last block is among them)."""
+    """Return (block numbers int64[count], the index of the last block among them)."""
     blocks = permutation(count, f"{name}/blocks")
     return blocks, int(np.flatnonzero(blocks == count - 1)[0])
 
 
 @lru_cache(maxsize=1)
-def _window_rows(name: str, rows: int, block_rows: int, window_blocks: int, window: int) -> Int64:
+def _shuffled_window(
+    name: str, rows: int, block_rows: int, window_blocks: int, window: int
+) -> Int64:
+    """Return the rows of a window of blocks, in the order that `name` determines."""
     blocks, _ = _shuffled_blocks(name, -(-rows // block_rows))
     begins = blocks[window * window_blocks :][:window_blocks] * block_rows
     members = (begins[:, None] + np.arange(block_rows)).ravel()
@@ -310,234 +485,21 @@ def _window_rows(name: str, rows: int, block_rows: int, window_blocks: int, wind
     return members[permutation(len(members), f"{name}/{window}")]
 
 
-def _all_rows(some: Callable[[int, int], Int64], begin: int, end: int) -> Int64:
-    """The rows of places begin..end; `some` gives those from a place on, so many or fewer."""
-    pieces = [np.empty(0, np.int64)]
-    while begin < end:
-        pieces.append(some(begin, end - begin))
-        begin += len(pieces[-1])
-    return np.concatenate(pieces)
-
-
 def permutation(count: int, name: str) -> Int64:
-    """A permutation, int64[count], by packer's own generator: numpy's may change some day."""
+    """Return a permutation, int64[count], by packer's own generator: numpy's may change."""
     seed = hashlib.sha256(name.encode()).digest()[:8]
     numbers = np.empty(count, np.int64)
     plans.permutation(numbers, int.from_bytes(seed, "little"))
     return numbers
 
 
-_Deal = Callable[[Int64, int, "StepSizes"], Int64]  # rows, where they begin, and the sizes of steps
+def _rows_of_blocks(rows_from: Callable[[int, int], Int64], begin: int, end: int) -> Int64:
+    """Return the rows of the places begin..end from blocks.
 
-
-class _Dealer:
-    """Row numbers of the places from `grid.begin` on, which the same sizes deal, up to the next
-    interruption that changes them. Keeps one block of them, dealt.
-
-    An interruption may leave a step or a window in the middle. Its rows that were not taken come
-    first in the next one, in the places that they had, and the order goes on behind them.
-
-    deal     deals the rows of a block: a window
-    at_once  or as many whole steps as have this many rows, where that is more: small ones are
-             quicker together. Only where each is dealt by itself.
-    before   what deals up to where this one begins
+    rows_from  (place, most) to the rows from a place on, `most` or fewer
     """
-
-    def __init__(
-        self, grid: Grid, order: Order, deal: _Deal | None, at_once: int, before: _Dealer | None
-    ) -> None:
-        self.grid, self._before = grid, before
-        self._order, self._deal, self._at_once = order, deal, at_once
-        # set at once, when it is dealt: after an interruption it is dealt again, and a second
-        # thread sees one block or the other
-        self._dealt = StepRange(-1, -1), np.empty(0, np.int64)
-        # up to where rows are those that `before` has in these places
-        self._left = grid.begin
-        if before and before.grid.window_at(grid.begin).begin < grid.begin:
-            self._left = before.grid.window_at(grid.begin).end
-        # from where on rows are those of the order
-        self._settled: int = max(self._left, before._settled if before else 0)
-
-    def rows_at(self, begin: int, end: int) -> Int64:
-        """int64[end - begin], the rows of the places begin..end."""
-        return _all_rows(self._some_rows, begin, end)
-
-    def _some_rows(self, place: int, most: int) -> Int64:
-        block, rows = self._dealt
-        if not block.begin <= place < block.end:
-            begin, end = self.grid.window_at(place)
-            size = self.grid.sizes.rows
-            several = min(begin + self._at_once // size * size, self.grid.epoch_at(begin).end)
-            block = StepRange(begin, max(end, several))
-            rows = self._before_dealing(*block)
-            if self._deal is not None:
-                rows = self._deal(rows, block.begin, self.grid.sizes)
-            self._dealt = block, rows
-        return rows[place - block.begin :][:most]
-
-    def _before_dealing(self, begin: int, end: int) -> Int64:
-        """The rows that are dealt in the places begin..end."""
-        if self._before is None:
-            return self._order.rows_at(begin, end)
-        middle = min(max(begin, self._left), end)
-        left = self._before.rows_at(begin, middle)
-        return np.concatenate([left, self._before._before_dealing(middle, end)])
-
-    def needed_from(self, place: int) -> list[_Dealer]:
-        """Dealers that rows from a place on depend on, oldest first; this one is the last."""
-        needed, first = [self], self.grid.window_at(place).begin
-        while (before := needed[0]._before) and first < needed[0]._settled:
-            first = before.grid.window_at(needed[0].grid.begin).begin
-            needed.insert(0, before)
-        return needed
-
-
-@dataclass(frozen=True)
-class StepSizes:
-    """How many ranks take how many rows: `batch_size` in each of `micro_batches`.
-
-    Raises UsageError for a size below 1.
-    """
-
-    world_size: int
-    batch_size: int = 1
-    micro_batches: int = 1
-
-    def __post_init__(self) -> None:
-        for name, size in list(vars(self).items()):
-            object.__setattr__(self, name, whole_size(name, size))
-
-    def __str__(self) -> str:
-        batches = plural(self.micro_batches, "micro-batch", "micro-batches")
-        return f"{plural(self.world_size, 'rank')} x {batches} x {plural(self.batch_size, 'row')}"
-
-    @property
-    def micro_step(self) -> int:
-        """Rows of all ranks together in a micro-batch each."""
-        return self.world_size * self.batch_size
-
-    @property
-    def rows(self) -> int:
-        """Rows of all ranks together in a step."""
-        return self.micro_step * self.micro_batches
-
-
-class StepRange(NamedTuple):
-    """Places begin..end."""
-
-    begin: int
-    end: int
-
-
-class Grid:
-    """Arithmetic of the places from `begin` on, of a run whose epochs have `rows` rows: where
-    epochs, steps and windows of steps begin and end.
-
-    Every rank gets as many rows of an epoch as the others: the rows left over, fewer than there are
-    ranks, begin the next one. Steps and windows are counted anew from the beginning of each epoch,
-    so its last step may be shorter.
-
-    sizes    of a step
-    window   how many steps make a window, at most
-    even     False: an epoch has all of its rows, and the first ranks one more than the others
-
-    Raises DataError for more ranks than rows.
-    """
-
-    def __init__(
-        self,
-        rows: int,
-        begin: int,
-        sizes: StepSizes,
-        window: int = 1,
-        *,
-        even: bool = True,
-    ) -> None:
-        if rows < sizes.world_size:
-            raise DataError(
-                f"{sizes.world_size} ranks share {rows} rows: some would get none",
-                "use fewer ranks, or pack more data or shorter rows",
-            )
-        self.begin, self.sizes, self.window = begin, sizes, window
-        self._rows = rows
-        self._ranks = sizes.world_size if even else 1
-
-    def epoch_of(self, place: int) -> int:
-        """The number of the epoch that a place is in, if it is the first of a rank's batch."""
-        return (place - self._within_ranks(place) + self._ranks - 1) // self._rows
-
-    def epoch_at(self, place: int) -> StepRange:
-        """The epoch that a place is in, or what these sizes have of it."""
-        return self.epoch(self.epoch_of(place))
-
-    def epoch(self, number: int) -> StepRange:
-        """The epoch of a number, or what these sizes have of it."""
-        return StepRange(max(self.begin, self._border(number)), self._border(number + 1))
-
-    def step_at(self, place: int) -> StepRange:
-        """The step that a place is in."""
-        begin, end = self.epoch_at(place)
-        begin = place - (place - begin) % self.sizes.rows
-        return StepRange(begin, min(begin + self.sizes.rows, end))
-
-    def window_at(self, place: int) -> StepRange:
-        """The window of steps that a place is in.
-
-        The whole steps of an epoch are cut into windows as even as can be. A step that begins with
-        rows left over from the epoch before is one by itself, and so is a shorter one.
-        """
-        epoch, step = self.epoch_at(place), self.step_at(place)
-        size = self.sizes.rows
-        first_row = step.begin // self._rows * self._rows
-        if step.end - step.begin < size or step.end > first_row + self._rows:
-            return step
-        first = -(-(max(first_row, epoch.begin) - epoch.begin) // size)
-        count = (min(first_row + self._rows, epoch.end) - epoch.begin) // size - first
-        windows = -(-count // self.window)
-        number = (((step.begin - epoch.begin) // size - first + 1) * windows - 1) // count
-        begin = epoch.begin + first * size
-        return StepRange(
-            begin + count * number // windows * size,
-            begin + count * (number + 1) // windows * size,
-        )
-
-    def _border(self, epoch: int) -> int:
-        """Where an epoch begins: where every rank has as many rows as the others."""
-        return epoch * self._rows - self._within_ranks(epoch * self._rows)
-
-    def _within_ranks(self, place: int) -> int:
-        return (place - self.begin) % self._ranks
-
-
-def _deal(
-    balance: Balance, costs: Float64, seed: int | None, rows: Int64, begin: int, sizes: StepSizes
-) -> Int64:
-    """Deal rows, as many to each rank, at costs that are as even as may be.
-
-    rows   int64[n], with "step" those of steps one after another, of which the last may be shorter;
-           with "order" those of a window of steps, which begins at the place `begin`
-    costs  float64[all rows]
-
-    A step of W ranks, M micro-batches and B rows in each is M micro-steps of W · B rows.
-
-    1. Rows of like cost make a micro-step, of each step or of the window.
-    2. With "order", micro-steps are shuffled, and steps made of them in turn.
-    3. Rows are dealt so that the sums of ranks are even, in each micro-step and in the whole step.
-
-    Returns the same rows by places: in each step, row i of rank r is at i * world_size + r.
-    """
-    by_window = balance == "order"
-    alike = np.empty(len(rows), np.int64)
-    size = len(rows) if by_window else min(sizes.rows, len(rows))
-    dealing.costliest_first(costs[rows], size, alike)
-    rows = rows[alike]
-    if by_window:
-        size = min(sizes.micro_step, len(rows))
-        whole = len(rows) // size
-        order = permutation(whole, f"{seed}/micro-steps from {begin}")
-        shuffled = rows[: whole * size].reshape(whole, size)[order]
-        rows = np.concatenate([shuffled.ravel(), rows[whole * size :]])
-    dealt, turns = np.empty(len(rows), np.int64), len(rows) // sizes.world_size
-    batch_size, micro_batches = min(sizes.batch_size, turns), min(sizes.micro_batches, turns)
-    dealing.deal(costs[rows], sizes.world_size, batch_size, micro_batches, not by_window, dealt)
-    return rows[dealt]
+    pieces = [np.empty(0, np.int64)]
+    while begin < end:
+        pieces.append(rows_from(begin, end - begin))
+        begin += len(pieces[-1])
+    return np.concatenate(pieces)

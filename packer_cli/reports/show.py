@@ -396,7 +396,7 @@ def ranks_in(
     # all epochs of a Trainer have as many batches as the first
     batches = -(-(len(packed) // sizes.world_size) // sizes.batch_size)
     steps = Steps(schedule, most_batches=batches)
-    expected = schedule.name() | {"data": whole.fingerprint, "samples": steps.begin_of(done)}
+    expected = schedule.options() | {"data": whole.fingerprint, "samples": steps.begin_of(done)}
     expected |= {"dealt": schedule.history(expected["samples"])} if balance else {}
     for name, wanted in expected.items():
         if state.get(name) != wanted:

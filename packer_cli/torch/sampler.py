@@ -1,13 +1,14 @@
 """`PackedSampler`: one order of all rows, from which every rank takes its share.
 
-Which rows make a step, and whose they are, is a matter of `packer_cli.steps`. The order depends on
-the number of rows, the seed and the epoch, never on how many ranks there are, and a position in it
-is one number for all ranks: the rows taken since the run began. A run therefore goes on from there
-on any other number of ranks.
+The order depends on the number of rows, the seed and the epoch, never on the number of ranks. A
+position in it is one number for all ranks, the rows taken since the run began, so a run can go on
+from there on any other number of ranks. `packer_cli.steps` decides which rows make a step. Needs
+the memory of a window of rows, and with balance 16 bytes a row.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import asdict
@@ -16,31 +17,22 @@ from operator import index as as_index
 from typing import Any
 
 from packer_cli.errors import DataError, UsageError
+from packer_cli.options.option import refuse
 from packer_cli.records import Int64
-from packer_cli.steps import (
-    WINDOW,
-    Balance,
-    Cost,
-    Order,
-    Schedule,
-    Steps,
-    StepSizes,
-    digest_of,
-    row_costs,
-)
+from packer_cli.steps import WINDOW, Balance, Cost, Order, Schedule, Steps, StepSizes, row_costs
 
 _AT_ONCE = 4096  # rows of all ranks
 
 
 class PackedSampler:
-    """Row numbers for a DataLoader's `sampler=`. Needs no more memory than a window of them.
+    """Row numbers for a DataLoader's `sampler=`.
 
-    rows           the data set, or how many rows it has: numbers, and a Subset, have no costs
+    rows           the data set, or its number of rows; numbers and a Subset have no costs
     seed           of the order; None keeps the order of the shards
-    rank, world_size   which share of the order. Where torch.distributed or WORLD_SIZE say that
-                   there are several ranks, both must be given: 0 and 1 with Accelerate and the
-                   Trainer, which distribute whole batches themselves.
-    even           every rank gets the same number of rows of an epoch; those left over, fewer than
+    rank, world_size   which share of the order. If torch.distributed or WORLD_SIZE report several
+                   ranks, both must be given: 0 and 1 with Accelerate and the Trainer, which
+                   distribute whole batches themselves.
+    even           every rank gets the same number of rows in an epoch; those left over, fewer than
                    world_size, begin the next one. False: the first ranks get one row more.
     block_rows, window_blocks   the shuffle's sizes
 
@@ -50,18 +42,18 @@ class PackedSampler:
                    micro-batches so that their costs are even; steps have the same rows as without.
                    "order": besides, rows of like cost meet in a step, within `window` steps (64),
                    and the micro-batches of a window are shuffled.
-    hidden_size    of the model, by which rows cost `6 · hidden_size · L + Σ l²`; or else
+    hidden_size    of the model; rows then cost `6 * hidden_size * L + sum(l ** 2)`; or instead
     cost           a function of the rows' sums of squared segment lengths, int64[n], that returns n
                    costs, the same ones on every rank
 
-    Each iteration is an epoch; the first may be the rest of one. `state_dict()` has how many rows
-    all ranks together have taken; `load_state_dict` goes on after them. A loader with workers reads
-    ahead, and so does that of Accelerate: pass how many rows this iteration has trained on,
-    `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps track by itself; to
-    resume on another number of ranks leave snapshot_every_n_steps at 1.
+    Each iteration is an epoch; the first may be the rest of one. `state_dict()` has the number of
+    rows that all ranks together have taken; `load_state_dict` goes on after them. A loader with
+    workers reads ahead, and so does that of Accelerate: pass the number of rows that this iteration
+    has trained on, `state_dict(rows=steps * batch_size)`. torchdata's StatefulDataLoader keeps
+    track by itself; to resume on another number of ranks leave snapshot_every_n_steps at 1.
 
-    Balance takes 16 bytes of memory a row. Raises UsageError for invalid sizes, and for options of
-    balance without it or it without them, and DataError for more ranks than rows.
+    Raises UsageError for invalid sizes, and for options of balance without it or it without them,
+    and DataError for more ranks than rows.
     """
 
     def __init__(
@@ -91,21 +83,22 @@ class PackedSampler:
         if balance is not None:
             sums, length = rows.squared_lengths, rows.max_length  # type: ignore[union-attr]
             costs = row_costs(sums, length, hidden_size, cost)
-            self._cost["cost"] = int(hidden_size) if hidden_size else digest_of(costs)
-        order = Order(self.rows, seed, block_rows, window_blocks)
-        batch_size = 1 if batch_size is None else batch_size
-        self.sizes = StepSizes(self.world_size, batch_size, micro_batches)
+            digest = hashlib.sha256(costs.astype("<f8", copy=False).data).hexdigest()
+            self._cost["cost"] = int(hidden_size) if hidden_size else digest
+        self.sizes = StepSizes(
+            self.world_size, 1 if batch_size is None else batch_size, micro_batches
+        )
         self._schedule_from = partial(
-            Schedule, order, self.sizes, balance=balance, costs=costs,
-            window=WINDOW if window is None else window, even=even,
+            Schedule, Order(self.rows, seed, block_rows, window_blocks), self.sizes,
+            balance=balance, costs=costs, window=WINDOW if window is None else window, even=even,
         )  # fmt: skip
-        self._begin = 0  # where the next iteration begins
+        self._begin = 0  # of the next iteration
         self._go_to(0)
 
     def __iter__(self) -> Iterator[int]:
         begin, end = self._begin, self._end()
         schedule, size = self._schedule, -(-_AT_ONCE // self.world_size) * self.world_size
-        self._now, self._taken, self._restored = (begin, end), begin, False
+        self._iteration, self._taken, self._restored = (begin, end), begin, False
         for first in range(begin, end, size):
             rows = schedule.rows_at(first, min(first + size, end))[self.rank :: self.world_size]
             for turn, row in enumerate(rows.tolist(), 1):
@@ -118,11 +111,11 @@ class PackedSampler:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in asdict(self.sizes).items())
-        options = ", ".join(f"{name}={value!r}" for name, value in self._schedule.name().items())
+        options = ", ".join(f"{name}={value!r}" for name, value in self._schedule.options().items())
         return f"PackedSampler({options}, rank={self.rank}, {sizes}, epoch={self.epoch})"
 
     def __len__(self) -> int:
-        """Rows that this rank takes in the next iteration."""
+        """Count the rows that this rank takes in the next iteration."""
         return len(range(self._begin + self.rank, self._end(), self.world_size))
 
     def rows_of(self, step: int, rank: int, *, drop_last: bool = False) -> Int64:
@@ -132,16 +125,13 @@ class PackedSampler:
                    state that was loaded, or at the epoch that was set. A step is `micro_batches`
                    batches of `batch_size` rows, fewer at the end of an epoch; counting goes on in
                    the next one.
-        rank       from 0 to world_size - 1, whichever rank this sampler is of
+        rank       any rank from 0 to world_size - 1
         drop_last  as the DataLoader has it
 
         Raises UsageError for a negative step and a rank that is out of range, DataError if
         drop_last leaves no batch.
         """
-        if not 0 <= rank < self.world_size:
-            raise UsageError(
-                f"rank: {rank} is not between 0 and world_size - 1, {self.world_size - 1}"
-            )
+        _check_rank(rank, self.world_size)
         return Steps(self._schedule, drop_last=drop_last).rows_of(step)[rank]
 
     @property
@@ -155,7 +145,7 @@ class PackedSampler:
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch, unless the next iteration is in it already.
 
-        Raises UsageError when a restored state is in another one: it would be lost.
+        Raises UsageError if a restored state is in another one: it would be lost.
         """
         if epoch == self.epoch:
             return
@@ -168,34 +158,36 @@ class PackedSampler:
 
     def _go_to(self, place: int, dealt: Sequence[Sequence[int]] = ()) -> None:
         self._schedule = self._schedule_from(begin=place, dealt=dealt)
-        self._begin = place
-        self._now = (place, place)  # begin and end of the current iteration, or the last
-        self._taken = place  # how far it got; all of these count the rows of all ranks
+        # places, which count the rows of all ranks
+        self._begin = self._taken = place
+        self._iteration = (place, place)  # begin and end of the current iteration, or the last
         self._restored = False
 
     def state_dict(self, rows: int | None = None) -> dict[str, Any]:
-        """The position: `samples`, rows taken by all ranks since the run began, and the order.
+        """Return the position: `samples`, rows taken by all ranks since the run began, the options
+        of the order and, with balance, which sizes `dealt` the rows that are left.
 
-        With balance also which sizes `dealt` the rows from which place on, as far as rows still to
-        come depend on it.
-
-        rows   that this rank has trained on in this iteration, an epoch or the rest of one; more
-               than it has are all. None: as many as were drawn from the sampler
+        rows   that this rank has trained on in this iteration, an epoch or the rest of one; a
+               larger number stands for all of them. None: as many as were drawn from the sampler
         """
-        begin, end = self._now
+        begin, end = self._iteration
         taken = self._taken if rows is None else min(begin + rows * self.world_size, end)
         dealt = {"dealt": self._schedule.history(taken)} if self._cost else {}
-        name = self._schedule.name()
-        return {"samples": taken, "data": self._data, **name, **self._cost, **dealt}
+        position = {"samples": taken, "data": self._data}
+        return position | self._schedule.options() | self._cost | dealt
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the rows of a `state_dict`, of any number of ranks and any sizes of batches.
 
-        A run without balance may go on with it. Raises DataError when the state is of another
-        order: other rows, another seed or other sizes of its windows, another balance or cost.
+        A run without balance may go on with it. Raises DataError if the state is of another order:
+        other rows, another seed or other sizes of its windows, another balance or cost.
         """
-        known = {"data": self._data} if self._data and state.get("data") else {}
-        for name, value in (self._name(state) | known).items():
+        expected = self._schedule.order.options()
+        if state.get("balance"):
+            expected = {"balance": None} | self._schedule.options() | self._cost
+        if self._data and state.get("data"):
+            expected["data"] = self._data
+        for name, value in expected.items():
             if state.get(name) != value:
                 raise DataError(
                     f"the sampler's state has {name} {state.get(name)}, this sampler {value}",
@@ -204,17 +196,11 @@ class PackedSampler:
         self._go_to(state["samples"], state.get("dealt", ()))
         self._restored = True
 
-    def _name(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a state must have for its rows in places to be those of this sampler."""
-        if not state.get("balance"):
-            return self._schedule.order.name()
-        return {"balance": None, **self._schedule.name(), **self._cost}
-
 
 def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """(rank, world_size) as given, or (0, 1) where there is only one rank.
+    """Return (rank, world_size) as given, or (0, 1) if there is only one rank.
 
-    Under torch.distributed either guess would be silently wrong for someone: Accelerate and the
+    Under torch.distributed either default would be silently wrong for someone: Accelerate and the
     Trainer distribute batches themselves, a loop of your own does not.
     """
     if (rank is None) != (world_size is None):
@@ -235,32 +221,38 @@ def share_of_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
             )
         return 0, 1
     rank, world_size = as_index(rank), as_index(world_size)  # plain ints: states are JSON
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
+    _check_rank(rank, world_size)
     return rank, world_size
 
 
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank: {rank} is not between 0 and world_size - 1, {world_size - 1}")
+
+
 def _check_options(
-    balance: Balance | None, batch_size: int | None, *, even: bool, **given: Any
+    balance: Balance | None, batch_size: int | None, *, even: bool, **of_balance: Any
 ) -> None:
-    """Raise UsageError for options of balance without it, and for what balance does not go with."""
-    too_much = [name for name, value in given.items() if value is not None]
-    if balance is not None:
-        too_much = ["window"] if balance != "order" and "window" in too_much else []
-    if too_much:
-        wanted = "balance" if balance is None else "balance='order'"
-        raise UsageError(
-            f"{too_much[0]}: is only for {wanted}, which is {balance!r}",
+    """Raise UsageError for options of balance without it, and for those that exclude it."""
+    idle = [name for name, value in of_balance.items() if value is not None and balance is None]
+    if balance == "step" and of_balance["window"] is not None:
+        idle.append("window")
+    wanted = "balance" if balance is None else "balance='order'"
+    refuse([
+        (
+            idle,
+            f"{', '.join(idle[:1])}: is only for {wanted}, which is {balance!r}",
             "give balance= too, or leave it out",
-        )
-    if balance is not None and batch_size is None:
-        raise UsageError(
+        ),
+        (
+            balance and batch_size is None,
             f"balance: {balance!r} without batch_size",
             "give the rows of a micro-batch, as to the DataLoader, and micro_batches=, how many of "
             "them make a step",
-        )
-    if balance is not None and not even:
-        raise UsageError(
+        ),
+        (
+            balance and not even,
             f"balance: {balance!r} with even=False: ranks would get different numbers of rows",
             "leave out even=False; the rows left over begin the next epoch",
-        )
+        ),
+    ])  # fmt: skip

@@ -98,7 +98,7 @@ def write_checkpoint(done: int, **state: Any) -> None:
 
 @pytest.fixture
 def plain_state(many_rows: int) -> dict[str, Any]:
-    order = Order(many_rows, 7).name()
+    order = Order(many_rows, 7).options()
     return order | {"samples": 24, "data": Joined([open_packed("out")]).fingerprint}
 
 
@@ -122,7 +122,7 @@ def test_epochs_of_a_trainer_have_as_many_batches_as_the_first(many_rows: int) -
     loop = [len(step_json("--step", number, *options)) for number in range(4)]
     assert {batch * ranks} < {*loop}
     epochs = Schedule(Order(many_rows, 0), StepSizes(ranks, batch)).grid
-    state = Order(many_rows, 0).name() | {"data": Joined([open_packed("out")]).fingerprint}
+    state = Order(many_rows, 0).options() | {"data": Joined([open_packed("out")]).fingerprint}
     for number in range(4):
         write_checkpoint(number + 1, **state, samples=epochs.epoch(number).end)
         assert len(step_json("--checkpoint", ".", *options)) == batch * ranks
