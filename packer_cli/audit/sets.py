@@ -426,13 +426,13 @@ _list_in = msgspec.json.Decoder(list[int | bool] | None).decode
 
 def _json(file: InputFile) -> File:
     """A file of JSON lines or an array, whose columns are the fields of its first record."""
-    reader, config = reader_for(file.format), DocumentConfig()
+    reader = reader_for(file.format)
     assert isinstance(reader, JsonlReader)  # noqa: S101 by its format
 
     def records() -> Iterator[tuple[int, bytes | memoryview]]:
         count = 0
         with open_source(file) as source:
-            for block in reader.found(file, source, Slice(file.index, 0, None, 0), config):
+            for block in reader.blocks(file, source, Slice(file.index, 0, None, 0)):
                 yield from enumerate(block.pieces, count)
                 count += len(block.pieces)
                 if block.bad:

@@ -135,12 +135,12 @@ def stdin_size() -> int:
 
 @contextmanager
 def peeking() -> Iterator[None]:
-    """A context in which what is read of stdin will be read again."""
-    _stdin.remember = True
+    """Within this context, what is read of stdin will be read again."""
+    before, _stdin.remember = _stdin.remember, True
     try:
         yield
     finally:
-        _stdin.remember = False
+        _stdin.remember = before
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
 from packer_cli.inputs import byte_streams, footers
-from packer_cli.inputs.formats import Reader
+from packer_cli.inputs.formats import FIRST, FirstRecords, Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
     CarriedInput,
@@ -235,10 +235,28 @@ class ColumnarReader(Reader):
     def first_row(self, file: InputFile, part: Slice) -> int:
         return 0
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
         with reading(file), self.opened(file) as table:
-            names: list[str] = table.schema.names
-            return names
+            schema = table.schema
+
+        def read(columns: list[str]) -> dict[str, list[Any]]:
+            names = [name for name in columns if len(_fields_at(schema, name)) == 1]
+            values: dict[str, list[Any]] = {name: [] for name in names}
+            count = 0
+            with reading(file), self.opened(file) as table:
+                for batch in table.batches(Slice(file.index, 0, None, 0), names, FIRST):
+                    rows = batch.slice(0, FIRST - count)
+                    sizes = np.array([_sizes(column) for column in rows.columns])
+                    stop = int(np.searchsorted(sizes.sum(0).cumsum(), BATCH_BYTES)) + 1
+                    for name in names:
+                        column = rows.column(name).slice(0, stop)
+                        values[name] += _values(column, name, {})
+                    count += rows.num_rows
+                    if count >= FIRST or stop < rows.num_rows:
+                        break
+            return values
+
+        return FirstRecords(schema.names, read)
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig

@@ -1,70 +1,118 @@
-"""A format of inputs is a `Reader`, which turns slices of a file into `Records`.
+"""Interface of a format: a `Reader` turns slices of a file into `Records`.
 
-Adding one: CONTRIBUTING.md. The table of formats is `options/formats.py`.
+The table of formats is `options/formats.py`; CONTRIBUTING.md describes how to add one. Readers open
+paths and URLs alike. Their memory does not depend on the size of a file, except for an index of a
+few bytes per document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from typing import Any
 
-from packer_cli.errors import DataError
+from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import STDIN, open_source
+from packer_cli.inputs.byte_streams import STDIN, open_source, peeking
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, DocumentCounts, InputFile, Records, RowGroup, Slice
 
+FIRST = 64  # records at a file's beginning that show what it holds
+BEGINNING_BYTES = 1 << 16  # in which these begin
 _COMPRESSION_RATIO = 4  # of text, about
 
 
+class FirstRecords:
+    """The records at the beginning of a file. A column is read once, when it is first needed.
+
+    names  fields of the first record
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        read: Callable[[list[str]], Mapping[str, Sequence[Any]]] = lambda columns: {},
+        *,
+        are_long: bool = False,
+    ) -> None:
+        """`read` returns the values of some columns, None for each record without one. `are_long`:
+        a record has so many bytes that not all of its values should become objects.
+        """
+        self.names, self.are_long = names, are_long
+        self._read, self._columns = read, dict[str, Sequence[Any]]()
+
+    def rows(self, columns: Sequence[str], most: int | None = FIRST) -> list[dict[str, Any]]:
+        """Return these columns of the first records, at `most` so many.
+
+        Returns [] if they cannot be read: the unit that reads the file raises the error.
+        """
+        missing = [name for name in dict.fromkeys(columns) if name not in self._columns]
+        values: Mapping[str, Sequence[Any]] = {}
+        with suppress(DataError, UsageError), peeking():
+            values = self._read(missing) if missing else {}
+        self._columns |= {name: values.get(name, ()) for name in missing}
+        count = max((len(self._columns[name]) for name in columns), default=0)
+        if most is not None:
+            count = min(count, most)
+        rows = [dict[str, Any]() for _ in range(count)]
+        for name in columns:
+            for row, value in zip_longest(rows, self._columns[name][:count]):
+                row[name] = value
+        return rows
+
+
 class Reader:
-    """A format. Whatever it opens may be a URL, and memory does not depend on the size of a file.
+    """Reader of one format.
 
     holds_tokens  records can be token ids
     """
 
     holds_tokens = False
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        """The names of fields in the first record; None when there is none."""
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
+        """Return the records at the beginning of a file; None if it has no record.
+
+        Raises DataError if the first record cannot be read and bad records are not skipped.
+        """
         raise NotImplementedError
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
     ) -> Iterator[Records]:
-        """The records of a slice in the file's order, in batches."""
+        """Yield the records of a slice in batches, in the file's order."""
         raise NotImplementedError
 
     def describe(self, file: InputFile, position: int) -> str:
-        """The place of a record, in words; it may read the file, so it is for errors only."""
+        """Describe where a record is. This may read the file, so it is for errors only."""
         raise NotImplementedError
 
     def weight(self, file: InputFile) -> int:
-        """About how many bytes of text a file has."""
+        """Estimate the bytes of text in a file."""
         return file.size * (_COMPRESSION_RATIO if file.compression else 1)
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
-        """A file as about so many slices of about one weight; none where it is read whole."""
+        """Split a file into about `parts` slices of similar weight; [] if it is read whole."""
         return []
 
     def groups(self, file: InputFile) -> list[RowGroup] | None:
-        """The row groups that slices count; None where they count something else."""
+        """Return the row groups that slices count; None if they count something else."""
         return None
 
     def documents(self, file: InputFile) -> DocumentCounts | None:
-        """The documents that slices count; None where they count something else."""
+        """Return the numbers of documents that slices count; None if they count something else."""
         return None
 
 
 class LineReader(Reader):
-    """A format of lines: positions are byte offsets in the uncompressed file."""
+    """Reader of lines: positions are byte offsets in the uncompressed file."""
 
     def describe(self, file: InputFile, position: int) -> str:
-        """Such as "line 17 (byte 1234)": people want line numbers, so the lines before count."""
+        """Return a place such as "line 17 (byte 1234)". It counts the lines before the position."""
         if file.path == STDIN:
             return f"byte {position}"
         line, left = 1, position
@@ -75,13 +123,13 @@ class LineReader(Reader):
         return f"line {line} (byte {position})"
 
     def refused(self, file: InputFile, bad: BadRecord) -> DataError:
-        """The error that ends a run at a bad record."""
+        """Return the error that ends a run at a bad record."""
         place = self.describe(file, bad.position)
         return DataError(f"{file.path}, {place}: {bad.reason}", bad.tip)
 
 
 class DocumentReader(Reader):
-    """A format of token ids, whose slices count documents from 0."""
+    """Reader of token ids; its slices count documents from 0."""
 
     holds_tokens = True
 
@@ -89,7 +137,7 @@ class DocumentReader(Reader):
         raise NotImplementedError
 
     def edges(self, file: InputFile, parts: int) -> Sequence[int]:
-        """Documents, from 0 to their count, between which lie about as many bytes each."""
+        """Return document numbers, 0 to the count, with about as many bytes between them."""
         raise NotImplementedError
 
     def describe(self, file: InputFile, position: int) -> str:
@@ -106,15 +154,16 @@ class DocumentReader(Reader):
 
 @cache
 def reader_for(name: str) -> Reader:
-    """The reader of a format; imports only what that format needs. UsageError for no format."""
-    module, reader = format_named(name).reader.split(".")
-    made: Reader = getattr(import_module(f"packer_cli.inputs.{module}"), reader)()
-    return made
+    """Return the reader of a format, importing only what that format needs.
+
+    Raises UsageError for an unknown format.
+    """
+    module, class_name = format_named(name).reader.split(".")
+    reader: Reader = getattr(import_module(f"packer_cli.inputs.{module}"), class_name)()
+    return reader
 
 
 def beginning(file: InputFile, size: int) -> Slice:
-    """The first `size` bytes of a file, where slices count bytes; else all of it, of which the
-    first records are read soon.
-    """
+    """Return a file's first `size` bytes as a slice; all of it if slices do not count bytes."""
     cut = format_named(file.format).cut_by == "byte"
     return Slice(file.index, 0, size if cut else None, 0)

@@ -25,7 +25,7 @@ from packer_cli import storage
 from packer_cli.errors import DataError, InternalError, os_errors
 from packer_cli.inputs import byte_streams
 from packer_cli.inputs.byte_streams import BLOCK_BYTES, OpenInput, open_source, other_content
-from packer_cli.inputs.formats import DocumentReader
+from packer_cli.inputs.formats import DocumentReader, FirstRecords
 from packer_cli.inputs.token_columns import parts_of, token_records
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import companion
@@ -79,9 +79,10 @@ class MegatronReader(DocumentReader):
         """Read and checked; raises DataError where it is not that of the file."""
         return _index(storage.identity(file.path), file)
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        is_empty = len(self.index(file).offsets) == 1
-        return None if is_empty else [config.renamed.get("input_ids", "input_ids")]
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
+        if not self.documents(file).count:
+            return None
+        return FirstRecords([config.renamed.get("input_ids", "input_ids")])
 
     def documents(self, file: InputFile) -> DocumentCounts:
         offsets = self.index(file).offsets

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
@@ -42,7 +42,7 @@ from packer_cli.inputs.byte_streams import (
     read_lines,
     too_long,
 )
-from packer_cli.inputs.formats import LineReader
+from packer_cli.inputs.formats import BEGINNING_BYTES, FirstRecords, LineReader
 from packer_cli.inputs.token_columns import NAMES, CarriedInput, token_records, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
@@ -57,10 +57,12 @@ from packer_cli.options.shapes import (
 from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Texts
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
+_MOST_DECODED = 1 << 20  # bytes of a record whose values all become objects
 _MOST_ELEMENTS = 1 << 15  # of an array that are found together
 _MOST_HELD = 1 << 30  # bytes of an array in which a record must end
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Decode = Callable[[bytes | memoryview], Any]
+_Fields = dict[str, msgspec.Raw]  # of a record, not decoded yet
 
 
 class Block(NamedTuple):
@@ -109,9 +111,7 @@ class JsonlReader(LineReader):
     holds_tokens = True
     what, before = "line", 1
 
-    def found(
-        self, file: InputFile, source: OpenInput, part: Slice, config: DocumentConfig
-    ) -> Iterator[Block]:
+    def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
         """The lines that begin in the slice; `source` stands `before` it."""
 
         def lines_of(block: Lines) -> Block:
@@ -133,32 +133,55 @@ class JsonlReader(LineReader):
         """True where a bad record hides where the next one begins."""
         return False
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        """The field names of the first record, or None when there is none.
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
+        """Return the records that begin in the first `BEGINNING_BYTES`.
 
-        Where bad records are skipped: of the first record that can be packed, if any can, and
-        there is one in the file's beginning.
+        If bad records are skipped, the names are those of the first record that can be packed,
+        which is searched for further on if none of these can.
         """
-        skip, first, reached = config.on_error == "skip", None, 0
-        whole = Slice(file.index, 0, None, 0)
-        with open_source(file) as source:
-            for positions, pieces, bad in self.found(file, source, whole, config):
-                for reached, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
-                    try:
-                        names = _names_in(piece)
-                    except _DECODE_ERRORS:
-                        if skip and not self.is_open(piece):
-                            continue
-                        why = self._explained(file, piece, piece, reached, _any_decoder)
-                        raise self.refused(file, why) from None
-                    if not skip or fits_a_shape(names, config.shape, config.renamed):
-                        return names
-                    first = first or names
-                if bad and not skip:
-                    raise self.refused(file, bad[0])
-                if first is not None or (skip and reached > _MOST_SEARCHED):
-                    return first
+        must_fit = config.on_error == "skip"
+        for stop in (BEGINNING_BYTES, None):
+            names, records, are_long = None, list[_Fields](), False
+            whole_or_part = Slice(file.index, 0, stop, 0)
+            for position, size, fields in self._readable(file, whole_or_part, config):
+                if records and position >= BEGINNING_BYTES and names is not None:
+                    break
+                if names is None and not (
+                    must_fit and not fits_a_shape([*fields], config.shape, config.renamed)
+                ):
+                    names = [*fields]
+                if not records or position < BEGINNING_BYTES:
+                    records.append(fields)
+                    are_long |= size > _MOST_DECODED
+            if records and (names is not None or stop is None):
+                names = [*records[0]] if names is None else names
+                return FirstRecords(names, partial(_columns_of, records), are_long=are_long)
         return None
+
+    def _readable(
+        self, file: InputFile, part: Slice, config: DocumentConfig
+    ) -> Iterator[tuple[int, int, _Fields]]:
+        """Yield the position, bytes and undecoded fields of the records that can be read.
+
+        Raises DataError if the first record cannot be, unless bad records are skipped.
+        """
+        may_skip = config.on_error == "skip"
+        with open_source(file) as source:
+            for positions, pieces, bad in self.blocks(file, source, part):
+                for position, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
+                    try:
+                        fields = _fields_in(piece)
+                    except _DECODE_ERRORS:
+                        if may_skip and not self.is_open(piece):
+                            continue
+                        reason = self._explained(file, piece, piece, position, _any_decoder)
+                        raise self.refused(file, reason) from None
+                    yield position, len(piece), fields
+                    may_skip = True
+                if bad and not may_skip:
+                    raise self.refused(file, bad[0])
+                if len(positions) and positions[-1] > _MOST_SEARCHED:
+                    return
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
@@ -201,7 +224,7 @@ class JsonlReader(LineReader):
 
         with open_source(file, max(part.start - self.before, 0)) as source:
             # holds no bytes and no records while they are worked on, which a loop would
-            yield from map(records_of, self.found(file, source, part, config))
+            yield from map(records_of, self.blocks(file, source, part))
 
     def _decoded(
         self, file: InputFile, found: Block, decode: _Decode, shape: Shape, config: DocumentConfig
@@ -255,9 +278,7 @@ class JsonArrayReader(JsonlReader):
 
     what, before = "record", 0
 
-    def found(
-        self, file: InputFile, source: OpenInput, part: Slice, config: DocumentConfig
-    ) -> Iterator[Block]:
+    def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
         """The records of the array. No more is held than a block and the record that goes on."""
         room = np.empty((_MOST_ELEMENTS, 2), np.int64)
         data, offset, is_open, is_first = b"", 0, False, True
@@ -354,7 +375,7 @@ def _plain_texts(found: Block, shape: Shape, config: DocumentConfig) -> Texts | 
 _any_decoder: Callable[[bytes | memoryview], dict[str, Any]]
 _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 # a document of nested values is ten times its size once they are objects
-_names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value_decoder = msgspec.json.Decoder().decode
 
 
@@ -372,7 +393,7 @@ def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
     all decoded, to dicts from the input's names to JSON.
     """
     if shape.kind == TRACE:
-        return _names_decoder
+        return _fields_decoder
     carried = [(_CARRIED.format(number), name) for number, name in enumerate(config.carried)]
     optional = *shape.optional, *(own for own, _ in carried)
     # values of other fields contain each other, as in messages, so the garbage collector
@@ -410,7 +431,7 @@ def _decoder_of(
         """A record of columns that may be within objects; no others are decoded."""
         top = {
             name: _value_decoder(raw)
-            for name, raw in _names_decoder(piece).items()
+            for name, raw in _fields_decoder(piece).items()
             if any(may_hold((name,), column) for column in names)
         }
         there = {column: value_at(top, column) for column in names}
@@ -420,10 +441,28 @@ def _decoder_of(
     return decode_by_dots
 
 
-def _names_in(piece: bytes) -> list[str]:
+def _fields_in(piece: bytes) -> _Fields:
+    """Return the fields of a record, not decoded yet, with 0 for NaN and Infinity."""
     with suppress(*_DECODE_ERRORS):
-        return list(_names_decoder(piece))
-    return list(_names_decoder(_without_constants(piece, ())))
+        return _fields_decoder(piece)
+    return _fields_decoder(_without_constants(piece, ()))
+
+
+def _columns_of(records: Sequence[_Fields], columns: list[str]) -> dict[str, list[Any]]:
+    """Return the values of some columns, None for each record without a readable one."""
+
+    def value_of(record: _Fields, column: str) -> Any:
+        with suppress(*_DECODE_ERRORS):
+            outer = {
+                name: _value_decoder(value)
+                for name, value in record.items()
+                if may_hold((name,), column)
+            }
+            value = value_at(outer, column)
+            return None if value is ABSENT else value
+        return None
+
+    return {column: [value_of(record, column) for record in records] for column in columns}
 
 
 # a string comes first, so that what it holds stays; JSON has no other words that begin so

@@ -25,7 +25,7 @@ from packer_cli.inputs.byte_streams import (
     read_lines,
     too_long,
 )
-from packer_cli.inputs.formats import LineReader
+from packer_cli.inputs.formats import FIRST, FirstRecords, LineReader
 from packer_cli.inputs.token_columns import CarriedInput, with_carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
@@ -41,8 +41,8 @@ class TextReader(LineReader):
     line end, documents do not.
     """
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        return [config.renamed.get("text", "text")]
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
+        return FirstRecords([config.renamed.get("text", "text")])
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
@@ -161,9 +161,22 @@ class CsvReader(LineReader):
 
     delimiter = ","
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
         with open_source(file) as source:
-            return _CsvRows(source, config, file, self.delimiter).header
+            header = _CsvRows(source, config, file, self.delimiter).header
+        if header is None:
+            return None
+
+        def read(columns: list[str]) -> dict[str, list[str]]:
+            with open_source(file) as source:
+                rows = next(_CsvRows(source, config, file, self.delimiter).batches()).rows[:FIRST]
+            return {
+                name: [row[header.index(name)] for _, row in rows]
+                for name in columns
+                if name in header
+            }
+
+        return FirstRecords(header, read)
 
     def read(
         self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from packer_cli._kernels.documents import hash_documents
 from packer_cli.errors import DataError, UsageError
-from packer_cli.inputs.formats import DocumentReader
+from packer_cli.inputs.formats import DocumentReader, FirstRecords
 from packer_cli.inputs.token_columns import batches_of
 from packer_cli.options.carried import RECORD, TOKEN, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
@@ -81,8 +81,8 @@ def opened(file: InputFile) -> TokenizedDirectory:
 class TokenizedReader(DocumentReader):
     """Directories as files: their documents are numbered as they were tokenized."""
 
-    def fields(self, file: InputFile, config: DocumentConfig) -> list[str] | None:
-        return ["input_ids"] if len(opened(file)) else None
+    def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
+        return FirstRecords(["input_ids"]) if len(opened(file)) else None
 
     def documents(self, file: InputFile) -> DocumentCounts:
         tokenized = opened(file)

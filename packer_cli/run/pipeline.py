@@ -38,10 +38,9 @@ from packer_cli.inputs.detection import (
     NOTHING_KNOWN,
     IgnoredColumns,
     KnownShapes,
-    carried_by,
-    carried_by_traces,
     detect_shape,
     ignored_columns,
+    resolve_carry,
     unknown_speakers,
 )
 from packer_cli.inputs.discovery import find_inputs
@@ -52,7 +51,7 @@ from packer_cli.options.options import PackConfig
 from packer_cli.options.preference import names_answer
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import for_shape, refuse_idle
-from packer_cli.options.shapes import ARGUMENTS, TRACE, Suggested
+from packer_cli.options.shapes import ARGUMENTS, Suggested
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
@@ -159,15 +158,14 @@ def settle(
             "packer tokenize INPUT -o DIR first, then packer pack DIR --view",
         )
     detected = detect_shape(files, config, known)
-    files, shape, _ = detected
+    files, shape = detected.files, detected.shape
     for member in shape.members:
         some = [file.path for file in files if file.shape == member]
         if some:
             options.notify(f"{named(some, 1)}: {member}")
     refuse_idle(config, shape)
-    is_trace = shape.kind == TRACE
-    carry = carried_by_traces(config) if is_trace else carried_by(files, shape, config, known)
-    config = for_shape(replace(config, carry=carry), shape)
+    config = replace(config, carry=resolve_carry(detected, shape, config, known))
+    config = for_shape(config, shape)
     for one in ignored_columns(detected, shape, config):
         _name_ignored(one, config, options)
     chosen = choose_encoding(shape, config, tokenizer_name, options)
