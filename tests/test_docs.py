@@ -168,9 +168,9 @@ def test_every_option_has_its_command_on_the_page_on_tokenized_directories() -> 
         for name in ("tokenize", "pack")
     )
     documents = {
-        option.name(name).split("/")[0] for name, option in options_of(DocumentConfig).items()
+        option.flag for option in options_of(DocumentConfig).values()
     }
-    rows = {option.name(name).split("/")[0] for name, option in options_of(PackConfig).items()}
+    rows = {option.flag for option in options_of(PackConfig).values()}
     running = {"--unit-bytes", "--shard-bytes"}
     assert early == (documents - running) | {"--tokenizer", "--text-field"}
     assert late == rows - documents

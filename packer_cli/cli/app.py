@@ -1,15 +1,14 @@
 """The command line: its commands, its errors as two lines (what is wrong, what to do), exit codes.
 
-A command is made when it is asked for, and imports heavy modules when it runs, so that --help
-answers at once. It is a function, whose options, and their --help, are made from declarations (see
-`options/option.py`). Of its parameters,
+A command is made when it is used, and imports heavy modules when it runs, so that --help answers at
+once. It is a function with annotated parameters, as Typer takes them, or groups of options (see
+`options/option.py`):
 
-    options: StatsOptions              a dataclass of options: gets the configuration
-    given: Annotated[Values, PackConfig, (PackOptions, "output")]
-                                       options of several: gets the values that are given, by field
+    options: StatsOptions       gets an object of the class
+    given: Annotated[Values, PackConfig, PackOptions]
+                                gets the values that are on the command line, by field
 
-and what Typer itself knows (arguments) stays as it is. A field that several have is that of the
-first.
+If several groups have a field, the first one counts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,14 @@ from packer_cli.errors import (
     visible,
 )
 from packer_cli.interrupts import interruptible
-from packer_cli.options.option import Option, Owner, Values, options_of, refuse_missing
+from packer_cli.options.option import (
+    DeclaredOption,
+    OptionGroup,
+    Values,
+    options_of,
+    refuse_missing,
+)
+from packer_cli.options.values import FLAG
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -66,7 +72,6 @@ _MOST = 2_000  # characters of a line that tells of an error: data may be in it
 _ClickException: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
-_REPEATED = ("texts", "pairs", "arguments")
 _OTHERS = "Options"
 # The sections of --help of the commands that take a `shape`, in their order.
 SECTIONS = {
@@ -85,86 +90,84 @@ _SECTION_OF = {name: title for title, names in SECTIONS.items() for name in name
 _COLUMN = 30  # where the help begins
 
 
-def _owners(run: Callable[..., None]) -> dict[str, list[Owner]]:
-    """Parameter -> the dataclasses whose options it holds; none for arguments."""
+def _groups(run: Callable[..., None]) -> dict[str, list[type]]:
+    """Parameter -> the option groups whose options it gets; none for arguments."""
     hints = get_type_hints(run, include_extras=True)
     return {
         name: [
-            one
-            for one in (hint, *getattr(hint, "__metadata__", ()))
-            if isinstance(one, tuple) or hasattr(one, "__dataclass_fields__")
+            group
+            for group in (hint, *getattr(hint, "__metadata__", ()))
+            if isinstance(group, type) and issubclass(group, OptionGroup)
         ]
         for name, hint in hints.items()
         if name != "return"
     }
 
 
-def options_in(run: Callable[..., None]) -> dict[str, Option]:
-    """The options of a command, by the names of fields, in their order."""
-    return options_of(*(one for owners in _owners(run).values() for one in owners))
+def options_in(run: Callable[..., None]) -> dict[str, DeclaredOption]:
+    """Return the options of a command by field, in their order."""
+    return options_of(*(group for groups in _groups(run).values() for group in groups))
 
 
-def command(run: Callable[..., None]) -> Callable[..., None]:
-    """`run` in the form that Typer takes, with a parameter for each option that it declares."""
+def with_parameters(run: Callable[..., None]) -> Callable[..., None]:
+    """Return a command as Typer takes it, with a parameter for each option of its groups."""
     parameters = inspect.signature(run, eval_str=True).parameters
-    owners, options = _owners(run), options_in(run)
+    groups, options = _groups(run), options_in(run)
 
-    def filled(**given: Any) -> None:
-        read: Values = {
-            name: one.typed(given[name])
-            for name, one in options.items()
+    def command(**arguments: Any) -> None:
+        given: Values = {
+            name: option.read_argument(arguments[name])
+            for name, option in options.items()
             # a switch that is not on the command line arrives as False
-            if given[name] not in (None, []) and not (given[name] is False and one.default is False)
+            if arguments[name] not in (None, [])
+            and not (arguments[name] is False and option.default is False)
         }
-        values: Values = {}
         for name, parameter in parameters.items():
-            kind = parameter.annotation
-            own = {of: read[of] for of in options_of(*owners[name]) if of in read}
-            if owners[name] == [kind]:
-                refuse_missing(kind, own)
-            values[name] = kind(**own) if owners[name] == [kind] else own
-        run(**values | {name: given[name] for name in parameters if not owners[name]})
+            if groups[name]:
+                group, own = parameter.annotation, options_of(*groups[name])
+                values = {field: given[field] for field in own if field in given}
+                arguments[name] = values
+                if groups[name] == [group]:
+                    refuse_missing(group, values)
+                    arguments[name] = group(**values)
+        run(**{name: arguments[name] for name in parameters})
 
-    taken: Any = filled
-    taken.__name__, taken.__doc__ = run.__name__, run.__doc__
-    titles = _SECTION_OF if "shape" in options else {}
-    places = {name: place for place, name in enumerate(titles)}
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    section_of = _SECTION_OF if "shape" in options else {}
+    places = {name: place for place, name in enumerate(section_of)}
     ordered = sorted(options, key=lambda name: places.get(name, len(places)))
-    arguments = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in parameters.items()
-        if not owners[name]
-    ]
-    taken.__signature__ = inspect.Signature(  # in the order of --help
-        arguments + [_parameter(name, options[name], titles.get(name)) for name in ordered]
-    )
-    return filled
+    by_keyword = inspect.Parameter.KEYWORD_ONLY
+    signature = [
+        *(parameter.replace(kind=by_keyword)
+          for name, parameter in parameters.items() if not groups[name]),
+        *(inspect.Parameter(name, by_keyword, **_for_typer(options[name], section_of.get(name)))
+          for name in ordered),
+    ]  # fmt: skip
+    cast("Any", command).__signature__ = inspect.Signature(signature)
+    return command
 
 
-def _parameter(name: str, one: Option, section: str | None) -> inspect.Parameter:
-    """The parameter that becomes an option. Numbers arrive as text, options not given as None."""
-    is_switch = one.value == "flag" and one.default is False
-    kind: Any = bool if is_switch else bool | None if one.value == "flag" else str | None
-    metavar = one.metavar or one.kind.metavar or ("NAME" if one.choices else None)
+def _for_typer(option: DeclaredOption, section: str | None) -> dict[str, Any]:
+    """Return annotation and default of the parameter that Typer makes an option of. Values arrive
+    as text or switches, and as None if they are not given.
+    """
+    is_flag, is_switch = option.format is FLAG, option.format is FLAG and option.default is False
 
-    def completed(incomplete: str) -> list[tuple[str, str]]:
-        return [choice for choice in one.choices.items() if choice[0].startswith(incomplete)]
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        return [(name, about) for name, about in choices.items() if name.startswith(incomplete)]
 
-    about = typer.Option(
-        one.flag,
-        *([one.short] if one.short else []),
-        help=one.described + (" Required." if one.default is MISSING else ""),
-        metavar=None if one.value == "flag" else metavar,
+    choices = option.format.choices
+    info = typer.Option(
+        *option.flags,
+        help=option.help + (" Required." if option.default is MISSING else ""),
+        metavar=None if is_flag else option.metavar,
         rich_help_panel=section,
-        autocompletion=completed if one.choices else None,
+        autocompletion=complete if choices else None,
         show_default=False,
     )
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[list[str] | None if one.value in _REPEATED else kind, about],
-        default=False if is_switch else None,
-    )
+    kind: Any = bool if is_flag else str
+    kind = kind if is_switch else list[str] | None if option.format.is_repeated else kind | None
+    return {"annotation": Annotated[kind, info], "default": False if is_switch else None}
 
 
 def write_parameters(ctx: Any, formatter: Any) -> None:
@@ -215,7 +218,7 @@ def _made(name: str) -> Any:
     settings = {"ignore_unknown_options": True} if name == "show" else {}
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(cls=_Command, no_args_is_help=True, context_settings=settings | _HELP)(
-        command(_function(name))
+        with_parameters(_function(name))
     )
     return typer.main.get_command(alone)
 
@@ -359,24 +362,27 @@ def _of_parser(error: Any) -> UsageError:
 
 
 def _about_option(name: str, ctx: Any) -> str:
-    """Which commands have an option that this one has not, or what was meant, or ""."""
-    own = options_in(_function(ctx.info_name)) if ctx.info_name in _COMMANDS else {}
-    elsewhere = {other: one.name(field) for field, one in own.items() for other in one.elsewhere}
+    """Return a tip: the commands that have an option, or the nearest option of this one, or ""."""
+    options = options_in(_function(ctx.info_name)) if ctx.info_name in _COMMANDS else {}
+    others = {other: one.flag for one in options.values() for other in one.names_elsewhere}
     having = [
-        f"packer {other}"
-        for other in (_COMMANDS if own and name not in elsewhere else ())
-        if any(name in one.opts for one in _made(other).params)
+        f"packer {command}"
+        for command in (_COMMANDS if options and name not in others else ())
+        if any(name in parameter.opts for parameter in _made(command).params)
     ]
     if having:
         return f"it is an option of {', '.join(having)}"
-    mine = {flag: flag for one in ctx.command.params for flag in (*one.opts, *one.secondary_opts)}
-    return _suggestion(name, mine | elsewhere)
+    parameters = ctx.command.params
+    flags = {flag: flag for one in parameters for flag in (*one.opts, *one.secondary_opts)}
+    return _suggestion(name, flags | others)
 
 
 def _suggestion(name: str, names: Mapping[str, str]) -> str:
-    """The nearest name; one without --no- says the opposite of one with it, and comes last."""
+    """Return a tip with the nearest name. One without --no- means the opposite of one with it, and
+    comes last.
+    """
     negated = name.lower().replace("_", "-").startswith("--no-")
-    alike = [one for one in names if one.startswith("--no-") == negated]
+    alike = [known for known in names if known.startswith("--no-") == negated]
     near = nearest(name, alike) or nearest(name, names)
     return f"did you mean {names[near]}?" if near else ""
 

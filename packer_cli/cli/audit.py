@@ -21,8 +21,9 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import DataError, UsageError
-from packer_cli.options.option import KINDS, Count, as_option, option
+from packer_cli.options.option import as_option
 from packer_cli.options.run_options import Progress
+from packer_cli.options.values import COUNT, whole
 
 if TYPE_CHECKING:
     from packer_cli.audit import Audit, Finding, Set
@@ -46,23 +47,32 @@ SetName = Annotated[
 
 @dataclass(frozen=True)
 class AuditOptions(Page, TokensOf, Progress):
-    tokenizer: str | None = option(
-        None,
-        "The tokenizer of the model, which says what EOS, BOS and padding are. Default: the set's "
-        "own, or what is plain from it.",
-        short="-t",
-        metavar="NAME",
-    )
-    format: str | None = option(
-        None, "What columns mean, where it is not to be told from them.", metavar="NAME"
-    )
-    max_length: Count | None = option(
-        None,
-        "Tokens of a full row. Default: as many as the longest have.",
-        short="-l",
-        most=1 << 24,
-    )
-    sample: str = option("all", "How many rows are read, evenly spread.", metavar="N|all")
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            "-t",
+            metavar="NAME",
+            help="The tokenizer of the model, which says what EOS, BOS and padding are. Default: "
+            "the set's own, or what is plain from it.",
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What columns mean, where it is not to be told from them."
+        ),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        whole(1, 1 << 24),
+        typer.Option(
+            "--max-length", "-l", help="Tokens of a full row. Default: as many as the longest have."
+        ),
+    ] = None
+    sample: Annotated[
+        str, typer.Option(metavar="N|all", help="How many rows are read, evenly spread.")
+    ] = "all"
 
 
 def audit(name: SetName, options: AuditOptions) -> None:
@@ -80,7 +90,7 @@ def audit(name: SetName, options: AuditOptions) -> None:
 
     refuse_name("SET", name)
     check_page(options.html, as_json=options.as_json)
-    sample = None if options.sample == "all" else KINDS["count"].read(options.sample) or 0
+    sample = None if options.sample == "all" else COUNT.parse(options.sample) or 0
     if sample is not None and sample < 1:
         raise UsageError(f"--sample: {options.sample!r} is neither a positive number nor all")
     with unreadable():

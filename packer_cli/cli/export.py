@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, print_note, refuse_name
 from packer_cli.errors import UsageError, one_line
-from packer_cli.options.option import Options, Values, option, refuse
-from packer_cli.options.run_options import Progress, RunOptions, StepOptions
+from packer_cli.options.option import OptionGroup, refuse
+from packer_cli.options.run_options import Locking, Progress, StepOptions
+from packer_cli.options.values import choice
 
 EXPORT_FORMATS = (
     "trl", "llamafactory", "axolotl", "megatron", "megatron-bridge", "numpy",
@@ -18,20 +21,25 @@ EXPORT_FORMATS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(Options):
-    to: str = option(MISSING, "Format to write:", metavar="FORMAT", choices=EXPORT_FORMATS)
-    output: str = option(MISSING, "A new or empty directory.", short="-o", metavar="OUT")
-    overwrite: bool = option(False, "Replace an earlier export in OUT.")
-    order: str = option(
-        "stored",
-        "Of rows:",
-        metavar="ORDER",
-        choices={
-            "stored": "that of the directory",
-            "even": "by which trainers that read in order have even steps, with --ranks and "
-            "--hidden-size",
-        },
-    )
+class ExportOptions(OptionGroup):
+    to: Annotated[
+        str, choice(EXPORT_FORMATS), typer.Option(metavar="FORMAT", help="Format to write: {}.")
+    ]
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="OUT", help="A new or empty directory.")
+    ]
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier export in OUT.")] = False
+    order: Annotated[
+        str,
+        choice(
+            {
+                "stored": "that of the directory",
+                "even": "by which trainers that read in order have even steps, with --ranks and "
+                "--hidden-size",
+            }
+        ),
+        typer.Option(metavar="ORDER", help="Of rows: {}."),
+    ] = "stored"
 
 
 def export(
@@ -39,7 +47,7 @@ def export(
     options: ExportOptions,
     sizes: StepOptions,
     rows: TokensOf,
-    given: Annotated[Values, (RunOptions, "no_lock")],
+    locks: Locking,
     how: Progress,
 ) -> None:
     """Write a packed directory, or tokenized documents, in the format of another trainer.
@@ -67,7 +75,7 @@ def export(
         even=sizes if is_even else None,
         tokens=rows.tokens,
         overwrite=options.overwrite,
-        no_lock="no_lock" in given,
+        no_lock=locks.no_lock,
         show_progress=not how.quiet,
         notify=print_note,
     ).facts

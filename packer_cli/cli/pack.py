@@ -12,7 +12,7 @@ from packer_cli.cli.reports import notes, print_note, print_results, refuse_name
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Values
 from packer_cli.options.options import PackConfig
-from packer_cli.options.run_options import OneRun, PackOptions, RunOptions
+from packer_cli.options.run_options import PackOptions, RankOptions, RunOptions
 
 Inputs = Annotated[
     list[str],
@@ -24,7 +24,7 @@ Inputs = Annotated[
 
 
 def pack(
-    inputs: Inputs, given: Annotated[Values, PackConfig, PackOptions, RunOptions], how: OneRun
+    inputs: Inputs, given: Annotated[Values, PackConfig, PackOptions, RunOptions], how: RankOptions
 ) -> None:
     """Tokenize and pack data into Arrow shards.
 
@@ -67,9 +67,9 @@ def pack(
 def tokenize(
     inputs: Inputs,
     config: Annotated[Values, DocumentConfig],
-    command: Annotated[Values, (PackOptions, "tokenizer", "text_field", "output")],
+    command: PackOptions,
     options: RunOptions,
-    how: OneRun,
+    how: RankOptions,
 ) -> None:
     """Tokenize data once, to pack it at any length and in any mixture.
 
@@ -84,12 +84,11 @@ def tokenize(
     from packer_cli.options.recipe import with_text_field
     from packer_cli.run import pipeline
 
-    its = PackOptions(**command)
-    documents = DocumentConfig(**with_text_field(config | {"text_field": its.text_field}))
-    refuse_name("--tokenizer", its.tokenizer)
-    output = its.output or default_output(inputs, "tokenized")
+    documents = DocumentConfig(**with_text_field(config | {"text_field": command.text_field}))
+    refuse_name("--tokenizer", command.tokenizer)
+    output = command.output or default_output(inputs, "tokenized")
     place, run = _place_of(output), _of_run(options, how)
-    manifest = pipeline.pack(inputs, place, documents, run, its.tokenizer)
+    manifest = pipeline.pack(inputs, place, documents, run, command.tokenizer)
     if manifest is not None:  # other ranks have units to tokenize
         print_results([(place, manifest)], as_json=how.as_json)
 
@@ -121,7 +120,7 @@ def _place_of(output: str) -> Path | str:
     return place(output)
 
 
-def _of_run(options: RunOptions, how: OneRun) -> RunOptions:
+def _of_run(options: RunOptions, how: RankOptions) -> RunOptions:
     """The options of a run, with what the command line alone says."""
     from packer_cli.run.pipeline import find_rank
 

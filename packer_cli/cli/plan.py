@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from packer_cli.cli.pack import Inputs, default_output
 from packer_cli.cli.reports import Page, check_page, notes, print_note, refuse_name, show_reports
 from packer_cli.errors import ThresholdMissed, UsageError, named
-from packer_cli.options.option import Names, Share, Values, option, options_of
+from packer_cli.options.option import Values, options_of
 from packer_cli.options.options import ALIASES, NAMES, PackConfig
-from packer_cli.options.run_options import EncodingOptions, PackOptions, Progress
+from packer_cli.options.run_options import EncodingOptions, Progress, TokenizerOptions
+from packer_cli.options.values import SHARE, names
 
 if TYPE_CHECKING:
     from packer_cli.options.recipe import PackRequest
@@ -24,29 +27,38 @@ _SEVERAL = ("strategy", "max_length")  # of which each is planned
 class PlanOptions(Page, Progress):
     """Options of `packer plan`, beside those of `packer pack`."""
 
-    max_length: Names | None = option(
-        None,
-        "Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
-        short="-l",
-        metavar="N[,N]",
-        elsewhere=" ".join(_OF_PACK["max_length"].elsewhere),
-    )
-    strategy: Names | None = option(
-        None,
-        "How documents are put into rows, one or several ways with commas between:",
-        choices=NAMES,
-        aliases=ALIASES,
-        elsewhere=" ".join(_OF_PACK["strategy"].elsewhere),
-    )
-    sample: Share | None = option(
-        None, "Read about this share of the inputs, 5% or 0.05, and estimate the figures."
-    )
-    tokenized: str | None = option(
-        None,
-        "Where packer pack has tokenized the sources of a recipe. Default: as the recipe says, "
-        "or beside its output.",
-        metavar="DIR",
-    )
+    max_length: Annotated[
+        tuple[str, ...] | None,
+        names(),
+        typer.Option(
+            "--max-length",
+            "-l",
+            metavar="N[,N]",
+            help="Tokens in a packed row, one or several lengths: 2048,4096,8k (8k is 8,192).",
+        ),
+    ] = None
+    strategy: Annotated[
+        tuple[str, ...] | None,
+        names(NAMES, aliases=ALIASES),
+        typer.Option(
+            help="How documents are put into rows, one or several ways with commas between: {}."
+        ),
+    ] = None
+    sample: Annotated[
+        float | None,
+        SHARE,
+        typer.Option(
+            help="Read about this share of the inputs, 5% or 0.05, and estimate the figures."
+        ),
+    ] = None
+    tokenized: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where packer pack has tokenized the sources of a recipe. Default: as the recipe "
+            "says, or beside its output.",
+        ),
+    ] = None
 
 
 def plan(
@@ -55,7 +67,7 @@ def plan(
     given: Annotated[
         Values,
         PackConfig,
-        (PackOptions, "tokenizer", "text_field"),
+        TokenizerOptions,
         EncodingOptions,
     ],
 ) -> None:
@@ -107,7 +119,7 @@ def _requests(
     from packer_cli.options.recipe import request_of
 
     given = {name: value for name, value in given.items() if name not in _SEVERAL}
-    lengths = [_OF_PACK["max_length"].typed(length) for length in options.max_length or ()]
+    lengths = [_OF_PACK["max_length"].read_argument(length) for length in options.max_length or ()]
     # None: as the recipe has it, or the default; each once
     ways = [
         {"strategy": strategy, "max_length": length}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from packer_cli.errors import ThresholdMissed, UsageError, one_line
-from packer_cli.options.option import Options, option
+from packer_cli.options.option import OptionGroup
 
 if TYPE_CHECKING:
     from packer_cli.reports import Report
@@ -24,25 +24,30 @@ _STDOUT = "-"
 
 
 @dataclass(frozen=True)
-class TokensOf(Options):
+class TokensOf(OptionGroup):
     """Options of commands that read rows, also those of views, which are made of tokens."""
 
-    tokens: tuple[str, ...] = option(
-        (),
-        "Where a tokenized directory of a view is now. May be given several times.",
-        metavar="DIR",
-    )
+    tokens: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            metavar="DIR",
+            help="Where a tokenized directory of a view is now. May be given several times.",
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True)
-class Page(Options):
+class Page(OptionGroup):
     """Options of commands whose report can be a page."""
 
-    html: str | None = option(
-        None,
-        "Write a page with charts, one file for any browser, and print no table; -: to stdout.",
-        metavar="FILE",
-    )
+    html: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a page with charts, one file for any browser, and print no table; -: to "
+            "stdout.",
+        ),
+    ] = None
 
 
 def print_note(message: str) -> None:

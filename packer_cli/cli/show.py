@@ -21,8 +21,9 @@ from packer_cli.cli.audit import (
 )
 from packer_cli.cli.reports import LOCAL_ONLY, Page, TokensOf, check_page, print_note, show_reports
 from packer_cli.errors import UsageError
-from packer_cli.options.option import Count, Rule, Whole, apart, as_option, option, refuse
+from packer_cli.options.option import Rule, as_option, mutually_exclusive, needs, refuse
 from packer_cli.options.run_options import Reporting, StepOptions
+from packer_cli.options.values import WHOLE, choice, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,47 +36,66 @@ _ON_PAGE, _AT_ONCE = 20, 64  # rows: without numbers, and that are held together
 
 @dataclass(frozen=True)
 class ShowOptions(Page, TokensOf, StepOptions, Reporting):
-    segment: Whole | None = option(None, "Show only this segment of each row.", metavar="K")
-    ids: bool = option(False, "Show token ids instead of text.")
-    tokenizer: str | None = option(
-        None,
-        "The tokenizer of a set that packer has not made, for text in place of ids.",
-        short="-t",
-        metavar="NAME",
-    )
-    format: str | None = option(
-        None, "What its columns mean, as packer audit takes it.", metavar="NAME"
-    )
-    max_length: Count | None = option(None, "Tokens of its full rows.", short="-l", most=1 << 24)
-    step: Count | None = option(
-        None,
-        "List the rows and documents of this step, from 0, of PackedSampler with these options. In "
-        "Python, its rows_of knows all others.",
-        metavar="N",
-        least=0,
-        most=10**12,
-    )
-    seed: Whole = option(0, "With --step: the sampler's.", metavar="S", goes_with=("step", None))
-    balance: str | None = option(
-        None, "With --step: the sampler's:", choices=("step", "order"), goes_with=("step", None)
-    )
-    checkpoint: str | None = option(
-        None,
-        "Of a Trainer with PackedTrainerMixin: has the seed and, if steps are balanced, the sizes. "
-        "Default of --step: the last one before it.",
-        metavar="DIR",
-    )
+    segment: Annotated[
+        int | None, WHOLE, typer.Option(metavar="K", help="Show only this segment of each row.")
+    ] = None
+    ids: Annotated[bool, typer.Option(help="Show token ids instead of text.")] = False
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            "-t",
+            metavar="NAME",
+            help="The tokenizer of a set that packer has not made, for text in place of ids.",
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What its columns mean, as packer audit takes it."),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        whole(1, 1 << 24),
+        typer.Option("--max-length", "-l", help="Tokens of its full rows."),
+    ] = None
+    step: Annotated[
+        int | None,
+        whole(0, 10**12),
+        typer.Option(
+            metavar="N",
+            help="List the rows and documents of this step, from 0, of PackedSampler with these "
+            "options. In Python, its rows_of knows all others.",
+        ),
+    ] = None
+    seed: Annotated[int, WHOLE, typer.Option(metavar="S", help="With --step: the sampler's.")] = 0
+    balance: Annotated[
+        str | None, choice(("step", "order")), typer.Option(help="With --step: the sampler's: {}.")
+    ] = None
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Of a Trainer with PackedTrainerMixin: has the seed and, if steps are balanced, "
+            "the sizes. Default of --step: the last one before it.",
+        ),
+    ] = None
 
     def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
+        has_step = self.step is not None
+        yield needs("--seed", self.seed, "--step", has_step)
+        yield needs("--balance", self.balance, "--step", has_step)
         is_step = self.step is not None or self.checkpoint is not None
         for name in ("segment", "ids", "html", "tokenizer", "format", "max_length"):
             is_given = getattr(self, name) != getattr(ShowOptions, name)
-            yield apart("--step", is_step, as_option(name), is_given)
+            yield mutually_exclusive("--step", is_step, as_option(name), is_given)
         yield self.ranks is not None and not is_step, "--ranks needs --step", "add --step N"
         has_one = (self.balance is None) != (self.hidden_size is None)
         yield has_one, "--balance and --hidden-size: each needs the other", "give both or none"
         given = self.seed or self.balance
-        yield apart("--checkpoint", self.checkpoint is not None, "--seed or --balance", given)
+        yield mutually_exclusive(
+            "--checkpoint", self.checkpoint is not None, "--seed or --balance", given
+        )
 
 
 def show(
@@ -113,7 +133,7 @@ def show(
         return
     check_page(html, as_json=options.as_json)
     given = segment is not None or options.as_json
-    refuse([apart("--html", html is not None, "--segment and --json", given)])
+    refuse([mutually_exclusive("--html", html is not None, "--segment and --json", given)])
     what, count, labels, read, load = _rows(local(name, LOCAL_ONLY), options)
     if what == "document" and segment is not None:
         raise UsageError("--segment: is for rows, and documents have no segments", "leave it out")

@@ -18,8 +18,9 @@ from packer_cli.cli.reports import (
     show_reports,
 )
 from packer_cli.errors import ThresholdMissed, UsageError
-from packer_cli.options.option import Rule, Share, apart, option, refuse
+from packer_cli.options.option import Rule, mutually_exclusive, refuse
 from packer_cli.options.run_options import Reporting, StepOptions
+from packer_cli.options.values import SHARE, choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,19 +33,22 @@ _MOST_ROWS = 1 << 22  # whose costs are looked at
 
 @dataclass(frozen=True)
 class StatsOptions(Page, StepOptions, TokensOf, Reporting):
-    min_utilization: Share | None = option(
-        None, "Exit 1 when less than this share of the rows is tokens: 0.95 or 95%."
-    )
-    by: str | None = option(
-        None,
-        "Also a line for each",
-        metavar="WHAT",
-        choices=("shard", "input", "source"),
-        meant={"input": ("file",)},
-    )
-    deep: bool = option(False, "Recount from the shards; exit 1 on any difference.")
+    min_utilization: Annotated[
+        float | None,
+        SHARE,
+        typer.Option(help="Exit 1 when less than this share of the rows is tokens: 0.95 or 95%."),
+    ] = None
+    by: Annotated[
+        str | None,
+        choice(("shard", "input", "source"), suggested_for={"input": ("file",)}),
+        typer.Option(metavar="WHAT", help="Also a line for each {}."),
+    ] = None
+    deep: Annotated[
+        bool, typer.Option(help="Recount from the shards; exit 1 on any difference.")
+    ] = False
 
     def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
         yield self.without_hidden_size
 
 
@@ -68,7 +72,7 @@ def stats(
     refuse_name("DIR", name)
     check_page(html, as_json=options.as_json)
     is_table = html is not None and not options.as_json
-    refuse([apart("--by", options.by is not None, "--html without --json", is_table)])
+    refuse([mutually_exclusive("--by", options.by is not None, "--html without --json", is_table)])
     if options.deep or options.ranks is not None:
         local(name, LOCAL_ONLY)
     places = [type(directory)(part) for part in splits_of(directory)] or [directory]

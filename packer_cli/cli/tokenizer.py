@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from packer_cli.errors import DataError, UsageError, one_line
-from packer_cli.options.option import option
 from packer_cli.options.run_options import Reporting
 
 if TYPE_CHECKING:
@@ -34,7 +33,9 @@ Inputs = Annotated[
 
 @dataclass(frozen=True)
 class TokenizerOptions(Reporting):
-    check: bool = option(False, "Compare with AutoTokenizer from transformers.")
+    check: Annotated[bool, typer.Option(help="Compare with AutoTokenizer from transformers.")] = (
+        False
+    )
 
 
 def tokenizer(name: Name, inputs: Inputs = None, *, options: TokenizerOptions) -> None:

@@ -12,22 +12,23 @@ import typer
 
 from packer_cli.cli.reports import LOCAL_ONLY, Directory, TokensOf, notes
 from packer_cli.errors import DataError, UsageError, one_line
-from packer_cli.options.option import KINDS, Count, Values, option
-from packer_cli.options.run_options import EncodingOptions, Progress
+from packer_cli.options.run_options import EncodingOptions, Progress, Workers
+from packer_cli.options.values import COUNT, whole
 
 
 @dataclass(frozen=True)
 class VerifyOptions(TokensOf, Progress):
-    against_inputs: bool = option(
-        False,
-        "Also pack units again from their inputs, and compare.",
-    )
-    sample: str = option(
-        "1000",
-        "How many documents the units have that are packed again; all: every unit is.",
-        metavar="N|all",
-    )
-    seed: Count = option(0, "Seed of the sample.", least=0)
+    against_inputs: Annotated[
+        bool, typer.Option(help="Also pack units again from their inputs, and compare.")
+    ] = False
+    sample: Annotated[
+        str,
+        typer.Option(
+            metavar="N|all",
+            help="How many documents the units have that are packed again; all: every unit is.",
+        ),
+    ] = "1000"
+    seed: Annotated[int, whole(0), typer.Option(help="Seed of the sample.")] = 0
 
 
 def verify(
@@ -41,7 +42,7 @@ def verify(
     ] = None,
     *,
     options: VerifyOptions,
-    given: Annotated[Values, (EncodingOptions, "workers")],
+    pool: Workers,
 ) -> None:
     """Check a result: digests, rows or documents, figures, files. Exit 1 when anything is wrong.
 
@@ -56,14 +57,14 @@ def verify(
     from packer_cli.verify import verify as check
 
     directory, sample = local(name, LOCAL_ONLY), options.sample
-    count = None if sample == "all" else KINDS["count"].read(sample) or 0
+    count = None if sample == "all" else COUNT.parse(sample) or 0
     if count is not None and count < 1:
         raise UsageError(f"--sample: {sample!r} is neither a positive number nor all")
     if inputs and not options.against_inputs:
         raise UsageError(
             "inputs are for --against-inputs", "packer verify DIR --against-inputs ..."
         )
-    encoding = EncodingOptions(**given, notify=notes(quiet=options.quiet))
+    encoding = EncodingOptions(workers=pool.workers, notify=notes(quiet=options.quiet))
     compare = None
     if options.against_inputs:
         from packer_cli.verify.again import compare_inputs  # needs a tokenizer

@@ -9,47 +9,31 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from typer import Option
 
 from packer_cli.errors import UsageError
 from packer_cli.options.carried import Carried, carried_columns
 from packer_cli.options.formats import FILE_FORMATS
-from packer_cli.options.option import (
-    Arguments,
-    Count,
-    Need,
-    Options,
+from packer_cli.options.option import OptionGroup, Rule, needs
+from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, check_fields
+from packer_cli.options.values import (
+    ARGUMENTS,
+    COUNT_OR_SHARE,
+    PAIRS,
+    SHARE,
+    SIZE,
+    WHOLE,
     Pairs,
-    Rule,
-    Share,
-    Size,
-    Whole,
-    option,
+    choice,
 )
-from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, TRACE, check_fields
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-MESSAGES = Need(
-    "records that a chat template renders",
-    lambda shape, config: shape.is_chat or shape.of_messages or config.prompt_template == "chat",
-)
-_TEMPLATED = Need(  # traces are compared with what it gives
-    MESSAGES.what, lambda shape, config: shape.kind == TRACE or MESSAGES.is_met(shape, config)
-)
-_CONVERSATIONS = Need("chat records", lambda shape, config: shape.is_chat)
-_KEYS = Need(
-    "chat records if it names the role or content of messages",
-    lambda shape, config: not config.message_keys or shape.is_chat or shape.of_messages,
-)
-_SPEAKERS = Need("chat records", lambda shape, config: shape.is_chat or shape.of_messages)
-_TEXT = Need("records with text", lambda shape, config: not shape.is_of_tokens)
-_TRACES = Need("traces", lambda shape, config: shape.kind == TRACE)
-_PLAIN = Need("plain text", lambda shape, config: shape.kind == "text")
-
-
 @dataclass(frozen=True, kw_only=True)
-class DocumentConfig(Options):
+class DocumentConfig(OptionGroup):
     """Options that decide which documents there are, and which tokens they have.
 
     Raises UsageError from the constructor when a value cannot work.
@@ -72,185 +56,202 @@ class DocumentConfig(Options):
     carry_default     (name, JSON text)
     """
 
-    shape: str | None = option(
-        None,
-        "What the records are:",
-        metavar="SHAPE",
-        choices=tuple(KINDS),
-        unset="by the fields of each file's first record",
-        aliases=OTHER_NAMES,
-        elsewhere="--dataset-type --data-format",
-    )
-    fields: Pairs = option(
-        (),
-        "Where a field of the shape is: messages=chosen, or in messages: role=speaker. May be "
-        "repeated.",
-        flag="--field",
-        metavar="NAME=COLUMN",
-        needs=_KEYS,
-    )
-    roles: Pairs = option(
-        (),
-        "Which role a speaker of messages has: human=user. May be repeated.",
-        flag="--role",
-        metavar="NAME=ROLE",
-        needs=_SPEAKERS,
-        elsewhere="--roles",
-    )
-    input_format: str | None = option(
-        None,
-        "What the files are:",
-        metavar="FORMAT",
-        choices=FILE_FORMATS,
-        unset="by file name",
-        meant={"jsonl": ("jsonlines", "ndjson"), "text": ("txt",), "arrow": ("feather",)},
-    )
-    sample_by: str = option(
-        "line",
-        "What a document of a plain text file is:",
-        choices=("line", "paragraph", "document"),
-        meant={"document": ("file", "whole")},
-    )
-    chat_template: str | None = option(
-        None,
-        "Template that renders messages. Default: the tokenizer's own.",
-        metavar="FILE|NAME",
-        needs=_TEMPLATED,
-    )
-    template_args: Arguments = option(
-        (),
-        "Sets a variable of the chat template: enable_thinking=false. JSON, or else text. May "
-        "be repeated.",
-        flag="--template-arg",
-        key="template_args",
-        metavar="NAME=VALUE",
-        needs=_TEMPLATED,
-        elsewhere="--chat-template-kwargs --template-kwargs",
-    )
-    prompt_template: str | None = option(
-        None,
-        "How prompts become text:",
-        choices={"none": "as they are", "alpaca": "", "chat": ""},
-        unset="by the shape of the records",
-    )
-    train_on: str | None = option(
-        None,
-        "Which tokens are trained on:",
-        choices={
-            "assistant": "the default for messages",
-            "last-assistant": "",
-            "final": "answers without tool calls",
-            "completion": "the default for prompts",
-            "all": "the default for text",
-        },
-        meant={
-            "last-assistant": ("last", "last-turn"),
-            "completion": ("response",),
-            "all": ("full",),
-        },
-        elsewhere="--loss-on --train-on-inputs --assistant-only-loss",
-    )
-    turns: str = option(
-        "all",
-        "What a conversation becomes:",
-        choices={"all": "one document", "each": "one for each answer, as it is prompted for"},
-        meant={"all": ("one",), "each": ("every",)},
-        needs=_CONVERSATIONS,
-    )
-    train_reasoning: bool | None = option(
-        None,
-        "Whether reasoning is trained on. Default: yes, but not with --train-on final.",
-        needs=MESSAGES,
-    )
-    train_tool_calls: bool | None = option(
-        None, "Whether tool calls are trained on. Default: yes.", needs=MESSAGES
-    )
-    turn_end: tuple[str, ...] = option(
-        (),
-        "Ends the assistant's turns: trained on where it follows one. May be repeated.",
-        metavar="TOKEN",
-        needs=MESSAGES,
-    )
-    allow_open_turns: bool = option(
-        False, "Train on turns that the chat template does not end.", needs=MESSAGES
-    )
-    on_unshown: str = option(
-        "warn",
-        "What happens to records that the chat template truncates:",
-        choices={"warn": "counted", "error": "a bad record"},
-        needs=MESSAGES,
-    )
-    add_bos: bool | None = option(
-        None,
-        "Whether each document begins with BOS. Default: as the tokenizer does.",
-        flag="--bos/--no-bos",
-        elsewhere="--add-bos --add-bos-token",
-    )
-    add_eos: bool | None = option(
-        None,
-        "Whether each document ends with EOS. Default: yes, but chat templates end turns "
-        "themselves.",
-        flag="--eos/--no-eos",
-        elsewhere="--add-eos --append-eod --append-eos --add-eos-token",
-    )
-    eos_token: str | None = option(
-        None, "The EOS, where the tokenizer does not name one.", metavar="TOKEN"
-    )
-    special_tokens_in_text: str = option(
-        "keep",
-        "What becomes of special tokens that a record's content spells out:",
-        choices={"keep": "counted", "error": "a bad record"},
-        needs=_TEXT,
-    )
-    fim_rate: Share = option(
-        0.0, "Share of texts rearranged to fill in the middle: 0.5 or 50%.", needs=_PLAIN
-    )
-    fim_spm_rate: Share = option(
-        0.5,
-        "Share of these that have the suffix first.",
-        needs=_PLAIN,
-        goes_with=("fim_rate", None),
-    )
-    carry: tuple[str, ...] = option(
-        (),
-        "A field whose values follow a record, or each of its tokens, into rows: reward:float32, "
-        "or topk:int32[8] for 8 values each. May be repeated.",
-        metavar="NAME:TYPE",
-    )
-    carry_default: Arguments = option(
-        (),
-        "The value of --carry where a record or source has none. May be repeated.",
-        metavar="NAME=VALUE",
-    )
-    min_reward: float | None = option(
-        None, "Leave out traces with a lower reward.", metavar="X", needs=_TRACES
-    )
-    max_age: Whole | None = option(
-        None,
-        "Leave out traces during which the policy took more steps.",
-        metavar="N",
-        needs=_TRACES,
-    )
-    on_error: str = option(
-        "fail",
-        "What a bad record does:",
-        choices={"fail": "end the run", "skip": "go to rejected.jsonl"},
-    )
-    max_errors: Count | Share | None = option(
-        None,
-        "Fail when more records are bad: 100, or 1% of all.",
-        metavar="N|SHARE",
-        goes_with=("on_error", "skip"),
-    )
-    unit_bytes: Size | None = option(
-        None, "Input bytes in a work unit. Default: by the size of the input."
-    )
-    shard_bytes: Size = option(GIB, "Longest shard, about.")
+    shape: Annotated[
+        str | None,
+        choice(tuple(KINDS), aliases=OTHER_NAMES),
+        Option(
+            metavar="SHAPE",
+            help="What the records are: {}. Default: by the fields of each file's first record.",
+        ),
+    ] = None
+    fields: Annotated[
+        Pairs,
+        PAIRS,
+        Option(
+            "--field",
+            metavar="NAME=COLUMN",
+            help="Where a field of the shape is: messages=chosen, or in messages: role=speaker. "
+            "May be repeated.",
+        ),
+    ] = ()
+    roles: Annotated[
+        Pairs,
+        PAIRS,
+        Option(
+            "--role",
+            metavar="NAME=ROLE",
+            help="Which role a speaker of messages has: human=user. May be repeated.",
+        ),
+    ] = ()
+    input_format: Annotated[
+        str | None,
+        choice(
+            FILE_FORMATS,
+            suggested_for={
+                "jsonl": ("jsonlines", "ndjson"),
+                "text": ("txt",),
+                "arrow": ("feather",),
+            },
+        ),
+        Option(metavar="FORMAT", help="What the files are: {}. Default: by file name."),
+    ] = None
+    sample_by: Annotated[
+        str,
+        choice(("line", "paragraph", "document"), suggested_for={"document": ("file", "whole")}),
+        Option(help="What a document of a plain text file is: {}."),
+    ] = "line"
+    chat_template: Annotated[
+        str | None,
+        Option(
+            metavar="FILE|NAME",
+            help="Template that renders messages. Default: the tokenizer's own.",
+        ),
+    ] = None
+    template_args: Annotated[
+        Pairs,
+        ARGUMENTS,
+        Option(
+            "--template-arg",
+            metavar="NAME=VALUE",
+            help="Sets a variable of the chat template: enable_thinking=false. JSON, or else text."
+            " May be repeated.",
+        ),
+    ] = ()
+    prompt_template: Annotated[
+        str | None,
+        choice({"none": "as they are", "alpaca": "", "chat": ""}),
+        Option(help="How prompts become text: {}. Default: by the shape of the records."),
+    ] = None
+    train_on: Annotated[
+        str | None,
+        choice(
+            {
+                "assistant": "the default for messages",
+                "last-assistant": "",
+                "final": "answers without tool calls",
+                "completion": "the default for prompts",
+                "all": "the default for text",
+            },
+            suggested_for={
+                "last-assistant": ("last", "last-turn"),
+                "completion": ("response",),
+                "all": ("full",),
+            },
+        ),
+        Option(help="Which tokens are trained on: {}."),
+    ] = None
+    turns: Annotated[
+        str,
+        choice(
+            {"all": "one document", "each": "one for each answer, as it is prompted for"},
+            suggested_for={"all": ("one",), "each": ("every",)},
+        ),
+        Option(help="What a conversation becomes: {}."),
+    ] = "all"
+    train_reasoning: Annotated[
+        bool | None,
+        Option(
+            help="Whether reasoning is trained on. Default: yes, but not with --train-on final."
+        ),
+    ] = None
+    train_tool_calls: Annotated[
+        bool | None, Option(help="Whether tool calls are trained on. Default: yes.")
+    ] = None
+    turn_end: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="TOKEN",
+            help="Ends the assistant's turns: trained on where it follows one. May be repeated.",
+        ),
+    ] = ()
+    allow_open_turns: Annotated[
+        bool, Option(help="Train on turns that the chat template does not end.")
+    ] = False
+    on_unshown: Annotated[
+        str,
+        choice({"warn": "counted", "error": "a bad record"}),
+        Option(help="What happens to records that the chat template truncates: {}."),
+    ] = "warn"
+    add_bos: Annotated[
+        bool | None,
+        Option(
+            "--bos/--no-bos",
+            help="Whether each document begins with BOS. Default: as the tokenizer does.",
+        ),
+    ] = None
+    add_eos: Annotated[
+        bool | None,
+        Option(
+            "--eos/--no-eos",
+            help="Whether each document ends with EOS. Default: yes, but chat templates end turns "
+            "themselves.",
+        ),
+    ] = None
+    eos_token: Annotated[
+        str | None,
+        Option(metavar="TOKEN", help="The EOS, where the tokenizer does not name one."),
+    ] = None
+    special_tokens_in_text: Annotated[
+        str,
+        choice({"keep": "counted", "error": "a bad record"}),
+        Option(help="What becomes of special tokens that a record's content spells out: {}."),
+    ] = "keep"
+    fim_rate: Annotated[
+        float,
+        SHARE,
+        Option(help="Share of texts rearranged to fill in the middle: 0.5 or 50%."),
+    ] = 0.0
+    fim_spm_rate: Annotated[
+        float, SHARE, Option(help="Share of these that have the suffix first.")
+    ] = 0.5
+    carry: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="NAME:TYPE",
+            help="A field whose values follow a record, or each of its tokens, into rows: "
+            "reward:float32, or topk:int32[8] for 8 values each. May be repeated.",
+        ),
+    ] = ()
+    carry_default: Annotated[
+        Pairs,
+        ARGUMENTS,
+        Option(
+            metavar="NAME=VALUE",
+            help="The value of --carry where a record or source has none. May be repeated.",
+        ),
+    ] = ()
+    min_reward: Annotated[
+        float | None, Option(metavar="X", help="Leave out traces with a lower reward.")
+    ] = None
+    max_age: Annotated[
+        int | None,
+        WHOLE,
+        Option(metavar="N", help="Leave out traces during which the policy took more steps."),
+    ] = None
+    on_error: Annotated[
+        str,
+        choice({"fail": "end the run", "skip": "go to rejected.jsonl"}),
+        Option(help="What a bad record does: {}."),
+    ] = "fail"
+    max_errors: Annotated[
+        int | float | None,
+        COUNT_OR_SHARE,
+        Option(metavar="N|SHARE", help="Fail when more records are bad: 100, or 1% of all."),
+    ] = None
+    unit_bytes: Annotated[
+        int | None,
+        SIZE,
+        Option(help="Input bytes in a work unit. Default: by the size of the input."),
+    ] = None
+    shard_bytes: Annotated[int, SIZE, Option(help="Longest shard, about.")] = GIB
 
     def _rules(self) -> Iterator[Rule]:
         check_fields(self.fields)
         self.arguments, self.carried  # noqa: B018 raise for those that cannot be read
-        most = self.max_errors
+        most, rate = self.max_errors, DocumentConfig.fim_spm_rate
+        yield needs("--fim-spm-rate", self.fim_spm_rate != rate, "--fim-rate", self.fim_rate)
+        skips = self.on_error == "skip"
+        yield needs("--max-errors", most is not None, "--on-error skip", skips)
         yield (
             most is not None and (most < 0 or (most > 1 and isinstance(most, float))),
             f"--max-errors: {most} is neither a number nor a share of records",

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 from packer_cli.errors import UsageError
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import (
-    Count,
-    Names,
-    Options,
+    OptionGroup,
     Rule,
-    Share,
-    Tokens,
-    Weight,
-    apart,
     in_terms_of_fields,
-    option,
+    mutually_exclusive,
     options_of,
-    plain_int,
     refuse,
+)
+from packer_cli.options.values import (
+    COUNT,
+    NUMBER,
+    SHARE,
+    TOKENS,
+    WEIGHT,
+    choice,
+    names,
+    plain_int,
+    whole,
 )
 
 # The columns of a row.
@@ -82,14 +88,13 @@ _HOW_MUCH = "How much {}: 2B, 200M, 500k (500,000)."
 _MOST_EPOCHS = 10_000  # each has work units of its own
 
 
-def max_epochs(default: float | None) -> Any:
-    """The field of that name: of a source, and of all sources of a recipe."""
-    about = "The most of a source that weight or tokens may take. Default: 1."
-    return option(default, about, least=0, most=_MOST_EPOCHS)
+# of a source, and of all sources of a recipe
+MAX_EPOCHS = replace(NUMBER, least=0, most=_MOST_EPOCHS)
+ABOUT_MAX_EPOCHS = Option(help="The most of a source that weight or tokens may take. Default: 1.")
 
 
 @dataclass(frozen=True)
-class Amount(Options):
+class Amount(OptionGroup):
     """How much of a source is taken. At most one of `weight`, `epochs` and `tokens` is given; none
     is one epoch.
 
@@ -99,13 +104,19 @@ class Amount(Options):
     held_out  whether documents of it go to the validation split
     """
 
-    name: str = option(MISSING, "What the source is called in all reports.")
-    weight: Weight | None = option(None, "Its share, against the weights of other sources.")
-    epochs: float | None = option(
-        None, "How often all of it is taken; a fraction chooses documents.", most=_MOST_EPOCHS
-    )
-    tokens: Tokens | None = option(None, _HOW_MUCH.format("of it is taken"))
-    max_epochs: float = max_epochs(1.0)
+    name: Annotated[str, Option(help="What the source is called in all reports.")]
+    weight: Annotated[
+        float | None,
+        WEIGHT,
+        Option(help="Its share, against the weights of other sources."),
+    ] = None
+    epochs: Annotated[
+        float | None,
+        replace(NUMBER, most=_MOST_EPOCHS),
+        Option(help="How often all of it is taken; a fraction chooses documents."),
+    ] = None
+    tokens: Annotated[int | None, TOKENS, Option(help=_HOW_MUCH.format("of it is taken"))] = None
+    max_epochs: Annotated[float, MAX_EPOCHS, ABOUT_MAX_EPOCHS] = 1.0
     inputs: int = 1
     held_out: bool = True
 
@@ -124,7 +135,7 @@ class Amount(Options):
 
 
 @dataclass(frozen=True)
-class Mixture(Options):
+class Mixture(OptionGroup):
     """The amounts of all sources of a recipe. Raises UsageError where they make no sense.
 
     tokens                None: by the sources
@@ -136,21 +147,26 @@ class Mixture(Options):
     """
 
     sources: tuple[Amount, ...]
-    tokens: Tokens | None = option(
-        None,
-        "How much there is in all: 2B, 200M, 500k (500,000). What epochs and tokens of sources "
-        "leave of it is shared by weight. Default: the most that needs no source more than "
-        "max_epochs times.",
+    tokens: Annotated[
+        int | None,
+        TOKENS,
+        Option(
+            help="How much there is in all: 2B, 200M, 500k (500,000). What epochs and tokens of "
+            "sources leave of it is shared by weight. Default: the most that needs no source "
+            "more than max_epochs times."
+        ),
+    ] = None
+    count: Annotated[str, choice(("tokens", "trained")), Option(help="What amounts count: {}.")] = (
+        "tokens"
     )
-    count: str = option("tokens", "What amounts count:", choices=("tokens", "trained"))
     validation_share: float | None = None
     validation_documents: int | None = None
     part: str = TRAIN
-    dedup: str = option(
-        "none",
-        "Which documents are left out as duplicates:",
-        choices={"none": "", "exact": "all but one of equal ones, whatever their source"},
-    )
+    dedup: Annotated[
+        str,
+        choice({"none": "", "exact": "all but one of equal ones, whatever their source"}),
+        Option(help="Which documents are left out as duplicates: {}."),
+    ] = "none"
 
     @property
     def is_split(self) -> bool:
@@ -200,74 +216,82 @@ class PackConfig(DocumentConfig):
     mixture           how much of each source is taken; None: all of all inputs
     """
 
-    max_length: Count = option(
-        MISSING,
-        "Tokens in a packed row: 4096, or 4k, which is the same.",
-        short="-l",
-        most=MAX_LENGTH_LIMIT,
-        elsewhere="--seq-len --seq-length --sequence-length --max-seq-len --max-seq-length "
-        "--block-size --context-length --cutoff-len",
-    )
-    strategy: str = option(
-        "best-fit",
-        "How documents are put into rows:",
-        choices=NAMES,
-        aliases=ALIASES,
-        elsewhere="--packing-strategy --packing --algorithm",
-    )
-    seed: Count = option(
-        0,
-        "Seed of the order of documents, of rows, and of segments in a row.",
-        least=0,
-        most=(1 << 63) - 1,
-    )
-    shuffle: bool | None = option(
-        None, "Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input order."
-    )
-    overlong: str | None = option(
-        None,
-        "What becomes of documents longer than a row:",
-        choices={
-            "split": "the default for text; never for messages and prompts",
-            "truncate": "",
-            "truncate-turns": "drop the oldest turns",
-            "drop": "the default for messages and prompts",
-            "split-text": "split what is trained on throughout, drop the rest: the default for "
-            "both together",
-            "error": "",
-        },
-        elsewhere="--truncation --truncate --on-overlong",
-    )
-    truncate_side: str = option(
-        "right",
-        "Where --overlong truncate cuts:",
-        choices={"right": "keep the beginning", "left": "keep the end"},
-        elsewhere="--truncation-side",
-    )
-    max_loss: Share | None = option(
-        None, "Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%."
-    )
-    columns: Names = option(
-        DEFAULT_COLUMNS,
-        "Columns to write, with commas between:",
-        choices=COLUMNS,
-        unset="all but position_ids",
-    )
+    max_length: Annotated[
+        int,
+        whole(1, MAX_LENGTH_LIMIT),
+        Option(
+            "--max-length", "-l", help="Tokens in a packed row: 4096, or 4k, which is the same."
+        ),
+    ]
+    strategy: Annotated[
+        str,
+        choice(NAMES, aliases=ALIASES),
+        Option(help="How documents are put into rows: {}."),
+    ] = "best-fit"
+    seed: Annotated[
+        int,
+        whole(0, (1 << 63) - 1),
+        Option(help="Seed of the order of documents, of rows, and of segments in a row."),
+    ] = 0
+    shuffle: Annotated[
+        bool | None,
+        Option(
+            help="Whether rows are shuffled. Default: yes, but next-fit and wrap keep the input "
+            "order."
+        ),
+    ] = None
+    overlong: Annotated[
+        str | None,
+        choice(
+            {
+                "split": "the default for text; never for messages and prompts",
+                "truncate": "",
+                "truncate-turns": "drop the oldest turns",
+                "drop": "the default for messages and prompts",
+                "split-text": "split what is trained on throughout, drop the rest: the default for "
+                "both together",
+                "error": "",
+            }
+        ),
+        Option(help="What becomes of documents longer than a row: {}."),
+    ] = None
+    truncate_side: Annotated[
+        str,
+        choice({"right": "keep the beginning", "left": "keep the end"}),
+        Option(help="Where --overlong truncate cuts: {}."),
+    ] = "right"
+    max_loss: Annotated[
+        float | None,
+        SHARE,
+        Option(help="Exit 1 when more of the tokens were truncated or dropped: 0.01 or 1%."),
+    ] = None
+    columns: Annotated[
+        tuple[str, ...],
+        names(COLUMNS),
+        Option(help="Columns to write, with commas between: {}. Default: all but position_ids."),
+    ] = DEFAULT_COLUMNS
     window_tokens: int | None = None
-    max_segments_per_row: Count | None = option(
-        None, "Close a row that has N segments.", most=MAX_LENGTH_LIMIT
-    )
-    segment_multiple: Count = option(
-        1, "Pad every segment, inside its row, to a multiple of N tokens."
-    )
-    view: bool = option(
-        False, "Write rows as references to tokenized directories: no tokens, ready in seconds."
-    )
-    balance: str = option(
-        "none",
-        "What is evened out between rows:",
-        choices={"none": "", "attention": "the sum of squared segment lengths"},
-    )
+    max_segments_per_row: Annotated[
+        int | None,
+        whole(1, MAX_LENGTH_LIMIT),
+        Option(help="Close a row that has N segments."),
+    ] = None
+    segment_multiple: Annotated[
+        int,
+        COUNT,
+        Option(help="Pad every segment, inside its row, to a multiple of N tokens."),
+    ] = 1
+    view: Annotated[
+        bool,
+        Option(
+            help="Write rows as references to tokenized directories: no tokens, ready in seconds."
+        ),
+    ] = False
+    balance: Annotated[
+        str,
+        choice({"none": "", "attention": "the sum of squared segment lengths"}),
+        Option(help="What is evened out between rows: {}."),
+    ] = "none"
     mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
@@ -299,8 +323,8 @@ class PackConfig(DocumentConfig):
             "rows are not readable without them",
         )
         named, is_cut = f"--strategy {strategy}", self.overlong not in (None, "split")
-        yield apart(f"--overlong {self.overlong}", is_cut, named, strategy == "wrap")
-        yield apart("--shuffle", self.shuffle, named, keeps_order(strategy))
+        yield mutually_exclusive(f"--overlong {self.overlong}", is_cut, named, strategy == "wrap")
+        yield mutually_exclusive("--shuffle", self.shuffle, named, keeps_order(strategy))
 
     @property
     def least_unit_tokens(self) -> int:
@@ -320,8 +344,10 @@ def _row_rules(options: Any) -> Iterator[Rule]:
     """`options`: a `PackConfig`, or the arguments of a function by its names."""
     most, strategy = options.max_segments_per_row, options.strategy
     named, is_balanced = f"--strategy {strategy}", options.balance != "none"
-    yield apart("--max-segments-per-row", most is not None, named, strategy in _UNLIMITED)
-    yield apart("--balance", is_balanced, named, strategy in _UNBALANCED)
+    yield mutually_exclusive(
+        "--max-segments-per-row", most is not None, named, strategy in _UNLIMITED
+    )
+    yield mutually_exclusive("--balance", is_balanced, named, strategy in _UNBALANCED)
     length, multiple = options.max_length, options.segment_multiple
     rest = length % multiple
     yield (
@@ -345,12 +371,12 @@ def checked_row_options(**values: Any) -> Any:
 
 def checked_values(**values: Any) -> SimpleNamespace:
     """Names and whole numbers, each of which may be left out where None is the default."""
-    options, found = options_of(PackConfig), dict[str, Any]()
+    options, checked = options_of(PackConfig), dict[str, Any]()
     for name, value in values.items():
-        one, own = options[name], value
-        if one.choices:
-            own = value if isinstance(value, str) else repr(value)
-        elif value is not None or one.default is not None:
-            own = plain_int(name, value)
-        found[name] = one.checked(name, own)
-    return SimpleNamespace(**found)
+        option, plain = options[name], value
+        if option.format.choices:
+            plain = value if isinstance(value, str) else repr(value)
+        elif value is not None or option.default is not None:
+            plain = plain_int(name, value)
+        checked[name] = option.check(name, plain)
+    return SimpleNamespace(**checked)

@@ -17,29 +17,28 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
+
+from typer import Option
 
 from packer_cli.errors import UsageError, from_os_error, nearest
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_of
 from packer_cli.options.option import (
-    Count,
-    Option,
-    Options,
-    Owner,
+    DeclaredOption,
+    OptionGroup,
     Rule,
-    Share,
     Values,
     in_terms_of_fields,
     normal,
-    option,
     options_of,
     refuse,
     refuse_missing,
 )
-from packer_cli.options.options import Amount, Mixture, PackConfig, max_epochs
-from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions
+from packer_cli.options.options import ABOUT_MAX_EPOCHS, MAX_EPOCHS, Amount, Mixture, PackConfig
+from packer_cli.options.run_options import EncodingOptions, PackOptions, RunOptions, TextField
 from packer_cli.options.shapes import KINDS
+from packer_cli.options.values import COUNT, SHARE
 from packer_cli.storage import is_url, local, read_bytes
 
 if sys.version_info >= (3, 11):
@@ -211,7 +210,7 @@ def _made(kind: type[_Kind], values: Values, given: Values, place: str) -> _Kind
         return kind(**values)
     except UsageError as error:
         blamed = re.split("[: ]", error.message)[0]
-        flags = [one.name(name) for name, one in options_of(kind).items() if name in given]
+        flags = [one.flag for name, one in options_of(kind).items() if name in given]
         if not place or blamed in flags:
             raise
         raise in_terms_of_fields(error, place) from None
@@ -226,29 +225,38 @@ class RecipeKeys:
     others, and those of `Mixture`, where there are.
     """
 
-    inputs: tuple[str, ...] = option((), _INPUTS)
-    max_epochs: float | None = max_epochs(None)
-    tokenized: str | None = option(
-        None,
-        "Directory that holds a tokenized directory for each source, to be used again. "
-        "Default: beside the output.",
-    )
+    inputs: Annotated[tuple[str, ...], Option(help=_INPUTS)] = ()
+    max_epochs: Annotated[float | None, MAX_EPOCHS, ABOUT_MAX_EPOCHS] = None
+    tokenized: Annotated[
+        str | None,
+        Option(
+            help="Directory that holds a tokenized directory for each source, to be used again. "
+            "Default: beside the output."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class SourceKeys:
     """What a [[source]] has besides its `Amount` and options of documents."""
 
-    inputs: tuple[str, ...] = option(MISSING, _INPUTS)
+    inputs: Annotated[tuple[str, ...], Option(help=_INPUTS)]
 
 
 @dataclass(frozen=True)
-class ValidationKeys(Options):
+class ValidationKeys(OptionGroup):
     """What [validation] has: documents that are held out, chosen by their content."""
 
-    share: Share | None = option(None, "Share of the documents of each source: 0.5%.")
-    documents: Count | None = option(None, "Or as many documents of each source.")
-    sources: tuple[str, ...] = option((), "Names of the sources that give documents. Default: all.")
+    share: Annotated[
+        float | None, SHARE, Option(help="Share of the documents of each source: 0.5%.")
+    ] = None
+    documents: Annotated[int | None, COUNT, Option(help="Or as many documents of each source.")] = (
+        None
+    )
+    sources: Annotated[
+        tuple[str, ...],
+        Option(help="Names of the sources that give documents. Default: all."),
+    ] = ()
 
     def _rules(self) -> Iterator[Rule]:
         yield (
@@ -261,20 +269,21 @@ class ValidationKeys(Options):
 
 
 TOP = (RecipeKeys, PackConfig, PackOptions, RunOptions, Mixture)
-SOURCE = (SourceKeys, (PackOptions, "text_field"), Amount, DocumentConfig)
+SOURCE = (SourceKeys, TextField, Amount, DocumentConfig)
 VALIDATION = (ValidationKeys,)
 # Tables within a recipe: how they begin, and what they have keys of.
-_TABLES: dict[str, tuple[str, tuple[Owner, ...]]] = {
+_TABLES: dict[str, tuple[str, tuple[type, ...]]] = {
     "source": ("[[source]]", SOURCE),
     "validation": ("[validation]", VALIDATION),
 }
 
 
 @cache
-def keys_of(*owners: Owner) -> dict[str, tuple[str, Option]]:
-    """Name of a key -> (field, option), of all options that are declared in these dataclasses."""
-    options = options_of(*owners).items()
-    return {one.key or normal(one.name(name)): (name, one) for name, one in options}
+def keys_of(*groups: type) -> dict[str, DeclaredOption]:
+    """Return the options of some groups by their names in recipes."""
+    names = {"--template-arg": "template_args"}  # one table has them all
+    options = options_of(*groups).values()
+    return {names.get(option.flag, normal(option.flag)): option for option in options}
 
 
 _TYPED = re.compile(
@@ -302,12 +311,6 @@ def in_terms_of_keys(text: str) -> str:
         return f"{' and '.join(own)} in the source{' ' * match[0].endswith(' ')}"
 
     return _TYPED.sub(keys, text)
-
-
-def _required(*owners: Owner) -> list[str]:
-    """The names of keys that must be there; `max_length` may be given beside the recipe."""
-    keys = keys_of(*owners).items()
-    return [n for n, (field, one) in keys if one.default is MISSING and field != "max_length"]
 
 
 @dataclass(frozen=True)
@@ -389,25 +392,27 @@ def _source_tables(path: str, content: Any) -> Iterator[tuple[str, Mapping[str, 
         yield f"{path}, source {which!r}", table
 
 
-def _values(path: str, place: str, table: Mapping[str, Any], owners: tuple[Owner, ...]) -> Values:
+def _values(path: str, place: str, table: Mapping[str, Any], groups: tuple[type, ...]) -> Values:
     """The values of a table's keys, by field."""
     values: Values = {}
-    keys = keys_of(*owners)
+    keys = keys_of(*groups)
     for spelled, given in table.items():
         name = normal(spelled)
         if name not in keys:
-            raise UsageError(f"{place}: there is no key {spelled!r}", _meant(name, owners))
-        field, option = keys[name]
-        if field in values:
+            raise UsageError(f"{place}: there is no key {spelled!r}", _meant(name, groups))
+        option = keys[name]
+        if option.field in values:
             raise UsageError(f"{place}: {name}: is there twice, once as {spelled}", "leave one out")
         try:
             value = option.read(name, given)
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}", error.tip) from None
-        values[field] = _resolved(os.path.dirname(path), field, value)
-    for name in _required(*owners):
-        if keys[name][0] not in values:
-            raise UsageError(f"{place}: has no {name}", f"{name}: {keys[name][1].help}")
+        values[option.field] = _resolved(os.path.dirname(path), option.field, value)
+    for name, option in keys.items():
+        # max_length may be given beside the recipe
+        is_required = option.default is MISSING and option.field != "max_length"
+        if is_required and option.field not in values:
+            raise UsageError(f"{place}: has no {name}", f"{name}: {option.help}")
     return with_text_field(values)
 
 
@@ -418,18 +423,18 @@ def _refuse_none(place: str, values: Values) -> None:
         raise UsageError(f"{place}: {what}", 'name files: inputs = ["web/*.parquet"]')
 
 
-def _meant(name: str, owners: tuple[Owner, ...]) -> str:
-    """A tip for a key that there is not: where it belongs, or the nearest that there is."""
-    if owners is TOP and (near := nearest(name, _TABLES)):
+def _meant(name: str, groups: tuple[type, ...]) -> str:
+    """Return a tip for a key that there is not: where it belongs, or the nearest that there is."""
+    if groups is TOP and (near := nearest(name, _TABLES)):
         return f"did you mean {_TABLES[near][0]}?"
     places = [begin for begin, its in _TABLES.values() if name in keys_of(*its)]
     if name in keys_of(*TOP):
         places.insert(0, "the top of the recipe")
     if places:
         return f"it is a key of {' and of '.join(places)}"
-    keys = keys_of(*owners)
-    names = {normal(other): own for own, (_, one) in keys.items() for other in one.elsewhere}
-    names |= {one: one for one in keys}
+    keys = keys_of(*groups)
+    names = {normal(other): key for key, one in keys.items() for other in one.names_elsewhere}
+    names |= {key: key for key in keys}
     near = nearest(name, names)
     return f"did you mean {names[near]}?" if near else f"keys here are {', '.join(keys)}"
 

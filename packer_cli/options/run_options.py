@@ -8,9 +8,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from packer_cli.options.option import Count, Options, Rule, apart, option, options_of
+from typer import Option
+
+from packer_cli.options.option import (
+    OptionGroup,
+    Rule,
+    as_option,
+    mutually_exclusive,
+    needs,
+    options_of,
+)
+from packer_cli.options.values import COUNT, choice, whole
 
 
 def _unheard(message: str) -> None:
@@ -18,7 +28,16 @@ def _unheard(message: str) -> None:
 
 
 @dataclass(frozen=True)
-class EncodingOptions(Options):
+class Workers(OptionGroup):
+    """The number of worker processes."""
+
+    workers: Annotated[
+        int, whole(0), Option(help="Work units at a time. Default: as many as cores.")
+    ] = 0
+
+
+@dataclass(frozen=True)
+class EncodingOptions(Workers):
     """Options that change how inputs become documents, never which.
 
     Beyond what --help says:
@@ -27,17 +46,11 @@ class EncodingOptions(Options):
     stop          once it is set, work ends as soon as it can
     """
 
-    workers: Count = option(
-        0,
-        "Work units at a time. Default: as many as cores.",
-        least=0,
-        elsewhere="--num-workers --num-proc --jobs --threads",
-    )
-    tokenizer_backend: str = option(
-        "auto",
-        "What encodes; it never changes the result:",
-        choices=("auto", "gigatoken", "tokenizers"),
-    )
+    tokenizer_backend: Annotated[
+        str,
+        choice(("auto", "gigatoken", "tokenizers")),
+        Option(help="What encodes; it never changes the result: {}."),
+    ] = "auto"
     notify: Callable[[str], None] = _unheard
     warn: Callable[[str], None] = _unheard
     stop: threading.Event = field(default_factory=threading.Event)
@@ -54,7 +67,17 @@ class EncodingOptions(Options):
 
 
 @dataclass(frozen=True)
-class RunOptions(EncodingOptions):
+class Locking(OptionGroup):
+    """Locks of the output."""
+
+    no_lock: Annotated[
+        bool,
+        Option(help="Go on where the file system has no locks; let no other run write there."),
+    ] = False
+
+
+@dataclass(frozen=True)
+class RunOptions(EncodingOptions, Locking):
     """Options that change how a run goes, never what it writes.
 
     Beyond what --help says:
@@ -65,30 +88,28 @@ class RunOptions(EncodingOptions):
     before_switch      called when all is packed, before a new result takes its place
     """
 
-    overwrite: bool = option(False, "Replace an earlier result in the output.", elsewhere="--force")
-    add: bool = option(
-        False,
-        "Add inputs that are new, or have changed, to the result, if there is one. All others stay "
-        "as they are packed, named or not, even if their files are gone.",
-        elsewhere="--append --update --resume",
-    )
-    no_lock: bool = option(
-        False, "Go on where the file system has no locks; let no other run write there."
-    )
+    overwrite: Annotated[bool, Option(help="Replace an earlier result in the output.")] = False
+    add: Annotated[
+        bool,
+        Option(
+            help="Add inputs that are new, or have changed, to the result, if there is one. All "
+            "others stay as they are packed, named or not, even if their files are gone."
+        ),
+    ] = False
     exact: bool = False
     progress: bool = True
-    engine: str = option(
-        "local",
-        "What runs the work units:",
-        choices={"local": "this machine", "ray": "a task per unit on a Ray cluster"},
-    )
+    engine: Annotated[
+        str,
+        choice({"local": "this machine", "ray": "a task per unit on a Ray cluster"}),
+        Option(help="What runs the work units: {}."),
+    ] = "local"
     rank: int | None = None
     world_size: int | None = None
     before_switch: Callable[[], None] = lambda: None
 
     def _rules(self) -> Iterator[Rule]:
         yield from super()._rules()
-        yield apart("--add", self.add, "--overwrite", self.overwrite)
+        yield mutually_exclusive("--add", self.add, "--overwrite", self.overwrite)
         rank, size = self.rank, self.world_size
         known = rank is not None and size is not None
         yield not known and rank != size, "--rank and --world-size: each needs the other", ""
@@ -112,95 +133,118 @@ class RunOptions(EncodingOptions):
 
 
 @dataclass(frozen=True)
-class PackOptions(Options):
-    """Options of commands themselves: which tokenizer, which text, and where the result goes."""
+class TextField(OptionGroup):
+    """The field of records that holds their text."""
 
-    tokenizer: str | None = option(
-        None,
-        "Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, then bytes.",
-        short="-t",
-        metavar="NAME",
-        elsewhere="--model --tokenizer-path --tokenizer-name --tokenizer-model",
-    )
-    text_field: str | None = option(
-        None,
-        "Field or column that holds the text. Default: text.",
-        metavar="COLUMN",
-        elsewhere="--text-column --text-key --json-keys",
-    )
-    output: str | None = option(
-        None,
-        "Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH or INPUT-tokenized.",
-        short="-o",
-        metavar="DIR",
-        elsewhere="--out --output-dir --save-dir --output-path --output-prefix",
-    )
+    text_field: Annotated[
+        str | None,
+        Option(metavar="COLUMN", help="Field or column that holds the text. Default: text."),
+    ] = None
 
 
 @dataclass(frozen=True)
-class Reporting(Options):
+class TokenizerOptions(TextField):
+    """The tokenizer, and the field of records that holds their text."""
+
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            "--tokenizer",
+            "-t",
+            metavar="NAME",
+            help="Folder, tokenizer.json, hub name, or bytes. Default: $PACKER_TOKENIZER, then "
+            "bytes.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PackOptions(TokenizerOptions):
+    """Options of commands that write results: the tokenizer, the text field and the output."""
+
+    output: Annotated[
+        str | None,
+        Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Directory to write, or a URL. Default: INPUT-packed-MAX_LENGTH or "
+            "INPUT-tokenized.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Reporting(OptionGroup):
     """How every command reports."""
 
-    as_json: bool = option(False, "Print JSON instead of a table, errors too.", flag="--json")
-    debug: bool = option(False, "Show a traceback with an error.")
+    as_json: Annotated[
+        bool, Option("--json", help="Print JSON instead of a table, errors too.")
+    ] = False
+    debug: Annotated[bool, Option(help="Show a traceback with an error.")] = False
 
 
 @dataclass(frozen=True)
 class Progress(Reporting):
     """How commands report that take long."""
 
-    quiet: bool = option(False, "Show no progress and no notes.", short="-q")
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Show no progress and no notes.")] = False
 
 
 @dataclass(frozen=True)
-class OneRun(Progress):
+class RankOptions(Progress):
     """Which part of a run a process does, and how it reports: no recipe says that.
 
     rank, world_size  "auto" is read from the environment
     """
 
-    rank: str | None = option(
-        None,
-        "Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. auto: "
-        "from SLURM and the like.",
-        metavar="R|auto",
-    )
-    world_size: str | None = option(None, "How many ranks there are.", metavar="W|auto")
+    rank: Annotated[
+        str | None,
+        Option(
+            metavar="R|auto",
+            help="Pack only every WORLD_SIZE-th unit, from the R-th on; the last rank finishes. "
+            "auto: from SLURM and the like.",
+        ),
+    ] = None
+    world_size: Annotated[
+        str | None, Option(metavar="W|auto", help="How many ranks there are.")
+    ] = None
 
 
 @dataclass(frozen=True)
-class StepOptions(Options):
+class StepOptions(OptionGroup):
     """Sizes of the steps of a training."""
 
-    ranks: Count | None = option(
-        None,
-        "How many ranks share the rows of a step.",
-        metavar="W",
-        elsewhere="--world-size --gpus --num-gpus --nproc --dp-size",
-    )
-    micro_batches: Count = option(
-        1,
-        "With --ranks: micro-batches of a rank in a step.",
-        metavar="M",
-        goes_with=("ranks", None),
-        elsewhere="--gradient-accumulation-steps --accumulate",
-    )
-    batch_size: Count = option(
-        1,
-        "With --ranks: rows in a micro-batch.",
-        metavar="B",
-        goes_with=("ranks", None),
-        elsewhere="--micro-batch-size --per-device-train-batch-size",
-    )
-    hidden_size: Count | None = option(
-        None,
-        "With --ranks: that of the model, as in its config.json, from which rows have their cost.",
-        metavar="H",
-        goes_with=("ranks", None),
-    )
+    ranks: Annotated[
+        int | None,
+        COUNT,
+        Option(metavar="W", help="How many ranks share the rows of a step."),
+    ] = None
+    micro_batches: Annotated[
+        int,
+        COUNT,
+        Option(metavar="M", help="With --ranks: micro-batches of a rank in a step."),
+    ] = 1
+    batch_size: Annotated[
+        int, COUNT, Option(metavar="B", help="With --ranks: rows in a micro-batch.")
+    ] = 1
+    hidden_size: Annotated[
+        int | None,
+        COUNT,
+        Option(
+            metavar="H",
+            help="With --ranks: that of the model, as in its config.json, from which rows have "
+            "their cost.",
+        ),
+    ] = None
+
+    def _rules(self) -> Iterator[Rule]:
+        yield from super()._rules()
+        for name, unset in (("micro_batches", 1), ("batch_size", 1), ("hidden_size", None)):
+            is_given = getattr(self, name) != unset
+            yield needs(as_option(name), is_given, "--ranks", self.ranks is not None)
 
     @property
     def without_hidden_size(self) -> Rule:
         """The rule of commands that compare what rows cost."""
-        is_missing = self.ranks is not None and self.hidden_size is None
-        return is_missing, "--ranks needs --hidden-size", "add --hidden-size, or leave --ranks out"
+        return needs("--ranks", self.ranks, "--hidden-size", self.hidden_size)

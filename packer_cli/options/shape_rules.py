@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from packer_cli.errors import UsageError
 from packer_cli.options.carried import MESSAGE
-from packer_cli.options.documents import MESSAGES, DocumentConfig
-from packer_cli.options.option import Need, Option, Rule, apart, options_of, refuse
+from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.option import Rule, mutually_exclusive, options_of, refuse
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shapes import (
     CONTEXT,
@@ -25,14 +25,43 @@ _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _Config = TypeVar("_Config", bound=DocumentConfig)
 
 
-def refuse_idle(config: DocumentConfig, shape: Shape) -> None:
+def _is_rendered(shape: Shape, config: DocumentConfig) -> bool:
+    return shape.is_chat or shape.of_messages or config.prompt_template == "chat"
+
+
+# Options that apply only to some records: the records in words, a test, and the fields.
+_RENDERED = "records that a chat template renders"
+_OF_RENDERED = "train_reasoning train_tool_calls turn_end allow_open_turns on_unshown"
+_APPLY_TO: tuple[tuple[str, Callable[[Shape, DocumentConfig], bool], str], ...] = (
+    (_RENDERED, _is_rendered, _OF_RENDERED),
+    # traces are compared with what the template gives
+    (
+        _RENDERED,
+        lambda shape, config: shape.kind == TRACE or _is_rendered(shape, config),
+        "chat_template template_args",
+    ),
+    ("chat records", lambda shape, _: shape.is_chat, "turns"),
+    ("chat records", lambda shape, _: shape.is_chat or shape.of_messages, "roles"),
+    (
+        "chat records if it names the role or content of messages",
+        lambda shape, config: not config.message_keys or shape.is_chat or shape.of_messages,
+        "fields",
+    ),
+    ("records with text", lambda shape, _: not shape.is_of_tokens, "special_tokens_in_text"),
+    ("plain text", lambda shape, _: shape.kind == "text", "fim_rate fim_spm_rate"),
+    ("traces", lambda shape, _: shape.kind == TRACE, "min_reward max_age"),
+)
+
+
+def check_options_apply(config: DocumentConfig, shape: Shape) -> None:
     """UsageError for an option that was given and means nothing for records of this shape, or of
     any of several.
     """
-    for name, one, need in _idle(config, shape):
-        if (value := getattr(config, name)) != one.default:
+    options = options_of(type(config))
+    for name, records in _idle(config, shape):
+        if (value := getattr(config, name)) != options[name].default:
             raise UsageError(
-                f"{one.name(name, value)} applies only to {need.what}; these are "
+                f"{options[name].flag_for(value)} applies only to {records}; these are "
                 f"{_kinds(shape.each)}",
                 "leave it out, or name what the records are with --shape and --field",
             )
@@ -46,12 +75,11 @@ def without_idle(config: _Config, shape: Shape, names: Collection[str]) -> _Conf
     return replace(config, **{name: options[name].default for name in idle & {*names}})
 
 
-def _idle(config: DocumentConfig, shape: Shape) -> Iterator[tuple[str, Option, Need]]:
-    """Options that mean nothing for these records, whatever their values, and what they need."""
-    for name, one in options_of(type(config)).items():
-        need = one.needs
-        if need and not any(need.is_met(own, config) for own in shape.each):
-            yield name, one, need
+def _idle(config: DocumentConfig, shape: Shape) -> Iterator[tuple[str, str]]:
+    """Yield options that mean nothing for these records, with the records that they apply to."""
+    for records, applies, names in _APPLY_TO:
+        if not any(applies(member, config) for member in shape.each):
+            yield from ((name, records) for name in names.split())
 
 
 def for_shape(config: _Config, shape: Shape) -> _Config:
@@ -135,8 +163,8 @@ def _not_for(config: DocumentConfig, member: Shape) -> dict[str, Any]:
         other["prompt_template"] = None
     template = other.get("prompt_template", config.prompt_template) or member.prompt_templates[0]
     if not member.is_chat and template != "chat":
-        options = options_of(type(config)).items()
-        other |= {name: one.default for name, one in options if one.needs is MESSAGES}
+        options = options_of(type(config))
+        other |= {name: options[name].default for name in _OF_RENDERED.split()}
     if isinstance(config, PackConfig) and config.overlong == _TURNS and not member.is_chat:
         other["overlong"] = "drop"
     if member.is_of_tokens:
@@ -215,7 +243,7 @@ def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterat
         "--train-tool-calls": config.train_tool_calls is not None,
     }
     for option, is_given in given.items():
-        yield apart(option, is_given, "--train-on all", train_on == "all")
+        yield mutually_exclusive(option, is_given, "--train-on all", train_on == "all")
     yield (
         shape.is_of_tokens and (config.add_bos or config.add_eos),
         "--bos and --eos are not for token ids, which are packed as they are",

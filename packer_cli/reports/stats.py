@@ -547,7 +547,7 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
         is_own = name == "turns" and config["shape"] == TRACE  # nobody asks for it
         if name in _NOT_OPTIONS or is_own or (name not in _SHOWN and value == default):
             continue
-        option = one.name(name, value)
+        option = one.flag_for(value)
         if isinstance(value, bool):
             yield option
             continue

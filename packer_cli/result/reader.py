@@ -31,8 +31,8 @@ from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, from_os_error
 from packer_cli.options.carried import Carried
-from packer_cli.options.option import plain_int
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
+from packer_cli.options.values import plain_int
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.carried import measured
 from packer_cli.result.layout import (

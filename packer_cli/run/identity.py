@@ -249,7 +249,7 @@ def _differing_amounts(old: Mixture | None, new: Mixture | None) -> list[str]:
 def option_named(field: str) -> str:
     """The option of a field, as its user writes it."""
     option = options_of(PackConfig).get(field)
-    return option.name(field) if option else as_option(field)
+    return option.flag if option else as_option(field)
 
 
 def differing_tokenizers(old: Chosen, new: Chosen) -> list[str]:

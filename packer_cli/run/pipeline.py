@@ -50,7 +50,7 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.preference import names_answer
 from packer_cli.options.run_options import EncodingOptions, RunOptions
-from packer_cli.options.shape_rules import for_shape, refuse_idle
+from packer_cli.options.shape_rules import check_options_apply, for_shape
 from packer_cli.options.shapes import ARGUMENTS, Suggested
 from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
@@ -163,7 +163,7 @@ def settle(
         some = [file.path for file in files if file.shape == member]
         if some:
             options.notify(f"{named(some, 1)}: {member}")
-    refuse_idle(config, shape)
+    check_options_apply(config, shape)
     config = replace(config, carry=resolve_carry(detected, shape, config, known))
     config = for_shape(config, shape)
     for one in ignored_columns(detected, shape, config):

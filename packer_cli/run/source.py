@@ -195,7 +195,7 @@ def _kept(folder: Path, facts: TokenizedManifest, name: str) -> bytes:
 def _refuse_late(file: InputFile, config: DocumentConfig, tokenizer: str | None) -> None:
     defaults = {one.name: one.default for one in fields(config)}
     late = [
-        option.name(name)
+        option.flag
         for name, option in options_of(DocumentConfig).items()
         if name not in _STILL and getattr(config, name) != defaults[name]
     ]

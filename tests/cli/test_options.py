@@ -49,7 +49,7 @@ def test_a_field_is_an_option_or_known_to_be_none() -> None:
     every = {one.name for kind in (PackConfig, RunOptions) for one in fields(kind)}
     assert every - DECLARED.keys() == UNDECLARED
     text = packer("pack", "--help").stdout
-    assert [name for name, one in DECLARED.items() if f"{one.name(name)} " not in text] == []
+    assert [name for name, one in DECLARED.items() if f"{one.flag} " not in text] == []
 
 
 def test_formats_of_export_are_named_where_they_cost_nothing() -> None:
@@ -145,7 +145,7 @@ def test_values_are_written_one_way(options: str) -> None:
 def test_names_of_other_tools_lead_to_options_that_exist() -> None:
     text = packer("pack", "--help").stdout
     names = {
-        other: one.name(field) for field, one in options_in(pack).items() for other in one.elsewhere
+        other: one.flag for one in options_in(pack).values() for other in one.names_elsewhere
     }
     assert len(names) > 20
     assert [own for own in names.values() if f"{own} " not in text] == []

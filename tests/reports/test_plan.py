@@ -287,9 +287,9 @@ def test_the_tables(folder: Path) -> None:
 def test_options_are_those_of_pack_that_concern_inputs_documents_and_rows() -> None:
     text = packer("plan", "--help").stdout
     for name, option in {**options_of(PackConfig), **options_of(EncodingOptions)}.items():
-        assert f"{option.name(name)} " in text, name
+        assert f"{option.flag} " in text, name
     for name in options_of(RunOptions).keys() - options_of(EncodingOptions).keys():
-        assert f"{options_of(RunOptions)[name].name(name)} " not in text, name
+        assert f"{options_of(RunOptions)[name].flag} " not in text, name
     assert "--output " not in text
 
 
