@@ -10,8 +10,8 @@
 
     get_train_dataset(path, task_encoder=Encoder(), packing_buffer_size=1000, ...)
 
-Samples are cut when the rows of a buffer are chosen, and energon restores what it buffers by keys:
-that of a part says where it was cut.
+Samples are cut when the rows of a buffer are chosen. Energon restores its buffers by keys; the key
+of a part records where it was cut.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TokenSample(Sample):
     labels: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        # here energon skips this sample, later all that share its row
+        # an error here skips this sample; later it would skip all that share its row
         if self.labels is not None and len(self.labels) != len(self.input_ids):
             raise DataError(
                 f"sample {self.__key__}: {len(self.labels)} labels for {len(self.input_ids)} tokens"
@@ -88,11 +88,11 @@ class PackedSample(Sample):
 
 
 class _Cut:
-    """What the restore key of a part begins with, in front of its start and stop."""
+    """The first part of the restore key of a part; its start and stop follow."""
 
 
-class _Parts(BaseWrapperDataset[Any, Any]):
-    """The samples that go into rows; of those that were cut there it restores the part."""
+class _CutSamples(BaseWrapperDataset[Any, Any]):
+    """Samples that go into rows. Restores the parts of those that were cut there."""
 
     def __init__(self, dataset: Any, encoder: BestFitPacking, *, worker_config: Any) -> None:
         super().__init__(dataset, worker_config=worker_config)
@@ -111,7 +111,7 @@ class _Parts(BaseWrapperDataset[Any, Any]):
         return int(self.dataset.len_worker(worker_idx))
 
     def reset_state_own(self) -> None:
-        """There is none."""
+        """Do nothing: there is no state."""
 
     def config(self) -> dict[str, Any]:
         return {"type": type(self).__qualname__, "dataset": self.dataset.config()}
@@ -123,16 +123,16 @@ class BestFitPacking:
     max_length    tokens in a row
     strategy      as in `packer_cli.plan_packing`; "wrap" cuts samples where rows end
     overlong      for samples longer than a row: "error", "split", "truncate" or "drop"
-    seed          of the order of a buffer's rows, and of the samples in a row; None: as the
-                  strategy makes them, the longest first
+    seed          of the order of a buffer's rows, and of the samples in a row; None: the order of
+                  the strategy, the longest first
     pad_token_id  of the rows' padding
 
-    `encode_sample` (or `preencode_sample`) gives `TokenSample`s. For samples of another kind
+    `encode_sample` (or `preencode_sample`) returns `TokenSample`s. For samples of another kind
     override `sample_length`, `cut_sample` (for "wrap", "split" and "truncate") and
     `pack_selected_samples`.
 
-    Raises UsageError when made with options that cannot work. What "error" finds is energon's
-    FatalSampleError: others it would skip, and with them the whole buffer.
+    Raises UsageError for options that cannot work. "error" raises energon's FatalSampleError:
+    energon would skip other errors, and the whole buffer with them.
     """
 
     max_length: ClassVar[int]
@@ -144,25 +144,26 @@ class BestFitPacking:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wraps = self._plan([]).strategy == "wrap"
-        # of all workers: each adds to a row of its own, or sums would get lost
+        # shared by all workers: each adds to its own row, or additions would be lost
         self._counts = torch.zeros(_PROCESSES, len(_COUNTS), dtype=torch.int64).share_memory_()
 
     def packing_counts(self) -> dict[str, int]:
-        """What happened to the samples that this rank's workers read since the encoder was made.
+        """Count the samples that this rank's workers have read since the encoder was made.
 
-        documents    samples, of which empty_documents had no token
-        tokens       in rows
+        documents        samples
+        empty_documents  samples without a token
+        tokens           in rows
         truncated_documents, truncated_tokens, dropped_documents, dropped_tokens
-                     left out by `overlong`
+                         left out by `overlong`
         """
         return dict(zip(_COUNTS, self._counts.sum(0).tolist(), strict=True))
 
     def sample_length(self, sample: Any) -> int:
-        """Tokens of a sample."""
+        """Count the tokens of a sample."""
         return len(sample.input_ids)
 
     def cut_sample(self, sample: Any, start: int, stop: int) -> Any:
-        """The tokens start .. stop of a sample, as a new sample with the same restore key."""
+        """Return the tokens start..stop of a sample as a new sample with the same restore key."""
         labels = None if sample.labels is None else sample.labels[start:stop]
         return dataclasses.replace(sample, input_ids=sample.input_ids[start:stop], labels=labels)
 
@@ -172,17 +173,17 @@ class BestFitPacking:
         *,
         worker_config: Any,
         packing_buffer_size: int | None = None,
-        **how: Any,
+        **options: Any,
     ) -> Any:
-        """The encoder's own step, of samples that go into rows and can be cut."""
+        """Build batches as the encoder does, from samples that can be cut."""
         if packing_buffer_size is not None:
-            dataset = _Parts(dataset, self, worker_config=worker_config)
+            dataset = _CutSamples(dataset, self, worker_config=worker_config)
         return super().build_batch(  # type: ignore[misc]
-            dataset, worker_config=worker_config, packing_buffer_size=packing_buffer_size, **how
+            dataset, worker_config=worker_config, packing_buffer_size=packing_buffer_size, **options
         )
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """The samples of every row, or the parts of them."""
+        """Return the samples of every row, or parts of them."""
         lengths = [self.sample_length(sample) for sample in samples]
         plan = self._plan(lengths)
         self._count(
@@ -200,7 +201,7 @@ class BestFitPacking:
 
     @stateless
     def pack_selected_samples(self, samples: list[TokenSample]) -> PackedSample:
-        """One row of the samples, in their order."""
+        """Return a row of the samples, in their order."""
         labels = None
         if any(sample.labels is not None for sample in samples):
             labels = [
@@ -214,7 +215,7 @@ class BestFitPacking:
         return PackedSample(
             __key__=",".join(sample.__key__ for sample in samples),
             __restore_key__=(),  # energon's to set
-            __sources__=tuple(one for sample in samples for one in sample.__sources__ or ()),
+            __sources__=tuple(origin for sample in samples for origin in sample.__sources__ or ()),
             attention_mask=torch.as_tensor(rows.attention_mask[0]),
             cu_seqlens=torch.as_tensor(rows.cu_seqlens[0]),
             **{name: torch.as_tensor(getattr(rows, name)[0]).long() for name in wide},
@@ -226,7 +227,7 @@ class BestFitPacking:
         )
 
     def _is_wanted(self, sample: Any) -> bool:
-        """Whether a sample goes into the buffer, where others would only take places."""
+        """Return True if a sample goes into the buffer; others would only take its places."""
         length = self.sample_length(sample)
         if length == 0:
             self._count(documents=1, empty_documents=1)
@@ -242,8 +243,8 @@ class BestFitPacking:
         return False
 
     def _count(self, **counts: int) -> None:
-        own = self._counts[os.getpid() % _PROCESSES]
-        own += torch.tensor([counts.get(name, 0) for name in _COUNTS])
+        of_process = self._counts[os.getpid() % _PROCESSES]
+        of_process += torch.tensor([counts.get(name, 0) for name in _COUNTS])
 
     def _plan(self, lengths: list[int]) -> PackPlan:
         return plan_packing(

@@ -1,4 +1,4 @@
-"""Token sequences to a packed `datasets.Dataset`, in memory (extra `hf`).
+"""Pack token sequences into a `datasets.Dataset`, in memory (extra `hf`).
 
 The columns are those that `transformers` models take, all fixed_size_list[max_length]:
 
@@ -8,12 +8,12 @@ The columns are those that `transformers` models take, all fixed_size_list[max_l
                     each document's first token
     position_ids    int32, restarting at 0 in every document and in the padding
 
-Train on them with a collator of `packer_cli.torch`. As they are, documents see each other: a model
-of transformers that is given the attention_mask, or lacks `use_cache=False`, does not look at
-positions. `check_isolation` of `packer_cli.torch` says whether they do.
+Train on them with a collator of `packer_cli.torch`. Without one, documents see each other: a model
+of transformers ignores positions if it gets the attention_mask, or lacks `use_cache=False`.
+`check_isolation` of `packer_cli.torch` finds out if they do.
 
-Tokens go from flat arrays to Arrow buffers and never become Python objects. What does not fit into
-memory is for `packer pack`, whose directory `datasets.load_from_disk` maps as it is.
+Tokens go from flat arrays to Arrow buffers and never become Python objects. For data that does not
+fit into memory use `packer pack`; `datasets.load_from_disk` maps its directory.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def pack_dataset(
     token_ids    lists, 1-d integer arrays or tensors of ids in 0..2**31-1; or a column: an Arrow
                  list array, or dataset["input_ids"], read without a Python list
     labels       per sequence, unshifted; -100 where not trained on. None: all are trained on
-    The rest as in `packer_cli.pack_sequences`. What `overlong` leaves out is the `loss` of a plan,
-    see `pack_dataset_from_result`.
+    All else is as in `packer_cli.pack_sequences`. To learn what `overlong` leaves out, make a plan,
+    which has it as `loss`, and use `pack_dataset_from_result`.
 
     Works inside `Dataset.map(..., batched=True)`, which takes Arrow tables:
     `lambda batch: pack_dataset(batch["input_ids"], 4096).data.table`.
@@ -79,25 +79,24 @@ def pack_dataset_from_result(
     labels: Any = None,
     pad_token_id: int = 0,
 ) -> Dataset:
-    """The rows of a plan that `packer_cli.plan_packing` made of these sequences' lengths.
+    """Fill the rows of a plan that `packer_cli.plan_packing` made from the sequences' lengths.
 
-    Arguments, columns and errors as in `pack_dataset`; DataError, too, when the plan is not of
-    these lengths.
+    Arguments, columns and errors are as in `pack_dataset`; DataError also for a plan of other
+    lengths.
     """
-    own = None if labels is None else _arrays(labels)
-    rows = fill_plan(plan, _arrays(token_ids), labels=own, pad_token_id=pad_token_id)
-    return _dataset(rows)
+    labels = None if labels is None else _arrays(labels)
+    return _dataset(fill_plan(plan, _arrays(token_ids), labels=labels, pad_token_id=pad_token_id))
 
 
 def _arrays(sequences: Any) -> Sequence[Any]:
-    """A column as a list of views, one per row; anything else unchanged."""
+    """Return a column as a list of views, one per row, and anything else unchanged."""
     if isinstance(sequences, Dataset):
         raise UsageError("expected a column, got a whole Dataset", 'give one: dataset["input_ids"]')
     if isinstance(getattr(sequences, "source", None), Dataset):  # dataset["input_ids"]
         sequences = sequences.source.with_format("arrow")[:][sequences.column_name]
     if not isinstance(sequences, pa.ChunkedArray | pa.Array):
-        chosen: Sequence[Any] = sequences
-        return chosen
+        as_given: Sequence[Any] = sequences
+        return as_given
     if not hasattr(pa.array([], sequences.type), "value_lengths"):
         raise DataError(f"expected a column of lists of token ids, got {sequences.type}")
     views: list[Any] = []

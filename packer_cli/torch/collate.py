@@ -1,43 +1,42 @@
 """Collators: packed rows to the inputs of a model, so that no document sees another.
 
-`model(**batch)` is right as it is, whichever of these a model of transformers looks at:
+`model(**batch)` is right for models of transformers, which use one or several of these:
 
     use_cache                          False: models that fill a cache ignore positions
     position_ids                       restart in every document: SDPA, eager and FlexAttention
     cu_seq_lens_q, max_length_q, ...   boundaries: FlashAttention, flash-linear-attention
-    seq_idx                            the number of a place's document: Mamba's and convolutions'
-                                       kernels; without these kernels transformers refuses it
+    seq_idx                            the number of a place's document: kernels of Mamba and of
+                                       convolutions; without these kernels transformers refuses it
 
-None of them gives a 2-D attention_mask: with one, FlashAttention in transformers takes a row for a
-single, padded document, and lets the documents in it see each other. Instead, the padding at a
-row's end is a document of its own, which no label trains on.
+No batch has a 2-D attention_mask: with one, FlashAttention in transformers takes a row for a single
+padded document, and lets the documents in it see each other. Instead, the padding at a row's end is
+a document of its own, with labels of -100.
 
     varlen_collate      every row end to end
     padded_collate      rows as they are
-    block_mask_collate  rows with masks: for families that do not look at positions, and for models
-                        of your own
-    separate_collate    every document a row of its own: for any model, at the price of padding
+    block_mask_collate  rows with masks: for families that ignore positions, and for models of your
+                        own
+    separate_collate    every document as a row of its own: for any model, at the price of padding
     flash_attn_collate  as varlen_collate, under flash-attn's own names
 
 They take a `RowBatch` or a list of rows. The other parameters are for functools.partial:
 
     config   the model's: a collator that would let its documents see each other raises UsageError.
-             None for a model of your own, of which nothing is known: `check_isolation` checks it
-    names    of the values to give, for a model of your own that takes fewer; None: all
+             None for a model of your own, which is not checked: call `check_isolation`
+    names    of the values to return, for a model of your own that takes fewer; None: all
 
-Of rows with the column `source`, a batch says the source of each, a number that counts
-`PackedDataset.sources`, or -1 for padding:
+If rows have the column `source`, a batch has indexes of `PackedDataset.sources`, -1 for padding:
 
     source_ids        int32, of every token, in the shape of input_ids
-    document_sources  int32[documents], of every document that the batch has boundaries of
+    document_sources  int32[documents], of every document that the batch has boundaries for
 
-Columns of `--carry` are in a batch by their names and in their types: those of tokens in the shape
-of input_ids, or [.., K] where each token has K values; those of records [documents] or
-[documents, K], of every document that position_ids count. They are 0 on padding, and in the padding
-documents. A model that does not take them gets the others by `names`.
+A batch has the columns of `--carry` under their names, in their types. Columns of tokens have the
+shape of input_ids, or [.., K] with K values a token; columns of records are [documents] or
+[documents, K], for every document that position_ids count. They are 0 on padding, and in padding
+documents. If a model does not take them, `names` leaves them out.
 
 Each collator raises UsageError for rows without input_ids or cu_seqlens, for unknown `names`, for a
-carried column with a name of the batch's own, and where a config is needed and none is given.
+carried column with the name of another value of the batch, and for a missing config.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ from packer_cli.torch.isolation import (
 
 _TOKENS = ("input_ids", "labels")
 _OF_DOCUMENTS = "document_sources"  # not `source`, which losses of transformers take for logits
-# and what else only some batches have
-_OWN = (
+# names that carried columns cannot have, though only some batches use them
+_RESERVED = (
     _OF_DOCUMENTS, "source_ids", "document_ids", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q",
     "max_seqlen_k",
 )  # fmt: skip
@@ -82,7 +81,7 @@ def varlen_collate(
     config: Any = NOT_GIVEN,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The rows end to end, T = b * max_length tokens, with the names and types of transformers.
+    """Lay rows end to end, T = b * max_length tokens, with the names and types of transformers.
 
     input_ids, labels, position_ids  int64[1, T]; positions restart in every document
     seq_idx                          int32[1, T], 0, 1, ... for each document
@@ -114,13 +113,14 @@ def padded_collate(
     config: Any = NOT_GIVEN,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """The rows as they are.
+    """Stack rows as they are.
 
     input_ids, labels, position_ids  int64[b, max_length]; positions restart in every
                                      document and in the padding
     seq_idx                          int32[b, max_length], 0, 1, ... in each row, the padding last
-    The rest as in `varlen_collate`: boundaries are those in the rows end to end, as FlashAttention
-    in transformers lays them.
+
+    All else is as in `varlen_collate`: boundaries count tokens of the rows end to end, as
+    FlashAttention in transformers lays them.
     """
     columns, edges = _laid_out(rows, "padded_collate", config)
     return _named(columns | edges, names)
@@ -133,21 +133,21 @@ def block_mask_collate(
     form: str = "mask",
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Collate like `padded_collate`, with masks that say which places see each other.
+    """Collate like `padded_collate`, with masks of the places that see each other.
 
-    config  model.config: its sliding windows and chunks are put into the masks, which replace the
-            model's own. None for a model of your own without any: the batch then has input_ids,
-            labels, position_ids and the mask. Must be given.
+    config  model.config: the masks include its sliding windows and chunks, and replace the model's
+            masks. None for a model of your own without these: the batch then has input_ids,
+            labels, position_ids and the mask. Required.
 
-    form "mask"       attention_mask [b, 1, max_length, max_length]: True where a query may look,
-                      for SDPA; for eager attention in transformers, which adds masks to scores, 0
-                      there and the lowest value elsewhere, in the model's type. Where layers
-                      differ, a dict of such masks by kind of layer. max_length squared bytes per
-                      row and mask.
+    form "mask"       attention_mask [b, 1, max_length, max_length], True for the places that a
+                      query sees, for SDPA. Eager attention in transformers adds masks to scores:
+                      0 for these places and the lowest value for others, in the model's type. If
+                      layers differ, a dict of such masks by kind of layer. max_length squared
+                      bytes per row and mask.
     form "documents"  document_ids int32[b, max_length]: 0, 1, ... in each row, the padding last.
-                      `flex_block_mask` makes FlexAttention's masks of them, on their device.
+                      `flex_block_mask` makes FlexAttention's masks from them, on their device.
 
-    Raises UsageError for another form, and for a config whose attention takes no such mask or has
+    Raises UsageError for another form, for a config whose attention takes no such mask, and for
     layers of an unknown kind.
     """
     if form not in ("mask", "documents"):
@@ -160,35 +160,35 @@ def block_mask_collate(
         return _named(columns | {"document_ids": documents}, names)
     kind = torch.bool  # for SDPA; eager attention adds masks to scores, in the model's type
     if config is not None and attention_of(config) == "eager":
-        own = getattr(text_config(config), "dtype", None)
-        is_float = isinstance(own, torch.dtype) and own.is_floating_point
-        kind = own if is_float else torch.float32
+        dtype = getattr(text_config(config), "dtype", None)
+        is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        kind = dtype if is_float else torch.float32
     masks = block_masks(documents, config, partial(dense_mask, kind=kind))
     return _named(columns | {"attention_mask": masks}, names)
 
 
 def flex_block_mask(document_ids: Any, *, config: Any = NOT_GIVEN) -> Any:
-    """FlexAttention's BlockMask: causal within each document, with a model's windows and chunks.
+    """Make FlexAttention's BlockMask: causal within each document, with a model's windows.
 
-    document_ids  int [b, length], on the device that attends. transformers takes the result as
-                  attention_mask with attn_implementation="flex_attention"
-    config        model.config, or None for a model of your own without windows. Where layers
-                  differ, the result is a dict of masks by kind of layer
+    document_ids  int [b, length], on the device that attends
+    config        model.config, or None for a model of your own without windows
 
-    Raises UsageError without config, and for layers of an unknown kind.
+    Returns a mask, or a dict of masks by kind of layer if these differ. transformers takes it as
+    attention_mask with attn_implementation="flex_attention". Raises UsageError without config, and
+    for layers of an unknown kind.
     """
     return block_masks(document_ids, _known(config, "flex_block_mask"), flex_mask)
 
 
 def separate_collate(rows: Any) -> dict[str, Any]:
-    """Every document a row of its own, for models that look at no boundaries of any kind.
+    """Make every document a row of its own, for models that ignore all kinds of boundaries.
 
     input_ids, labels, position_ids  int64[documents, longest], padded at the end with 0 and
-                                     labels of -100; positions count on
+                                     labels of -100; positions go on in the padding
     use_cache                        False
 
-    The rows' own padding is left out. One long document among many short ones makes a large batch:
-    documents * longest tokens.
+    The padding of packed rows is left out. One long document among many short ones makes a large
+    batch: documents * longest tokens.
     """
     batch = row_batch(rows)
     row, begins, ends = batch.segments()
@@ -213,17 +213,19 @@ def separate_collate(rows: Any) -> dict[str, Any]:
 
 
 def _apart(values: Any, taken: Any, inside: Any, padding: int) -> Any:
-    """[documents, longest], or [documents, longest, K], of the places `taken` that are `inside`."""
+    """Return values at the places `taken`, [documents, longest] or [documents, longest, K], with
+    `padding` for those that are not `inside` a document.
+    """
     outside = ~inside.view(*inside.shape, *(1 for _ in values.shape[2:]))
     return values.flatten(0, 1)[taken].masked_fill_(outside, padding)
 
 
 def with_carried(batch: dict[str, Any], carried: dict[str, Any]) -> dict[str, Any]:
-    """A batch with carried columns. Raises UsageError for those named like something in it."""
+    """Add carried columns to a batch. Raises UsageError if a name is in use."""
     for name in carried:
-        if name in batch or name in _OWN:
+        if name in batch or name in _RESERVED:
             raise UsageError(
-                f"the carried column {name} has the name of something else in a batch",
+                f"the carried column {name} has the name of another value of a batch",
                 "leave it out by columns=[...], or pack again with another --carry",
             )
     return batch | carried
@@ -232,8 +234,10 @@ def with_carried(batch: dict[str, Any], carried: dict[str, Any]) -> dict[str, An
 def _laid_out(
     rows: Any, collator: str, config: Any, form: str = "", *, end_to_end: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(columns [b, max_length], what says where documents begin in the rows end to end), for a
-    model that they suit. With `end_to_end` columns are [1, T], and documents are counted through.
+    """Return (columns [b, max_length], boundaries of documents in the rows end to end).
+
+    With `end_to_end`, columns are [1, T], and documents are counted over all rows. Raises
+    UsageError if a model with this config would not use these boundaries.
     """
     check_suitable(collator, _known(config, collator), form)
     batch = row_batch(rows)
@@ -262,18 +266,18 @@ def _laid_out(
     return with_carried(columns, carried), edges
 
 
-def _known(config: Any, what: str) -> Any:
-    """The config, if one was given. Nothing is assumed about a model: many ignore positions."""
+def _known(config: Any, collator: str) -> Any:
+    """Return the config. Raises UsageError if none was given: many models ignore positions."""
     if config is NOT_GIVEN:
         raise UsageError(
-            f"{what} does not know the model, and some would let documents see each other",
-            f"partial({what}, config=model.config); config=None for a model of your own",
+            f"{collator} does not know the model, and some would let documents see each other",
+            f"partial({collator}, config=model.config); config=None for a model of your own",
         )
     return config
 
 
 def _tokens(batch: RowBatch) -> dict[str, Any]:
-    """Columns of tokens, int64[b, max_length]."""
+    """Return the columns of tokens, int64[b, max_length]."""
     return {name: batch.columns[name].long() for name in _TOKENS if name in batch.columns}
 
 
@@ -294,13 +298,13 @@ class PackedBatch:
     max_seqlen      int, the longest document
     position_ids    int64[b, max_length], restarting at 0 in every document and in the padding
     labels          int64[b, max_length], unshifted; -100 on padding, on untrained tokens and on
-                    each document's first token. None where rows have none
-    attention_mask  int64[b, max_length], 1 real, 0 padding: to count tokens with. Attention that
-                    gets nothing else lets documents see each other. None where rows have none
-    source_ids      int32[b, max_length], the source of every token, -1 of padding; None where rows
+                    each document's first token. None if rows have none
+    attention_mask  int64[b, max_length], 1 real, 0 padding, to count tokens. Attention that gets
+                    only this mask lets documents see each other. None if rows have none
+    source_ids      int32[b, max_length], the source of every token, -1 for padding; None if rows
                     have no column `source`
-    carried         the columns of `--carry`, by name: of tokens [b, max_length], of records
-                    [documents], either with K more values each; 0 on padding
+    carried         name -> column of `--carry`: [b, max_length] for tokens, [documents] for
+                    records, [.., K] with K values each; 0 on padding
     """
 
     input_ids: Any
@@ -340,20 +344,20 @@ def packed_collate_fn(
     overlong: str = "error",
     pad_token_id: int = 0,
 ) -> PackedBatch:
-    """A collator. Packed rows become a PackedBatch; documents are packed first.
+    """Collate packed rows, or documents that are packed first, into a PackedBatch.
 
     examples    packed rows, of `PackedDataset`, `PackingIterableDataset` or `packer_cli.hf`: dicts
                 with cu_seqlens or position_ids; or documents: sequences of token ids, or
                 {"input_ids": ..., "labels": ...} with unshifted labels or none
-    max_length  of the rows that documents are packed into, as many as it takes; the other options
-                as in `plan_packing`. functools.partial gives them to a DataLoader
+    max_length  of the rows that documents are packed into; the other options are those of
+                `plan_packing`. Use functools.partial for a DataLoader
 
     Raises UsageError for documents without max_length, and what plan_packing raises.
     """
-    # rows say where documents begin in them, also those of `packer_cli.hf`
+    # rows have boundaries or positions of documents, also those of `packer_cli.hf`
     if isinstance(examples, RowBatch) or any(
-        isinstance(one, Mapping) and not one.keys().isdisjoint(("cu_seqlens", "position_ids"))
-        for one in examples
+        isinstance(row, Mapping) and not row.keys().isdisjoint(("cu_seqlens", "position_ids"))
+        for row in examples
     ):
         return _of_rows(row_batch(examples))
     if max_length is None:
@@ -376,7 +380,7 @@ def pack_result_to_tensors(
     labels: Sequence[Any] | None = None,
     pad_token_id: int = 0,
 ) -> PackedBatch:
-    """The rows of a plan as tensors.
+    """Fill the rows of a plan, as tensors.
 
     plan       of the lengths of token_ids, by `plan_packing`
     token_ids  the documents: lists, 1-d integer arrays or tensors
@@ -389,18 +393,18 @@ def pack_result_to_tensors(
 
 
 def documents_of(examples: Sequence[Any]) -> tuple[list[Any], list[Any] | None]:
-    """(token ids, labels) of documents; labels None when no document has any."""
-    if not any(isinstance(one, Mapping) for one in examples):
-        return list(examples), None
-    ids = [one["input_ids"] if isinstance(one, Mapping) else one for one in examples]
-    labels = [one.get("labels") if isinstance(one, Mapping) else None for one in examples]
-    if all(one is None for one in labels):
+    """Return (token ids, labels) of documents; labels are None if no document has any."""
+    documents = [row if isinstance(row, Mapping) else {"input_ids": row} for row in examples]
+    ids = [document["input_ids"] for document in documents]
+    labels = [document.get("labels") for document in documents]
+    if all(values is None for values in labels):
         return ids, None
-    return ids, [one if given is None else given for one, given in zip(ids, labels, strict=True)]
+    pairs = zip(ids, labels, strict=True)
+    return ids, [tokens if values is None else values for tokens, values in pairs]
 
 
 def batch_of_rows(rows: PackedRows) -> RowBatch:
-    """Rows in memory, in the form of rows from shards."""
+    """Return rows in memory in the form of rows from shards."""
     names = ("input_ids", "labels", "attention_mask", "position_ids")
     columns = {name: torch.as_tensor(getattr(rows, name)) for name in names}
     return RowBatch(columns, {"cu_seqlens": Lists.of(rows.cu_seqlens)})

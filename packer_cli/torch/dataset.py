@@ -1,9 +1,8 @@
-"""`PackedDataset`: directories of `packer pack` as a map-style dataset, and `RowBatch`: its rows on
-their way to a collator.
+"""`PackedDataset`, the rows of packed directories as a map-style dataset, and `RowBatch`.
 
-Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is ever read
-into memory. Those of a view are filled from memory-mapped documents. Shards are mapped in the
-process that reads them, on first use; those of a result at a URL are copied into a folder before.
+Rows are gathered from memory-mapped shards, a whole batch at a time; nothing else is read into
+memory. Rows of a view are filled from memory-mapped documents. Each process maps shards on first
+use. Shards at a URL are copied into a local folder first.
 """
 
 from __future__ import annotations
@@ -42,35 +41,34 @@ _FIXED = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 class PackedDataset:
-    """The rows of a packed directory or a view, in the order of its shards; or of several of them,
-    joined one after another.
+    """Rows of packed directories and views, in the order of their shards.
 
-    path      the --output of `packer pack`, or a list of them, packed directories and views: they
-              must be alike in max_length, segment multiple and tokenizer. A packed
-              directory may be a URL that fsspec reads, such as s3://bucket/out
-    columns   which columns rows have, of those in the directory, and "source" of a recipe's
-              results; None: all but `segments` and `source`
-    tokenizer_sha256   digest of the tokenizer.json that training uses; checked when given
-    tokens    of a view: where its tokenized directories are, if no longer where they were packed
-              from; one or several, in any order
-    cache     of a URL, the local folder for copies of its shards, which all processes of the
-              machine share. None: ~/.cache/packer, or below XDG_CACHE_HOME
+    path      the --output of `packer pack`, or a list of these to read one after another. Their
+              max_length, segment multiple and tokenizer must be the same. A packed directory may
+              be a URL that fsspec reads, such as s3://bucket/out
+    columns   names of columns in the directory, and "source" for results of a recipe; None: all
+              but `segments` and `source`
+    tokenizer_sha256   digest of the tokenizer.json that training uses, to be compared
+    tokens    the tokenized directories of a view, if they are not where they were packed from; one
+              or several, in any order
+    cache     local folder for copies of the shards at a URL, which all processes of the machine
+              share. None: ~/.cache/packer, or below XDG_CACHE_HOME
 
     `dataset[i]` is a dict of tensors: input_ids, labels, position_ids int32[L], attention_mask
-    uint8[L], cu_seqlens int32[segments + 1], source int32[segments], which counts `sources`.
-    Columns of `--carry` have their own types, bfloat16 and bool among them, but for uint16, which
-    is int32: those of tokens [L], or [L, K] where each has K values, with 0 on padding; those of
-    records [segments] or [segments, K]. Value i is that of token i.
+    uint8[L], cu_seqlens int32[segments + 1], source int32[segments], an index of `sources`.
+    Columns of `--carry` keep their types, bfloat16 and bool included, except uint16, which becomes
+    int32. Values of tokens are [L], or [L, K] with K values each, and 0 on padding; values of
+    records are [segments] or [segments, K]. Value i belongs to token i.
     `dataset.__getitems__([i, ...])`, which DataLoader calls, is a `RowBatch` for the collators of
     this package.
 
-    It pickles as its paths, and threads may share it. Rows of shards that are not what the manifest
-    says are never given.
+    It pickles as its paths, and threads may share it. A shard that differs from the manifest is
+    never read.
 
-    Raises DataError when a directory is not finished, of another format version, packed with
-    another tokenizer or changed since it was pickled, a shard is missing or cut short, a tokenized
-    directory of a view is gone or changed, joined results are not alike, or something at a URL
-    cannot be fetched or has changed; UsageError for a column that is not there.
+    Raises DataError if a directory is not finished, has another format version or tokenizer or has
+    changed since it was pickled; if a shard is missing or cut short; if a tokenized directory of a
+    view is missing or changed; if joined results differ in what must be the same; or if something
+    at a URL cannot be fetched or has changed. Raises UsageError for an unknown column.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class PackedDataset:
         # absolute: shards are mapped later, perhaps by a worker elsewhere
         self.paths: tuple[Path | str, ...] = tuple(
             storage.public(name).rstrip("/") if storage.is_url(name) else Path(name).absolute()
-            for name in (os.fspath(one) for one in paths)
+            for name in (os.fspath(place) for place in paths)
         )
         self._cache = None if cache is None else storage.local(cache, CACHE).absolute()
         self._tokens = tokens_of_each(paths, tokens)
@@ -97,39 +95,41 @@ class PackedDataset:
         for number, (place, packed) in enumerate(zip(self.paths, results, strict=True)):
             self._known[number] = packed.digest
             if isinstance(packed, View):
-                found = [one.path.absolute() for one in packed.directories.values()]
-                self._tokens[number] = found
+                directories = packed.directories.values()
+                self._tokens[number] = [directory.path.absolute() for directory in directories]
             if tokenizer_sha256 is not None:
                 _check_tokenizer(place, packed.facts.tokenizer, str(tokenizer_sha256))
         self.columns = _columns_of(self.paths, results, columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = "_results"  # each process opens them once, on first use
-        own = {name: value for name, value in self.__dict__.items() if name != opened}
-        return own | {"urls": [storage.typed(one) for one in self.paths if isinstance(one, str)]}
+        state = self.__dict__ | {
+            "urls": [storage.typed(p) for p in self.paths if isinstance(p, str)]
+        }
+        state.pop("_results", None)  # each process opens them once, on first use
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """URLs are opened as they were given, in another process, too."""
+        """Restore the paths, and the credentials that URLs were typed with."""
         for url in state.pop("urls"):
             storage.public(url)
         self.__dict__.update(state)
 
     @cached_property
     def _results(self) -> Joined:
-        """Raises DataError where one is another result by now."""
-        found: list[PackedDirectory] = []
+        """The opened results. Raises DataError if one was replaced by another result."""
+        parts: list[PackedDirectory] = []
         for path, tokens, known in zip(self.paths, self._tokens, self._known, strict=True):
-            found.append(packed := open_packed(path, tokens, self._cache))
+            parts.append(packed := open_packed(path, tokens, self._cache))
             if known not in (None, packed.digest):
                 raise DataError(
                     f"{packed.place_of(MANIFEST)}: changed since the dataset was opened",
                     "open it again; pack into a new directory while one is in use",
                 )
-        return Joined(found)
+        return Joined(parts)
 
     @property
     def fingerprint(self) -> str:
-        """Digest that rows in the same order share, wherever they lie."""
+        """Digest of the rows and their order, the same in every place that they are copied to."""
         return self._results.fingerprint
 
     @property
@@ -139,15 +139,16 @@ class PackedDataset:
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """The names that the column `source` counts: of the recipe's sources, in its order. Of
-        joined results each name is there once. Empty without a recipe.
+        """Names of the recipe's sources, in its order, which the column `source` is an index of.
+
+        Each name is there once, also if results are joined. Empty without a recipe.
         """
-        every = [one.name for packed in self._results.parts for one in packed.facts.sources]
-        return tuple(dict.fromkeys(every))
+        names = [source.name for packed in self._results.parts for source in packed.facts.sources]
+        return tuple(dict.fromkeys(names))
 
     @property
     def squared_lengths(self) -> Int64:
-        """int64[rows], what attention costs in each row: the sum of its squared segment lengths."""
+        """Attention's cost of each row, int64[rows]: the sum of its squared segment lengths."""
         return self._results.squared_lengths
 
     def __len__(self) -> int:
@@ -155,11 +156,11 @@ class PackedDataset:
 
     def __repr__(self) -> str:
         places = [*map(str, self.paths)]
-        tokens = sum(one.facts.tokens for one in self._results.parts)
+        tokens = sum(packed.facts.tokens for packed in self._results.parts)
         return described(self, places if len(places) > 1 else places[0], tokens)
 
     def result_of(self, row: int) -> tuple[Path | str, int]:
-        """The directory that a row is of, and its number there, as `packer show` takes it.
+        """Return a row's directory and its number there, as `packer show` takes it.
 
         Raises IndexError.
         """
@@ -170,16 +171,16 @@ class PackedDataset:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> RowBatch:
-        """The rows with these numbers, copied into one tensor for each column."""
+        """Copy rows into one tensor for each column."""
         numbers, results = self._places(rows)
         chosen = np.unique(results).tolist() or [0]
-        places = [np.flatnonzero(results == one) for one in chosen]
+        places = [np.flatnonzero(results == result) for result in chosen]
         pairs = zip(chosen, places, strict=True)
-        batches = [self._gathered(result, numbers[here]) for result, here in pairs]
+        batches = [self._gathered(result, numbers[of_result]) for result, of_result in pairs]
         return RowBatch.joined(batches, places)
 
     def _places(self, rows: Sequence[int]) -> tuple[Int64, Int64]:
-        """(number in its result, which result) of rows. Raises IndexError."""
+        """Return (numbers in their results, which results) of rows. Raises IndexError."""
         count = len(self)
 
         def number(row: int) -> int:
@@ -190,20 +191,20 @@ class PackedDataset:
         return self._results.places(np.fromiter(map(number, rows), np.int64, len(rows)))
 
     def _gathered(self, result: int, rows: Int64) -> RowBatch:
-        """Rows of one of the results. Raises DataError for what is damaged."""
+        """Gather rows of one of the results. Raises DataError if it is damaged."""
         packed, path = self._results.parts[result], self.paths[result]
         names = ["file" if name == SOURCE else name for name in self.columns]
         try:
-            found = packed.gather(rows, names)
+            values = packed.gather(rows, names)
         except ValueError as error:  # changed while it was mapped
             raise DataError(f"{path}: {error}", PACK_AGAIN) from error
         carried = {}
-        for name, one in packed.facts.config.carried.items():
-            if name in found:
-                carried[name] = getattr(torch, "int32" if one.type == "uint16" else one.type)
-                found[name] = _with_signs(found[name], np.int32 if one.type == "uint16" else None)
-        ragged = {name: found[name] for name in names if isinstance(found[name], Lists)}
-        fixed = {name: torch.from_numpy(found[name]) for name in names if name not in ragged}
+        for name, column in packed.facts.config.carried.items():
+            if name in values:
+                carried[name] = getattr(torch, "int32" if column.type == "uint16" else column.type)
+                values[name] = _signed(values[name], widen=column.type == "uint16")
+        ragged = {name: values[name] for name in names if isinstance(values[name], Lists)}
+        fixed = {name: torch.from_numpy(values[name]) for name in names if name not in ragged}
         if "file" in ragged:
             inputs = ragged.pop("file")
             ragged[SOURCE] = Lists(self._source_of_input[result][inputs.values], inputs.ends)
@@ -211,37 +212,39 @@ class PackedDataset:
 
     @cached_property
     def _source_of_input(self) -> list[Int32]:
-        """int32[inputs] of each result, the number of each input's source."""
-        found = []
+        """The index of each input's source, int32[inputs] of each result."""
+        of_results = []
         for packed in self._results.parts:
             numbers = np.full(len(packed.facts.inputs), -1, np.int32)
-            for one in packed.facts.sources:
-                numbers[slice(*one.inputs)] = self.sources.index(one.name)
-            found.append(numbers)
-        return found
+            for source in packed.facts.sources:
+                numbers[slice(*source.inputs)] = self.sources.index(source.name)
+            of_results.append(numbers)
+        return of_results
 
 
-def _with_signs(stored: Any, numbers: Any = None) -> Any:
-    """What is stored as uint16, as int16, or where it is `numbers` as these: with unsigned ones
-    torch can do little.
+def _signed(stored: Any, *, widen: bool) -> Any:
+    """Convert uint16, which few functions of torch take: bits of bfloat16 to int16, and with
+    `widen` numbers to int32.
     """
     if isinstance(stored, Lists):
-        return Lists(_with_signs(stored.values, numbers), stored.ends)
-    if numbers is not None:
-        return stored.astype(numbers)
+        return Lists(_signed(stored.values, widen=widen), stored.ends)
+    if widen:
+        return stored.astype(np.int32)
     return stored.view(np.int16) if stored.dtype == np.uint16 else stored
 
 
 def _columns_of(
     paths: Sequence[Path | str], results: Sequence[PackedDirectory], chosen: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The columns that rows get. Raises UsageError for one that a result lacks, and DataError for
-    results of unlike columns where none are chosen.
+    """Return the columns of rows.
+
+    Raises UsageError for a column that a result lacks, and DataError if none are chosen and results
+    have different columns.
     """
-    every = [[n for n in one.facts.config.columns if n != "segments"] for one in results]
-    first = every[0]
-    for path, packed, own in zip(paths, results, every, strict=True):
-        if chosen is None and (unlike := {*first} ^ {*own}):
+    stored = [[n for n in packed.facts.config.columns if n != "segments"] for packed in results]
+    first = stored[0]
+    for path, packed, columns in zip(paths, results, stored, strict=True):
+        if chosen is None and (unlike := {*first} ^ {*columns}):
             name = min(unlike)
             has, lacks = (paths[0], path) if name in first else (path, paths[0])
             raise DataError(
@@ -249,12 +252,12 @@ def _columns_of(
                 f"name columns that all have: columns=[...]; or {WITH_THE_SAME}",
             )
         for name in chosen or ():
-            if name not in (*own, SOURCE):
-                raise one_of("columns", name, own)
-            its = packed.facts
-            if name == SOURCE and not (its.sources and "segments" in its.config.columns):
+            if name not in (*columns, SOURCE):
+                raise one_of("columns", name, columns)
+            facts = packed.facts
+            if name == SOURCE and not (facts.sources and "segments" in facts.config.columns):
                 raise UsageError(
-                    f"columns: {SOURCE!r}: {path} does not say the sources of its segments",
+                    f"columns: {SOURCE!r}: {path} has no record of the sources of its segments",
                     "leave it out, or pack a recipe with the column segments",
                 )
     if chosen is None:
@@ -264,26 +267,25 @@ def _columns_of(
 
 
 def _check_tokenizer(path: Path | str, tokenizer: Any, expected: str) -> None:
-    """Raise DataError where rows were packed with another tokenizer, or none."""
+    """Raise DataError if rows were packed with another tokenizer, or none."""
     if tokenizer is None or tokenizer.sha256 != expected.lower():
-        its = "none" if tokenizer is None else f"{tokenizer.source}, sha256 {tokenizer.sha256}"
+        name = "none" if tokenizer is None else f"{tokenizer.source}, sha256 {tokenizer.sha256}"
         raise DataError(
-            f"{path}: its tokenizer is {its}; tokenizer_sha256 is {expected}",
-            "pack again with --tokenizer set to the trainer's, of which sha256sum tokenizer.json "
-            "prints the digest; one that was only saved again may have another",
+            f"{path}: its tokenizer is {name}; tokenizer_sha256 is {expected}",
+            "pack again with --tokenizer set to the trainer's; sha256sum tokenizer.json prints its "
+            "digest, which may change when a tokenizer is only saved again",
         )
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """b rows, gathered at once. Iterating gives a dict for each row.
+    """b rows, gathered together. Iterating gives a dict for each row.
 
     columns  name -> tensor [b, L] as stored: input_ids, labels, position_ids int32,
-             attention_mask uint8
-    ragged   name -> the rows' boundaries: cu_seqlens, cu_seqlens_padded; and numbers of each
-             segment: `source`
-    carried  name -> its type in torch, of carried columns: those of tokens are among `columns`, of
-             [b, L] or [b, L, K], those of records in `ragged`, all as stored (bfloat16 as int16)
+             attention_mask uint8; carried columns of tokens [b, L] or [b, L, K]
+    ragged   name -> lists of different lengths: the boundaries cu_seqlens and cu_seqlens_padded,
+             the `source` of each segment; carried columns of records
+    carried  name of a carried column -> its type in torch; bfloat16 is stored as int16
     """
 
     columns: dict[str, Any]
@@ -292,8 +294,8 @@ class RowBatch:
 
     @classmethod
     def joined(cls, batches: Sequence[RowBatch], places: Sequence[Int64]) -> RowBatch:
-        """The rows of several batches of alike columns, those of each in its places."""
-        if len(batches) == 1:  # all of them, in order
+        """Merge batches with the same columns; row i of batch k goes to place `places[k][i]`."""
+        if len(batches) == 1:  # it has all places, in order
             return batches[0]
         order = np.argsort(np.concatenate(places))
         columns = {}
@@ -324,27 +326,30 @@ class RowBatch:
         return int(self.columns["input_ids"].shape[1])
 
     def boundaries(self) -> tuple[Int32, int]:
-        """(int32[k + 1] where documents begin in the rows end to end, 0, ..., b * max_length;
-        the tokens of the longest).
+        """Return the boundaries of documents in the rows end to end, int32[k + 1], and the tokens
+        of the longest document.
 
         The padding at a row's end is a document of its own, so that every place belongs to one.
-        A segment's own padding (`--segment-multiple`) is the end of its segment. Raises DataError
+        The padding of a segment (`--segment-multiple`) is the end of its document. Raises DataError
         for invalid boundaries.
         """
-        own = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
-        edges = np.empty(len(own.values) + 1, np.int32)
-        count, longest = gathering.join_boundaries(own.values, own.ends, self.max_length, edges)
+        stored = self.ragged.get(PADDED_BOUNDARIES) or self.ragged["cu_seqlens"]
+        edges = np.empty(len(stored.values) + 1, np.int32)
+        count, longest = gathering.join_boundaries(
+            stored.values, stored.ends, self.max_length, edges
+        )
         if count < 0:
             raise DataError(
-                f"row {longest} of a batch has the boundaries {own[longest].tolist()}: they do "
+                f"row {longest} of a batch has the boundaries {stored[longest].tolist()}: they do "
                 f"not ascend from 0 to {self.max_length} at most",
                 PACK_AGAIN,
             )
         return edges[:count], longest
 
     def segments(self) -> tuple[Int64, Int64, Int64]:
-        """int64[s] each: (the row, where it begins and ends in the rows end to end) of segments,
-        without any padding. Raises as `boundaries`.
+        """Return (row, begin, end) of the segments in the rows end to end, int64[s] each.
+
+        Padding is left out. Raises as `boundaries`.
         """
         self.boundaries()
         real = self.ragged["cu_seqlens"]
@@ -354,20 +359,22 @@ class RowBatch:
         return row, begin, begin + np.delete(np.diff(real.values), real.ends[1:-1] - 1)
 
     def sources(self, documents: Int64) -> Int32 | None:
-        """int32[k], the source of each of documents[row] documents of the rows, -1 of padding,
-        which is a row's last; None where rows do not say.
+        """Return the source of each document, int32[k], -1 for padding; None if it is unknown.
+
+        documents  int64[b], the number of documents of each row, including its padding
         """
-        own = self.ragged.get(SOURCE)
-        return None if own is None else _of_documents(own, documents, -1)
+        stored = self.ragged.get(SOURCE)
+        return None if stored is None else _of_documents(stored, documents, -1)
 
     def carried_by_tokens(self) -> dict[str, Any]:
-        """The carried columns of tokens, tensors [b, L] or [b, L, K], without a copy."""
+        """Return the carried columns of tokens, tensors [b, L] or [b, L, K], without a copy."""
         kinds = self.carried.items()
         return {name: self.columns[name].view(kind) for name, kind in kinds if name in self.columns}
 
     def carried_by_documents(self, documents: Int64) -> dict[str, Any]:
-        """The carried columns of records, tensors [k] or [k, K], of documents as in `sources`, with
-        0 for padding.
+        """Return the carried columns of records, tensors [k] or [k, K], 0 for padding.
+
+        documents  as in `sources`
         """
         kinds = [(name, kind) for name, kind in self.carried.items() if name in self.ragged]
         return {
@@ -377,19 +384,23 @@ class RowBatch:
 
 
 def _of_documents(lists: Lists, documents: Int64, padding: int) -> Any:
-    """[k], or [k, K], the values of each row's segments, and `padding` for its documents beyond."""
+    """Lay out values of segments by documents, [k] or [k, K]: those behind the segments of a row
+    have the value `padding`.
+    """
     values, sizes = lists.values, np.diff(lists.ends)
-    found = np.full((int(documents.sum()), *values.shape[1:]), padding, values.dtype)
+    laid_out = np.full((int(documents.sum()), *values.shape[1:]), padding, values.dtype)
     begins = np.cumsum(documents) - documents
-    found[np.arange(len(values)) + np.repeat(begins - lists.ends[:-1], sizes)] = values
-    return found
+    laid_out[np.arange(len(values)) + np.repeat(begins - lists.ends[:-1], sizes)] = values
+    return laid_out
 
 
 def row_batch(rows: Any) -> RowBatch:
-    """What a collator is given, as a RowBatch: one already, or rows as dicts of tensors.
+    """Return rows of a collator as a RowBatch.
 
-    Rows without boundaries, such as those of `packer_cli.hf`, have them where positions restart.
-    Raises UsageError for rows without input_ids or boundaries, and of unlike columns.
+    rows  a RowBatch, or dicts of tensors. If they have no boundaries, such as those of
+          `packer_cli.hf`, a document begins where positions restart
+
+    Raises UsageError for rows without input_ids or boundaries, and for rows of different columns.
     """
     if not len(rows):
         raise UsageError("a collator of packed rows got no rows")
@@ -418,9 +429,9 @@ def _stacked(rows: Any) -> RowBatch:
     batch = RowBatch({}, {name: Lists.of([row[name] for row in rows])
                           for name in RAGGED if name in rows[0]})  # fmt: skip
     segments = [len(row["cu_seqlens"]) - 1 for row in rows] if "cu_seqlens" in rows[0] else []
-    for name in (one for one in rows[0] if one not in (*RAGGED, "segments")):
+    for name in [column for column in rows[0] if column not in (*RAGGED, "segments")]:
         values = [torch.as_tensor(row[name]) for row in rows]
-        sizes = [len(one) if one.ndim else -1 for one in values]
+        sizes = [len(of_row) if of_row.ndim else -1 for of_row in values]
         of_tokens = sizes == [len(row.get("input_ids", ())) for row in rows]
         if name not in _FIXED and (of_tokens or sizes == segments):  # as a PackedDataset gives it
             batch.carried[name] = values[0].dtype

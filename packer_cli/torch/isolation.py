@@ -1,32 +1,35 @@
-"""Which places see each other in packed rows: by a model's config, by the table of families, and by
-experiment.
+"""Isolation of documents in packed rows: masks, a table of model families, and an experiment.
 
-A 4-D mask replaces all masks of a model, so it must include the model's sliding windows. A config
-says in `layer_types` which of three masks each layer takes; without that, all take the second if it
-has a `sliding_window`, and else the first:
+Masks. A 4-D mask replaces all masks of a model, so it must include the model's sliding windows.
+`layer_types` of a config names one of three masks for each layer; without it, all layers take the
+second if there is a `sliding_window`, and else the first. Each place sees
 
-    full_attention       every earlier place of the document
-    sliding_attention    the last `sliding_window` of them, the place itself among them
-    chunked_attention    those in the same `attention_chunk_size` places, from the document's start
+    full_attention       all earlier places of its document and itself
+    sliding_attention    the last `sliding_window` of these
+    chunked_attention    those in the same chunk: `attention_chunk_size` places, counted from the
+                         document's start
 
-Where layers differ, models of transformers take a dict of masks by these names, with None for
-layers that do not attend, such as Mamba's.
+If layers differ, models of transformers take a dict of masks by these names, with None for layers
+that do not attend, such as Mamba's.
 
-Whatever would silently let documents see each other is refused: attention that knows documents by
-positions (SDPA, eager and FlexAttention) in families that make their masks without positions;
-convolutions and recurrent layers that do not get `seq_idx`; masks for an attention that takes none,
-or others. `families.txt` has the `model_type` of families, which tests wrote after running a model
-of each (tests/extras/families.py): after `positions` those of which positions are enough, whatever
-attends; after `end-to-end` those of which FlashAttention wants rows end to end besides; after
-`boundaries` those that need FlashAttention or masks; after `never` those that no packed row suits.
-A model that is not there is refused if it has recurrent layers; otherwise a warning says so.
+Families. `check_suitable` refuses what would silently let documents see each other: attention that
+finds documents by positions (SDPA, eager and FlexAttention) in families that ignore positions;
+convolutions and recurrent layers that do not get `seq_idx`; and masks that an attention does not
+take. `families.txt` lists a `model_type` in one of four groups, found by running a tiny model
+(tests/extras/families.py):
 
-Only the model itself can show the rest. `check_isolation` gives every second document of each row
-other tokens, in a copy of the batch, and then the others: logits of those in between must stay. The
-first document of a row comes before everything that the second copy changes, so a change there is
-noise: experts, for example, compute together what the router sends them. A change that is more than
-ten times as large elsewhere is a document that saw another. This takes three forward passes, with
-the same random numbers in each; the model stays in its mode.
+    positions    positions are enough for every kind of attention
+    end-to-end   FlashAttention also needs rows end to end
+    boundaries   it needs FlashAttention or masks
+    never        no packed row is right
+
+A model that is not in the table is refused if it has recurrent layers, and otherwise warned about.
+
+Experiment. `check_isolation` replaces the tokens of every second document of each row, and in
+another copy those of the others: logits of the documents in between must not change. The first
+document of a row precedes everything that the second copy changes, so a change there is noise:
+experts, for example, compute together the tokens that the router sends them. If logits elsewhere
+change more than ten times as much, one document has seen another. This takes three forward passes.
 """
 
 from __future__ import annotations
@@ -51,37 +54,37 @@ _NUMBERS = (("position_ids", 1), ("seq_idx", 0), ("document_ids", 0))  # and how
 def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     """Raise UsageError if a document of the batch sees another: `check_isolation(model, batch)`.
 
-    model  on any device, in any mode. It is called as `model(**batch)` without labels and gives
-           logits [rows, length, vocabulary], as they are, first in a tuple or as `.logits`. Its
-           mode, its buffers and the state of random numbers stay as they were
-    batch  of a collator, on any device: input_ids int [rows, length], and what says where documents
-           begin: boundaries, seq_idx, position_ids that restart. It is not changed
+    model  on any device, in any mode. It is called as `model(**batch)` without labels and returns
+           logits [rows, length, vocabulary], by themselves, first in a tuple or as `.logits`. Its
+           mode, its buffers and the state of random numbers are restored
+    batch  of a collator, on any device: input_ids int [rows, length], and boundaries, seq_idx or
+           position_ids that restart. It is not changed
 
-    Raises UsageError also for a batch in which no row has two documents, or nothing says where they
-    begin, and for a model whose logits differ where nothing was changed.
+    Raises UsageError also if no row has two documents or their boundaries are missing, and if
+    logits differ before anything that was changed.
     """
     numbers = _document_numbers(batch)
     ids = batch["input_ids"]
     values, which = torch.unique(ids, return_inverse=True)
     if len(values) < 2:
         raise UsageError(f"check_isolation: every token of the batch is {values.tolist()}")
-    others = values[(which + 1) % len(values)]  # another token in each place
+    replaced = values[(which + 1) % len(values)]  # another token in each place
     odd = numbers % 2 == 1
     if not bool(odd.any()):
         raise UsageError(
             "check_isolation: no row of the batch has two documents", "give it other rows"
         )
     parameters = list(getattr(model, "parameters", list)())
-    device = next((one.device for one in parameters), ids.device)
-    halves = {one.dtype for one in parameters if one.is_floating_point() and one.itemsize == 2}
-    # the part of the largest logit that may change by rounding, even if no noise shows it
-    tolerance = max(1e-6, *(torch.finfo(one).eps for one in halves), 0)
-    given = {name: _to(value, device) for name, value in batch.items() if name not in _LABELS}
-    with _as_it_was(model):
-        before = _logits(model, given)
+    device = next((parameter.device for parameter in parameters), ids.device)
+    halves = {p.dtype for p in parameters if p.is_floating_point() and p.itemsize == 2}
+    # share of the largest logit that rounding may change, even if the noise is 0
+    tolerance = max(1e-6, *(torch.finfo(dtype).eps for dtype in halves), 0)
+    inputs = {name: _to(value, device) for name, value in batch.items() if name not in _LABELS}
+    with _restored(model):
+        before = _logits(model, inputs)
         scale = float(before.abs().max())
-        by_even = _change(model, given, torch.where(odd, ids, others), before)
-        by_odd = _change(model, given, torch.where(odd, others, ids), before)
+        by_even = _change(model, inputs, torch.where(odd, ids, replaced), before)
+        by_odd = _change(model, inputs, torch.where(odd, replaced, ids), before)
     noise = _largest(by_odd, numbers == 0)
     seen = max(_largest(by_even, odd), _largest(by_odd, ~odd & (numbers > 0)))
     if not noise <= 0.01 * scale:
@@ -92,13 +95,13 @@ def check_isolation(model: Any, batch: Mapping[str, Any]) -> None:
     if seen > 10 * noise + tolerance * scale:
         raise UsageError(
             f"check_isolation: documents see each other: the tokens of another change logits by "
-            f"{seen:.2g}, where the largest is {scale:.2g}",
+            f"{seen:.2g}, and the largest is {scale:.2g}",
             "choose the collator by docs/training.md, and give it config=model.config",
         )
 
 
 def _document_numbers(batch: Mapping[str, Any]) -> Any:
-    """int64[rows, length], 0, 1, ... in each row of input_ids."""
+    """Number the documents of each row 0, 1, ...: int64[rows, length]."""
     shape = batch["input_ids"].shape
     begins = torch.zeros(shape, dtype=torch.bool)
     begins[:, 0] = True
@@ -112,7 +115,7 @@ def _document_numbers(batch: Mapping[str, Any]) -> Any:
             begins[:, 1:] |= values[:, 1:] != values[:, :-1] + step
     if not known:
         raise UsageError(
-            "check_isolation: nothing in the batch says where documents begin",
+            "check_isolation: the batch has no boundaries of documents",
             "give it the batch of a collator of packer_cli.torch",
         )
     return (begins.cumsum(dim=1) - 1).to(batch["input_ids"].device)
@@ -120,7 +123,7 @@ def _document_numbers(batch: Mapping[str, Any]) -> Any:
 
 def _to(value: Any, device: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _to(one, device) for name, one in value.items()}
+        return {name: _to(part, device) for name, part in value.items()}
     return value.to(device) if hasattr(value, "to") else value
 
 
@@ -133,19 +136,19 @@ def _logits(model: Any, batch: dict[str, Any]) -> Any:
 
 
 def _change(model: Any, batch: dict[str, Any], ids: Any, before: Any) -> Any:
-    """float32[rows, length], the largest change of each place's logits with other tokens."""
+    """Return the largest change of each place's logits with other tokens, float32[rows, length]."""
     after = _logits(model, batch | {"input_ids": ids.to(batch["input_ids"].device)})
     return after.sub_(before).abs_().amax(dim=-1).float().cpu()
 
 
-def _largest(change: Any, where: Any) -> float:
-    chosen = change[where.cpu()]
+def _largest(change: Any, places: Any) -> float:
+    chosen = change[places.cpu()]
     return float(chosen.max()) if len(chosen) else 0.0
 
 
 @contextmanager
-def _as_it_was(model: Any) -> Iterator[None]:
-    """Without gradients; restores buffers and random numbers at the end."""
+def _restored(model: Any) -> Iterator[None]:
+    """A context without gradients that restores buffers and random numbers."""
     buffers = [
         (module, name, value, value.clone())
         for module in getattr(model, "modules", list)()
@@ -168,7 +171,9 @@ _BY_POSITIONS = ("sdpa", "eager", "flex_attention", None)
 def check_suitable(collator: str, config: Any, form: str = "") -> None:
     """Raise UsageError if documents of a model with this config would see each other.
 
-    collator  its name; `form` is that of block_mask_collate. With no config, nothing is checked.
+    collator  its name
+    config    None: nothing is checked
+    form      of block_mask_collate
     """
     if config is None:
         return
@@ -177,19 +182,18 @@ def check_suitable(collator: str, config: Any, form: str = "") -> None:
     kept_apart_by = _families().get(kind, "")
     if attention == "flex_attention":
         wanted = "documents"
-    blind = f"{attention or 'attention'} does not look at positions"
+    blind = f"{attention or 'attention'} ignores positions"
     apart = ", and documents would see each other"
     is_unknown = not kept_apart_by
     refuse([
         (
             kept_apart_by == "never",
-            f"{collator}: layers of {kind} look at no boundaries{apart}",
+            f"{collator}: layers of {kind} ignore boundaries{apart}",
             "separate_collate",
         ),
         (
             is_unknown and is_recurrent(config),
-            f"{collator}: {kind} has recurrent layers, and whether they look at boundaries is not "
-            "known",
+            f"{collator}: {kind} has recurrent layers, and it is unknown if they use boundaries",
             "separate_collate; or config=None, and check_isolation(model, batch) to find out",
         ),
         (
@@ -215,19 +219,19 @@ def check_suitable(collator: str, config: Any, form: str = "") -> None:
         ),
     ])  # fmt: skip
     if is_unknown and not masked:
-        _warn(f"{collator}: whether documents of {kind} see each other is not known; "
+        _warn(f"{collator}: it is unknown if documents of {kind} see each other; "
               "check_isolation(model, batch) of packer_cli.torch finds out")  # fmt: skip
 
 
 @cache
 def _warn(text: str) -> None:
-    """Once in a process."""
+    """Warn once in a process."""
     warnings.warn(text, stacklevel=4)
 
 
 @cache
 def _families() -> dict[str, str]:
-    """By `model_type`, what keeps documents apart: one of the groups above."""
+    """Return model_type -> the group of its family, as above."""
     lines = Path(__file__).with_name("families.txt").read_text(encoding="utf-8").splitlines()
     rows = (line.split() for line in lines)
     return {name: group for group, *names in rows for name in names}
@@ -241,31 +245,31 @@ _PARTS = {"attention": _MASKED[:1], "hybrid": ("full_attention", "linear_attenti
 
 
 def text_config(config: Any) -> Any:
-    """The part of a config that is about text, for models that also take images."""
+    """Return the part of a config for text, if a model also takes images."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def attention_of(config: Any) -> str | None:
-    """What a model of transformers attends with: "sdpa", "eager", ...; None if not chosen yet."""
+    """Return the attention of a model of transformers: "sdpa", "eager", ...; None if not set."""
     attention: str | None = getattr(text_config(config), "_attn_implementation", None)
     return attention
 
 
 def is_recurrent(config: Any) -> bool:
-    """Whether a model has layers that pass state along a row: recurrent ones, convolutions."""
+    """Return True if a model has recurrent or convolution layers, which pass state along a row."""
     kinds = {part for kind in _types(config) or () for part in _PARTS.get(kind, (kind,))}
     return not kinds.isdisjoint(_RECURRENT)
 
 
 def block_masks(document_ids: Any, config: Any, mask_of: Callable[[Any, int | None], Any]) -> Any:
-    """The masks of a model: one, or a dict of them by kind of layer where these differ.
+    """Make the masks of a model: one, or a dict by kind of layer if these differ.
 
     document_ids  int [b, length]
     config        the model's, or None for a model without windows
-    mask_of       (ids [b, length], window) to a mask: a place may see those before it with the
-                  same id, `window` of them at most, itself among them
+    mask_of       (ids [b, length], window) to a mask: a place may see earlier places with the same
+                  id and itself, `window` of them at most
 
-    Raises UsageError for unknown kinds of layers, and where none attends.
+    Raises UsageError for unknown kinds of layers, and if no layer attends.
     """
     kinds, text, masks = _kinds(config), text_config(config), dict[str, Any]()
     for kind in kinds:
@@ -280,8 +284,8 @@ def block_masks(document_ids: Any, config: Any, mask_of: Callable[[Any, int | No
 
 
 def dense_mask(ids: Any, window: int | None, kind: Any = torch.bool) -> Any:
-    """A mask [b, 1, length, length], True where a query may look; of a type of floats, to be added
-    to scores.
+    """Make a mask [b, 1, length, length]: True for the places that a query may see. If `kind` is a
+    type of floats, the mask is to be added to scores.
     """
     seen = (ids[:, None, :, None] == ids[:, None, None, :]).tril_()
     seen = seen if window is None else seen.triu_(1 - window)
@@ -291,7 +295,7 @@ def dense_mask(ids: Any, window: int | None, kind: Any = torch.bool) -> Any:
 
 
 def flex_mask(ids: Any, window: int | None) -> Any:
-    """The rule of `dense_mask`, as FlexAttention's BlockMask."""
+    """Make FlexAttention's BlockMask by the rule of `dense_mask`."""
     from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415 slow
 
     def visible(row: Any, head: Any, query: Any, key: Any) -> Any:
@@ -303,18 +307,18 @@ def flex_mask(ids: Any, window: int | None) -> Any:
 
 
 def _types(config: Any) -> Any:
-    """The kind of each layer, or None where a config does not say."""
+    """Return the kind of each layer, or None if a config does not list them."""
     text = text_config(config)
     return getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
 
 
 def _kinds(config: Any) -> list[str]:
-    """The kinds of a model's layers, by which it looks up their masks."""
+    """Return the kinds of a model's layers, the keys of its masks."""
     types = _types(config)
     if types is None:
         windowed = getattr(text_config(config), "sliding_window", None) is not None
         return ["sliding_attention" if windowed else "full_attention"]
-    kinds = sorted({one for kind in types for one in _PARTS.get(kind, (kind,))})
+    kinds = sorted({part for kind in types for part in _PARTS.get(kind, (kind,))})
     if unknown := [kind for kind in kinds if kind not in (*_MASKED, *_UNMASKED)]:
         raise UsageError(
             f"block masks: layers of an unknown kind: {named(unknown)}",
@@ -329,7 +333,7 @@ def _kinds(config: Any) -> list[str]:
 
 
 def _chunks(document_ids: Any, size: int) -> Any:
-    """int64[b, length], a number for each chunk of each document of a row."""
+    """Number the chunks of each document of a row: int64[b, length]."""
     length = document_ids.shape[1]
     places = torch.arange(length, device=document_ids.device).expand_as(document_ids)
     begins = torch.ones_like(document_ids, dtype=torch.bool)

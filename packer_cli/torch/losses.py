@@ -1,12 +1,12 @@
-"""Losses of carried values, the same of packed rows as of each record by itself.
+"""Losses of carried values. Packed rows have the same loss as each record by itself.
 
-Logits at a place predict the next token, as in transformers. A carried value is at the place of
-its own token: a weight weighs the prediction of that token, and a teacher's distribution is the
-one for that token, as its label is. Tokens with the label -100, every document's first one among
-them, count nothing.
+Logits at a place predict the next token, as in transformers. A carried value stands at the place of
+its own token, like a label: a weight applies to the prediction of that token, and a teacher's
+distribution is the one that predicts it. Tokens with the label -100 do not count; every document's
+first token is one of them.
 
-A batch is what a collator of this package gives, on the device of the logits: a dict with labels,
-or a `PackedBatch`. Losses are computed in float32, or as float64 logits in theirs.
+A batch is the dict or `PackedBatch` of a collator, on the device of the logits, with labels. Losses
+are computed in float32, or in float64 for float64 logits.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from packer_cli.torch.collate import PackedBatch
 def weighted_loss(
     logits: Any, batch: Any, name: str = "loss_weights", *, num_items_in_batch: Any = None
 ) -> Any:
-    """The cross entropy of the trained tokens, each times its weight, over the sum of the weights.
+    """Return the cross entropy of the trained tokens, weighted, over the sum of the weights.
 
     logits  [1, T, vocabulary] or [b, L, vocabulary], as input_ids are laid out
     batch   with labels and the weights
-    name    of the weights: a number for each token, or for each record, and so for all its tokens;
-            batches then need position_ids
-    num_items_in_batch  what to divide by instead, as in transformers: the sum of the weights of all
+    name    of the weights: a number for each token, or one for each record; these need position_ids
+    num_items_in_batch  divisor to use instead, as in transformers: the sum of the weights of all
             micro-batches of a step, a number or a tensor
 
-    A scalar, in nats a token. With weights of 1 it is the loss of the model itself; tokens with a
-    weight of 0 are left out, and where all have 0 the loss is 0, and so is its gradient. Where
-    weights are negative, their magnitudes are summed. Raises UsageError where the batch has no
-    labels or no such weights, and for logits of other places.
+    The result is a scalar, in nats a token. With weights of 1 it is the loss of the model itself;
+    tokens with a weight of 0 are left out; if all weights are 0, so are the loss and its gradient.
+    The divisor sums the magnitudes of negative weights. Raises UsageError if the batch has no
+    labels or weights, and for logits of another shape.
     """
-    given = _named(batch)
-    targets = _targets(logits, given)
-    weights = _weights(given, name, targets, logits)
+    values = _values_of(batch)
+    targets = _targets(logits, values)
+    weights = _weights(values, name, targets, logits)
     logits, targets, weights = _where_they_count(weights, logits, targets, weights)
     losses = cross_entropy(logits.to(weights.dtype), targets, reduction="none")
     return _mean(losses, weights, num_items_in_batch)
@@ -56,27 +55,27 @@ def distillation_loss(
     weights: str | None = None,
     num_items_in_batch: Any = None,
 ) -> tuple[Any, Any]:
-    """The forward KL divergence, teacher from student, over the teacher's most likely tokens.
+    """Return the forward KL divergence of the student from the teacher's most likely tokens.
 
     logits    the student's, [1, T, vocabulary] or [b, L, vocabulary], as input_ids are laid out
-    batch     with labels, and for each token the K ids and their K log-probabilities, natural ones,
-              of the distribution that predicts this token: of the same place as its label
+    batch     with labels and, for each token, K ids and their natural log-probabilities in the
+              distribution that predicts this token, at the same place as its label
     ids, logprobs  their names
     weights   the name of weights, as in `weighted_loss`; None: every trained token counts alike
     num_items_in_batch  as in `weighted_loss`
 
-    (loss, missing mass), two scalars. The loss is the mean over trained tokens of the sum over the
-    K ids of p * (log p - log q), in nats: p is the teacher's probability as given, not normalised
-    to the K, and q the student's among the whole vocabulary. Over all ids this is the dense KL
-    divergence; over fewer it is their part of it, and its gradient is that of the normalised one
-    times their mass. The missing mass, without gradient, is the mean of 1 - sum of p.
+    Returns (loss, missing mass), two scalars. The loss is the mean over trained tokens of the sum
+    over the K ids of p * (log p - log q), in nats: p is the teacher's probability, not normalised
+    to the K ids, and q the student's in the whole vocabulary. With all ids this is the dense KL
+    divergence; with fewer it is their part of it, and its gradient is that of the normalised
+    divergence times their mass. The missing mass, without gradient, is the mean of 1 - sum of p.
 
-    Raises UsageError as `weighted_loss`, and where there are not K values for every token.
+    Raises UsageError as `weighted_loss`, and if there are not K values for every token.
     """
-    given = _named(batch)
-    targets = _targets(logits, given)
-    counts = _weights(given, weights, targets, logits)
-    tops, logs = _carried(given, ids), _carried(given, logprobs)
+    values = _values_of(batch)
+    targets = _targets(logits, values)
+    counts = _weights(values, weights, targets, logits)
+    tops, logs = _carried(values, ids), _carried(values, logprobs)
     if tops.shape != logs.shape or tops.ndim != 3 or tops.shape[:2] != targets.shape:
         raise UsageError(
             f"distillation_loss: {ids} {list(tops.shape)} and {logprobs} {list(logs.shape)} are "
@@ -94,18 +93,18 @@ def distillation_loss(
     return _mean(losses, counts, num_items_in_batch), missing
 
 
-def _named(batch: Any) -> Any:
+def _values_of(batch: Any) -> Any:
     return vars(batch) | batch.carried if isinstance(batch, PackedBatch) else batch
 
 
 def _next(values: Any, last: int = 0) -> Any:
-    """Values [rows, length, ...] at the places that predict their tokens."""
+    """Move values [rows, length, ...] to the places that predict their tokens."""
     return torch.cat([values[:, 1:], torch.full_like(values[:, :1], last)], dim=1)
 
 
-def _targets(logits: Any, given: Mapping[str, Any]) -> Any:
-    """int64[rows, length], what each place is trained to predict."""
-    labels = given.get("labels")
+def _targets(logits: Any, batch: Mapping[str, Any]) -> Any:
+    """Return the token that each place is trained to predict, int64[rows, length]."""
+    labels = batch.get("labels")
     if labels is None:
         raise UsageError("a loss of a batch without labels", "pack with the column labels")
     targets = _next(labels, IGNORED)
@@ -114,21 +113,21 @@ def _targets(logits: Any, given: Mapping[str, Any]) -> Any:
     return targets.long()
 
 
-def _carried(given: Mapping[str, Any], name: str) -> Any:
-    if (values := given.get(name)) is None:
+def _carried(batch: Mapping[str, Any], name: str) -> Any:
+    if (values := batch.get(name)) is None:
         raise UsageError(f"the batch has no {name}", "carry it, and do not leave it out of `names`")
     return values
 
 
-def _weights(given: Mapping[str, Any], name: str | None, targets: Any, logits: Any) -> Any:
-    """[rows, length] of what targets count, in the type to compute in."""
+def _weights(batch: Mapping[str, Any], name: str | None, targets: Any, logits: Any) -> Any:
+    """Return the weights of targets, [rows, length], in the type to compute in."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     trained = targets != IGNORED
     if name is None:
         return trained.to(kind)
-    values = _carried(given, name)
+    values = _carried(batch, name)
     if values.ndim == 1:  # of each document
-        starts = _carried(given, "position_ids").flatten() == 0
+        starts = _carried(batch, "position_ids").flatten() == 0
         values = values[starts.cumsum(0) - 1].view_as(targets)
     if values.shape != targets.shape:
         raise UsageError(
@@ -138,12 +137,13 @@ def _weights(given: Mapping[str, Any], name: str | None, targets: Any, logits: A
     return _next(values).to(kind).masked_fill(~trained, 0)
 
 
-def _where_they_count(weights: Any, *given: Any) -> Any:
-    """Values [rows, length, ...] at the places of a weight, [places, ...]: others need no memory as
-    float32, and what is infinite there becomes no nan.
+def _where_they_count(weights: Any, *arrays: Any) -> Any:
+    """Select values [rows, length, ...] at the places with a weight, [places, ...].
+
+    Other places then need no memory as float32, and infinite values there cannot become nan.
     """
     counts = weights != 0
-    return (values[counts] for values in given)
+    return (values[counts] for values in arrays)
 
 
 def _mean(values: Any, weights: Any, total: Any) -> Any:

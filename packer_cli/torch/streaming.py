@@ -1,11 +1,12 @@
 """`PackingIterableDataset`: documents packed into rows while training reads them.
 
 1. Read `buffer_size` documents, plan them together, shuffle the rows.
-2. Give all rows but the emptiest, whose documents open the next buffer.
-3. At the end of the source give that one too.
+2. Yield all rows but the emptiest, whose documents begin the next buffer.
+3. At the end of the source yield that one, too.
 
-The position is the number of documents before the buffer, the documents carried into it (at most
-one row of tokens) and the rows given of it; the same buffer is read and planned again from there.
+A position has the number of documents before the buffer, the documents carried into it (at most one
+row of tokens) and the number of its rows that were yielded. To go on, the same buffer is read and
+planned again. Needs the memory of one buffer.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from packer_cli.torch.sampler import share_of_ranks
 class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is not typed here
     """Packed rows of a source of documents, for a DataLoader and every collator of this package.
 
-    source       gives documents each time it is iterated: sequences of token ids, or dicts with
-                 input_ids and perhaps labels, unshifted
+    source       an iterable that yields all documents each time: sequences of token ids, or dicts
+                 with input_ids and perhaps labels, unshifted
     max_length   tokens in a row
     buffer_size  documents planned together; a few hundred rows' worth packs about as well as all
     strategy     as in `plan_packing`; so are `overlong`, and `seed`: None leaves rows as planned
@@ -42,11 +43,11 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     input_ids, labels, position_ids int32[max_length], attention_mask uint8[max_length] and
     cu_seqlens int32.
 
-    `state_dict()` after a row and `load_state_dict()` go on with the next one; to do so the source
-    is read again from its beginning, without packing. A DataLoader's workers each have a position
-    of their own, which StatefulDataLoader keeps and restores; a plain one with workers cannot.
-    Accelerate and the Trainer need rank=0, world_size=1 and dispatch_batches=False: dispatching,
-    the first rank's batches are cut at their first dimension, boundaries of documents as well.
+    `state_dict()` after a row and `load_state_dict()` go on with the next one; the source is then
+    read again from its beginning, without packing. Each worker of a DataLoader has its own
+    position, which StatefulDataLoader keeps and restores; a plain one with workers cannot.
+    Accelerate and the Trainer need rank=0, world_size=1 and dispatch_batches=False: dispatching
+    cuts the first rank's batches at their first dimension, boundaries of documents included.
 
     Raises UsageError for invalid options and, while iterating, DataError for an empty source or an
     invalid document.
@@ -75,7 +76,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         }
         pack_sequences([], **self._options)  # raises now what it would raise in the first step
         self._rank, self._world_size = share_of_ranks(rank, world_size)
-        # what rows depend on, apart from the source
+        # all that rows depend on, other than the source
         self._order = self._options | {"buffer_size": buffer_size, "seed": seed}
         self._order |= {"rank": self._rank, "world_size": self._world_size}
         self._begin = self._now = _START
@@ -96,24 +97,24 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
                 "resume with as many workers, and several only in a StatefulDataLoader, which "
                 "keeps a position of each",
             )
-        read, carried, given = (self._begin[name] for name in ("documents", "carried", "rows"))
+        read, carried, yielded = (self._begin[name] for name in ("documents", "carried", "rows"))
         documents, size = islice(self._share(), read, None), self._order["buffer_size"]
         last = False
         while not last:
             fresh = list(islice(documents, size))
             last = len(fresh) < size
-            batch, numbers, rest = self._packed([*carried, *fresh], read, last)
-            for row in range(given, len(numbers)):
+            batch, numbers, waiting = self._packed([*carried, *fresh], read, last)
+            for row in range(yielded, len(numbers)):
                 self._now = _START | {"documents": read, "carried": carried, "rows": row + 1}
                 yield batch[numbers[row]]
-            read, carried, given = read + len(fresh), rest, 0
+            read, carried, yielded = read + len(fresh), waiting, 0
         self._begin = _START
         if get_worker_info() is None:
             self._now = self._begin
         # A worker that ends before others stays at its end: StatefulDataLoader starts it once more.
 
     def _share(self) -> Iterator[Any]:
-        """The documents of this rank and worker."""
+        """Yield the documents of this rank and worker."""
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         least = self._world_size
@@ -134,7 +135,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
     def _packed(
         self, documents: list[Any], read: int, last: bool
     ) -> tuple[RowBatch, list[int], list[Any]]:
-        """(rows, numbers of those to give, documents for the next buffer)."""
+        """Return (rows, numbers of those to yield, documents for the next buffer)."""
         ids, labels = documents_of(documents)
         seed = self._order["seed"]
         if seed is not None:
@@ -145,7 +146,7 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         numbers = list(range(len(plan)))
         if last or not numbers:
             return batch, numbers, []
-        # the emptiest row waits for more documents, or the last where order counts
+        # the emptiest row waits for more documents, or the last if the strategy keeps the order
         waits = numbers[-1] if keeps_order(plan.strategy) else int(plan.row_tokens.argmin())
         if plan.row_tokens[waits] == plan.max_length:
             return batch, numbers, []
@@ -157,11 +158,11 @@ class PackingIterableDataset(IterableDataset):  # type: ignore[misc]  # torch is
         return batch, numbers, [{n: row[n][span].tolist() for n in names} for span in spans]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last row given, in plain numbers and lists."""
+        """Return the position after the last row, in plain numbers and lists."""
         return {**self._now, "workers": _workers(), **self._order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after a position. Raises DataError when it was saved with other options."""
+        """Go on after a position. Raises DataError if it was saved with other options."""
         for name, value in self._order.items():
             if state.get(name) != value:
                 raise DataError(

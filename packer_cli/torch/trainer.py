@@ -1,13 +1,13 @@
 """`PackedTrainerMixin`: packed rows in transformers' Trainer and in TRL's SFTTrainer.
 
-The Trainer asks `get_train_dataloader` for its batches. The mixin answers with those of a
-`PackedSampler` that knows this process among all, and Accelerate does not share them out again:
+The Trainer gets its batches from `get_train_dataloader`. The mixin returns those of a
+`PackedSampler` for this process, which Accelerate does not distribute again:
 
-1. An epoch of the Trainer is one of the sampler's, always in the same number of batches.
-2. A callback tells the sampler which epoch begins, and counts the steps that were trained on:
-   loaders read ahead, so what was drawn from the sampler says nothing.
-3. The sampler's state is saved with the callback's, in trainer_state.json of every checkpoint. A
-   run goes on from there on any number of processes.
+1. An epoch of the Trainer is one of the sampler's, always with the same number of batches.
+2. A callback begins the sampler's epochs and counts the steps that were trained on: loaders read
+   ahead, so more rows were drawn from the sampler.
+3. Every checkpoint has the sampler's state, with the callback's in trainer_state.json. A run goes
+   on from there on any number of processes.
 
 Needs transformers, so `packer_cli.torch` imports it on first use.
 """
@@ -31,29 +31,29 @@ from packer_cli.torch.sampler import PackedSampler
 
 
 class PackedTrainerMixin:
-    """Packed rows for a Trainer: `class PackedTrainer(PackedTrainerMixin, Trainer): pass`.
+    """A mixin that trains on packed rows: `class PackedTrainer(PackedTrainerMixin, Trainer): pass`.
 
-    Takes what the Trainer takes, with `train_dataset=PackedDataset(...)`, for SFTTrainer, too.
+    Takes the arguments of Trainer or SFTTrainer, with `train_dataset=PackedDataset(...)`.
 
-    * Each process gets its share of the rows, in the order of a `PackedSampler`; its seed is
-      `data_seed` of the arguments, or else `seed`, and none where train_sampling_strategy is
+    * Each process gets its share of the rows, in the order of a `PackedSampler`. Its seed is
+      `data_seed` of the arguments, or else `seed`, or None if train_sampling_strategy is
       "sequential".
     * `packed_balance`, an attribute of the class, is the sampler's `balance`: "step" deals the rows
-      of a step to processes and micro-batches so that none waits for another. Costs go by
-      `hidden_size` of the model's config; without one there is no balance.
-    * Without a `data_collator`, it is `varlen_collate` with the model's config.
-    * No column is removed, whatever `remove_unused_columns` says.
+      of a step to processes and micro-batches so that none waits for another. Costs depend on
+      `hidden_size` of the model's config; without it there is no balance.
+    * The default `data_collator` is `varlen_collate` with the model's config.
+    * `remove_unused_columns` is ignored: all columns stay.
     * Every checkpoint has the position. `resume_from_checkpoint=True` goes on behind it, on any
       number of processes, if a step has as many rows as before: the Trainer counts steps. The rows
       of a step are per_device_train_batch_size * gradient_accumulation_steps * processes.
 
-    Where rows and processes do not divide, at most one row for each process is left out of an
-    epoch, or begins the next one.
+    If the number of rows is not a multiple of the processes, at most one row for each process is
+    left out of an epoch, or begins the next one.
 
-    Raises UsageError for a model without a config where there is no collator, for several GPUs in
-    one process, for context and sequence parallelism, for other sampling strategies, and on
-    resuming from a checkpoint that has no position or steps of another number of rows; DataError
-    for a checkpoint of other data.
+    Raises UsageError for a model without a config or collator, for several GPUs in one process, for
+    context and sequence parallelism, for other sampling strategies, and on resuming from a
+    checkpoint that has no position or steps of another number of rows; DataError for a checkpoint
+    of other data.
     """
 
     packed_balance: Literal["step", "order"] | None = "step"
@@ -71,7 +71,7 @@ class PackedTrainerMixin:
         collate, taken = data_collator or varlen_collate, train_dataset
         of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(self).__mro__)
         if of_trl and isinstance(train_dataset, PackedDataset):
-            # SFTTrainer takes no other than a data set of `datasets`, and looks at the first row
+            # SFTTrainer takes only a data set of `datasets`, and looks at the first row
             from datasets import Dataset  # noqa: PLC0415 only for TRL
 
             names = [name for name in ("input_ids", "labels") if name in train_dataset[0]]
@@ -91,7 +91,7 @@ class PackedTrainerMixin:
         self.add_callback(PackedRows())
 
     def get_train_dataloader(self: Any) -> Any:
-        """Batches of this process. The Trainer moves them to its device."""
+        """Return the batches of this process. The Trainer moves them to its device."""
         args = self.args
         sizes = self._train_batch_size, args.gradient_accumulation_steps
         balance: dict[str, Any] = {}
@@ -116,14 +116,14 @@ class PackedTrainerMixin:
 
 
 class Batches:
-    """A batch sampler whose epochs all have the same number of batches, as the Trainer counts them.
+    """A batch sampler whose epochs all have the same number of batches, as the Trainer expects.
 
-    sampler    of this process's rows, with the sizes of steps; the last one of an epoch may have
-               fewer batches, and its last batch fewer rows
+    sampler    of this process, with the sizes of steps; the last step of an epoch may have fewer
+               batches, and its last batch fewer rows
     drop_last  leave out a last batch with fewer rows
     trained    steps of this epoch, which the callback counts
 
-    Raises DataError where an epoch has no batch.
+    Raises DataError if an epoch has no batch.
     """
 
     def __init__(self, sampler: PackedSampler, *, drop_last: bool = False) -> None:
@@ -139,13 +139,13 @@ class Batches:
         self._steps = -(-self._count // micro_batches)
         self._rows_per_step = sizes.rows
         self._to_skip = 0  # steps that the Trainer skips in the next epoch,
-        self._skipped = self.trained = 0  # those that it skips in this one, and has trained on
+        self._skipped = self.trained = 0  # steps that it skips and has trained on in this one
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Row numbers. Batches that the Trainer skips come as empty ones."""
+        """Yield row numbers. Batches that the Trainer skips are empty."""
         skipped = self._skipped * self._micro_batches
         yield from ([] for _ in range(skipped))
         rows = iter(self.sampler)
@@ -153,9 +153,9 @@ class Batches:
             yield list(islice(rows, self._batch_size))
 
     def restore(self, state: dict[str, Any], steps: int) -> None:
-        """Go on after a `state_dict`, which was taken after so many steps of the run.
+        """Go on after a `state_dict` that was saved after `steps` steps of the run.
 
-        Raises UsageError where the Trainer would count other steps than there are.
+        Raises UsageError if the Trainer would count the steps wrong.
         """
         expected = state["rows_per_step"]
         if self._rows_per_step != expected:
@@ -176,19 +176,19 @@ class Batches:
                 f"{place}: it counts {self._steps} steps an epoch",
                 "resume on as many processes as the run began with",
             )
-        if sampler.epoch < epoch:  # fewer processes could share some of them, but it is over
-            rest = len(sampler) * sampler.world_size
-            sampler.load_state_dict(saved | {"samples": saved["samples"] + rest, "dealt": ()})
+        if sampler.epoch < epoch:  # fewer processes could share rows of it, but it is over
+            samples = saved["samples"] + len(sampler) * sampler.world_size
+            sampler.load_state_dict(saved | {"samples": samples, "dealt": ()})
         self._to_skip = within
 
     def next_epoch(self) -> None:
-        """Called before each epoch of the Trainer."""
-        # as a checkpoint at the end of the last epoch has it; some rows may not have been drawn
+        """Begin an epoch of the Trainer."""
+        # as after a checkpoint at the end of the last epoch; some of its rows may not be drawn
         self.sampler.load_state_dict(self.sampler.state_dict(rows=sys.maxsize))
         self._skipped, self._to_skip, self.trained = self._to_skip, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is, for `restore`."""
+        """Return the position of training, for `restore`."""
         ended = self._skipped + self.trained == self._steps
         rows = self.trained * self._micro_batches * self._batch_size
         state = self.sampler.state_dict(rows=sys.maxsize if ended else rows)
@@ -196,7 +196,7 @@ class Batches:
 
 
 class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
-    """Tells the batches where the Trainer is, and its checkpoints where the batches are."""
+    """A callback that keeps the batches and the Trainer's checkpoints at the same position."""
 
     def __init__(self) -> None:
         self._batches: Any = None
@@ -225,13 +225,13 @@ class PackedRows(ExportableState, TrainerCallback):  # type: ignore[misc]
         self._batches.trained += 1
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint saves."""
+        """Return what a checkpoint saves."""
         position = {"position": self._batches.state_dict()} if self._batches else {}
         return {"args": {}, "attributes": position}
 
 
 def _seed_of(args: Any) -> int | None:
-    """The sampler's; None: rows as they are stored."""
+    """Return the sampler's seed; None if rows stay in their order."""
     strategy = getattr(args, "train_sampling_strategy", "random")
     if strategy == "sequential":
         return None
@@ -245,7 +245,7 @@ def _seed_of(args: Any) -> int | None:
 
 
 def _share_of(trainer: Any) -> tuple[int, int]:
-    """(rank, world_size) of this process's rows: processes of tensor parallelism share them."""
+    """Return (rank, world_size) of this process's rows: tensor-parallel processes share them."""
     args = trainer.args
     if args.n_gpu > 1:
         raise UsageError(
@@ -262,10 +262,10 @@ def _share_of(trainer: Any) -> tuple[int, int]:
 
 
 def _check_task(trainer: Any) -> None:
-    """Raise UsageError if the trainer is one of TRL's that pads and tokenizes by itself."""
+    """Raise UsageError for a trainer of TRL that pads and tokenizes by itself."""
     kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     if kinds and "SFTTrainer" not in kinds:
         raise UsageError(
-            f"PackedTrainerMixin: {kinds[0]} makes losses of padded batches, not of packed rows",
+            f"PackedTrainerMixin: {kinds[0]} computes losses of padded batches, not of packed rows",
             "give it the records themselves, without the mixin",
         )

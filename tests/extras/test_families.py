@@ -239,7 +239,7 @@ def test_batches_that_say_nothing() -> None:
     for batch in (padded_collate(alone, config=None), separate_collate(rows())):
         with pytest.raises(UsageError, match="no row of the batch has two documents"):
             check_isolation(llama(), batch)
-    with pytest.raises(UsageError, match="nothing in the batch says where documents begin"):
+    with pytest.raises(UsageError, match="the batch has no boundaries of documents"):
         check_isolation(llama(), {"input_ids": torch.ones(1, 8)})
     same = [{"input_ids": torch.ones(4), "cu_seqlens": torch.tensor([0, 2, 4])}]
     with pytest.raises(UsageError, match="every token of the batch is"):

@@ -262,7 +262,7 @@ def _text(folder: Path) -> Path:
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "PackedDataset: got no path"),
     ("packed", {"columns": ["label"]}, "columns: 'label' is not one of input_ids, labels"),
-    ("packed", {"columns": ["source"]}, "'source': .*packed does not say the sources"),
+    ("packed", {"columns": ["source"]}, "'source': .*packed has no record of the sources"),
     (["recipe", "few"], {"columns": ["attention_mask"]}, "columns: 'attention_mask' is not one of"),
     ("text", {"tokenizer_sha256": "0" * 64}, "its tokenizer is bytes, sha256 .*; tokenizer_sha256"),
     ("packed", {"tokens": "tokens"}, "packed is no view"),

@@ -180,7 +180,7 @@ def test_models_that_block_masks_are_not_for(
 def test_models_of_which_nothing_is_known() -> None:
     """A warning, once; an error where state could pass along a row."""
     unknown = config(model_type="mine", _attn_implementation="sdpa")
-    with pytest.warns(UserWarning, match=r"of mine see each other .*check_isolation"):
+    with pytest.warns(UserWarning, match=r"of mine see each other; check_isolation"):
         varlen_collate(ROWS, config=unknown)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -269,7 +269,7 @@ def test_without_a_collator_the_models_config_chooses(packed: Path, tmp_path: Pa
     assert {0, 16, 32, 48, 64} < set(batch["cu_seq_lens_q"].tolist())
     assert trainer.data_collator.keywords["config"] is trainer.model.config
     trainer.data_collator = partial(varlen_collate, config=BloomConfig())
-    with pytest.raises(UsageError, match="layers of bloom look at no boundaries"):
+    with pytest.raises(UsageError, match="layers of bloom ignore boundaries"):
         next(iter(trainer.get_train_dataloader()))
 
     def not_of_transformers() -> Any:
