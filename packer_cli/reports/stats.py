@@ -41,7 +41,7 @@ from packer_cli.reports import (
     row_fill,
     table_of_sources,
 )
-from packer_cli.result.counts import mixedness
+from packer_cli.result.counts import SHOWN_TOTALS, mixedness
 from packer_cli.result.layout import (
     DOCUMENTS,
     TEMPLATE,
@@ -75,14 +75,6 @@ from packer_cli.result.wording import (
 
 _MOST_INPUTS = 100  # that a page lists: it stays small
 _OF_INPUTS = ("documents", "tokens", "empty_documents", "rejected_records", "size")
-# What inputs are counted by, as columns: the rest of a name is what the tables begin with.
-_TITLES = {
-    "empty_documents": "empty", "rejected_records": "rejected",
-    "truncated_documents": "truncated", "truncated_tokens": "tokens cut off",
-    "dropped_documents": "dropped", "dropped_tokens": "their tokens",
-    "untrained_documents": "untrained", "untrained_tokens": "their tokens",
-}  # fmt: skip
-_LOSSES = {name for name in _TITLES if name.split("_")[0] in ("truncated", "dropped", "untrained")}
 _BUILT_IN = "bytes (built in; no --tokenizer given)"
 _SHOWN = ("max_length", "strategy", "overlong")
 _NOT_OPTIONS = {"shape", "train_on", "prompt_template", "add_bos", "add_eos", "chat_template",
@@ -223,13 +215,9 @@ def headline(manifest: Manifest) -> Iterator[Figure]:
         ):  # fmt: skip
             was = f"{meaning}; {before[key]:.3f} without --balance"
             yield Figure("attention", f"{after[key]:.3f}", was)
-    of_trained = manifest.config.train_on != "all"
-    for what, of, lost in (
-        ("truncated", "documents", "tokens cut off"), ("dropped", "documents", "tokens"),
-    ):  # fmt: skip
-        trained = f", {f[f'{what}_trained_tokens']:,} of them trained" if of_trained else ""
-        text = f"{of}, {f[f'{what}_tokens']:,} {lost}{trained}"
-        yield Figure(what, count(f[f"{what}_documents"]), text, is_loss=True)
+    for what in ("truncated", "dropped"):
+        trained = f", {f[f'{what}_trained_tokens']:,} of them trained"
+        f[f"trained_of_{what}"] = trained if manifest.config.train_on != "all" else ""
     yield from _unusual(f)
 
 
@@ -248,34 +236,20 @@ def _tokens(f: dict[str, Any]) -> Iterator[Figure]:
                      "branches compared, the chat template gives other ids")  # fmt: skip
 
 
+class _Figure(int):
+    """A total in the words of another one: 1,234, or "1 document" with the noun as format."""
+
+    def __format__(self, noun: str) -> str:
+        return plural(int(self), noun) if noun else count(int(self))
+
+
 def _unusual(f: dict[str, Any]) -> Iterator[Figure]:
-    """Figures that are out of the ordinary, and may be wrong."""
-    for title, number, meaning in (
-        ("untrained", f.get("untrained_documents"), "of the dropped documents, without a "
-         "token to train on"),
-        ("filtered", f["filtered_traces"], "traces left out, by --min-reward, --max-age, or as of "
-         "an agent that is not trained"),
-        ("empty", f["empty_documents"], "documents without a token, not packed"),
-        ("rejected", f["rejected_records"], "bad records, see rejected.jsonl"),
-        ("damaged", f["rejected_files"], "of these are whole inputs that cannot be decoded"),
-        ("no end", f["turns_without_end"], f"of {f['trained_turns']:,} trained turns end in no "
-         "special token: the model may not learn to stop"),
-        ("empty turns", f["empty_turns"], "of the assistant, of which the chat template shows "
-         "nothing: not trained on"),
-        ("not shown", f["unshown_documents"], "documents, of which the chat template leaves out "
-         f"{unshown(f)}"),
-        ("masked", f["masked_tokens"], "tokens of the assistant in "
-         f"{plural(f['masked_documents'], 'document')} not trained on, by options or flags"),
-        ("repeated", f["repeated_tokens"], "tokens that documents share with those of "
-         "the turn before, see --turns each"),
-        ("edges", f["edge_tokens"], "tokens straddle a prompt and its answer"),
-        ("special", f["special_tokens_in_text"], "special tokens that the content of "
-         "records spells out, see --special-tokens-in-text"),
-        ("rearranged", f["fim_documents"], "texts put into another order, see --fim-rate"),
-        ("double BOS", f["double_bos_documents"], "documents begin with BOS twice"),
-    ):  # fmt: skip
-        if number:
-            yield Figure(title, count(number), meaning, is_loss=True)
+    """Figures of losses, and of what may be wrong: see `Total`."""
+    words = {name: _Figure(value) if type(value) is int else value for name, value in f.items()}
+    for name, total in SHOWN_TOTALS.items():
+        if total.title and (f.get(name) or (total.is_loss and name in f)):
+            meaning = total.meaning.format(**words, unshown=unshown(f))
+            yield Figure(total.title, count(f[name]), meaning, is_loss=True)
 
 
 def _of_documents(manifest: Result) -> Iterator[Figure]:
@@ -370,7 +344,7 @@ def _inputs(inputs: list[Input], most: int) -> Table:
 
 def _lost(manifest: Result, inputs: list[Input]) -> list[Table]:
     """A table of what inputs have lost on the way to rows; [] for nothing."""
-    names = [name for name in manifest.counted_by_input if name in _LOSSES]
+    names = [n for n in manifest.counted_by_input if n in SHOWN_TOTALS and SHOWN_TOTALS[n].is_loss]
     lines = [(one.name, {name: getattr(one, name) for name in names}) for one in inputs]
     return _nonzero("", "input", [(path, its) for path, its in lines if any(its.values())])
 
@@ -379,7 +353,8 @@ def _nonzero(title: str, what: str, lines: Sequence[tuple[str, dict[str, int]]])
     """A table with the columns that are not 0 in all lines; [] where there is none."""
     names = [name for name in (lines[0][1] if lines else ()) if any(its[name] for _, its in lines)]
     rows = [[name, *(count(its[column]) for column in names)] for name, its in lines]
-    return [Table(title, [what, *(_TITLES.get(n, n) for n in names)], rows)] if names else []
+    columns = {name: total.column for name, total in SHOWN_TOTALS.items() if total.column}
+    return [Table(title, [what, *(columns.get(n, n) for n in names)], rows)] if names else []
 
 
 def _steps(found: dict[str, Any]) -> Figure:

@@ -1,8 +1,9 @@
 """The counts of what a unit, and by addition a run, read, packed and lost.
 
-A total is declared here once: in `DocumentTotals` or `Totals`, or for what each input has its part
-of in `InputTotals`. Units' records, manifests, their checks and `packer stats --json` go by these.
-Histograms have fixed buckets, so that those of units add up and those of a recount compare.
+A total is declared once, as a field of `DocumentTotals` or `Totals`, with its words in `packer
+stats`: see `Total`. Records of units, manifests, their checks and all reports go by these fields.
+A total that each input has its part of is also a field of `InputTotals`. Histograms have fixed
+buckets, so that those of units add up and those of a recount compare.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 from msgspec import Meta, Struct, convert, field
@@ -102,13 +103,6 @@ _RECORDED_FIRST = (
 )
 
 
-# Totals that manifests name where there are any: those of all other records keep their bytes.
-OF_TRACES = (
-    "traces", "branches", "shared_tokens", "filtered_traces", "compared_branches",
-    "drifted_branches",
-)  # fmt: skip
-
-
 def _powers() -> Int64:
     return np.zeros(_POWER_BUCKETS, np.int64)
 
@@ -136,6 +130,23 @@ class InputTotals(Struct):
     rejected_files: Count = 0
 
 
+class Total(NamedTuple):
+    """How `packer stats` shows a total.
+
+    title    of its line; "": it has none
+    meaning  follows the figure; {name} is another total, {name:document} one with its noun
+    column   its title in tables of inputs and sources
+    is_loss  counts what was lost on the way to rows: pages show it even if it is 0
+    if_any   manifests leave it out if it is 0
+    """
+
+    title: str = ""
+    meaning: str = ""
+    column: str = ""
+    is_loss: bool = False
+    if_any: bool = False
+
+
 class DocumentTotals(Struct):
     """Sums over documents. `documents` have at least one token in a row. `rejected_files` of the
     rejected records are whole files that cannot be decoded.
@@ -145,16 +156,37 @@ class DocumentTotals(Struct):
     shared_tokens   of branches, which an earlier branch of their trace has, too
     """
 
-    documents: Count = 0
-    tokens: Count = 0
-    trained_tokens: Count = 0
-    rejected_records: Count = 0
-    empty_documents: Count = 0
+    documents: Annotated[Count, Total(column="documents")] = 0
+    tokens: Annotated[Count, Total(column="tokens")] = 0
+    trained_tokens: Annotated[Count, Total(column="trained")] = 0
+    rejected_records: Annotated[
+        Count, Total("rejected", "bad records, see rejected.jsonl", column="rejected")
+    ] = 0
+    empty_documents: Annotated[
+        Count, Total("empty", "documents without a token, not packed", column="empty")
+    ] = 0
     trained_turns: Count = 0
-    turns_without_end: Count = 0
-    empty_turns: Count = 0
-    double_bos_documents: Count = 0
-    unshown_documents: Count = 0
+    turns_without_end: Annotated[
+        Count,
+        Total(
+            "no end",
+            "of {trained_turns} trained turns end in no special token: the model may not learn to "
+            "stop",
+        ),
+    ] = 0
+    empty_turns: Annotated[
+        Count,
+        Total(
+            "empty turns",
+            "of the assistant, for which the chat template writes nothing: not trained on",
+        ),
+    ] = 0
+    double_bos_documents: Annotated[
+        Count, Total("double BOS", "documents begin with BOS twice")
+    ] = 0
+    unshown_documents: Annotated[
+        Count, Total("not shown", "documents, of which the chat template leaves out {unshown}")
+    ] = 0
     unshown_tokens: Count = 0
     unshown_reasoning: Count = 0
     unshown_reasoning_turns: Count = 0
@@ -173,19 +205,49 @@ class DocumentTotals(Struct):
     unshown_system: Count = 0
     unshown_system_turns: Count = 0
     unshown_system_tokens: Count = 0
-    special_tokens_in_text: Count = 0
-    fim_documents: Count = 0
+    special_tokens_in_text: Annotated[
+        Count,
+        Total(
+            "special",
+            "special tokens that the content of records spells out, see --special-tokens-in-text",
+        ),
+    ] = 0
+    fim_documents: Annotated[
+        Count, Total("rearranged", "texts put into another order, see --fim-rate")
+    ] = 0
     masked_documents: Count = 0
-    masked_tokens: Count = 0
-    repeated_tokens: Count = 0
-    rejected_files: Count = 0
-    edge_tokens: Count = 0
-    traces: Count = 0
-    branches: Count = 0
-    shared_tokens: Count = 0
-    filtered_traces: Count = 0
-    compared_branches: Count = 0
-    drifted_branches: Count = 0
+    masked_tokens: Annotated[
+        Count,
+        Total(
+            "masked",
+            "tokens of the assistant in {masked_documents:document} not trained on, by options or "
+            "flags",
+        ),
+    ] = 0
+    repeated_tokens: Annotated[
+        Count,
+        Total(
+            "repeated",
+            "tokens that documents share with those of the turn before, see --turns each",
+        ),
+    ] = 0
+    rejected_files: Annotated[
+        Count, Total("damaged", "inputs that cannot be decoded, each of them one of the rejected")
+    ] = 0
+    edge_tokens: Annotated[Count, Total("edges", "tokens straddle a prompt and its answer")] = 0
+    traces: Annotated[Count, Total(if_any=True)] = 0
+    branches: Annotated[Count, Total(if_any=True)] = 0
+    shared_tokens: Annotated[Count, Total(if_any=True)] = 0
+    filtered_traces: Annotated[
+        Count,
+        Total(
+            "filtered",
+            "traces left out, by --min-reward, --max-age, or as of an agent that is not trained",
+            if_any=True,
+        ),
+    ] = 0
+    compared_branches: Annotated[Count, Total(if_any=True)] = 0
+    drifted_branches: Annotated[Count, Total(if_any=True)] = 0
 
 
 class Totals(DocumentTotals):
@@ -195,16 +257,51 @@ class Totals(DocumentTotals):
 
     segments: Count = 0
     unpacked_rows: Count = 0
-    truncated_documents: Count = 0
-    truncated_tokens: Count = 0
+    truncated_documents: Annotated[
+        Count,
+        Total(
+            "truncated",
+            "documents, {truncated_tokens} tokens cut off{trained_of_truncated}",
+            column="truncated",
+            is_loss=True,
+        ),
+    ] = 0
+    truncated_tokens: Annotated[Count, Total(column="tokens cut off", is_loss=True)] = 0
     truncated_trained_tokens: Count = 0
-    dropped_documents: Count = 0
-    dropped_tokens: Count = 0
+    dropped_documents: Annotated[
+        Count,
+        Total(
+            "dropped",
+            "documents, {dropped_tokens} tokens{trained_of_dropped}",
+            column="dropped",
+            is_loss=True,
+        ),
+    ] = 0
+    dropped_tokens: Annotated[Count, Total(column="their tokens", is_loss=True)] = 0
     dropped_trained_tokens: Count = 0
-    untrained_documents: Count = 0
-    untrained_tokens: Count = 0
+    untrained_documents: Annotated[
+        Count,
+        Total(
+            "untrained",
+            "of the dropped documents, without a token to train on",
+            column="untrained",
+            is_loss=True,
+        ),
+    ] = 0
+    untrained_tokens: Annotated[Count, Total(column="their tokens", is_loss=True)] = 0
     length_squares: _Squares = 0
     length_squares_in_rows: _Squares = 0
+
+
+# Totals by name, losses first.
+_declared = (
+    (name, mark)
+    for name, hint in get_type_hints(Totals, include_extras=True).items()
+    for mark in getattr(hint, "__metadata__", ())
+    if isinstance(mark, Total)
+)
+SHOWN_TOTALS = dict(sorted(_declared, key=lambda named: not named[1].is_loss))
+OF_TRACES = tuple(name for name, total in SHOWN_TOTALS.items() if total.if_any)
 
 
 class Counts(Totals):
