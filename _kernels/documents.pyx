@@ -82,32 +82,28 @@ cdef int _check_offsets(int64_t total, const int64_t[::1] offsets) except -1:
     return 0
 
 
-def count_trained(
-    const uint8_t[::1] trained, const int64_t[::1] offsets, int32_t[::1] tokens,
-    int32_t[::1] edges,
+def count_stretches(
+    const uint8_t[::1] trained, const int64_t[::1] offsets, int32_t[::1] edges,
 ):
-    """What of documents is trained on: `trained` is 1 where a token is.
+    """Count stretches of tokens next to each other of which `trained` is 1, in n documents.
 
-    OUT tokens int32[n]  trained tokens of each but its first, which nothing predicts
     OUT edges int32[n + 1]  where the stretches of document i begin in what `stretches` gives, and
         edges[n] how many numbers that are, two for each stretch
     """
-    cdef int64_t i, k, count
+    cdef int64_t i, k
     cdef int32_t total = 0
     cdef uint8_t before
     _check_offsets(trained.shape[0], offsets)
-    if tokens.shape[0] != offsets.shape[0] - 1 or edges.shape[0] != offsets.shape[0]:
-        raise ValueError(f"{offsets.shape[0] - 1} documents, {tokens.shape[0]} counts")
+    if edges.shape[0] != offsets.shape[0]:
+        raise ValueError(f"{offsets.shape[0] - 1} documents, {edges.shape[0]} edges")
     with nogil:
         edges[0] = 0
-        for i in range(tokens.shape[0]):
-            count, before = 0, 0
+        for i in range(edges.shape[0] - 1):
+            before = 0
             for k in range(offsets[i], offsets[i + 1]):
                 if trained[k]:
-                    count += k > offsets[i]
                     total += 2 * (not before)
                 before = trained[k]
-            tokens[i] = <int32_t>count
             edges[i + 1] = total
 
 
@@ -116,7 +112,7 @@ def stretches(
 ):
     """OUT [start, stop, ...] of what is trained on, of each document, counted from its beginning.
 
-    As many as `count_trained` has counted.
+    As many as `count_stretches` has counted.
     """
     cdef int64_t i, k, at = 0
     cdef uint8_t before

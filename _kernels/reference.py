@@ -538,14 +538,14 @@ def hash_documents(ids, offsets):
     return [_murmur3_x64_128(data[4 * begin : 4 * end]) for begin, end in pairwise(offsets)]
 
 
-def count_trained_documents(trained, offsets):
-    """(trained tokens but for first ones, where each document's stretches begin)."""
-    flags = [list(map(bool, trained[begin:end])) for begin, end in pairwise(offsets)]
+def count_stretches(trained, offsets):
+    """Where each document's stretches begin among the edges of all."""
     edges = [0]
-    for one in flags:
-        begun = sum(now and not before for before, now in pairwise([False, *one]))
+    for begin, end in pairwise(offsets):
+        flags = [False, *map(bool, trained[begin:end])]
+        begun = sum(now and not before for before, now in pairwise(flags))
         edges.append(edges[-1] + 2 * begun)
-    return [sum(one[1:]) for one in flags], edges
+    return edges
 
 
 def stretches(trained, offsets):

@@ -1,18 +1,24 @@
-"""What flows through the pipeline, one frozen dataclass each.
+"""What flows through a run, one frozen dataclass each.
 
-InputFile --Slice/WorkUnit--> Records --encode--> TokenBatch --fit--> Pieces
-    Pieces of a window make a TokenPool, from which planned rows are filled.
+InputFile --Slice/WorkUnit--> Records --encode--> Documents --fit--> Pieces --cut--> Documents
+    The documents of a window, each of which fits into a row, are what planned rows are filled from.
+
+A value that a record brings along is a column of its Documents, and no step between the reader
+that finds it and the writer that stores it knows of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from packer_cli._kernels import filling
 from packer_cli.storage import Stat, absolute, public, typed
 
 Int8 = npt.NDArray[np.int8]
@@ -21,7 +27,6 @@ Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
-Values = npt.NDArray[np.void]  # of carried columns together: `options.carried.fields_of` parts them
 
 HIGHEST_ID = (1 << 31) - 1  # a token id is kept in an int32
 MOST_TURNS = 1 << 16  # of a record, with --turns each
@@ -149,68 +154,200 @@ class WorkUnit:
 
 @dataclass(frozen=True)
 class BadRecord:
-    """A record that could not be read. `position` as in TokenBatch."""
+    """A record that could not be read. `position` as POSITION of `Documents`."""
 
     position: int
     reason: str
     tip: str = ""
 
 
-@dataclass(frozen=True)
-class TokenBatch:
-    """Documents as flat tokens.
+Columns = Mapping[str, Any]
+TRAINED, FILE, POSITION, START = "trained", "file", "position", "start"
+TURNS = "\0turns"  # as no field of a record is called
 
-    ids       uint32[T]; empty where `tokens_elsewhere`
-    offsets   int64[n+1]: document i is ids[offsets[i]:offsets[i+1]]; empty documents are allowed
-    trained   uint8[T], 1 where the token is trained on; None: everywhere
-    file      int32[n], index of the input file
-    position  int64[n], byte offset in the uncompressed file, or row number for columnar files;
-              with --turns each, see `turn_position`
-    carried   [T], what follows each token; what follows a record is at each of its tokens; None:
-              nothing, or `tokens_elsewhere`
-    turns     as in `Records`
+
+@dataclass(frozen=True)
+class Documents:
+    """n documents as flat tokens, with columns of values beside them. A column that is absent
+    costs nothing.
+
+    ids           uint32[T]; None if they are still in the tokenized directories that FILE and
+                  POSITION name
+    offsets       int64[n+1] from 0: document i is ids[offsets[i]:offsets[i+1]]; it may be empty
+    of_tokens     name -> [T] or [T, K], values of each token
+    of_documents  name -> [n] or [n, K], values of each document
+
+    Names of columns that packer itself reads; all others belong to the user:
+
+    TRAINED   of tokens, uint8: 1 if the document says to train on it; absent: on all
+    FILE      of documents, int32, index of the input file
+    POSITION  of documents, int64, byte offset in the uncompressed file, or row number in columnar
+              files; with --turns each, see `turn_position`
+    START     of documents, int32, index of the first token in the document it was cut from
+    TURNS     of documents, int32[n, 2] as in `Records`; not kept by `concat` if some lack it
     """
 
-    ids: UInt32
+    ids: UInt32 | None
     offsets: Int64
-    trained: UInt8 | None
-    file: Int32
-    position: Int64
-    tokens_elsewhere: bool = False  # in the tokenized directory `file`, at the number `position`
-    carried: Values | None = None
-    turns: Int32 | None = None
+    of_tokens: Columns = field(default_factory=dict)
+    of_documents: Columns = field(default_factory=dict)
 
-    def take(self, wanted: npt.NDArray[np.bool_]) -> TokenBatch:
-        """The documents that are wanted: bool[n]."""
-        if wanted.all():
-            return self
-        lengths = np.diff(self.offsets)
-        tokens = np.repeat(wanted, lengths)
+    @classmethod
+    def of(cls, ids: UInt32 | None, offsets: Int64, trained: UInt8 | None = None) -> Documents:
+        """Return documents with no other column than TRAINED."""
+        return cls(ids, offsets, {} if trained is None else {TRAINED: trained})
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> Int32:
+        """int32[n], tokens of each document, for documents of fewer than 2**31."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    @property
+    def token_ids(self) -> UInt32:
+        """The ids, of documents that have them."""
+        if self.ids is None:
+            raise ValueError("the ids are still in tokenized directories")
+        return self.ids
+
+    @property
+    def trained(self) -> UInt8 | None:
+        return self.of_tokens.get(TRAINED)
+
+    @property
+    def file(self) -> Int32:
+        file: Int32 = self.of_documents[FILE]
+        return file
+
+    @property
+    def position(self) -> Int64:
+        position: Int64 = self.of_documents[POSITION]
+        return position
+
+    @property
+    def start(self) -> Int32:
+        start: Int32 = self.of_documents[START]
+        return start
+
+    def token_values(self, name: str) -> Any:
+        """Return a column as [T] or [T, K]. A document's value stands for each of its tokens."""
+        if name in self.of_tokens:
+            return self.of_tokens[name]
+        return np.repeat(self.of_documents[name], np.diff(self.offsets), axis=0)
+
+    def beside(self, of_tokens: Columns, of_documents: Columns) -> Documents:
+        """Return the documents with further columns, which replace those of the same names."""
+        kept = {name: own for name, own in self.of_documents.items() if name not in of_tokens}
         return replace(
-            self,
-            ids=self.ids[self.offsets[0] : self.offsets[-1]][tokens],
-            offsets=offsets_of(lengths[wanted]),
-            trained=None if self.trained is None else self.trained[tokens],
-            file=self.file[wanted],
-            position=self.position[wanted],
-            carried=None if self.carried is None else self.carried[tokens],
-            turns=None if self.turns is None else self.turns[wanted],
+            self, of_tokens={**self.of_tokens, **of_tokens}, of_documents={**kept, **of_documents}
         )
+
+    def take(self, documents: Int64) -> Documents:
+        """Return the documents of these numbers, in this order, with a copy of their values."""
+        return self._gathered(documents, self.offsets[:-1][documents], self.lengths[documents])
+
+    def cut(self, pieces: Pieces) -> Documents:
+        """Return pieces as documents of their own, with their START.
+
+        Token values are not copied if the pieces lie end to end and are most of what is here.
+        """
+        length = pieces.length
+        if len(length) == len(self) and np.array_equal(length, np.diff(self.offsets)):
+            return self.beside({}, {START: np.zeros(len(self), np.int32)})
+        begin, ends = pieces.begin, pieces.begin + length
+        first, stop = (int(begin[0]), int(ends[-1])) if len(begin) else (0, 0)
+        if 2 * (stop - first) < self.offsets[-1] or not np.array_equal(begin[1:], ends[:-1]):
+            made = self._gathered(pieces.document, begin, length)
+        else:
+            made = Documents(
+                None if self.ids is None else self.ids[first:stop],
+                offsets_of(length),
+                {name: values[first:stop] for name, values in self.of_tokens.items()},
+                {name: values[pieces.document] for name, values in self.of_documents.items()},
+            )
+        return made.beside({}, {START: pieces.start})
+
+    def _gathered(self, document: Int64, begin: Int64, length: Int32) -> Documents:
+        offsets = offsets_of(length)
+
+        def gathered(values: Any) -> Any:
+            found = np.empty((int(offsets[-1]), *values.shape[1:]), values.dtype)
+            filling.gather_pieces(bytes_of(values), value_bytes(values), begin, length,
+                                  bytes_of(found))  # fmt: skip
+            return found
+
+        return Documents(
+            None if self.ids is None else gathered(self.ids),
+            offsets,
+            {name: gathered(values) for name, values in self.of_tokens.items()},
+            {name: values[document] for name, values in self.of_documents.items()},
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[Documents], room: UInt32 | None = None) -> Documents:
+        """Return all documents as one table; the only one itself.
+
+        `room`: uint32, memory for the ids if they fit. Columns of documents that not all parts have
+        are left out.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        offsets = offsets_of(np.concatenate([np.diff(part.offsets) for part in parts]))
+        ids = [part.ids for part in parts if part.ids is not None]
+        out = None if room is None or len(room) < offsets[-1] else room[: offsets[-1]]
+        names = dict.fromkeys(name for part in parts for name in part.of_tokens)
+        shared = [name for name in first.of_documents if name not in names]
+        return cls(
+            np.concatenate(ids, out=out) if ids else None,
+            offsets,
+            {
+                name: np.concatenate([
+                    np.ones(int(part.offsets[-1]), np.uint8)
+                    if name == TRAINED and part.trained is None
+                    else part.token_values(name)
+                    for part in parts
+                ])
+                for name in names
+            },
+            {
+                name: np.concatenate([part.of_documents[name] for part in parts])
+                for name in shared
+                if all(name in part.of_documents for part in parts)
+            },
+        )  # fmt: skip
+
+    def repeat(self, times: int) -> Documents:
+        """Return all documents so many times, one after another."""
+        return self.concat([self] * times)
+
+
+def bytes_of(values: Any) -> UInt8:
+    """Return the memory of a contiguous array as uint8, without a copy."""
+    flat: UInt8 = values.reshape(-1).view(np.uint8)
+    return flat
+
+
+def value_bytes(values: Any) -> int:
+    """Return the bytes of one value, [K] of an array [n, K]."""
+    return int(values.itemsize * math.prod(values.shape[1:]))
 
 
 @dataclass(frozen=True)
 class TrainedSpans:
-    """Spans of bytes that are trained on, of the UTF-8 texts of n documents, in order.
+    """TrainedSpans of bytes that are trained on, of the UTF-8 texts of n documents, in order.
 
     offsets     int64[n+1]: document i has the spans offsets[i]..offsets[i+1]
     begin, end  int64[spans]
-    carried     [spans], what follows the tokens of each; None: nothing that others do not have
+    columns     name -> [spans] or [spans, K], values of the tokens of each
     """
 
     offsets: Int64
     begin: Int64
     end: Int64
-    carried: Values | None = None
+    columns: Columns = field(default_factory=dict)
 
 
 class OmittedContent(NamedTuple):
@@ -272,9 +409,9 @@ class Texts(Sequence[str]):
 class Records:
     """A batch of records of one file, before encoding: texts, tokens already, or fields.
 
-    positions  int64[n], as in TokenBatch
+    positions  int64[n], as POSITION of `Documents`
     texts      n strings, for records that are one text
-    tokens     (ids, offsets, trained) as in TokenBatch, for records that are token ids
+    documents  n documents, for records that are token ids; without FILE and POSITION
     spans      of the texts, what is trained on; None: everything
     turns      int32[n, 2], the assistant's trained turns in each text, and those without an end
                token; None: not counted
@@ -285,7 +422,7 @@ class Records:
     unread     fields of records that nothing reads, and how many times they are there
     conversations  what the texts were rendered from, where that is needed once more
     fields     n dicts from the shape's own names to values, for all other shapes
-    carried    [n] what follows each record, or of token ids [T] what follows each token
+    columns    name -> [n] or [n, K], values of each record that follow it into its documents
     empty      how many more have no token; they are not among the n
     bad        records that could not be read; nor are they
     consumed   bytes of the file (as stored on disk) read so far, for progress
@@ -293,7 +430,7 @@ class Records:
 
     positions: Int64
     texts: list[str] | Texts | None = None
-    tokens: tuple[UInt32, Int64, UInt8 | None] | None = None
+    documents: Documents | None = None
     spans: TrainedSpans | None = None
     turns: Int32 | None = None
     unshown: list[OmittedContent] = field(default_factory=list)
@@ -303,7 +440,7 @@ class Records:
     specials: int | None = None
     conversations: list[Any] | None = None
     fields: list[dict[str, Any]] | None = None
-    carried: Values | None = None
+    columns: Columns = field(default_factory=dict)
     empty: int = 0
     bad: list[BadRecord] = field(default_factory=list)
     consumed: int = 0
@@ -314,21 +451,10 @@ class Records:
         def of(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[i] for i in wanted.tolist()]
 
-        tokens, carried = None, self.carried
-        if self.tokens is not None:
-            ids, offsets, trained = self.tokens
-            lengths = np.diff(offsets)
-            chosen = np.zeros(len(lengths), bool)
-            chosen[wanted] = True
-            keep = np.repeat(chosen, lengths)
-            trained = None if trained is None else trained[keep]
-            tokens = ids[keep], offsets_of(lengths[wanted]), trained
-            carried = None if carried is None else carried[keep]
-        elif carried is not None:
-            carried = carried[wanted]
         return Records(
-            self.positions[wanted], texts=of(self.texts), tokens=tokens, fields=of(self.fields),
-            carried=carried,
+            self.positions[wanted], texts=of(self.texts), fields=of(self.fields),
+            documents=None if self.documents is None else self.documents.take(wanted),
+            columns={name: values[wanted] for name, values in self.columns.items()},
         )  # fmt: skip
 
 
@@ -355,26 +481,3 @@ class Pieces:
         return Pieces(
             self.document[wanted], self.begin[wanted], self.length[wanted], self.start[wanted]
         )
-
-
-@dataclass(frozen=True)
-class TokenPool:
-    """The tokens and pieces that rows are filled from.
-
-    ids       uint32[T]; None where the tokens are in a tokenized directory
-    trained   uint8[T] or None (all trained)
-    begin     int64[p], first token of each piece in ids and trained
-    length    int32[p], its tokens
-    start     int32[p], index of that token in its document
-    file      int32[p], position int64[p]: where the document came from
-    carried   [T] as in TokenBatch; None: nothing, or where the tokens are
-    """
-
-    ids: UInt32 | None
-    trained: UInt8 | None
-    begin: Int64
-    length: Int32
-    start: Int32
-    file: Int32
-    position: Int64
-    carried: Values | None = None

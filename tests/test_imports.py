@@ -159,7 +159,7 @@ def test_nothing_but_itself_imports_what_needs_torch() -> None:
 def test_kernels_are_called_by_steps_and_their_slow_twins_by_nobody() -> None:
     for module, its in names().items():
         used = [name for name in its if name.startswith("packer_cli._kernels")]
-        assert not used or _folder(module) not in ("base", "options", "cli"), module
+        assert not used or _folder(module) not in ("options", "cli"), module
         assert not [name for name in used if "reference" in name], module
 
 

@@ -34,11 +34,11 @@ from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS
-from packer_cli.records import IGNORED, InputFile, Int64, Slice, offsets_of
+from packer_cli.records import InputFile, Int64, Slice, offsets_of
 from packer_cli.result.layout import DATASET_DICT, SQUARED_LENGTHS, Shard
 from packer_cli.result.manifest import Manifest, TokenizedManifest, is_result, load_any
 from packer_cli.result.opening import View, opened
-from packer_cli.result.rules import sound_batches, trained_flags
+from packer_cli.result.rules import labels_in, sound_batches
 from packer_cli.result.tokenized import open_tokenized
 
 # Columns that are read where they are there: lists with one value for each token of the row, or
@@ -663,10 +663,8 @@ def _documents_in(folder: Path) -> list[File]:
         ids = batch.column("input_ids")
         if len(names) == 1:
             return batch.select(names)
-        labels = np.where(trained_flags(batch), ids.flatten().to_numpy(), np.int32(IGNORED))
         edges = ids.offsets.to_numpy() - ids.offsets[0].as_py()
-        labels[edges[:-1]] = IGNORED  # nothing predicts it
-        own = pa.ListArray.from_arrays(pa.array(edges), pa.array(labels))
+        own = pa.ListArray.from_arrays(pa.array(edges), pa.array(labels_in(batch)))
         return pa.RecordBatch.from_arrays([ids, own], names)
 
     def batches(number: int, spans: Int64) -> Iterator[tuple[int, Any]]:

@@ -40,6 +40,7 @@ from packer_cli.options.shapes import ARGUMENTS, ROLES, Shape, Suggested, roles_
 from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
+    Columns,
     InputFile,
     Int32,
     Int64,
@@ -48,11 +49,10 @@ from packer_cli.records import (
     Slice,
     Texts,
     TrainedSpans,
-    Values,
     offsets_of,
     turn_position,
 )
-from packer_cli.result.carried import default_of, row_type, together
+from packer_cli.result.carried import default_of
 from packer_cli.tokenization.specials import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,
@@ -146,8 +146,8 @@ class Composer:
             positions=np.array(positions, np.int64),
             fields=None,
             texts=Texts.of([document.text for document in documents]),
-            spans=byte_spans(documents, np.concatenate(carried) if of_messages else None),
-            carried=None if records.carried is None else records.carried[numbers],
+            spans=byte_spans(documents, _end_to_end(carried)),
+            columns={name: own[numbers] for name, own in records.columns.items()},
             turns=_turn_counts(documents, self.end_tokens),
             specials=specials,
             unshown=[part for i, one in enumerate(documents) for part in _left_out(i, one)],
@@ -415,20 +415,19 @@ def _of_messages(config: DocumentConfig) -> list[Carried]:
     return [one for one in config.carried.values() if one.of == MESSAGE]
 
 
-def carried_by(documents: list[Document], config: DocumentConfig) -> Values | None:
-    """[spans], what messages carry, of the spans of all documents; None: nothing. Raises
-    MalformedError.
+def carried_by(documents: list[Document], config: DocumentConfig) -> Columns:
+    """Return what messages carry, by name [spans], of the spans of all documents.
+
+    Raises MalformedError.
     """
-    if not _of_messages(config):
-        return None
-    return np.concatenate([_carried_by(document, config) for document in documents])
+    return _end_to_end([_carried_by(document, config) for document in documents])
 
 
-def _carried_by(document: Document, config: DocumentConfig) -> Values:
-    """[spans], what messages carry, and 0 in the place of what records do."""
+def _carried_by(document: Document, config: DocumentConfig) -> Columns:
+    """Return what the messages of one document carry, as `carried_by`."""
     spans = [None] if document.spans is None else document.spans
     columns, defaults = _of_messages(config), dict(config.carry_default)
-    values = np.zeros(len(spans), row_type([*config.carried.values()]))
+    values = {one.name: np.zeros((len(spans), *one.dtype.shape), one.dtype.base) for one in columns}
     messages = document.conversation.messages if document.conversation else []
     nobody: list[int | None] = [None] * len(spans)  # there are no messages
     speakers = document.speakers or nobody
@@ -443,12 +442,18 @@ def _carried_by(document: Document, config: DocumentConfig) -> Values:
             except ValueError as error:
                 where = "" if number is None else f"message {number}: "
                 raise MalformedError(f"{where}{error}") from error
-    return together(values)
+    return values
 
 
-def byte_spans(documents: list[Document], carried: Values | None = None) -> TrainedSpans | None:
+def _end_to_end(parts: list[Columns]) -> Columns:
+    """Return the columns of all parts, each of which has the same."""
+    names = parts[0] if parts else ()
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+
+def byte_spans(documents: list[Document], columns: Columns | None = None) -> TrainedSpans | None:
     """The spans of all documents in UTF-8 bytes of their texts; None when all is trained.
-    `carried`: of the spans.
+    `columns`: of the spans.
     """
     if all(document.spans is None for document in documents):
         return None
@@ -459,7 +464,7 @@ def byte_spans(documents: list[Document], carried: Values | None = None) -> Trai
         own = [edge for span in spans for edge in span]
         edges += own if document.text.isascii() else _in_bytes(document.text, own)
     flat: Int64 = np.array(edges, np.int64)
-    return TrainedSpans(offsets_of(counts), flat[::2].copy(), flat[1::2].copy(), carried)
+    return TrainedSpans(offsets_of(counts), flat[::2].copy(), flat[1::2].copy(), columns or {})
 
 
 def _in_bytes(text: str, edges: list[int]) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,30 +14,23 @@ import numpy as np
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError
 from packer_cli.errors import DataError
 from packer_cli.inputs.formats import reader_for
-from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.packing.fitting import Loss
 from packer_cli.records import (
     MOST_TURNS,
+    Documents,
     InputFile,
     Records,
-    TokenBatch,
-    UInt8,
-    UInt32,
-    Values,
-    offsets_of,
     record_position,
 )
-from packer_cli.result.carried import fields_of
 from packer_cli.result.counts import Counts
-from packer_cli.tokenization.encoding import Encoded, add_of_spans, token_batch
+from packer_cli.tokenization.encoding import Encoded, documents_of, token_batch
 from packer_cli.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from packer_cli.chat.renderer import Document
 
-_Tokens = tuple[UInt32, UInt8 | None, Values | None]
 _Render = Callable[[Conversation], "Document"]  # raises RefusedError
 
 
@@ -94,24 +86,25 @@ def placed(error: UndecidableError, file: InputFile) -> DataError:
     return DataError(f"{file.path}, {place}: {error.message}", error.tip)
 
 
-def _doubled(batch: TokenBatch, bos: int | None) -> int:
+def _doubled(batch: Documents, bos: int | None) -> int:
     """How many documents begin with BOS twice."""
     if bos is None:
         return 0
+    ids = batch.token_ids
     begins = batch.offsets[:-1][np.diff(batch.offsets) > 1]
-    return int(((batch.ids[begins] == bos) & (batch.ids[begins + 1] == bos)).sum())
+    return int(((ids[begins] == bos) & (ids[begins + 1] == bos)).sum())
 
 
-def repeated_tokens(batch: TokenBatch) -> int:
+def repeated_tokens(batch: Documents) -> int:
     """How many tokens of documents of one record, one after another, are the beginning of the
     document before: what would be saved if a shared beginning were stored once.
     """
-    record = batch.position // MOST_TURNS
+    record, ids = batch.position // MOST_TURNS, batch.token_ids
     repeated = 0
     for document in (np.flatnonzero(np.diff(record) == 0) + 1).tolist():
         before, begin, end = batch.offsets[document - 1 : document + 2].tolist()
         size = min(begin - before, end - begin)
-        differs = batch.ids[before : before + size] != batch.ids[begin : begin + size]
+        differs = ids[before : before + size] != ids[begin : begin + size]
         repeated += int(np.argmax(differs)) if differs.any() else size
     return repeated
 
@@ -120,9 +113,9 @@ def repeated_tokens(batch: TokenBatch) -> int:
 
 
 def shorten(
-    batch: TokenBatch, conversations: list[Conversation | None], render: _Render,
+    batch: Documents, conversations: list[Conversation | None], render: _Render,
     tokenizer: Tokenizer, config: PackConfig,
-) -> tuple[TokenBatch, Loss]:  # fmt: skip
+) -> tuple[Documents, Loss]:  # fmt: skip
     """The batch with conversations of more than a row's tokens shortened, and what they lost.
 
     A turn is a message of the user with all that follows up to the next one; system messages
@@ -130,7 +123,7 @@ def shorten(
     Raises UndecidableError, with its position, unless bad records are skipped.
     """
     overlong = np.flatnonzero(np.diff(batch.offsets) > config.max_length).tolist()
-    fitted: dict[int, _Tokens] = {}
+    fitted: dict[int, Documents] = {}
     for i in overlong:
         if (conversation := conversations[i]) is None:
             continue
@@ -143,12 +136,12 @@ def shorten(
             continue  # it stays too long, and is counted as such
         if tokens is not None:
             fitted[i] = tokens
-    return _replaced(batch, fitted, config) if fitted else (batch, Loss())
+    return _replaced(batch, fitted) if fitted else (batch, Loss())
 
 
 def _fitting(
     conversation: Conversation, render: _Render, tokenizer: Tokenizer, config: PackConfig
-) -> _Tokens | None:
+) -> Documents | None:
     """The tokens of a conversation without the fewest oldest turns that have to go.
 
     Steps double, and are halved again: for one turn too many it is rendered once, for thousands a
@@ -158,7 +151,7 @@ def _fitting(
     begin = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     users = [i for i, m in enumerate(messages) if m["role"] == "user" and i > begin]
     low, high, step = 0, len(users), 1  # what is looked for is in low..high
-    best: _Tokens | None = None
+    best: Documents | None = None
     while low < high:
         first = number = min(low + step - 1, (low + high) // 2)
         tokens = None
@@ -173,51 +166,31 @@ def _fitting(
                 if best is None or config.on_error == "fail":
                     raise
                 return best
-        if tokens is not None and len(tokens[0]) > config.max_length:
+        if tokens is not None and tokens.offsets[-1] > config.max_length:
             low, step = number + 1, 2 * step
         else:
             best, high = tokens or best, first
     return best
 
 
-def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> _Tokens:
+def _tokens_of(document: Document, tokenizer: Tokenizer, config: DocumentConfig) -> Documents:
     from packer_cli.chat.documents import byte_spans, carried_by  # noqa: PLC0415 jinja2 is slow
 
     own = [document]
-    spans = byte_spans(own, carried_by(own, config))
-    ids, _, trained, carried = tokenizer.encode_carrying([document.text], spans)
-    return ids, trained, carried
+    return documents_of([document.text], byte_spans(own, carried_by(own, config)), tokenizer)
 
 
-def _replaced(
-    batch: TokenBatch, fitted: dict[int, _Tokens], config: DocumentConfig
-) -> tuple[TokenBatch, Loss]:
-    """The batch with other tokens of some documents, and what it lost by that."""
-    ids, trained, carried = list[UInt32](), list[UInt8](), list[Values]()
-    for i, (begin, end) in enumerate(pairwise(batch.offsets.tolist())):
-        own = batch.ids[begin:end]
-        flags = None if batch.trained is None else batch.trained[begin:end]
-        own, flags, of_spans = fitted.get(i, (own, flags, None))
-        ids.append(own)
-        trained.append(np.ones(len(own), np.uint8) if flags is None else flags)
-        if batch.carried is not None:
-            carried.append(batch.carried[begin:end])
-            if i in fitted:  # what follows the record is at each token
-                carried[-1] = np.repeat(batch.carried[begin : begin + 1], len(own))
-                columns = config.carried.values()
-                for one in columns:
-                    if one.of == MESSAGE:
-                        fields_of(carried[-1], columns)[one.name] = 0
-                if of_spans is not None:
-                    add_of_spans(carried[-1], of_spans)
-    lengths = [len(own) for own in ids]
-    flat = np.concatenate(trained)
-    left = replace(
-        batch,
-        ids=np.concatenate(ids),
-        offsets=offsets_of(lengths),
-        trained=None if batch.trained is None else flat,
-        carried=np.concatenate(carried) if carried else None,
-    )
-    before = len(batch.ids) if batch.trained is None else int(batch.trained.sum())
-    return left, Loss(len(fitted), len(batch.ids) - len(left.ids), before - int(flat.sum()))
+def _replaced(batch: Documents, fitted: dict[int, Documents]) -> tuple[Documents, Loss]:
+    """Return the batch with other tokens of some documents, and what it lost by that."""
+    numbers, order = np.array([*fitted]), np.arange(len(batch))
+    order[numbers] = len(batch) + np.arange(len(fitted))
+    shorter = Documents.concat([*fitted.values()]).beside({}, batch.take(numbers).of_documents)
+    left = Documents.concat([batch, shorter]).take(order)
+    (tokens, trained), (fewer, trained_of_these) = _sizes(batch), _sizes(left)
+    return left, Loss(len(fitted), tokens - fewer, trained - trained_of_these)
+
+
+def _sizes(batch: Documents) -> tuple[int, int]:
+    """Count the tokens, and those that documents say to train on."""
+    tokens = int(batch.offsets[-1])
+    return tokens, tokens if batch.trained is None else int(batch.trained.sum())

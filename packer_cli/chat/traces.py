@@ -35,17 +35,17 @@ from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_
 from packer_cli.records import (
     HIGHEST_ID,
     MOST_TURNS,
+    POSITION,
     BadRecord,
+    Documents,
     InputFile,
     Int64,
     Records,
-    UInt8,
     UInt32,
-    Values,
     offsets_of,
     turn_position,
 )
-from packer_cli.result.carried import default_of, row_type, stored, together
+from packer_cli.result.carried import default_of, stored
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.encoding import Encode, Encoded
 from packer_cli.tokenization.tokenizer import Tokenizer
@@ -63,7 +63,6 @@ _Mask = list[bool | Annotated[int, msgspec.Meta(ge=0, le=1)]]
 _Streams = dict[str, list[float] | None]
 _NOTHING = msgspec.Raw(b"[]")
 _NULL = b"null"
-_Tokens = tuple[UInt32, Int64, UInt8]  # ids, offsets and what is trained on, as in `TokenBatch`
 _Talk = tuple[list[Any], Any]  # messages and tools
 
 
@@ -138,29 +137,29 @@ class TraceEncoder:
         compared = [_hashed(position) < share for position in records.positions.tolist()]
         kept = np.arange(len(fields))
         try:
-            made, tokens, carried = self._documents(fields, compared)
+            made, documents = self._documents(fields, compared)
         except _REASONS:
             faults = [self._fault(record) for record in fields]
             kept = np.flatnonzero([fault is None for fault in faults])
             bad += [BadRecord(int(records.positions[at]), str(fault), getattr(fault, "tip", _FIX))
                     for at, fault in enumerate(faults) if fault is not None]  # fmt: skip
             bad.sort(key=lambda one: one.position)
-            made, tokens, carried = self._documents(
+            made, documents = self._documents(
                 [fields[at] for at in kept], [compared[at] for at in kept]
             )
         positions = records.positions[kept[made.record]]
-        records = replace(
-            records, positions=positions, fields=None, tokens=tokens, carried=carried, bad=bad
-        )
+        records = replace(records, positions=positions, fields=None, documents=documents, bad=bad)
         batch, bad, counts = self._encode(records, file)
         counts.add(made.counts)
         counts.compared_branches = len(made.talks)
         counts.drifted_branches = sum(
-            not self._gives(batch.ids[batch.offsets[number] : batch.offsets[number + 1]], talk)
+            not self._gives(
+                batch.token_ids[batch.offsets[number] : batch.offsets[number + 1]], talk
+            )
             for number, talk in made.talks.items()
         )
         position = turn_position(batch.position, np.array(made.number, np.int64))
-        return Encoded(replace(batch, position=position), bad, counts)
+        return Encoded(batch.beside({}, {POSITION: position}), bad, counts)
 
     def _fault(self, record: _Record) -> Exception | None:
         """What is wrong with a record."""
@@ -192,8 +191,8 @@ class TraceEncoder:
 
     def _documents(
         self, fields: Sequence[_Record], compared: Sequence[bool]
-    ) -> tuple[_Made, _Tokens, Values]:
-        """The branches of records, their tokens, and what is carried. Raises _REASONS."""
+    ) -> tuple[_Made, Documents]:
+        """The branches of records, and their tokens with what is carried. Raises _REASONS."""
         made = _Made()
         for index, (record, is_compared) in enumerate(zip(fields, compared, strict=True)):
             number = 0
@@ -223,7 +222,7 @@ class TraceEncoder:
                     made.values.append(values)
                 made.counts.traces += 1
                 made.counts.branches += len(paths)
-        return made, *self._tokens(made)
+        return made, self._tokens(made)
 
     def _field(self, own: str, record: _Record) -> Any:
         """A field of the shape; None where the record has none, or another field has its name."""
@@ -339,7 +338,7 @@ class TraceEncoder:
 
     # -- Branches to tokens
 
-    def _tokens(self, made: _Made) -> tuple[_Tokens, Values]:
+    def _tokens(self, made: _Made) -> Documents:
         """Raises _REASONS. OUT made.counts."""
         entries = np.array(made.entries, np.int64)
         ids, mask, sizes = _ids_of(made)
@@ -351,22 +350,22 @@ class TraceEncoder:
         own = np.repeat(is_first, lengths)
         made.counts.shared_tokens = int(lengths[~is_first].sum())
         offsets = ends[offsets_of(made.sizes)]
-        values = np.zeros(len(index), row_type([*self._config.carried.values()]))
+        of_tokens, of_branches = dict[str, _Array](), dict[str, _Array]()
         trained = np.zeros(len(ids), bool)
         for one in self._weights:
             weights = self._weights_of(one.name, made, mask, starts)
             trained |= weights != 0
-            values[one.name] = np.where(own, stored(one, weights)[index], 0)
+            of_tokens[one.name] = np.where(own, stored(one, weights)[index], one.dtype.type(0))
         for one in self._sampled:
             spread = np.zeros(len(ids), one.dtype)
             spread[mask] = stored(one, self._spread(one.name, made, mask, starts))
-            values[one.name] = spread[index]
+            of_tokens[one.name] = spread[index]
         for one in self._of_records:
-            if made.values:
-                of_branches = np.stack([branch[one.name] for branch in made.values])
-                values[one.name] = np.repeat(of_branches, np.diff(offsets), axis=0)
+            of_branches[one.name] = np.empty((len(made.values), *one.dtype.shape), one.dtype.base)
+            for branch, values in enumerate(made.values):
+                of_branches[one.name][branch] = values[one.name]
         flags = (trained[index] & own).astype(np.uint8)
-        return (ids[index], offsets, flags), together(values)
+        return Documents.of(ids[index], offsets, flags).beside(of_tokens, of_branches)
 
     def _spread(self, name: str, made: _Made, mask: _Array, starts: Int64) -> _Array:
         """float64, the values of all sampled tokens."""

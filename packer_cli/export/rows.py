@@ -13,7 +13,8 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
 from packer_cli.options.carried import Carried
-from packer_cli.records import IGNORED, Int32, Int64, offsets_of
+from packer_cli.packing.labels import labels_of
+from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.opening import View
@@ -29,9 +30,9 @@ from packer_cli.result.reader import (
 from packer_cli.result.rules import (
     damage,
     documents_of,
+    labels_in,
     segments_in,
     sound_batches,
-    trained_flags,
 )
 from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory
@@ -248,11 +249,14 @@ def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Piece
         read(shard.bytes)
     segments = np.concatenate(parts, axis=1)
 
-    def carried(which: Int64, one: Carried) -> Any:
-        values = view.carried_of(segments[:, which])[one.name]
-        return values[offsets_of(segments[3, which])[:-1]] if one.is_of_segments else values
+    def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[Carried], Any]]:
+        found = view.fetch(segments[:, which])
+        ids = found.token_ids.view(np.int32)
+        columns = {**found.of_tokens, **found.of_documents}
+        labels = labels_of(ids, found.trained, found.offsets[:-1])
+        return ids, labels, lambda one: columns[one.name]
 
-    return segments, lambda which: (*view.taken(segments[:, which]), partial(carried, which))
+    return segments, pieces
 
 
 def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[Rows]:
@@ -263,12 +267,8 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
     for number, shard in enumerate(tokenized.shards):
         for batch, _ in sound_batches(tokenized, number):
             ids, offsets = lists_of(batch, "input_ids")
-            labels = None
-            if "trained" in batch.schema.names:
-                labels = np.where(trained_flags(batch), ids, np.int32(IGNORED))
-                labels[offsets[:-1]] = IGNORED  # nothing predicts it
             carried = partial(carried_values, batch)
-            yield Rows(ids, labels, np.diff(offsets), np.arange(len(batch) + 1), carried)
+            yield Rows(ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), carried)
             read(shard.bytes * len(batch) // shard.rows)
 
 

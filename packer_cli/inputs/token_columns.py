@@ -21,7 +21,9 @@ from packer_cli.options.shapes import MASKS
 from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
+    TRAINED,
     BadRecord,
+    Documents,
     Int32,
     Int64,
     Records,
@@ -30,7 +32,7 @@ from packer_cli.records import (
     offsets_of,
     wrong_ids,
 )
-from packer_cli.result.carried import default_of, row_type, stored, together
+from packer_cli.result.carried import default_of, stored
 from packer_cli.result.reader import plain_values
 
 BATCH_BYTES = 4 << 20
@@ -102,17 +104,18 @@ def token_records(
     columns  by `NAMES`: n lists as Python has them, None for a null, or an array of Arrow
     tip      for bad rows
     """
-    tokens, bad = _together(columns), dict[int, str]()
+    tokens, bad = _all_good(columns), dict[int, str]()
     if tokens is None:
         nothing = [None] * len(positions)
         lists = (columns.get(name, nothing) for name in NAMES)
         lists = (one.to_pylist() if isinstance(one, pa.Array) else one for one in lists)
         tokens, bad = one_by_one([*zip(*lists, strict=True)])
     refused = [BadRecord(int(positions[i]), reason, tip) for i, reason in bad.items()]
-    return Records(np.delete(positions, list(bad)), tokens=tokens, bad=refused, consumed=consumed)
+    good = np.delete(positions, list(bad))
+    return Records(good, documents=Documents.of(*tokens), bad=refused, consumed=consumed)
 
 
-def _together(columns: Mapping[str, Any]) -> Tokens | None:
+def _all_good(columns: Mapping[str, Any]) -> Tokens | None:
     """The tokens of rows that are all as they should be and all have the same lists, else None."""
     there = {name: own for name, own in columns.items() if any(one is not None for one in own)}
     try:
@@ -263,25 +266,32 @@ def with_carried(
     """Records, which are some of those that were read, with what follows them; those with values
     that cannot be carried join `bad`.
     """
-    columns, sizes = config.carried.values(), given.sizes
+    documents, sizes = records.documents, given.sizes
     kept = np.flatnonzero(np.isin(given.positions, records.positions))
     lengths = np.ones(len(kept), np.int64) if sizes is None else sizes[kept]
-    values = np.empty(int(lengths.sum()), row_type([*columns]))
+    of_tokens, of_records = dict[str, _Array](), dict[str, _Array]()
     bad, defaults = dict[int, str](), dict(config.carry_default)
-    for one in columns:
+    for one in config.carried.values():
         if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
-            values[one.name] = 0
+            of_records[one.name] = np.zeros((len(kept), *one.dtype.shape), one.dtype.base)
             continue
         default = default_of(one, defaults[one.name]) if one.name in defaults else None
         found, wrong = carried_in(one, given.values.get(one.name), kept, lengths, default)
         bad = wrong | bad
-        of_records = one.of != TOKEN and sizes is not None
-        values[one.name] = np.repeat(found, lengths, axis=0) if of_records else found
-    carried = together(values)
-    if records.tokens is not None and len(records.tokens[0]) < len(carried):
-        carried = carried[_real_tokens(given.masks, kept, lengths)]
-    records = replace(records, carried=carried)
+        (of_tokens if one.of == TOKEN and documents is not None else of_records)[one.name] = found
+    if documents is not None and of_tokens:
+        if documents.offsets[-1] < lengths.sum():
+            real = _real_tokens(given.masks, kept, lengths)
+            of_tokens = {name: own[real] for name, own in of_tokens.items()}
+        documents = documents.beside(of_tokens, {})
+    records = replace(records, documents=documents, columns=of_records)
     return without_bad(records, bad, tip)
+
+
+def has_carried(records: Records) -> bool:
+    """Whether what follows the records is with them already."""
+    documents = records.documents
+    return bool(records.columns or (documents and documents.of_tokens.keys() - {TRAINED}))
 
 
 def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
@@ -291,8 +301,8 @@ def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
     good = records.take(np.delete(np.arange(len(records.positions)), list(bad)))
     refused = [BadRecord(int(records.positions[i]), reason, tip) for i, reason in bad.items()]
     return replace(
-        records, positions=good.positions, texts=good.texts, tokens=good.tokens,
-        fields=good.fields, carried=good.carried,
+        records, positions=good.positions, texts=good.texts, documents=good.documents,
+        fields=good.fields, columns=good.columns,
         bad=sorted([*records.bad, *refused], key=lambda record: record.position),
     )  # fmt: skip
 
@@ -307,7 +317,7 @@ def carried_in(
     lengths  int64[n], how many tokens each has, where tokens have values
     default  of records without a value; None: they are bad
     """
-    found = None if given is None else _carried_together(column, given, kept, lengths)
+    found = None if given is None else _all_carried(column, given, kept, lengths)
     if found is not None:
         return found, {}
     return _carried_one_by_one(column, given, kept, lengths, default)
@@ -334,7 +344,7 @@ def is_list(kind: Any) -> bool:
     return any(is_one(kind) for is_one in kinds)
 
 
-def _carried_together(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
+def _all_carried(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
     """The values of all kept records; None where one of them may be bad."""
     try:
         if isinstance(given, pa.Array):

@@ -26,15 +26,18 @@ from packer_cli.inputs.token_columns import batches_of
 from packer_cli.options.carried import RECORD, TOKEN, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
+from packer_cli.packing.labels import trained_tokens
 from packer_cli.records import (
+    FILE,
     HIGHEST_ID,
+    POSITION,
     DocumentCounts,
+    Documents,
     InputFile,
     Int32,
     Int64,
     Records,
     Slice,
-    TokenBatch,
     UInt32,
     UInt64,
     WorkUnit,
@@ -134,7 +137,7 @@ class TokenizedInputs:
     def facts(self) -> list[TokenizedManifest]:
         return [one.facts for one in self._directories.values()]
 
-    def read(self, unit: WorkUnit) -> Iterator[TokenBatch]:
+    def read(self, unit: WorkUnit) -> Iterator[Documents]:
         """The unit's documents, without tokens."""
         parts = [(part.file, self._numbers(part)) for part in unit.slices]
         file = np.concatenate([np.full(len(numbers), one, np.int32) for one, numbers in parts])
@@ -175,17 +178,14 @@ class TokenizedInputs:
         places: Float64 = (before - amounts / 2) / before[-1]
         return places
 
-    def _batch(self, file: Int32, number: Int64, lengths: Int32) -> TokenBatch:
+    def _batch(self, file: Int32, number: Int64, lengths: Int32) -> Documents:
         offsets = offsets_of(lengths)
         numbered = self.tokens.numbered(file, number)
         trained = self.tokens.trained_of(numbered, np.zeros_like(lengths), lengths)
         if trained is not None:
-            first = offsets[:-1]  # of which no model learns
-            counts: Int32 = np.add.reduceat(trained, first, dtype=np.int32)
-            counts -= trained[first]
+            counts = trained_tokens(trained, offsets[:-1], offsets[1:]).astype(np.int32)
             self.tokens.compare("trained_tokens", file, number, counts)
-        nothing = np.empty(0, np.uint32)
-        return TokenBatch(nothing, offsets, trained, file, number, tokens_elsewhere=True)
+        return Documents.of(None, offsets, trained).beside({}, {FILE: file, POSITION: number})
 
 
 class _CheckedTokens(Tokens):

@@ -14,7 +14,8 @@ import numpy as np
 
 from packer_cli._kernels import filling
 from packer_cli.options.options import PackConfig
-from packer_cli.records import Int32, Int64, Pieces, TokenBatch, UInt8
+from packer_cli.packing.labels import flagged_between, trained_tokens
+from packer_cli.records import Documents, Int32, Int64, Pieces, UInt8
 
 _Lengths = TypeVar("_Lengths", Int32, Int64)
 OVERLONG_POLICIES = ("split", "truncate", "drop", "error")
@@ -56,7 +57,7 @@ class Untrained(NamedTuple):
 _POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
 
 
-def pieces_of(batch: TokenBatch, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
+def pieces_of(batch: Documents, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
     """The pieces of a batch that go into rows, and the documents left out as untrained.
 
     `position`: how many tokens of the stream that "wrap" cuts came before.
@@ -167,10 +168,8 @@ def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "ri
 def without_untrained(pieces: Pieces, trained: UInt8) -> tuple[Pieces, Untrained]:
     """The pieces without those of documents that have no trained token (left), and these.
     `trained`: of the pieces' batch.
-
-    The first token of a piece is none: nothing predicts it.
     """
-    nothing = trained_between(trained, pieces.begin + 1, pieces.begin + pieces.length) == 0
+    nothing = trained_tokens(trained, pieces.begin, pieces.begin + pieces.length) == 0
     if not nothing.any():
         return pieces, Untrained()
     empty, count = np.bincount(pieces.document[nothing]), np.bincount(pieces.document)
@@ -186,7 +185,7 @@ def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length:
     throughout: a part of one would be trained on without what it answers.
     """
     lengths = np.diff(offsets)
-    predicted = trained_between(trained, np.minimum(offsets[:-1] + 1, offsets[1:]), offsets[1:])
+    predicted = trained_tokens(trained, offsets[:-1], offsets[1:])
     dropped = (lengths > max_length) & (predicted < lengths - 1)
     return pieces.take(~dropped[pieces.document]) if dropped.any() else pieces
 
@@ -201,8 +200,8 @@ def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Los
     truncated = (placed > 0) & (placed < lengths)
     trained_lost = lengths - placed
     if trained is not None:
-        of_piece = trained_between(trained, pieces.begin, pieces.begin + pieces.length)
-        of_document = trained_between(trained, offsets[:-1], offsets[1:])
+        of_piece = flagged_between(trained, pieces.begin, pieces.begin + pieces.length)
+        of_document = flagged_between(trained, offsets[:-1], offsets[1:])
         trained_lost = of_document - _per_document(pieces, of_piece, len(lengths))
     return Loss(
         truncated_documents=int(truncated.sum()),
@@ -241,13 +240,6 @@ def cut_stream(
     return Pieces(
         document, offsets[document] + start, length.astype(np.int32), start.astype(np.int32)
     )
-
-
-def trained_between(trained: UInt8, begin: Int64, end: Int64) -> Int64:
-    """int64[n], how many tokens of [begin, end) are trained on, for n of these int64[n]."""
-    counts = np.empty(len(begin), np.int64)
-    filling.count_trained(trained, begin, end, counts)
-    return counts
 
 
 def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:

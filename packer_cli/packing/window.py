@@ -10,26 +10,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from packer_cli._kernels import filling
 from packer_cli.options.options import Mixture, PackConfig, keeps_order
 from packer_cli.packing.figures import AttentionCost
-from packer_cli.packing.fitting import padded, trained_between
+from packer_cli.packing.fitting import padded
+from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.plan import Planner, shuffled
-from packer_cli.records import (
-    Int32,
-    Int64,
-    Pieces,
-    TokenBatch,
-    TokenPool,
-    UInt32,
-    Values,
-    offsets_of,
-)
+from packer_cli.records import Documents, Int32, Int64, Pieces, offsets_of
 
 # A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
 # rows are carried: where documents do not fit together, waiting does not help.
@@ -42,13 +32,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 class PlannedRows:
     """Rows to be written.
 
-    pool        the tokens and pieces
-    order        int64[pieces], row after row
+    documents    what rows hold, each of which fits into one: segments, once they are placed
+    order        int64[n], row after row
     row_offsets  int64[rows + 1], row r holds order[row_offsets[r]:row_offsets[r + 1]]
     unbalanced   of the same rows without `--balance`; None where it is not asked for
     """
 
-    pool: TokenPool
+    documents: Documents
     order: Int64
     row_offsets: Int64
     unbalanced: AttentionCost | None = None
@@ -60,63 +50,57 @@ class Window:
     def __init__(self, config: PackConfig, unit: int) -> None:
         self._config, self._unit = config, unit
         self._plans = 0
-        self._parts: list[TokenPool] = []
+        self._parts = list[Documents]()
         self.tokens = 0
 
-    def add(self, batch: TokenBatch, pieces: Pieces) -> None:
+    def add(self, batch: Documents, pieces: Pieces) -> None:
         tokens = int(pieces.length.sum())
         if not tokens:
             return
-        document = pieces.document
-        pool = TokenPool(
-            None if batch.tokens_elsewhere else batch.ids, batch.trained, pieces.begin,
-            pieces.length, pieces.start, batch.file[document], batch.position[document],
-            batch.carried,
-        )  # fmt: skip
-        if 2 * tokens < batch.offsets[-1]:  # or what was cut off would stay as long as the window
-            pool = gathered(pool, np.arange(len(pieces)))
-        self._parts.append(pool)
+        self._parts.append(batch.cut(pieces))
         self.tokens += tokens
 
     def rows(self, *, last: bool = False) -> PlannedRows:
         """The rows to write now; the rest stays in the window."""
-        config, pool = self._config, _joined(self._parts)
+        config, documents = self._config, Documents.concat(self._parts)
         self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
         seed = self._seed()
-        order, row_offsets = self._planned(pool, seed)
+        order, row_offsets = self._planned(documents, seed)
         self._plans += 1
         if not last:
-            order, row_offsets = self._keep_back(pool, order, row_offsets)
+            order, row_offsets = self._keep_back(documents, order, row_offsets)
         unbalanced = None
         if config.balance != "none":
             # after keeping back, so that the next windows are those of a run without balance
-            unbalanced = AttentionCost.of(pool.length[order], row_offsets)
-            order, row_offsets = self._planner().balanced(pool.length, order, row_offsets)
+            unbalanced = AttentionCost.of(documents.lengths[order], row_offsets)
+            order, row_offsets = self._planner().balanced(documents.lengths, order, row_offsets)
             if config.shuffle:
                 order, row_offsets = shuffled(order, row_offsets, seed)
         if config.mixture is not None and config.shuffle:
-            source = sources_of(config.mixture, pool.file)
-            order, row_offsets = evened_out(pool.length, source, order, row_offsets, seed)
-        return PlannedRows(pool, order, row_offsets, unbalanced)
+            source = sources_of(config.mixture, documents.file)
+            order, row_offsets = evened_out(documents.lengths, source, order, row_offsets, seed)
+        return PlannedRows(documents, order, row_offsets, unbalanced)
 
     def _planner(self) -> Planner:
         config = self._config
         most, multiple = config.max_segments_per_row, config.segment_multiple
         return Planner(config.max_length, config.strategy, most, multiple)
 
-    def _planned(self, pool: TokenPool, seed: int) -> tuple[Int64, Int64]:
+    def _planned(self, documents: Documents, seed: int) -> tuple[Int64, Int64]:
         """(order, row_offsets) of all pieces."""
-        order, row_offsets, *_ = self._planner().rows(pool.length, seed)
+        order, row_offsets, *_ = self._planner().rows(documents.lengths, seed)
         if self._config.shuffle:
             order, row_offsets = shuffled(order, row_offsets, seed)
         return order, row_offsets
 
-    def _keep_back(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
+    def _keep_back(
+        self, documents: Documents, order: Int64, row_offsets: Int64
+    ) -> tuple[Int64, Int64]:
         """Carry the badly filled rows; (order, row_offsets) of the others."""
-        carried = self._carried(pool, order, row_offsets)
+        carried = self._carried(documents, order, row_offsets)
         waiting, _ = rows_taken(order, row_offsets, np.flatnonzero(carried))
-        self._parts = [gathered(pool, waiting)]
-        self.tokens = int(self._parts[0].length.sum())
+        self._parts = [documents.take(waiting)]
+        self.tokens = int(self._parts[0].offsets[-1])
         return rows_taken(order, row_offsets, np.flatnonzero(~carried))
 
     def _seed(self) -> int:
@@ -124,14 +108,16 @@ class Window:
         name = f"{self._config.seed}/{self._unit}/{self._plans}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
-    def _carried(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> npt.NDArray[np.bool_]:
+    def _carried(
+        self, documents: Documents, order: Int64, row_offsets: Int64
+    ) -> npt.NDArray[np.bool_]:
         """bool[rows]: which rows wait for the next window."""
         rows = len(row_offsets) - 1
         carried = np.zeros(rows, bool)
         if keeps_order(self._config.strategy):
             carried[rows - 1 :] = True  # the open row; the next window goes on filling it
             return carried
-        used = offsets_of(padded(pool.length[order], self._config.segment_multiple))
+        used = offsets_of(padded(documents.lengths[order], self._config.segment_multiple))
         space = self._config.max_length - np.diff(used[row_offsets])
         emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
         carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
@@ -179,70 +165,7 @@ def _members(offsets: Int64, lists: Int64) -> tuple[Int64, Int64]:
     return np.arange(ends[-1]) + np.repeat(offsets[lists] - ends[:-1], size), ends
 
 
-def gathered(
-    pool: TokenPool, pieces: Int64, ids: UInt32 | None = None, carried: Values | None = None
-) -> TokenPool:
-    """Some pieces of a pool with a copy of their tokens, and no others.
-
-    `ids` and `carried`: of their tokens, end to end, for a pool that has none itself.
-    """
-    begin, length = pool.begin[pieces], pool.length[pieces]
-    ends = np.cumsum(length, dtype=np.int64)
-
-    def of_tokens(values: Any) -> Any:
-        if values is None:
-            return None
-        copied = np.empty(ends[-1] if len(ends) else 0, values.dtype)
-        filling.gather_pieces(
-            values.view(np.uint8), values.itemsize, begin, length, copied.view(np.uint8)
-        )
-        return copied
-
-    return TokenPool(
-        of_tokens(pool.ids) if ids is None else ids,
-        of_tokens(pool.trained),
-        ends - length,
-        length,
-        pool.start[pieces],
-        pool.file[pieces],
-        pool.position[pieces],
-        of_tokens(pool.carried) if carried is None else carried,
-    )
-
-
-def trained_in(pool: TokenPool, order: Int64) -> int:
-    """How many tokens of these pieces are trained on, but for the first of each."""
-    return int(trained_of(pool, order).sum())
-
-
-def trained_of(pool: TokenPool, order: Int64) -> Int64:
-    """int64[n], the same of each piece."""
-    length = pool.length[order].astype(np.int64)
-    if pool.trained is None:
-        return length - 1
-    begin = pool.begin[order]
-    return trained_between(pool.trained, begin + 1, begin + length)
-
-
-def _joined(parts: list[TokenPool]) -> TokenPool:
-    if len(parts) == 1:
-        return parts[0]
-    held = [  # how many tokens `begin` counts
-        0 if (own := part.trained if part.ids is None else part.ids) is None else len(own)
-        for part in parts
-    ]
-    firsts = np.cumsum([0, *held[:-1]], dtype=np.int64)
-
-    def column(name: str) -> Any:
-        own = [values for part in parts if (values := getattr(part, name)) is not None]
-        return np.concatenate(own) if own else None
-
-    trained = None
-    if any(part.trained is not None for part in parts):
-        trained = np.concatenate([
-            np.ones(count, np.uint8) if part.trained is None else part.trained
-            for part, count in zip(parts, held, strict=True)
-        ])  # fmt: skip
-    begin = column("begin") + np.repeat(firsts, [len(part.begin) for part in parts])
-    others = map(column, ("length", "start", "file", "position", "carried"))
-    return TokenPool(column("ids"), trained, begin, *others)
+def trained_in(documents: Documents, order: Int64) -> Int64:
+    """Count the tokens that are trained on in these segments, int64[n]."""
+    begin, end = documents.offsets[:-1][order], documents.offsets[1:][order]
+    return trained_tokens(documents.trained, begin, end)

@@ -37,7 +37,7 @@ from packer_cli.options.shapes import Shape
 from packer_cli.packing.window import trained_in
 from packer_cli.plan.sample import Part, PartReader, begun_in_the_middle, sampled, weight_of
 from packer_cli.progress import Progress
-from packer_cli.records import InputFile, Int64, Notify, TokenBatch, TokenPool, WorkUnit, offsets_of
+from packer_cli.records import FILE, POSITION, TURNS, Documents, InputFile, Int64, Notify, WorkUnit
 from packer_cli.result.counts import Counts, InputTotals, powers_histogram
 from packer_cli.result.layout import Shard
 from packer_cli.result.manifest import ReachedShare, SourceStats, load_tokenized
@@ -429,18 +429,20 @@ class _Planning(UnitMaker):
                      _Unwritten(config, job, planned))
             for config, planned in zip(configs, self._planned, strict=True)
         ]  # fmt: skip
-        self._kept, self._read = list[TokenBatch](), Planned()
+        self._kept, self._read = list[Documents](), Planned()
         self._copies, self._weight = 1, float(part.unit_weight)
 
-    def add(self, batch: TokenBatch) -> None:
+    def add(self, batch: Documents) -> None:
         own = np.diff(batch.offsets)
         self._read.read_lengths += powers_histogram(own[own > 0])
         # rows are planned from lengths, and a window without tokens is small
         trained, job = batch.trained, self.job
         if trained is None and job.source.tokenized is None and job.run.shape.kind != "text":
             # other batches may say what of them is trained on
-            trained = np.ones(len(batch.ids), np.uint8)
-        lengths = replace(batch, ids=np.empty(0, np.uint32), trained=trained, tokens_elsewhere=True)
+            trained = np.ones(int(batch.offsets[-1]), np.uint8)
+        places = {name: batch.of_documents[name] for name in (FILE, POSITION, TURNS)
+                  if name in batch.of_documents}  # fmt: skip
+        lengths = Documents.of(None, batch.offsets, trained).beside({}, places)
         if not self._part.is_whole:
             self._kept.append(lengths)
             return
@@ -478,21 +480,13 @@ class _Planning(UnitMaker):
         return UnitPlan(self._part.unit.index, self._weight * copies, copies, self._planned)
 
 
-def _repeated(batches: Sequence[TokenBatch], copies: int) -> Iterator[TokenBatch]:
+def _repeated(batches: Sequence[Documents], copies: int) -> Iterator[Documents]:
     """All batches so many times, in batches of no more tokens than a run has. They have no ids."""
-    tokens = sum(int(batch.offsets[-1] - batch.offsets[0]) for batch in batches)
+    tokens = sum(int(batch.offsets[-1]) for batch in batches)
     most = max(_BATCH_TOKENS // max(tokens, 1), 1)
     for first in range(0, copies, most):
         times = min(most, copies - first)
-        for batch in batches:
-            lengths = np.tile(np.diff(batch.offsets), times)
-            yield replace(
-                batch,
-                offsets=offsets_of(lengths),
-                trained=None if batch.trained is None else np.tile(batch.trained, times),
-                file=np.tile(batch.file, times),
-                position=np.tile(batch.position, times),
-            )
+        yield from (batch.repeat(times) for batch in batches)
 
 
 class _Unwritten:
@@ -509,11 +503,11 @@ class _Unwritten:
         self._size = lru_cache(1 << 16)(partial(_batch_bytes, self._schema))
         self._shards: list[Shard] = []
 
-    def write(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> None:
+    def write(self, documents: Documents, order: Int64, row_offsets: Int64) -> None:
         rows = len(row_offsets) - 1
         if not rows:
             return
-        self._planned.attention += int(np.square(pool.length[order], dtype=np.int64).sum())
+        self._planned.attention += int(np.square(documents.lengths[order], dtype=np.int64).sum())
         edges = np.append(np.arange(0, rows, self._batch), rows)
         batches = np.diff(edges).tolist(), np.diff(row_offsets[edges]).tolist()
         for size in map(self._size, *batches):
@@ -522,7 +516,7 @@ class _Unwritten:
                 self._shards.append(Shard.begun("", 0))
                 self._shards[-1].bytes = self._schema.serialize().size + _END
             self._shards[-1].bytes += size
-        self._shards[-1].trained_tokens += trained_in(pool, order)
+        self._shards[-1].trained_tokens += int(trained_in(documents, order).sum())
 
     def close(self) -> list[Shard]:
         self._planned.shards = len(self._shards)

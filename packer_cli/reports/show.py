@@ -24,10 +24,11 @@ from rich.segment import Segments
 from rich.style import Style
 
 from packer_cli.errors import DataError, UsageError, from_os_error, visible
-from packer_cli.records import IGNORED, Int32, Int64
+from packer_cli.packing.labels import trained_flags
+from packer_cli.records import FILE, IGNORED, POSITION, START, Documents, Int32, Int64, offsets_of
 from packer_cli.reports import Report, Section, Table
 from packer_cli.reports.terminal import is_plain
-from packer_cli.result.carried import as_numbers, fields_of
+from packer_cli.result.carried import as_numbers
 from packer_cli.result.layout import short_name
 from packer_cli.result.opening import Joined, View
 from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
@@ -153,18 +154,17 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
         )
     length, first = tokenized.lengths[index : index + 1], np.zeros(1, np.int32)
     trained = tokens.trained_of(np.array([index]), first, length)
-    flags = np.ones(int(length[0]), bool) if trained is None else trained.astype(bool)
-    flags[:1] = False  # nothing predicts it
+    flags = trained_flags(trained, np.zeros(1, np.int64), int(length[0]))
     origin = input_origin(facts.inputs[file], facts.config, position)
-    ids = tokens.gather(first, np.array([index]), first, length)
-    carried, columns = dict[str, Any](), tokenized.carried
-    values = tokens.carried_of(np.array([index]), first, length)
-    if values is not None:
-        fields = fields_of(values, columns.values())
-        for name, column in columns.items():
-            found = as_numbers(column, fields[name])
-            carried[name] = found[0] if column.is_of_segments else found
-    whole = Segment(0, origin, ids.view(np.int32), flags, carried)
+    places = {FILE: first, POSITION: np.array([index]), START: first}
+    found = tokens.fetch(Documents(None, offsets_of(length), {}, places))
+    carried = {
+        name: as_numbers(one, found.of_documents[name])[0]
+        if one.is_of_segments
+        else as_numbers(one, found.of_tokens[name])
+        for name, one in tokenized.carried.items()
+    }
+    whole = Segment(0, origin, found.token_ids.view(np.int32), flags, carried)
     in_shard = index - int(tokenized.firsts[number])
     return Shown("document", index, shard.file, in_shard, [whole])
 

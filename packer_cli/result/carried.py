@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -12,24 +12,6 @@ import numpy.typing as npt
 
 from packer_cli.errors import UsageError
 from packer_cli.options.carried import Carried
-from packer_cli.records import Values
-
-
-def row_type(columns: Sequence[Carried]) -> np.dtype[Any]:
-    """The type of a token's values: a field for each column."""
-    return np.dtype([(one.name, one.dtype) for one in columns])
-
-
-def together(fields: npt.NDArray[Any]) -> Values:
-    """An array of `row_type` as what is moved about: numpy copies fields one by one, and takes 20
-    times as long for it.
-    """
-    return fields.view(f"V{fields.itemsize}")
-
-
-def fields_of(values: Values, columns: Iterable[Carried]) -> npt.NDArray[Any]:
-    """The array of `row_type` that was put together."""
-    return values.view(row_type([*columns]))
 
 
 def check_defaults(columns: Mapping[str, Carried], defaults: Iterable[tuple[str, str]]) -> None:

@@ -27,8 +27,7 @@ from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.ownership import open_unlinked
-from packer_cli.records import IGNORED, Int32, Int64, offsets_of
-from packer_cli.result.carried import fields_of
+from packer_cli.records import FILE, POSITION, START, Documents, Int64, offsets_of
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard, digest
 from packer_cli.result.manifest import Manifest, load
 from packer_cli.result.reader import (
@@ -42,7 +41,7 @@ from packer_cli.result.reader import (
     squared_lengths,
 )
 from packer_cli.result.rules import segments_in
-from packer_cli.result.shard_writer import PADDED, carried_in_rows, rows_per_batch
+from packer_cli.result.shard_writer import PADDED, rows_per_batch, values_in_rows
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
 
 WITH_THE_SAME = "pack them with the same options"
@@ -153,22 +152,14 @@ class View(PackedDirectory):
                 found.append(segments_in(stored))
         return np.concatenate(found, axis=1)
 
-    def carried_of(self, segments: Int64) -> Any:
-        """What follows the tokens of such segments, end to end: a field for each column."""
-        start, length = segments[2:].astype(np.int32, order="C")
-        values = self._tokens.carried_of(self._tokens.numbered(*segments[:2]), start, length)
-        return None if values is None else fields_of(values, self._carried.values())
-
-    def taken(self, segments: Int64) -> tuple[Int32, Int32]:
-        """(ids, labels) int32 of such segments, end to end; labels are unshifted."""
+    def fetch(self, segments: Int64) -> Documents:
+        """Return segments as documents, with what of them is trained on and what follows them."""
         file, position = segments[:2]
         start, length = segments[2:].astype(np.int32, order="C")
-        number = self._tokens.numbered(file, position)
-        ids = self._tokens.gather(file, position, start, length).view(np.int32)
-        trained = self._tokens.trained_of(number, start, length)
-        labels = ids.copy() if trained is None else np.where(trained, ids, np.int32(IGNORED))
-        labels[np.cumsum(length) - length] = IGNORED  # nothing predicts a segment's first token
-        return ids, labels
+        trained = self._tokens.trained_of(self._tokens.numbered(file, position), start, length)
+        places = {FILE: file, POSITION: position, START: start}
+        pieces = Documents.of(None, offsets_of(length), trained).beside({}, places)
+        return self._tokens.fetch(pieces)
 
     def _gathered(self, mapped: Mapped, rows: Int64, columns: Sequence[str]) -> dict[str, Any]:
         """Columns that are stored alone are not filled, nor checked."""
@@ -206,13 +197,11 @@ class View(PackedDirectory):
             out.get("position_ids"), boundaries, np.empty(len(rows) + 1, np.int32),
             config.segment_multiple, padded, True,
         )  # fmt: skip
-        values = None
         if any(name in self._carried for name in columns):
-            values = self._tokens.carried_of(number, start, length)
-        if values is not None:
-            begins = np.cumsum(length, dtype=np.int64) - length
-            carried = carried_in_rows(config, values, begins, length, np.arange(count), row_offsets)
-            for name, column in carried.items():
+            pieces = Documents.of(None, offsets_of(length)).beside({}, {START: start})
+            pieces = self._tokens.with_columns(pieces, number)
+            made = values_in_rows(config, pieces, np.arange(count), row_offsets)
+            for name, column in made.items():
                 of_segments = self._carried[name].is_of_segments
                 out[name] = Lists(column, row_offsets) if of_segments else column
         out["cu_seqlens"] = lists

@@ -31,6 +31,7 @@ from packer_cli.errors import DataError
 from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES
 from packer_cli.packing.fitting import padded
+from packer_cli.packing.labels import labels_of, trained_tokens
 from packer_cli.records import IGNORED, Int32, Int64
 from packer_cli.result.carried import as_numbers
 from packer_cli.result.manifest import Manifest
@@ -281,7 +282,7 @@ def segments_in(batch: Any) -> Int64:
     return np.concatenate([sources_of(batch), segments_of(batch)[1][None]])
 
 
-class Documents(NamedTuple):
+class GroupedSegments(NamedTuple):
     """How a unit's segments make documents.
 
     order     int64[segments]: by input, position and start
@@ -310,14 +311,14 @@ class Documents(NamedTuple):
         return expected
 
 
-def documents_of(segments: Int64) -> Documents:
+def documents_of(segments: Int64) -> GroupedSegments:
     """The documents of one unit's segments."""
     file, position, start, _ = segments
     order = np.lexsort((start, position, file))
     ordered = segments[:, order]
     begins = np.ones(len(order), bool)
     begins[1:] = (np.diff(ordered[:2]) != 0).any(0)
-    return Documents(order, ordered, np.append(np.flatnonzero(begins), len(order)))
+    return GroupedSegments(order, ordered, np.append(np.flatnonzero(begins), len(order)))
 
 
 # Documents of tokenized directories
@@ -407,8 +408,18 @@ def _other_index(batch: Any, index: Any) -> Iterator[tuple[int, str]]:
         yield at, "its content_hash is not that of its tokens"
 
 
-def trained_flags(batch: Any) -> npt.NDArray[np.bool_]:
-    """bool[tokens] of a batch whose stretches are sound: what is trained on."""
+def labels_in(batch: Any) -> Int32 | None:
+    """Return the labels int32[tokens] of documents whose stretches are valid; None if the batch
+    does not say what is trained on, so that everything is.
+    """
+    if "trained" not in batch.schema.names:
+        return None
+    ids, begins = lists_of(batch, "input_ids")
+    return labels_of(ids, _document_flags(batch), begins[:-1])
+
+
+def _document_flags(batch: Any) -> npt.NDArray[np.bool_]:
+    """Return bool[tokens], what documents with valid stretches say to train on."""
     _, begins = lists_of(batch, "input_ids")
     edges, offsets = lists_of(batch, "trained")
     places = np.repeat(begins[:-1], np.diff(offsets)) + edges
@@ -422,11 +433,8 @@ def trained_flags(batch: Any) -> npt.NDArray[np.bool_]:
 
 
 def _trained_tokens(batch: Any) -> Int64:
-    """int64[documents], the tokens of a sound batch that are trained on, first ones left out."""
+    """Count the tokens int64[documents] of a valid batch that are trained on."""
     begins: Int64 = lists_of(batch, "input_ids")[1]
-    if "trained" not in batch.schema.names:
-        return np.diff(begins) - 1
-    flags = trained_flags(batch)
-    flags[begins[:-1]] = False
-    trained: Int64 = np.add.reduceat(flags, begins[:-1], dtype=np.int64)
-    return trained
+    says = "trained" in batch.schema.names
+    flags = _document_flags(batch).view(np.uint8) if says else None
+    return trained_tokens(flags, begins[:-1], begins[1:])

@@ -29,18 +29,10 @@ from packer_cli.errors import PackerError, from_os_error, os_errors
 from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS, PackConfig
 from packer_cli.packing.fitting import padded
+from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.window import trained_in
-from packer_cli.records import (
-    Int32,
-    Int64,
-    TokenBatch,
-    TokenPool,
-    UInt32,
-    UInt64,
-    Values,
-    offsets_of,
-)
-from packer_cli.result.carried import fields_of, measured
+from packer_cli.records import Documents, Int32, Int64, UInt32, UInt64, bytes_of, value_bytes
+from packer_cli.result.carried import measured
 from packer_cli.result.layout import (
     DOCUMENTS,
     FORMAT_VERSION,
@@ -294,6 +286,7 @@ class ShardWriter:
     ) -> None:
         """`schema`: as `stored_schema` gives it."""
         self._config, self._schema, self._pad = config, schema, pad_token_id
+        self._columns = {} if config.view else config.carried
         limit = sys.maxsize if config.view else config.shard_bytes
         self._parts = ShardParts(folder, unit, ROWS, schema, limit)
         self._rows_per_batch = stored_batch_rows(config)
@@ -304,39 +297,38 @@ class ShardWriter:
             if name in schema.names
         }
 
-    def write(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> None:
+    def write(self, documents: Documents, order: Int64, row_offsets: Int64) -> None:
         """Append rows: row r holds the pieces order[row_offsets[r]:row_offsets[r + 1]]."""
         rows = len(row_offsets) - 1
         for first in range(0, rows, self._rows_per_batch):
             edges = row_offsets[first : first + self._rows_per_batch + 1]
-            self._write_batch(pool, order, edges)
+            self._write_batch(documents, order, edges)
 
-    def _write_batch(self, pool: TokenPool, order: Int64, edges: Int64) -> None:
+    def _write_batch(self, documents: Documents, order: Int64, edges: Int64) -> None:
         pieces, offsets = order[edges[0] : edges[-1]], (edges - edges[0]).astype(np.int32)
         make = self._references if self._config.view else self._filled
-        made, trained_tokens = make(pool, order, edges)
+        made, trained_tokens = make(documents, order, edges)
         if "segments" in self._schema.names:
-            parts = pool.file[pieces], pool.position[pieces], pool.start[pieces]
+            parts = documents.file[pieces], documents.position[pieces], documents.start[pieces]
             made["segments"] = ragged(self._schema.field("segments").type, offsets, parts)
         figures = dict[str, Measured]()
-        if pool.carried is not None:
-            columns, length = self._config.carried, pool.length[pieces].astype(np.int64)
+        if self._columns:
+            length = documents.lengths[pieces].astype(np.int64)
             begin = _places(length, edges, self._config)
-            carried = carried_in_rows(
-                self._config, pool.carried, pool.begin, pool.length, order, edges
-            )
-            for name, values in carried.items():
+            for name, values in values_in_rows(self._config, documents, order, edges).items():
                 kind = self._schema.field(name).type
                 is_fixed = pa.types.is_fixed_size_list(kind)
                 made[name] = fixed(kind, values) if is_fixed else ragged(kind, offsets, [values])
                 where = (begin, length) if is_fixed else ()
-                figures[name] = measured(columns[name], values, *where)
+                figures[name] = measured(self._columns[name], values, *where)
         arrays = [made[name] for name in self._schema.names]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        tokens = int(pool.length[pieces].sum(dtype=np.int64))
+        tokens = int(documents.lengths[pieces].sum(dtype=np.int64))
         self._parts.write_rows(batch, len(pieces), tokens, trained_tokens, figures)
 
-    def _filled(self, pool: TokenPool, order: Int64, edges: Int64) -> tuple[dict[str, Any], int]:
+    def _filled(
+        self, documents: Documents, order: Int64, edges: Int64
+    ) -> tuple[dict[str, Any], int]:
         """The columns of tokens and boundaries, and how many tokens are trained on."""
         rows, multiple = len(edges) - 1, self._config.segment_multiple
         out = {name: buffer[:rows] for name, buffer in self._buffers.items()}
@@ -344,7 +336,8 @@ class ShardWriter:
         offsets = np.empty(rows + 1, np.int32)
         padded = np.empty_like(boundaries) if multiple > 1 else None
         trained_tokens = filling.fill_rows(
-            pool.ids, pool.trained, pool.begin, pool.length, order, edges,
+            documents.ids, documents.trained, documents.offsets[:-1], documents.lengths,
+            order, edges,
             self._config.max_length, self._pad,
             out.get("input_ids"), out.get("labels"), out.get("attention_mask"),
             out.get("position_ids"), boundaries, offsets,
@@ -357,18 +350,19 @@ class ShardWriter:
         return made, trained_tokens
 
     def _references(
-        self, pool: TokenPool, order: Int64, edges: Int64
+        self, documents: Documents, order: Int64, edges: Int64
     ) -> tuple[dict[str, Any], int]:
         """The boundaries, without a look at tokens, and how many tokens are trained on."""
         pieces, begins = order[edges[0] : edges[-1]], edges[:-1] - edges[0]
         # each row's boundaries are a 0, and the sums of its lengths up to each
-        sums = np.cumsum(pool.length[pieces], dtype=np.int64)
+        sums = np.cumsum(documents.lengths[pieces], dtype=np.int64)
         before = np.concatenate([[0], sums])[begins]
         in_rows = (sums - np.repeat(before, np.diff(edges))).astype(np.int32)
         boundaries = np.insert(in_rows, begins, 0)
         offsets = (edges - edges[0] + np.arange(len(edges))).astype(np.int32)
         kind = self._schema.field("cu_seqlens").type
-        return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_in(pool, pieces)
+        trained_tokens = int(trained_in(documents, pieces).sum())
+        return {"cu_seqlens": ragged(kind, offsets, [boundaries])}, trained_tokens
 
     def close(self) -> list[Shard]:
         self._parts.close()
@@ -378,31 +372,28 @@ class ShardWriter:
         self._parts.abandon()
 
 
-def carried_in_rows(
-    config: PackConfig,
-    values: Values,
-    begin: Int64,
-    length: Int32,
-    order: Int64,
-    row_offsets: Int64,
+def values_in_rows(
+    config: PackConfig, documents: Documents, order: Int64, row_offsets: Int64
 ) -> dict[str, Any]:
-    """The carried columns of rows: [rows, max_length] or, of a record's, a value for each segment.
+    """Return the columns of `--carry` in rows, copied: of tokens [rows, max_length], 0 in padding;
+    of records [segments]; with K values each [..., K].
 
-    values, begin, length  as in `TokenPool`; order, row_offsets as in `PlannedRows`
+    order, row_offsets  as in `PlannedRows`
     """
-    columns = config.carried.values()
-    first = fields_of(values[begin[order[row_offsets[0] : row_offsets[-1]]]], columns)
-    made = {one.name: first[one.name] for one in columns if one.is_of_segments}
-    if len(made) < len(columns):
-        rows = np.empty((len(row_offsets) - 1, config.max_length), values.dtype)
+    made = dict[str, Any]()
+    for one in config.carried.values():
+        if one.is_of_segments:
+            pieces = order[row_offsets[0] : row_offsets[-1]]
+            made[one.name] = documents.of_documents[one.name][pieces]
+            continue
+        values = documents.token_values(one.name)
+        shape = (len(row_offsets) - 1, config.max_length, *values.shape[1:])
+        made[one.name] = rows = np.empty(shape, values.dtype)
         filling.place_pieces(
-            values.view(np.uint8), values.itemsize, begin, length, order, row_offsets,
-            config.segment_multiple, rows.view(np.uint8),
+            bytes_of(values), value_bytes(values), documents.offsets[:-1], documents.lengths,
+            order, row_offsets, config.segment_multiple, bytes_of(rows).reshape(len(rows), -1),
         )  # fmt: skip
-        fields = fields_of(rows, columns)
-        made |= {one.name: fields[one.name] for one in columns if not one.is_of_segments}
-    # a copy even of a single value, whose strides torch compares with its type
-    return {name: column.copy() for name, column in made.items()}
+    return made
 
 
 def _places(length: Int64, edges: Int64, config: PackConfig) -> Int64:
@@ -533,16 +524,16 @@ class DocumentWriter:
         self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes)
         self._indexes = ShardParts(folder, unit, INDEX, INDEX_SCHEMA, 0)  # of a batch each
         self._index: list[Any] = []  # of the open part
-        self._waiting: list[TokenBatch] = []
+        self._waiting = list[Documents]()
         self._tokens = 0
         each = 8 + sum(one.bytes for one in carried.values())
         self._batch_tokens = 8 * _BATCH_TOKENS // each  # fewer where they carry much
         # for ids of batches put together, again and again: fresh memory costs more than the copy
         self._room = np.empty(_ROOM_TOKENS, np.uint32)
 
-    def write(self, batch: TokenBatch) -> None:
+    def write(self, batch: Documents) -> None:
         """Append documents; `batch.ids` may not change any more."""
-        tokens = int(batch.offsets[-1] - batch.offsets[0])
+        tokens = int(batch.offsets[-1])
         if not tokens:  # or batches of empty documents would wait without an end
             return
         if self._tokens + tokens > _MOST_TOKENS:
@@ -554,34 +545,33 @@ class DocumentWriter:
 
     def _flush(self) -> None:
         waiting, self._waiting, self._tokens = self._waiting, [], 0
-        batch = _joined(waiting, self._room) if waiting else None
-        del waiting  # what was copied is free while it is written
-        if batch is None:
+        if not waiting:
             return
-        lengths = np.diff(batch.offsets).astype(np.int32)
-        trained, trained_tokens = self._trained(batch, lengths - 1)
-        hashes = pa.py_buffer(content_hashes(batch.ids, batch.offsets))
+        batch = Documents.concat(waiting, self._room)
+        del waiting  # what was copied is free while it is written
+        if not batch.lengths.all():
+            batch = batch.take(np.flatnonzero(batch.lengths))
+        lengths = batch.lengths
+        trained, tokens_trained = self._trained(batch)
+        ids = batch.token_ids
+        hashes = pa.py_buffer(content_hashes(ids, batch.offsets))
         columns = {
-            "input_ids": self._lists(batch.offsets.astype(np.int32), batch.ids.view(np.int32)),
+            "input_ids": self._lists(batch.offsets.astype(np.int32), ids.view(np.int32)),
             "trained": trained,
             "file": batch.file,
             "position": batch.position,
             "length": lengths,
-            "trained_tokens": trained_tokens,
+            "trained_tokens": tokens_trained,
             "content_hash": pa.Array.from_buffers(
                 pa.binary(HASH_BYTES), len(lengths), [None, hashes]
             ),
         }
         figures = dict[str, Measured]()
-        if batch.carried is not None:
-            edges = batch.offsets.astype(np.int32)
-            fields = fields_of(batch.carried, self._carried.values())
-            for name, one in self._carried.items():
-                kind, values = self._documents.schema.field(name).type, fields[name]
-                values = np.ascontiguousarray(values[edges[:-1]] if one.is_of_segments else values)
-                is_list = pa.types.is_list(kind)
-                columns[name] = ragged(kind, edges, [values]) if is_list else _flat(kind, values)
-                figures[name] = measured(one, values)
+        for name, one in self._carried.items():
+            kind, edges = self._documents.schema.field(name).type, batch.offsets.astype(np.int32)
+            own = batch.of_documents[name] if one.is_of_segments else batch.token_values(name)
+            columns[name] = _flat(kind, own) if one.is_of_segments else ragged(kind, edges, [own])
+            figures[name] = measured(one, own)
         documents, index = (
             pa.RecordBatch.from_arrays(
                 [pa.array(values) if isinstance(values, np.ndarray) else values
@@ -593,19 +583,20 @@ class DocumentWriter:
         if self._documents.full:
             self._end_part()
         self._documents.write_rows(
-            documents, len(lengths), int(batch.offsets[-1]), int(trained_tokens.sum()), figures
+            documents, len(lengths), int(batch.offsets[-1]), int(tokens_trained.sum()), figures
         )
         self._index.append(index)
 
-    def _trained(self, batch: TokenBatch, everything: Int32) -> tuple[Any, Int32]:
-        """The column `trained`, and how many tokens that are, first ones left out."""
+    def _trained(self, batch: Documents) -> tuple[Any, Int32]:
+        """Return the column `trained`, and how many tokens of each document are trained on."""
+        counts = trained_tokens(batch.trained, batch.offsets[:-1], batch.offsets[1:])
+        tokens: Int32 = counts.astype(np.int32)
         if "trained" not in self._documents.schema.names:
-            return None, everything
+            return None, tokens
         if batch.trained is None:
-            kind = self._documents.schema.field("trained").type
-            return pa.nulls(len(everything), kind), everything
-        tokens, edges = np.empty_like(everything), np.empty(len(everything) + 1, np.int32)
-        kernels.count_trained(batch.trained, batch.offsets, tokens, edges)
+            return pa.nulls(len(batch), self._documents.schema.field("trained").type), tokens
+        edges = np.empty(len(batch) + 1, np.int32)
+        kernels.count_stretches(batch.trained, batch.offsets, edges)
         flat = np.empty(edges[-1], np.int32)
         kernels.stretches(batch.trained, batch.offsets, flat)
         return self._lists(edges, flat), tokens
@@ -630,32 +621,3 @@ class DocumentWriter:
     def abandon(self) -> None:
         self._documents.abandon()
         self._indexes.abandon()
-
-
-def _joined(batches: list[TokenBatch], room: UInt32) -> TokenBatch | None:
-    """Batches as one without empty documents; None, if nothing is left.
-
-    Its ids are those of the only batch, or lie in `room` where that is large enough.
-    """
-    lengths = np.concatenate([np.diff(batch.offsets) for batch in batches])
-    kept = lengths > 0
-    if not kept.any():
-        return None
-    offsets = offsets_of(lengths[kept])
-    ids = batches[0].ids
-    if len(batches) > 1:
-        out = room[: offsets[-1]] if offsets[-1] <= len(room) else None
-        ids = np.concatenate([batch.ids for batch in batches], out=out)
-    trained: list[Any] = []
-    if any(batch.trained is not None for batch in batches):
-        trained = [np.ones(len(one.ids), np.uint8) if one.trained is None else one.trained
-                   for one in batches]  # fmt: skip
-    carried = [batch.carried for batch in batches if batch.carried is not None]
-    return TokenBatch(
-        ids,
-        offsets,
-        np.concatenate(trained) if trained else None,
-        np.concatenate([batch.file for batch in batches])[kept],
-        np.concatenate([batch.position for batch in batches])[kept],
-        carried=np.concatenate(carried) if carried else None,
-    )

@@ -13,6 +13,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
 from packer_cli.options.carried import Carried
-from packer_cli.records import Int32, Int64, UInt8, UInt32, UInt64, Values, offsets_of
-from packer_cli.result.carried import default_of, row_type, together
+from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, offsets_of
+from packer_cli.result.carried import default_of
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import Stored, plain_values
@@ -187,7 +188,8 @@ class TokenizedDirectory(Stored):
 
     def places(self, documents: Int64) -> Int64:
         """int64[2, n] (file, position) of n documents: the input by its number in the manifest, and
-        where in it the document is, as in `records.TokenBatch`. Each shard is gone through once.
+        where in it the document is, as POSITION of `records.Documents`. Each shard is gone through
+        once.
 
         Raises DataError for one that is not there.
         """
@@ -245,7 +247,7 @@ class Tokens:
         carried: Iterable[Carried] = (),
         defaults: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """`carried`: columns that `carried_of` gives; `defaults`: as `--carry-default` has them, of
+        """`carried`: columns that `fetch` gives; `defaults`: as `--carry-default` has them, of
         those that a directory lacks.
         """
         self._directories, self._carried = directories, list(carried)
@@ -329,33 +331,57 @@ class Tokens:
         flags: UInt8 = self._found(np.uint8, kernels.gather_trained, columns, number, start, length)
         return flags
 
-    def carried_of(self, number: Int64, start: Int32, length: Int32) -> Values | None:
-        """What follows the tokens of pieces, by `numbered` documents; None: nothing."""
+    def fetch(self, pieces: Documents) -> Documents:
+        """Return pieces with their ids and columns, by their FILE, POSITION and START.
+
+        Raises as `gather`.
+        """
+        ids = self.gather(pieces.file, pieces.position, pieces.start, pieces.lengths)
+        number = self.numbered(pieces.file, pieces.position)
+        return self.with_columns(replace(pieces, ids=ids), number)
+
+    def with_columns(self, pieces: Documents, number: Int64) -> Documents:
+        """Return pieces, with their START, of `numbered` documents with the columns of these."""
         if not self._carried:
-            return None
-        out = np.empty(int(length.sum(dtype=np.int64)), row_type(self._carried))
+            return pieces
         span = np.searchsorted(self.spans.firsts, number, side="right") - 1
+        of_tokens, of_documents = dict[str, Any](), dict[str, Any]()
         for one in self._carried:
-            offsets, values, _ = self.spans.column(one.name)
-            of_tokens, there = offsets[span] != 0, values[span] != 0
-            for some in (of_tokens, there & ~of_tokens):
-                if not some.any():
-                    continue
-                its = number[some], start[some], length[some]
-                if some is of_tokens:
-                    columns = offsets, values, one.dtype.itemsize
-                    found = self._found(one.dtype, kernels.gather_documents, columns, *its)
-                else:
-                    of_documents = self.spans.of_documents(one, its[0], span[some])
-                    found = np.repeat(of_documents, its[2], axis=0)
-                if some.all():
-                    out[one.name] = found
-                else:
-                    out[one.name][np.repeat(some, length)] = found
-            if not there.all():
-                default = default_of(one, self._defaults[one.name])
-                out[one.name][np.repeat(~there, length)] = default
-        return together(out)
+            if one.is_of_segments:
+                of_documents[one.name] = self._of_documents(one, number, span)
+            else:
+                places = number, pieces.start, pieces.lengths
+                of_tokens[one.name] = self._of_tokens(one, span, *places)
+        return pieces.beside(of_tokens, of_documents)
+
+    def _of_documents(self, column: Carried, number: Int64, span: Int64) -> Any:
+        """The values [n], or [n, K], of a column of records, by documents and their spans."""
+        there = self.spans.column(column.name)[1][span] != 0
+        out = np.empty((len(number), *column.dtype.shape), column.dtype.base)
+        if there.any():
+            out[there] = self.spans.of_documents(column, number[there], span[there])
+        if not there.all():
+            out[~there] = default_of(column, self._defaults[column.name])
+        return out
+
+    def _of_tokens(
+        self, column: Carried, span: Int64, number: Int64, start: Int32, length: Int32
+    ) -> Any:
+        """The values [T], or [T, K], of a column of tokens; where a directory has values of records
+        alone, each of their tokens has them.
+        """
+        offsets, values, _ = self.spans.column(column.name)
+        columns, has_lists = (offsets, values, column.dtype.itemsize), offsets[span] != 0
+        if has_lists.all():
+            places = number, start, length
+            return self._found(column.dtype, kernels.gather_documents, columns, *places)
+        out = np.empty((int(length.sum(dtype=np.int64)), *column.dtype.shape), column.dtype.base)
+        of_documents = self._of_documents(column, number[~has_lists], span[~has_lists])
+        out[np.repeat(~has_lists, length)] = np.repeat(of_documents, length[~has_lists], axis=0)
+        places = number[has_lists], start[has_lists], length[has_lists]
+        found = self._found(column.dtype, kernels.gather_documents, columns, *places)
+        out[np.repeat(has_lists, length)] = found
+        return out
 
 
 class Spans:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from msgspec import UNSET, structs
 from packer_cli.errors import DamagedInputError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.inputs.token_columns import CarriedInput, with_carried
+from packer_cli.inputs.token_columns import CarriedInput, has_carried, with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
@@ -36,6 +36,7 @@ from packer_cli.options.shape_rules import by_file_shape, trained_on
 from packer_cli.options.shapes import TRACE, Shape, prompts_described
 from packer_cli.records import (
     HIGHEST_ID,
+    POSITION,
     InputFile,
     Notify,
     Records,
@@ -327,9 +328,9 @@ def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})
 
 
 def _carrying(config: DocumentConfig, records: Records) -> Records:
-    if records.carried is not None:
+    if has_carried(records):
         return records
-    sizes = None if records.tokens is None else np.diff(records.tokens[1])
+    sizes = None if records.documents is None else np.diff(records.documents.offsets)
     return with_carried(records, CarriedInput(records.positions, {}, sizes), config)
 
 
@@ -420,7 +421,7 @@ def _plain_encoder(
         """Beside conversations that become a document for each answer."""
         encoded = encode(records, file)
         position = turn_position(encoded.batch.position, 0)
-        return encoded._replace(batch=replace(encoded.batch, position=position))
+        return encoded._replace(batch=encoded.batch.beside({}, {POSITION: position}))
 
     return encode_one_each
 

@@ -37,16 +37,16 @@ from packer_cli.packing.fitting import (
     padded,
     pieces_of,
 )
-from packer_cli.packing.window import PlannedRows, Window, gathered, trained_of
+from packer_cli.packing.window import PlannedRows, Window, trained_in
 from packer_cli.progress import Progress
 from packer_cli.records import (
+    TURNS,
     BadRecord,
+    Documents,
     InputFile,
     Int64,
     Records,
     Slice,
-    TokenBatch,
-    TokenPool,
     WorkUnit,
     record_position,
 )
@@ -221,7 +221,7 @@ class UnitMaker:
         self.rejected = job.file(rejected_name(unit.index))
         self.sums = job.file(squared_lengths_name(unit.index))
 
-    def add(self, batch: TokenBatch) -> None:
+    def add(self, batch: Documents) -> None:
         raise NotImplementedError
 
     def close(self) -> list[Shard]:
@@ -233,12 +233,12 @@ class UnitMaker:
         self.rejected.abandon()
         self.sums.abandon()
 
-    def documents(self) -> Iterator[TokenBatch]:
+    def documents(self) -> Iterator[Documents]:
         """The unit's documents."""
         tokenized = self.job.source.tokenized
         return self._encoded() if tokenized is None else self._tokenized(tokenized)
 
-    def _encoded(self) -> Iterator[TokenBatch]:
+    def _encoded(self) -> Iterator[Documents]:
         job = self.job
         left_out = set[int]()
         for part in self.unit.slices:
@@ -265,7 +265,7 @@ class UnitMaker:
                     yield batch
                 del batch
 
-    def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[TokenBatch]:
+    def _tokenized(self, tokenized: TokenizedInputs) -> Iterator[Documents]:
         for batch in tokenized.read(self.unit):
             self.job.stop_if_asked()
             self.job.progress.read(0, len(batch.position))
@@ -327,7 +327,7 @@ class _LeftOutError(Exception):
         self.index, self.reason = index, reason
 
 
-def _refuse_longer(batch: TokenBatch, job: Job, most: int, most_is: str, tip: str) -> None:
+def _refuse_longer(batch: Documents, job: Job, most: int, most_is: str, tip: str) -> None:
     """Raise DataError for a document of more than `most` tokens."""
     document = first_overlong(batch.offsets, most)
     if document < 0:
@@ -354,7 +354,7 @@ class UnitDocuments(UnitMaker):
         limit = job.run.config.shard_bytes
         self._writer = DocumentWriter(job.folder, unit.index, limit, schema, carried)
 
-    def add(self, batch: TokenBatch) -> None:
+    def add(self, batch: Documents) -> None:
         """Raises DataError for documents that are too long to number."""
         _refuse_longer(batch, self.job, MAX_DOCUMENT_TOKENS, *_HUGE)
         self.job.stop_if_asked()
@@ -362,7 +362,7 @@ class UnitDocuments(UnitMaker):
         tokens = int(lengths.sum())
         self.counts.tokens += tokens
         self.counts.add_documents(batch.file, lengths, lengths)
-        self.counts.add_turns(batch.turns)
+        self.counts.add_turns(batch.of_documents.get(TURNS))
         self._writer.write(batch)
         self.job.progress.wrote(tokens, tokens)
 
@@ -386,7 +386,7 @@ class RowWriter(Protocol):
 
     @property
     def rows_at_once(self) -> int: ...
-    def write(self, pool: TokenPool, order: Int64, row_offsets: Int64) -> None: ...
+    def write(self, documents: Documents, order: Int64, row_offsets: Int64) -> None: ...
     def close(self) -> list[Shard]: ...
     def abandon(self) -> None: ...
 
@@ -410,7 +410,7 @@ class UnitRows(UnitMaker):
         self._stream_position = 0
         self.cut_documents = 0
 
-    def add(self, batch: TokenBatch) -> None:
+    def add(self, batch: Documents) -> None:
         """Raises DataError for documents that may not be cut or are too long to number."""
         config, counts = self._config, self.counts
         self._refuse_overlong(batch)
@@ -425,7 +425,8 @@ class UnitRows(UnitMaker):
         counts.unpacked_rows += int((-(-placed // config.max_length)).sum())
         counts.add_dropped(lengths[(lengths > config.max_length) & (placed == 0)])
         counts.add_documents(batch.file, lengths, placed)
-        counts.add_turns(None if batch.turns is None else batch.turns[placed > 0])
+        turns = batch.of_documents.get(TURNS)
+        counts.add_turns(None if turns is None else turns[placed > 0])
         self.cut_documents += int((np.bincount(pieces.document) > 1).sum())
         self._window.add(batch, pieces)
         del batch, pieces
@@ -445,7 +446,7 @@ class UnitRows(UnitMaker):
         super().abandon()
         self._writer.abandon()
 
-    def _refuse_overlong(self, batch: TokenBatch) -> None:
+    def _refuse_overlong(self, batch: Documents) -> None:
         config, shape = self._config, self.job.run.shape
         if config.overlong == "error":
             others = "drop, truncate or truncate-turns" if shape.is_chat else "drop or truncate"
@@ -457,15 +458,15 @@ class UnitRows(UnitMaker):
         # or else pieces begin at 0
 
     def _write(self, planned: PlannedRows) -> None:
-        pool, order, row_offsets = planned.pool, planned.order, planned.row_offsets
+        documents, order, row_offsets = planned.documents, planned.order, planned.row_offsets
         self.job.stop_if_asked()
-        for rows in self._with_tokens(pool, order, row_offsets):
+        for rows in self._with_tokens(documents, order, row_offsets):
             self._writer.write(*rows)
-        lengths, file = pool.length[order], pool.file[order]
+        lengths, file = documents.lengths[order], documents.file[order]
         self.sums.write(squared_sums(lengths, row_offsets).astype("<i8", copy=False).data)
         max_length = self._config.max_length
         more = Counts.of_rows(lengths, file, row_offsets, max_length)
-        more.add_trained(file, trained_of(pool, order))
+        more.add_trained(file, trained_in(documents, order))
         if planned.unbalanced is not None:
             more.attention_before = planned.unbalanced
             more.attention_after = AttentionCost.of(lengths, row_offsets)
@@ -473,24 +474,17 @@ class UnitRows(UnitMaker):
         self.job.progress.wrote(more.tokens, more.rows * max_length)
 
     def _with_tokens(
-        self, pool: TokenPool, order: Int64, row_offsets: Int64
-    ) -> Iterator[tuple[TokenPool, Int64, Int64]]:
+        self, documents: Documents, order: Int64, row_offsets: Int64
+    ) -> Iterator[tuple[Documents, Int64, Int64]]:
         """The rows as the writer takes them. Tokens that lie elsewhere are fetched a few rows at a
         time, so that a window holds none.
         """
         step, tokenized = self._writer.rows_at_once, self.job.source.tokenized
-        if pool.ids is not None or not step or tokenized is None:
-            yield pool, order, row_offsets
+        if documents.ids is not None or not step or tokenized is None:
+            yield documents, order, row_offsets
             return
         for first in range(0, len(row_offsets) - 1, step):
             self.job.stop_if_asked()
             edges = row_offsets[first : first + step + 1]
-            pieces = order[edges[0] : edges[-1]]
-            ids = tokenized.tokens.gather(
-                pool.file[pieces], pool.position[pieces], pool.start[pieces],
-                pool.length[pieces],
-            )  # fmt: skip
-            number = tokenized.tokens.numbered(pool.file[pieces], pool.position[pieces])
-            values = tokenized.tokens.carried_of(number, pool.start[pieces], pool.length[pieces])
-            rows = gathered(pool, pieces, ids, values)
-            yield rows, np.arange(len(pieces)), edges - edges[0]
+            rows = tokenized.tokens.fetch(documents.take(order[edges[0] : edges[-1]]))
+            yield rows, np.arange(len(rows)), edges - edges[0]

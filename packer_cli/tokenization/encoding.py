@@ -7,26 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packer_cli.errors import DataError, InternalError
 from packer_cli.inputs.formats import reader_for
 from packer_cli.records import (
+    FILE,
+    POSITION,
+    TURNS,
     BadRecord,
+    Documents,
     InputFile,
     Records,
     Slice,
-    TokenBatch,
-    Values,
+    TrainedSpans,
     record_position,
 )
 from packer_cli.result.counts import Counts
 from packer_cli.tokenization.engines import UnencodableError
 from packer_cli.tokenization.fill_in_middle import FillInMiddle
 from packer_cli.tokenization.specials import NO_SPECIALS, SPELLED_OUT_TIP, Specials, spelled_out
-from packer_cli.tokenization.tokenizer import Tokenizer
+from packer_cli.tokenization.tokenizer import SpanTokens, Tokenizer
 
 # The records of a slice, in batches.
 Read = Callable[[InputFile, Slice], Iterator[Records]]
@@ -39,7 +42,7 @@ class Encoded(NamedTuple):
     counts  what the records add to the run's counts, beyond their tokens
     """
 
-    batch: TokenBatch
+    batch: Documents
     bad: list[BadRecord]
     counts: Counts
 
@@ -91,9 +94,9 @@ def skipping(encode: Encode, tokenizer: Tokenizer, turns: str = "") -> Encode:
             if not bad:  # what was encoded was another text
                 raise
         others = encode(replace(records, texts=texts), file)
-        wanted = ~np.isin(record_position(others.batch.position, turns), [*bad])
+        is_bad = np.isin(record_position(others.batch.position, turns), [*bad])
         every = sorted([*others.bad, *bad.values()], key=lambda record: record.position)
-        return others._replace(batch=others.batch.take(wanted), bad=every)
+        return others._replace(batch=others.batch.take(np.flatnonzero(~is_bad)), bad=every)
 
     return encode_others
 
@@ -119,36 +122,30 @@ def _without_specials(records: Records, specials: Specials) -> Records:
     )
 
 
-def _refuse_ids_above(highest: int, batch: TokenBatch, file: InputFile) -> None:
-    if batch.ids.max(initial=0) > highest:
-        above = np.flatnonzero(batch.ids > highest)
+def _refuse_ids_above(highest: int, batch: Documents, file: InputFile) -> None:
+    ids = batch.token_ids
+    if ids.max(initial=0) > highest:
+        above = np.flatnonzero(ids > highest)
         document = int(np.searchsorted(batch.offsets, above[0], side="right")) - 1
         place = reader_for(file.format).describe(file, int(batch.position[document]))
         raise DataError(
-            f"{file.path}, {place}: input_ids holds {batch.ids[above[0]]}, the tokenizer's highest "
+            f"{file.path}, {place}: input_ids holds {ids[above[0]]}, the tokenizer's highest "
             f"id is {highest}",
             "name the tokenizer that made the ids, or none",
         )
 
 
-def add_of_spans(carried: Values, of_spans: Values) -> None:
-    """Add what messages carry to what records do: where one has values the other has 0 bytes. INOUT
-    carried.
-    """
-    carried.view(np.uint8)[:] |= of_spans.view(np.uint8)
-
-
 def token_batch(
     records: Records, file: InputFile, tokenizer: Tokenizer | None
-) -> tuple[TokenBatch, int, int]:
-    """The documents of texts or ids, all of one file; how many special tokens texts spell out, and
-    how many trained tokens begin before what is trained on.
+) -> tuple[Documents, int, int]:
+    """Return the documents of texts or ids, all of one file; how many special tokens texts spell
+    out, and how many trained tokens begin before what is trained on.
 
     Texts are taken out of `records`: a very long one is gone before its tokens are copied.
     """
-    special, crossing, carried, of_spans = records.specials or 0, 0, records.carried, None
-    if records.tokens is not None:
-        ids, offsets, trained = records.tokens
+    special, crossing = records.specials or 0, 0
+    if records.documents is not None:
+        documents = records.documents
     elif tokenizer is not None and records.texts is not None:
         bare = tokenizer.encode_bare(records.texts, records.spans)
         if records.specials is None:
@@ -156,20 +153,37 @@ def token_batch(
         records.texts.clear()
         if (flags := bare[2]) is not None:
             crossing = int(np.count_nonzero(flags > 1))
-            np.minimum(flags, 1, out=flags)
-        ids, offsets, trained, of_spans = tokenizer.surrounded(*bare)
+        documents = _with_values(tokenizer.surrounded(*bare), records.spans)
     elif not len(records.positions):
-        ids, offsets, trained = np.empty(0, np.uint32), np.zeros(1, np.int64), None
+        documents = Documents(np.empty(0, np.uint32), np.zeros(1, np.int64))
     else:
         raise InternalError("texts reached the encoder without a tokenizer")
-    if len(offsets) != len(records.positions) + 1:
-        raise InternalError(f"{len(records.positions)} records became {len(offsets) - 1} documents")
-    files = np.full(len(records.positions), file.index, np.int32)
-    if carried is not None and records.tokens is None:
-        carried = np.repeat(carried, np.diff(offsets))
-    if carried is not None and of_spans is not None:
-        add_of_spans(carried, of_spans)
-    batch = TokenBatch(
-        ids, offsets, trained, files, records.positions, carried=carried, turns=records.turns
-    )
-    return batch, special, crossing
+    if len(documents) != len(records.positions):
+        raise InternalError(f"{len(records.positions)} records became {len(documents)} documents")
+    files = np.full(len(documents), file.index, np.int32)
+    columns = {
+        name: own for name, own in records.columns.items() if name not in documents.of_tokens
+    }
+    if records.turns is not None:
+        columns[TURNS] = records.turns
+    documents = documents.beside({}, {FILE: files, POSITION: records.positions, **columns})
+    return documents, special, crossing
+
+
+def documents_of(texts: list[str], spans: TrainedSpans | None, tokenizer: Tokenizer) -> Documents:
+    """Return texts as documents with the values of their spans, but no other columns."""
+    return _with_values(tokenizer.surrounded(*tokenizer.encode_bare(texts, spans)), spans)
+
+
+def _with_values(tokens: SpanTokens, spans: TrainedSpans | None) -> Documents:
+    """Return tokens as documents. Tokens of no span have 0 in the columns of spans."""
+    ids, offsets, trained, span_of = tokens
+    documents = Documents.of(ids, offsets, trained)
+    if spans is None or span_of is None:
+        return documents
+    inside = span_of >= 0
+    of_tokens = dict[str, Any]()
+    for name, values in spans.columns.items():
+        of_tokens[name] = np.zeros((len(ids), *values.shape[1:]), values.dtype)
+        of_tokens[name][inside] = values[span_of[inside]]
+    return documents.beside(of_tokens, {})

@@ -26,7 +26,7 @@ import numpy as np
 from packer_cli._kernels import filling
 from packer_cli._kernels import texts as kernels
 from packer_cli.errors import InternalError, UsageError
-from packer_cli.records import Int64, Notify, Texts, TrainedSpans, UInt8, UInt32, Values, offsets_of
+from packer_cli.records import Int64, Notify, Texts, TrainedSpans, UInt8, UInt32, offsets_of
 from packer_cli.result.manifest import TokenizerInfo
 from packer_cli.tokenization.engines import (
     BytesEngine,
@@ -39,7 +39,7 @@ from packer_cli.tokenization.locate import TokenizerFiles, TokenizerJson
 from packer_cli.tokenization.trust import TrustedEngine
 
 Tokens = tuple[UInt32, Int64, UInt8 | None]
-Carrying = tuple[UInt32, Int64, UInt8 | None, Values | None]
+SpanTokens = tuple[UInt32, Int64, UInt8 | None, Int64 | None]  # ..., the span of each token or -1
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,7 @@ class Tokenizer:
         """Encode documents with the special tokens around the documents; all that is trained is 1,
         wherever it begins.
         """
-        return self.encode_carrying(texts, spans)[:3]
-
-    def encode_carrying(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> Carrying:
-        """As `encode`, with what spans carry at their tokens."""
-        bare = self.encode_bare(texts, spans)
-        if (trained := bare[2]) is not None:
-            np.minimum(trained, 1, out=trained)
-        return self.surrounded(*bare)
+        return self.surrounded(*self.encode_bare(texts, spans))[:3]
 
     def count_special(self, ids: UInt32, texts: Iterable[str]) -> int:
         """The number of special tokens that `texts` spell out, whose tokens are `ids`."""
@@ -124,55 +117,56 @@ class Tokenizer:
             for text in texts
         )
 
-    def encode_bare(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> Carrying:
-        """(ids uint32[T], offsets int64[n + 1], trained uint8[T] or None for all, [T] what spans
-        carry at their tokens and 0 elsewhere, or None).
+    def encode_bare(self, texts: Sequence[str], spans: TrainedSpans | None = None) -> SpanTokens:
+        """Encode texts without special tokens around them: (ids uint32[T], offsets int64[n + 1],
+        trained uint8[T] or None for all, int64[T] the span of each trained token and -1 elsewhere,
+        or None if spans have no columns).
 
         A text without any token stays empty. A token is trained, 1, when it holds at least one
         byte of its text's `spans`, and 2 when it begins before that span. Raises InternalError when
         an earlier sample of the engine differed from the reference.
         """
         texts, trained = Texts.of(texts), None
-        values = None if spans is None else spans.carried
-        span_of: Int64 | None = None  # where there are values
+        has_values = spans is not None and bool(spans.columns)
+        span_of: Int64 | None = None
         if spans is not None and isinstance(self.engine, ReferenceEngine):
             ids, offsets, places = self.engine.places(texts)
             parts = [_by_places(places[offsets[i] : offsets[i + 1]], text, spans, i)
                      for i, text in enumerate(texts)]  # fmt: skip
             trained = np.concatenate([np.empty(0, np.uint8), *(flags for flags, _ in parts)])
-            if values is not None:
+            if has_values:
                 span_of = np.concatenate([np.empty(0, np.int64), *(own for _, own in parts)])
         else:
             ids, offsets = self.engine.encode(texts)
             if spans is not None:
                 with self._making:
                     pieces = self._pieces
-                if values is not None:
+                if has_values:
                     span_of = np.zeros(len(ids), np.int64)
                 trained = mark_trained(pieces, texts, ids, offsets, spans, self._reference, span_of)
-        carried = None
-        if values is not None and trained is not None and span_of is not None:
-            carried = np.zeros(len(ids), values.dtype)
-            carried[trained > 0] = values[span_of[trained > 0]]
-        return ids, offsets, trained, carried
+        if span_of is not None and trained is not None:
+            span_of[trained == 0] = -1
+        return ids, offsets, trained, span_of
 
     def surrounded(
-        self, ids: UInt32, offsets: Int64, trained: UInt8 | None, carried: Values | None = None
-    ) -> Carrying:
-        """The tokens with prefix and suffix around every document. A suffix that is trained on
-        carries what the token before it does.
+        self, ids: UInt32, offsets: Int64, trained: UInt8 | None, span_of: Int64 | None = None
+    ) -> SpanTokens:
+        """Put prefix and suffix around every document of `encode_bare`; all that is trained is 1. A
+        suffix that is trained on belongs to the span of the token before it.
         """
+        if trained is not None:
+            np.minimum(trained, 1, out=trained)
         framed = _framed((ids, offsets, trained), self._prefix, self._suffix)
-        if carried is None or len(framed[0]) == len(ids):
-            return *framed, carried
-        around, first = np.zeros(len(framed[0]), carried.dtype), framed[1]
+        if span_of is None or len(framed[0]) == len(ids):
+            return *framed, span_of
+        around, first = np.full(len(framed[0]), -1), framed[1]
         for i, (begin, end) in enumerate(pairwise(offsets.tolist())):
             has_prefix = np.array_equal(ids[begin : begin + len(self._prefix)], self._prefix)
             at = first[i] + (0 if has_prefix else len(self._prefix))
-            around[at : at + end - begin] = carried[begin:end]
+            around[at : at + end - begin] = span_of[begin:end]
             after = slice(at + end - begin, first[i + 1])
             if end > begin and framed[2] is not None:
-                around[after] = np.where(framed[2][after], carried[end - 1], around[after])
+                around[after] = np.where(framed[2][after], span_of[end - 1], around[after])
         return *framed, around
 
     def finish(self) -> None:
