@@ -25,12 +25,10 @@ from packer_cli.inputs import byte_streams, footers
 from packer_cli.inputs.formats import FIRST, FirstRecords, Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
-    CarriedInput,
+    ReadColumns,
     is_list,
     parts_of,
-    token_records,
-    with_carried,
-    without_bad,
+    records_of,
 )
 from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
@@ -290,12 +288,15 @@ def _records(
     for start, stop in parts_of(np.array(weights) @ each, each.max(0), longest, most):
         overlong = next((name for name in sizes if sizes[name][start] > longest), None)
         if overlong is None:
-            made = _records_of(batch.slice(start, stop - start), shape, row + start, config)
+            positions = np.arange(row + start, row + stop, dtype=np.int64)
+            rows, consumed = batch.slice(start, stop - start), round((stop - start) * row_bytes)
+            yield records_of(  # nothing else holds the texts while they are worked on
+                _columns_of(rows, positions, shape, config), shape, config, _SKIP, consumed
+            )
         else:
             reason = f"{overlong} is longer than {longest} bytes"
             bad = [BadRecord(row + start, reason, byte_streams.CUT)]
-            made = Records(np.empty(0, np.int64), bad=bad)
-        yield replace(made, consumed=round((stop - start) * row_bytes))
+            yield Records(np.empty(0, np.int64), bad=bad, consumed=round(row_bytes))
 
 
 def _sizes(column: Any) -> Int64:
@@ -321,53 +322,39 @@ def _bytes_of(kind: Any) -> int:
     return max(int(kind.bit_width) // 8, 1)
 
 
-def _records_of(batch: Any, shape: Shape, first_row: int, config: DocumentConfig) -> Records:
-    records = _bare_records_of(batch, shape, first_row)
-    if not config.carried or shape.kind == TRACE:
-        return records
-    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    columns = {name: batch.column(name) for name in config.carried if name in batch.schema.names}
+def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConfig) -> ReadColumns:
+    """Return a record batch as columns, without the rows that cannot be read."""
+    names = {own: name for own, name in shape.columns.items() if name in batch.schema.names}
+    if shape.kind == TRACE:
+        names = {name: name for name in batch.schema.names}
     bad = dict[int, str]()
-    values = {
-        name: _values(column, name, bad) if _converter(column.type) else column
-        for name, column in columns.items()
-    }
+    columns: dict[str, Any] = {own: batch.column(name) for own, name in names.items()}
+    if shape.kind == "text":
+        texts = _plain_texts(columns["text"])
+        columns["text"] = texts or _texts(columns["text"], bad)
+    elif shape.kind != "tokens":
+        columns = {own: _values(column, own, bad) for own, column in columns.items()}
+    carried = dict[str, Any]()
+    for name in config.carried if shape.kind != TRACE else ():
+        if name in batch.schema.names:
+            column = batch.column(name)
+            carried[name] = _values(column, name, bad) if _converter(column.type) else column
     if bad:
-        rows = (records.positions - first_row).tolist()
-        reasons = {i: bad[row] for i, row in enumerate(rows) if row in bad}
-        records = without_bad(records, reasons, _SKIP)
-    sizes = masks = None
-    if shape.kind == "tokens":
-        sizes = pc.list_value_length(batch.column(shape.columns["input_ids"]))
-        sizes = sizes.fill_null(0).to_numpy().astype(np.int64)
-        mask = shape.columns.get("attention_mask")
-        masks = batch.column(mask) if mask in batch.schema.names else None
-    return with_carried(records, CarriedInput(positions, values, sizes, masks), config, _SKIP)
+        is_good = np.ones(len(positions), bool)
+        is_good[[*bad]] = False
+        wrong = [BadRecord(int(positions[row]), bad[row], _SKIP) for row in sorted(bad)]
+        rest = batch.filter(pa.array(is_good))
+        return _columns_of(rest, positions[is_good], shape, config)._replace(bad=wrong)
+    return ReadColumns(positions, columns, carried, [])
 
 
-def _bare_records_of(batch: Any, shape: Shape, first_row: int) -> Records:
-    positions = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
-    of_traces = {name: name for name in batch.schema.names} if shape.kind == TRACE else None
-    columns = {own: batch.column(name) for own, name in (of_traces or shape.columns).items()
-               if name in batch.schema.names}  # fmt: skip
-    if shape.kind == "tokens":
-        return token_records(columns, positions, _SKIP)
-    if shape.kind == "text" and (texts := _faultless_texts(columns["text"])) is not None:
-        return Records(positions, texts=texts)
-    bad = dict[int, str]()
-    values = {own: _values(column, own, bad) for own, column in columns.items()}
-    if shape.kind == "text":
-        for row, text in enumerate(values["text"]):
-            if not isinstance(text, str):
-                kinds = {type(None): "null", bytes: "not UTF-8"}
-                bad.setdefault(row, f"the text is {kinds.get(type(text), 'not a string')}")
-    good = [row for row in range(batch.num_rows) if row not in bad]
-    refused = [BadRecord(first_row + row, bad[row], _SKIP) for row in sorted(bad)]
-    if shape.kind == "text":
-        strings = [values["text"][row] for row in good]
-        return Records(positions[good], texts=strings, bad=refused)
-    fields = [{own: values[own][row] for own in values} for row in good]
-    return Records(positions[good], fields=fields, bad=refused)
+def _texts(column: Any, bad: dict[int, str]) -> list[Any]:
+    """Return the texts of a column. OUT bad: by row, what is wrong with it."""
+    values, reasons = _values(column, "text", bad), {type(None): "null", bytes: "not UTF-8"}
+    for row, text in enumerate(values):
+        if not isinstance(text, str):
+            bad.setdefault(row, f"the text is {reasons.get(type(text), 'not a string')}")
+    return values
 
 
 def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
@@ -448,8 +435,8 @@ def _convert_struct(inner: Mapping[str, _Convert], value: Any) -> Any:
     return fields
 
 
-def _faultless_texts(column: Any) -> Texts | None:
-    """The texts, straight from Arrow's buffers; None where a row must be looked at by itself."""
+def _plain_texts(column: Any) -> Texts | None:
+    """Return texts straight from Arrow's buffers; None if rows must be looked at one by one."""
     kind = pa.large_binary()
     as_text = _PLAIN.get(str(column.type))
     if as_text is None or column.null_count or not len(column):

@@ -16,7 +16,8 @@ from typing import Any
 
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs import byte_streams
-from packer_cli.inputs.byte_streams import STDIN, open_source, peeking
+from packer_cli.inputs.byte_streams import STDIN, OpenInput, open_source, peeking
+from packer_cli.inputs.token_columns import ReadColumns, records_of
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.shapes import Shape
@@ -109,7 +110,32 @@ class Reader:
 
 
 class LineReader(Reader):
-    """Reader of lines: positions are byte offsets in the uncompressed file."""
+    """Reader of a stream of bytes: positions are byte offsets in the uncompressed file.
+
+    tip     for a record that cannot be used
+    before  bytes before a slice that are read with it: they show whether a line begins there
+    """
+
+    tip, before = "", 0
+
+    def columns(
+        self, file: InputFile, source: OpenInput, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[ReadColumns]:
+        """Return the records of a slice, in batches. `source` stands `before` bytes before it.
+
+        An iterator that holds no bytes of a batch while others work on the batch.
+        """
+        raise NotImplementedError
+
+    def read(
+        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[Records]:
+        with open_source(file, max(part.start - self.before, 0)) as source:
+
+            def records(columns: ReadColumns) -> Records:
+                return records_of(columns, shape, config, self.tip, source.consumed())
+
+            yield from map(records, self.columns(file, source, part, shape, config))
 
     def describe(self, file: InputFile, position: int) -> str:
         """Return a place such as "line 17 (byte 1234)". It counts the lines before the position."""

@@ -43,7 +43,7 @@ from packer_cli.inputs.byte_streams import (
     too_long,
 )
 from packer_cli.inputs.formats import BEGINNING_BYTES, FirstRecords, LineReader
-from packer_cli.inputs.token_columns import NAMES, CarriedInput, token_records, with_carried
+from packer_cli.inputs.token_columns import NAMES, ReadColumns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
@@ -54,13 +54,14 @@ from packer_cli.options.shapes import (
     may_hold,
     value_at,
 )
-from packer_cli.records import BadRecord, InputFile, Int64, Records, Slice, Texts
+from packer_cli.records import BadRecord, InputFile, Int64, Slice, Texts
 
 _MOST_SEARCHED = 16 << 20  # bytes of bad records; of stdin they are kept for the run
 _MOST_DECODED = 1 << 20  # bytes of a record whose values all become objects
 _MOST_ELEMENTS = 1 << 15  # of an array that are found together
 _MOST_HELD = 1 << 30  # bytes of an array in which a record must end
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_FIX = "fix the {}, or use --on-error skip"
 _Decode = Callable[[bytes | memoryview], Any]
 _Fields = dict[str, msgspec.Raw]  # of a record, not decoded yet
 
@@ -104,12 +105,11 @@ class _ByteRanges(Sequence[memoryview]):
 class JsonlReader(LineReader):
     """`.jsonl` and `.ndjson` files, and `.json` that hold no array.
 
-    what    that a record fills
-    before  bytes before a slice that are read with it: they tell whether a line begins there
+    what  that a record fills
     """
 
     holds_tokens = True
-    what, before = "line", 1
+    what, before, tip = "line", 1, _FIX.format("line")
 
     def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
         """The lines that begin in the slice; `source` stands `before` it."""
@@ -183,59 +183,41 @@ class JsonlReader(LineReader):
                 if len(positions) and positions[-1] > _MOST_SEARCHED:
                     return
 
-    def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
-    ) -> Iterator[Records]:
+    def columns(
+        self, file: InputFile, source: OpenInput, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[ReadColumns]:
         decode = _decoder(shape, config)
-        carried, tip = [*config.carried], _FIX.format(self.what)
+        names = NAMES if shape.kind == "tokens" else tuple(shape.columns)
+        carried = {name: _CARRIED.format(number) for number, name in enumerate(config.carried)}
 
-        def records_of(found: Block) -> Records:
-            consumed = source.consumed()
-            is_plain = shape.kind == "text" and not carried
-            texts = _plain_texts(found, shape, config) if is_plain else None
-            if texts is not None:
-                return Records(found.positions, texts=texts, bad=found.bad, consumed=consumed)
-            positions, decoded, bad = self._decoded(file, found, decode, shape, config)
-            if shape.kind == "tokens":
-                lists: dict[str, list[Any]] = {
-                    name: [getattr(one, name, None) for one in decoded] for name in NAMES
-                }
-                records = token_records(lists, positions, tip, consumed)
-                bad = sorted([*bad, *records.bad], key=lambda record: record.position)
-                records = replace(records, bad=bad)
-                if not carried:
-                    return records
-                sizes = np.array([*map(len, lists["input_ids"])], np.int64)
-                masks = lists["attention_mask"]
-                given = CarriedInput(positions, _given(decoded, carried), sizes, masks)
-                return with_carried(records, given, config, tip)
+        def columns_of(block: Block) -> ReadColumns:
+            if shape.kind == "text" and not carried:
+                texts = _plain_texts(block, shape)
+                if texts is not None:
+                    return ReadColumns(block.positions, {"text": texts}, {}, block.bad)
+            positions, decoded, bad = self._decoded(file, block, decode, shape, config)
             if shape.kind == TRACE:
-                return Records(positions, fields=decoded, bad=bad, consumed=consumed)
-            strings = [record.text for record in decoded] if shape.kind == "text" else None
-            fields = [*map(msgspec.structs.asdict, decoded)] if strings is None else None
-            records = Records(positions, texts=strings, fields=fields, bad=bad, consumed=consumed)
-            if not carried:
-                return records
-            given = CarriedInput(positions, _given(decoded, carried))
-            for record in fields or []:
-                for number in range(len(carried)):
-                    del record[_CARRIED.format(number)]
-            return with_carried(records, given, config, tip)
+                return ReadColumns(positions, {}, {}, bad, fields=decoded)
+            return ReadColumns(
+                positions,
+                {own: [getattr(record, own, None) for record in decoded] for own in names},
+                {name: [getattr(r, own) for r in decoded] for name, own in carried.items()},
+                bad,
+            )
 
-        with open_source(file, max(part.start - self.before, 0)) as source:
-            # holds no bytes and no records while they are worked on, which a loop would
-            yield from map(records_of, self.blocks(file, source, part))
+        return map(columns_of, self.blocks(file, source, part))
 
     def _decoded(
-        self, file: InputFile, found: Block, decode: _Decode, shape: Shape, config: DocumentConfig
+        self, file: InputFile, block: Block, decode: _Decode, shape: Shape, config: DocumentConfig
     ) -> tuple[Int64, list[Any], list[BadRecord]]:
-        positions, pieces, refused = found.positions, [*found.pieces], found.bad
+        """Return the positions of the good records, these, and the bad ones."""
         limit = byte_streams.MAX_LINE_BYTES
-        if max(map(len, pieces), default=0) <= limit:
+        if max(map(len, block.pieces), default=0) <= limit:
             with suppress(*_DECODE_ERRORS):
-                return positions, [decode(piece) for piece in pieces], refused
-        good, decoded, bad = list[int](), [], list(refused)
-        for position, piece in zip(positions.tolist(), map(bytes, pieces), strict=True):
+                return block.positions, [decode(piece) for piece in block.pieces], block.bad
+        good, decoded, bad = list[int](), [], list(block.bad)
+        pieces = zip(block.positions.tolist(), map(bytes, block.pieces), strict=True)
+        for position, piece in pieces:
             if len(piece) > limit:
                 bad.append(too_long(position, self.what))
                 continue
@@ -245,7 +227,6 @@ class JsonlReader(LineReader):
                 good.append(position)
             except _DECODE_ERRORS:
                 bad.append(self._explained(file, piece, record, position, decode))
-        bad.sort(key=lambda record: record.position)
         return np.array(good, np.int64), decoded, bad
 
     def _explained(
@@ -276,7 +257,7 @@ def holds_array(file: InputFile) -> bool:
 class JsonArrayReader(JsonlReader):
     """`.json` files that begin with "[": a slice is a whole file."""
 
-    what, before = "record", 0
+    what, before, tip = "record", 0, _FIX.format("record")
 
     def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
         """The records of the array. No more is held than a block and the record that goes on."""
@@ -357,9 +338,9 @@ def _elements(data: bytes, offset: int, places: Int64) -> Block:
 # --- decoders
 
 
-def _plain_texts(found: Block, shape: Shape, config: DocumentConfig) -> Texts | None:
-    """The texts of lines, without a Python object for any of them; None where one is odd."""
-    pieces, name = found.pieces, msgspec.json.encode(shape.columns["text"])
+def _plain_texts(block: Block, shape: Shape) -> Texts | None:
+    """Return the texts of lines, without a Python object for any; None if a line is unusual."""
+    pieces, name = block.pieces, msgspec.json.encode(shape.columns["text"])
     if not isinstance(pieces, _ByteRanges) or b"." in name or b"\\" in name:
         return None
     sizes = pieces.ends - pieces.begins
@@ -377,12 +358,6 @@ _any_decoder = msgspec.json.Decoder(dict[str, Any]).decode
 # a document of nested values is ten times its size once they are objects
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _value_decoder = msgspec.json.Decoder().decode
-
-
-def _given(decoded: list[Any], carried: list[str]) -> dict[str, list[Any]]:
-    """The values of carried columns in records."""
-    fields = [(name, _CARRIED.format(number)) for number, name in enumerate(carried)]
-    return {name: [getattr(record, field) for record in decoded] for name, field in fields}
 
 
 _CARRIED = "carried_{}"  # the own name of a carried column
@@ -492,9 +467,6 @@ def _holds_constant(value: Any) -> bool:
 
 
 # --- what is wrong with a line or a record, in words for the person who must fix it
-
-
-_FIX = "fix the {}, or use --on-error skip"
 
 
 def _not_a_line(record: bytes) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +27,13 @@ from packer_cli.inputs.byte_streams import (
     too_long,
 )
 from packer_cli.inputs.formats import FIRST, FirstRecords, LineReader
-from packer_cli.inputs.token_columns import CarriedInput, with_carried
+from packer_cli.inputs.token_columns import ReadColumns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
-from packer_cli.records import BadRecord, InputFile, Records, Slice
+from packer_cli.records import BadRecord, InputFile, Slice
 
 _Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
-_Found = tuple[list[_Document], int]  # documents, and how many more are empty
+_Batch = tuple[list[_Document], int]  # documents, and how many more are empty
 _RETURN = ord("\r")
 
 
@@ -44,51 +45,48 @@ class TextReader(LineReader):
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
         return FirstRecords([config.renamed.get("text", "text")])
 
-    def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
-    ) -> Iterator[Records]:
-        limit, what = byte_streams.MAX_LINE_BYTES, config.sample_by
-
-        def records_of(found: _Found) -> Records:
-            documents, empty = found
-            positions, texts, bad = list[int](), list[str](), list[BadRecord]()
-            for position, data in documents:
-                if data is None or len(data) > limit:
-                    bad.append(too_long(position, what))
-                elif what == "document" and (why := _no_text(data)):
-                    bad.append(BadRecord(position, *why))
-                else:
-                    try:
-                        texts.append(data.decode())
-                        positions.append(position)
-                    except UnicodeDecodeError as error:
-                        bad.append(BadRecord(position, *invalid_utf8(error, data, what)))
-            consumed = source.consumed()
-            return Records(
-                np.array(positions, np.int64), texts=texts, empty=empty, bad=bad, consumed=consumed
+    def columns(
+        self, file: InputFile, source: OpenInput, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[ReadColumns]:
+        if config.sample_by == "document":
+            batches = _whole(source)
+        else:
+            blocks = read_lines(source, 0, None)
+            batches = (
+                _paragraphs(blocks) if config.sample_by == "paragraph" else map(_lines, blocks)
             )
-
-        with open_source(file) as source:
-            if what == "document":
-                documents = _whole(source)
-            else:
-                blocks = read_lines(source, 0, None)
-                documents = _paragraphs(blocks) if what == "paragraph" else map(_lines, blocks)
-            # holds no bytes and no texts while they are worked on, which a loop would
-            yield from map(records_of, documents)
+        return map(partial(_texts_of, config.sample_by), batches)
 
 
-def _no_text(data: bytes) -> tuple[str, str] | None:
-    """Another kind of file, as far as bytes tell that UTF-8 allows, and a tip."""
-    if found := other_content(data):
-        return found
+def _texts_of(what: str, batch: _Batch) -> ReadColumns:
+    """Return the texts of documents. `what`: line, paragraph or document."""
+    documents, empty = batch
+    positions, texts, bad = list[int](), list[str](), list[BadRecord]()
+    for position, data in documents:
+        if data is None or len(data) > byte_streams.MAX_LINE_BYTES:
+            bad.append(too_long(position, what))
+        elif what == "document" and (reason := _not_text(data)):
+            bad.append(BadRecord(position, *reason))
+        else:
+            try:
+                texts.append(data.decode())
+                positions.append(position)
+            except UnicodeDecodeError as error:
+                bad.append(BadRecord(position, *invalid_utf8(error, data, what)))
+    return ReadColumns(np.array(positions, np.int64), {"text": texts}, {}, bad, empty)
+
+
+def _not_text(data: bytes) -> tuple[str, str] | None:
+    """Return what bytes are that are not a text, though UTF-8 may allow them, and a tip."""
+    if content := other_content(data):
+        return content
     if (at := data.find(b"\0")) >= 0:
         tip = "name only texts, or leave other files out with --on-error skip"
         return f"not text: a NUL byte at byte {at} of the document", tip
     return None
 
 
-def _lines(block: Lines, *, with_gaps: bool = False) -> _Found:
+def _lines(block: Lines, *, with_gaps: bool = False) -> _Batch:
     """`with_gaps`: of blank lines after another, the first is among the documents."""
     data = block.data
     if data is None:
@@ -107,7 +105,7 @@ def _lines(block: Lines, *, with_gaps: bool = False) -> _Found:
     return documents, len(kept) - len(documents)
 
 
-def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Found]:
+def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Batch]:
     """Documents that blank lines end, never held beyond MAX_LINE_BYTES."""
     held, size, begin, overlong = list[bytes](), 0, 0, False
 
@@ -135,7 +133,7 @@ def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Found]:
     yield ended(), 0
 
 
-def _whole(source: OpenInput) -> Iterator[_Found]:
+def _whole(source: OpenInput) -> Iterator[_Batch]:
     """The file as it is, if it is not longer than MAX_LINE_BYTES."""
     limit = byte_streams.MAX_LINE_BYTES
     held = bytearray()
@@ -153,13 +151,12 @@ _BATCH_CHARACTERS = 4 << 20
 _PER_RECORD = 64  # so that batches of short or bad records are bounded too
 _CLOSE = "close the quote that this record opens, or cut its text into parts"
 _FIX = "fix the line, or use --on-error skip"
-_ONE = "rename one of them"
 
 
 class CsvReader(LineReader):
     """`.csv` files. A record may span lines inside quotes, so a file is one slice."""
 
-    delimiter = ","
+    delimiter, tip = ",", _FIX
 
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
         with open_source(file) as source:
@@ -178,44 +175,35 @@ class CsvReader(LineReader):
 
         return FirstRecords(header, read)
 
-    def read(
-        self, file: InputFile, part: Slice, shape: Shape, config: DocumentConfig
-    ) -> Iterator[Records]:
-        with open_source(file) as source:
-            rows = _CsvRows(source, config, file, self.delimiter)
-            header = rows.header or []
-            for own in shape.required:
-                if shape.columns[own] not in header:
-                    raise DataError(
-                        f"{file.path}: no column '{shape.columns[own]}'; "
-                        f"columns found: {named(header)}",
-                        "name the right one with --text-field, or with --field NAME=COLUMN",
-                    )
-            for name in config.carried:
-                if header.count(name) > 1:
-                    raise DataError(f"{file.path}: {header.count(name)} columns {name!r}", _ONE)
-            # the shape's own names of fields -> their places in a row
-            places = {own: header.index(name) for own, name in shape.columns.items()
-                      if name in header}  # fmt: skip
-
-            def records_of(batch: _CsvBatch) -> Records:
-                texts = fields = None
-                if shape.kind == "text":
-                    texts = [row[places["text"]] for _, row in batch.rows]
-                else:
-                    fields = [{own: row[at] for own, at in places.items()} for _, row in batch.rows]
-                positions = np.array([position for position, _ in batch.rows], np.int64)
-                values = {name: [_value(row[header.index(name)]) for _, row in batch.rows]
-                          for name in config.carried if name in header}  # fmt: skip
-                batch.rows.clear()  # not held while records are worked on
-                records = Records(
-                    positions, texts=texts, fields=fields, bad=batch.bad, consumed=source.consumed()
+    def columns(
+        self, file: InputFile, source: OpenInput, part: Slice, shape: Shape, config: DocumentConfig
+    ) -> Iterator[ReadColumns]:
+        rows = _CsvRows(source, config, file, self.delimiter)
+        header = rows.header or []
+        for own in shape.required:
+            if shape.columns[own] not in header:
+                raise DataError(
+                    f"{file.path}: no column '{shape.columns[own]}'; columns found: "
+                    f"{named(header)}",
+                    "name the right one with --text-field, or with --field NAME=COLUMN",
                 )
-                if not config.carried:
-                    return records
-                return with_carried(records, CarriedInput(positions, values), config, _FIX)
+        for name in config.carried:
+            if header.count(name) > 1:
+                raise DataError(
+                    f"{file.path}: {header.count(name)} columns {name!r}", "rename one of them"
+                )
+        places = {own: header.index(name) for own, name in shape.columns.items() if name in header}
+        carried = {name: header.index(name) for name in config.carried if name in header}
 
-            yield from map(records_of, rows.batches())
+        def columns_of(batch: _CsvBatch) -> ReadColumns:
+            return ReadColumns(
+                np.array([position for position, _ in batch.rows], np.int64),
+                {own: [row[at] for _, row in batch.rows] for own, at in places.items()},
+                {name: [_value(row[at]) for _, row in batch.rows] for name, at in carried.items()},
+                batch.bad,
+            )
+
+        return map(columns_of, rows.batches())
 
 
 def _value(cell: str) -> Any:

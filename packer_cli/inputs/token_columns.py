@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from packer_cli._kernels import inputs as kernels
 from packer_cli.options.carried import MESSAGE, TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
-from packer_cli.options.shapes import MASKS
+from packer_cli.options.shapes import MASKS, TRACE, Shape
 from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
@@ -44,6 +45,58 @@ NAMES = ("input_ids", "labels", "attention_mask", *MASKS)
 Tokens = tuple[UInt32, Int64, UInt8 | None]
 # The token ids of a record, its labels and its masks, or None: lists of whatever may be there.
 Row = Sequence[list[Any] | None]
+
+
+class ReadColumns(NamedTuple):
+    """n records that were read together, as columns. A reader gives no more than this.
+
+    positions  int64[n]
+    columns    by the shape's own name of a field: n values as Python has them, None for a record
+               without one, or an array of Arrow
+    carried    by the name of a carried column: the same
+    bad        records that are not among the n
+    empty      how many more records are blank
+    fields     instead of columns, for records that are passed on as they are: n dicts
+    """
+
+    positions: Int64
+    columns: Mapping[str, Any]
+    carried: Mapping[str, Any]
+    bad: list[BadRecord]
+    empty: int = 0
+    fields: list[dict[str, Any]] | None = None
+
+
+def records_of(
+    read: ReadColumns, shape: Shape, config: DocumentConfig, tip: str, consumed: int
+) -> Records:
+    """Return the records that these columns hold, with what follows them.
+
+    tip       for records that turn out to be bad
+    consumed  bytes of the file that were read for them
+    """
+    positions, columns = read.positions, read.columns
+    texts = sizes = masks = None
+    if shape.kind == "tokens":
+        records = token_records(columns, positions, tip, consumed)
+    else:
+        fields = read.fields
+        if shape.kind == "text":
+            texts = columns["text"]
+        elif fields is None:
+            rows = zip(*columns.values(), strict=True)
+            fields = [dict(zip(columns, row, strict=True)) for row in rows]
+        records = Records(positions, texts=texts, fields=fields, consumed=consumed)
+    bad = sorted([*read.bad, *records.bad], key=lambda record: record.position)
+    records = replace(records, bad=bad, empty=read.empty)
+    if not config.carried or shape.kind == TRACE:
+        return records
+    if shape.kind == "tokens":
+        ids, masks = columns["input_ids"], columns.get("attention_mask")
+        lengths = pc.list_value_length(ids).fill_null(0) if isinstance(ids, pa.Array) else None
+        sizes = np.array([*map(len, ids)] if lengths is None else lengths, np.int64)
+    given = CarriedInput(positions, read.carried, sizes, masks)
+    return with_carried(records, given, config, tip)
 
 
 def faultless(
