@@ -19,9 +19,8 @@ from settings import CHECKOUT, Settings, from_environment
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shapes import Shape
-from packer_cli.ownership import Folder, claim
 from packer_cli.records import InputFile, Slice, WorkUnit
-from packer_cli.result.layout import ROWS, WORK, named_by_digest, unnamed_shard
+from packer_cli.result.layout import ID, ROWS, WORK, named_by_digest, unnamed_shard
 from packer_cli.result.layout import UNITS as RECORDS
 from packer_cli.result.manifest import load_any
 from packer_cli.run import commits
@@ -49,11 +48,8 @@ def _simulate(record: commits.UnitRecord, destination: Path, count: int) -> None
     files = tuple(InputFile(i, f"data/{i:07d}.jsonl", "jsonl", None, size, 0) for i in range(count))
     units = tuple(WorkUnit(i, (Slice(i, 0, None, size),)) for i in range(count))
     made = Run(config, Shape("text", {"text": "text"}), files, units, Chosen("bytes"))
-    destination.mkdir()
-    with Folder(destination) as folder:
-        own = claim(folder, WORK)
-        work = own.path
-        os.close(own.descriptor)
+    work = destination / WORK / ID
+    work.mkdir(parents=True)
     (work / RUN).write_bytes(made.to_bytes())
     counts = record.counts | {"files": []}
     costs = destination.parent / "costs"  # of as many rows, for all units one file

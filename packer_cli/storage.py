@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from packer_cli.errors import DataError, InputChangedError, PackerError, UsageError
+from packer_cli.errors import DataError, InputChangedError, PackerError, UsageError, os_errors
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # A request takes tens of milliseconds whatever its size, and bytes that nobody needs are wasted.
 AHEAD_BYTES = 1 << 20
 MOST_AT_ONCE = 1 << 30  # bytes of a file that is read as a whole
+OTHER = -1  # in the place of the size of what is not a regular file
 _PART_BYTES = 8 << 20  # read of a whole object at a time
 TIMEOUT_SECONDS = 60  # of silence in a request over HTTP
 _LOCAL = ("file", "local")
@@ -229,18 +230,33 @@ def is_file(path: str) -> bool:
     return kind(path) == "file" if is_url(path) else os.path.isfile(path)
 
 
-def sizes(url: str) -> dict[str, int | None]:
-    """Return the sizes of all in a folder at a URL as it is now, by name; None for what is not a
-    file. {} if there is no such folder. Raises PackerError.
+def sizes(folder: str) -> dict[str, int]:
+    """Return the sizes in bytes of all files in a folder as it is now, by name; OTHER for what is
+    not a regular file. {} if there is no such folder. Raises OSError, for URLs PackerError.
     """
-    with _explained(url):
-        _store(url)[0].invalidate_cache()
+    if not is_url(folder):
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        found = {name: size_of(os.path.join(folder, name)) for name in names}
+        return {name: size for name, size in found.items() if size is not None}
+    with _explained(folder):
+        _store(folder)[0].invalidate_cache()
         with suppress(FileNotFoundError):
             return {
-                name: info["size"] if info["type"] == "file" else None
-                for name, info in _entries(url)
+                name: info["size"] if info["type"] == "file" else OTHER
+                for name, info in _entries(folder)
             }
         return {}
+
+
+def size_of(path: str | os.PathLike[str]) -> int | None:
+    """Return the size of a local file in bytes, OTHER for a link, a folder and the like, None if
+    nothing is there.
+    """
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_size if local_stat.S_ISREG(status.st_mode) else OTHER
 
 
 def check_writable(url: str) -> None:
@@ -366,6 +382,62 @@ def open_arrow(path: str, found: Stat | None = None) -> Any:
     if not is_url(path):
         return pa.OSFile(path)
     return pa.PythonFile(open_bytes(path, found=found), mode="r")
+
+
+# Local files that are complete or absent, also after a power loss
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file, as the `opener` of `open`. Raises OSError for a link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write, and sync it at the end. Raises DataError, also for a link."""
+    with os_errors(path, "write"), open(path, "wb", opener=no_link) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file and sync it to the disk. Raises DataError."""
+    with written(path) as file:
+        file.write(content)
+
+
+def put_file(path: Path, content: bytes) -> None:
+    """Write or replace a file in one step: readers see all of it or none. Raises DataError."""
+    part = path.with_name(f"{path.name}.part")
+    with os_errors(path, "write"):
+        write_file(part, content)
+        os.rename(part, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Sync a file or a directory to the disk. Raises DataError."""
+    with os_errors(path, "write"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_folders(path: Path) -> None:
+    """Make a directory and those above it, synced. Raises NotADirectoryError below a file."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():  # no other run has made it meanwhile
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+    if os.access(path.parent, os.R_OK):
+        sync(path.parent)
 
 
 class _Remote(io.RawIOBase):

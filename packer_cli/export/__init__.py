@@ -3,7 +3,7 @@
 Shards are mapped and written a batch at a time, so memory does not grow with the data. An output
 with its final name is complete. Token counts are checked against the manifest.
 
-    OUT.packer-partial/ID/new     what is being written, in a folder of packer's (ownership.py)
+    OUT.packer-partial/ID/new     what is being written, in a folder of packer's (run/place.py)
     OUT.packer-partial/ID/old     what --overwrite is replacing, where it cannot be exchanged
     OUT                           gets its name by one rename, once everything is on the disk
 
@@ -24,7 +24,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,9 @@ from packer_cli.export.rows import batches, documents, tokenized_documents, unit
 from packer_cli.options.option import refuse
 from packer_cli.options.options import COLUMNS
 from packer_cli.options.run_options import RunOptions, StepOptions
-from packer_cli.ownership import (
-    LOCK,
-    Folder,
-    in_the_way,
-    make_folders,
-    own_folder,
-    put_file,
-    remove_own,
-    sync,
-)
 from packer_cli.progress import Progress
 from packer_cli.records import Int64, Notify
+from packer_cli.result.existing import holds_result, in_the_way
 from packer_cli.result.layout import (
     DATASET_DICT,
     INCOMPLETE,
@@ -61,8 +52,9 @@ from packer_cli.result.manifest import TokenizedManifest, checksum, load_any
 from packer_cli.result.opening import Paths, View, open_packed
 from packer_cli.result.reader import PackedDirectory
 from packer_cli.result.tokenized import open_tokenized
-from packer_cli.run.destination import clean, holds_result
+from packer_cli.run.place import clean, own_folder, remove_own
 from packer_cli.steps import Order, Schedule, StepSizes, row_costs
+from packer_cli.storage import OTHER, make_folders, put_file, read_bytes, size_of, sync
 
 
 def export(
@@ -209,7 +201,6 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOpti
 
 MARKER = ".packer-export.json"
 _PARTIAL, _NEW, _OLD = ".packer-partial", "new", "old"
-_OWN_FILES = re.compile(LOCK)
 _OF_TRAIN = "train/state.json"  # in the only folder that an export has
 _HALF_MADE = re.compile(
     r"data-[0-9]{5,20}\.arrow|packed-[0-9]{5,20}(\.idx)?\.parquet|documents\.(bin|idx)"
@@ -230,87 +221,81 @@ def new_directory(
     overwrite: bool,
     no_lock: bool = False,
 ) -> Iterator[Path]:
-    """An empty folder that becomes `output` at the end; on failure nothing is left.
+    """Make an empty folder that becomes `output` at the end; on failure nothing is left.
 
     `details`: what the marker records about the export; None: there is no marker, and no export
-    replaces it. Raises UsageError for an output that must not be replaced, InUseError when another
+    replaces it. Raises UsageError for an output that must not be replaced, InUseError if another
     export is writing to it.
     """
-    real = Path(os.path.realpath(output))
-    if real.is_relative_to(os.path.realpath(source)):
-        raise UsageError(
-            f"{output}: lies in the directory that is exported", "choose another --output"
-        )
-    if os.path.ismount(real):  # nothing can be renamed to it
-        raise UsageError(f"{output}: is a mount point", "choose a directory inside it")
-    if real.exists() and not real.is_dir():
-        raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
-    clean(real, RunOptions(no_lock=no_lock))
-    name = real.name + _PARTIAL
+    real, options = Path(os.path.realpath(output)), RunOptions(no_lock=no_lock)
+    refuse([
+        (real.is_relative_to(os.path.realpath(source)),
+         f"{output}: lies in the directory that is exported", "choose another --output"),
+        (os.path.ismount(real), f"{output}: is a mount point",  # nothing can be renamed to it
+         "choose a directory inside it"),
+        (real.exists() and not real.is_dir(), f"{output}: exists and is not a directory",
+         "choose another --output"),
+    ])  # fmt: skip
+    clean(real, options)
     try:
         make_folders(real.parent)
-        with ExitStack() as stack:
-            parent = stack.enter_context(Folder(real.parent, no_lock=no_lock))
-            inside = stack.enter_context(own_folder(parent, name, output))
-            stack.callback(remove_own, parent, name, inside, _OWN_FILES)
-            stack.callback(_settle, parent, inside, real)
-            _settle(parent, inside, real)
-            _refuse_taken(output, overwrite)
-            work = inside.path / _NEW
-            work.mkdir()
-            yield work
-            if details is not None:
-                paths = [path for path in sorted(work.rglob("*")) if path.is_file()]
-                files = {str(path.relative_to(work)): path.stat().st_size for path in paths}
-                put_file(work / MARKER, json.dumps(details | {"files": files}, indent=1).encode())
-            for path in (*work.rglob("*"), work):
-                sync(path)
-            _refuse_taken(output, overwrite)  # the last check may have been hours ago
-            _put_in_place(parent, inside, real, output)
-            if os.access(real.parent, os.R_OK):
-                parent.sync()
+        with own_folder(real.parent, real.name + _PARTIAL, output, options) as own:
+            new, old = own / _NEW, own / _OLD
+            try:
+                _settle(real, new, old)
+                _refuse_taken(output, overwrite)
+                new.mkdir()
+                yield new
+                if details is not None:
+                    sizes = _sizes_below(new).items()
+                    marker = details | {"files": {n: size for n, size in sizes if size != OTHER}}
+                    put_file(new / MARKER, json.dumps(marker, indent=1).encode())
+                for path in (*new.rglob("*"), new):
+                    sync(path)
+                _refuse_taken(output, overwrite)  # the last check may have been hours ago
+                _put_in_place(new, real, old)
+                if os.access(real.parent, os.R_OK):
+                    sync(real.parent)
+            finally:
+                try:
+                    _settle(real, new, old)
+                finally:
+                    remove_own(own)
     except OSError as error:
         raise from_os_error(error, output, "write") from error
 
 
-def _settle(parent: Folder, inside: Folder, real: Path) -> None:
+def _settle(real: Path, new: Path, old: Path) -> None:
     """Put an export that was being replaced back in its place, or remove it if it was replaced;
     remove what was not finished.
     """
-    taken = parent.status(real.name) is not None and os.listdir(real)
-    if inside.status(_OLD) is not None and not taken:
-        inside.rename(_OLD, parent, real.name)
-    for path in (inside.path / _NEW, inside.path / _OLD):
-        if path.exists():
-            if names := _strangers(path):
-                raise in_the_way(path, names)
-            with suppress(OSError):  # the next export will do it
-                shutil.rmtree(path)
+    if old.exists() and not (real.exists() and os.listdir(real)):
+        old.rename(real)
+    for path in filter(Path.exists, (new, old)):
+        if names := _foreign_in(path):
+            raise in_the_way(path, names)
+        with suppress(OSError):  # the next export will do it
+            shutil.rmtree(path)
 
 
-def _put_in_place(parent: Folder, inside: Folder, real: Path, output: Path) -> None:
+def _put_in_place(new: Path, real: Path, old: Path) -> None:
     if not (real.exists() and os.listdir(real)):
-        inside.rename(_NEW, parent, real.name)  # replaces an empty directory, and no other
-    elif not _exchange(inside, _NEW, parent, real.name):
-        parent.rename(real.name, inside, _OLD)
-        inside.rename(_NEW, parent, real.name)
-    elif names := _strangers(inside.path / _NEW):  # files that were added at this very moment
-        _exchange(inside, _NEW, parent, real.name)
-        raise in_the_way(output, names)
+        new.rename(real)  # replaces an empty directory, and no other
+    elif not _exchange(new, real):
+        real.rename(old)
+        new.rename(real)
 
 
-def _exchange(folder: Folder, name: str, other: Folder, new: str) -> bool:
-    """Exchange two directories in one step; False where the system cannot."""
+def _exchange(new: Path, old: Path) -> bool:
+    """Exchange two directories in one step; False if the system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    places = folder.descriptor, os.fsencode(name), other.descriptor, os.fsencode(new)
-    if call(*places, _EXCHANGE) == 0:
-        return True
+    here = -100  # AT_FDCWD
+    if call is None or call(here, os.fsencode(new), here, os.fsencode(old), _EXCHANGE) == 0:
+        return call is not None
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         return False
-    raise OSError(number, os.strerror(number), new)
+    raise OSError(number, os.strerror(number), old)
 
 
 def _refuse_taken(output: Path, overwrite: bool) -> None:
@@ -318,23 +303,14 @@ def _refuse_taken(output: Path, overwrite: bool) -> None:
     if not output.exists() or not os.listdir(output):
         return
     refuse([
-        (
-            holds_result(output),
-            f"{output}: holds a finished result, and --overwrite replaces exports only",
-            tip,
-        ),
-        (
-            _listed(output) is None,
-            f"{output}: is not empty, and not an export of packer",
-            f"{tip}; --overwrite only replaces what packer made",
-        ),
-        (
-            not overwrite,
-            f"{output}: holds a finished export",
-            f"{tip}, or replace it with --overwrite",
-        ),
+        (holds_result(output),
+         f"{output}: holds a finished result, and --overwrite replaces exports only", tip),
+        (_listed(output) is None, f"{output}: is not empty, and not an export of packer",
+         f"{tip}; --overwrite only replaces what packer made"),
+        (not overwrite, f"{output}: holds a finished export",
+         f"{tip}, or replace it with --overwrite"),
     ])  # fmt: skip
-    if names := _strangers(output, by_size=True):
+    if names := _foreign_in(output, by_size=True):
         raise in_the_way(output, names)
 
 
@@ -343,29 +319,35 @@ class _Marker(msgspec.Struct):
 
 
 def _listed(export: Path) -> dict[str, int] | None:
+    """Return the files that the marker of an export lists, with their sizes; None without one."""
     try:
-        with Folder(export) as folder:
-            return msgspec.json.decode(folder.read(MARKER) or b"", type=_Marker).files
+        if size_of(export / MARKER) in (None, OTHER):
+            return None
+        return msgspec.json.decode(read_bytes(export / MARKER), type=_Marker).files
     except (ValueError, RecursionError):
         return None
 
 
-def _strangers(export: Path, *, by_size: bool = False) -> list[str]:
-    """The names in an export that are not what its marker lists: by name and kind and, if
-    `by_size`, by size. Without a marker: those that exports do not write.
+def _sizes_below(export: Path) -> dict[str, int]:
+    """Return the sizes of all in an export by their paths in it, OTHER for what is not a file."""
+    sizes = {str(path.relative_to(export)): size_of(path) for path in sorted(export.rglob("*"))}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _foreign_in(export: Path, *, by_size: bool = False) -> list[str]:
+    """Return the names in an export that its marker does not list, `by_size` also with another
+    size; without a marker, those that exports do not write.
     """
-    names, listed = [], _listed(export)
+    listed = _listed(export)
     folders = {str(parent) for name in listed or [_OF_TRAIN] for parent in Path(name).parents}
-    for path in sorted(export.rglob("*")):
-        name = str(path.relative_to(export))
-        with Folder(path.parent) as folder:
-            if path.is_dir() and not path.is_symlink():
-                own = name in folders
-            elif listed is None or name == MARKER:
-                own = folder.is_file(path.name) and bool(_HALF_MADE.fullmatch(path.name))
-            else:
-                own = name in listed and folder.is_file(path.name)
-                own = own and (not by_size or path.lstat().st_size == listed[name])
-        if not own:
-            names.append(name)
-    return names
+    foreign = []
+    for name, size in _sizes_below(export).items():
+        if size == OTHER:
+            is_own = name in folders and not (export / name).is_symlink()
+        elif listed is None or name == MARKER:
+            is_own = bool(_HALF_MADE.fullmatch(os.path.basename(name)))
+        else:
+            is_own = name in listed and (not by_size or size == listed[name])
+        if not is_own:
+            foreign.append(name)
+    return foreign

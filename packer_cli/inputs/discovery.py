@@ -52,9 +52,17 @@ from packer_cli.options.formats import (
     format_named,
     format_of,
 )
-from packer_cli.ownership import ID
 from packer_cli.records import InputFile, Notify
-from packer_cli.result.layout import DATASET_DICT, INCOMPLETE, MANIFEST, STATE, WORK, digest
+from packer_cli.result.layout import (
+    DATASET_DICT,
+    ID,
+    INCOMPLETE,
+    MANIFEST,
+    STATE,
+    UPLOADING,
+    WORK,
+    digest,
+)
 from packer_cli.result.manifest import TOKENIZED, as_named, holds_documents, is_manifest
 
 _Found = tuple[str, str]  # the line of a list that names it, or "", and the input
@@ -284,7 +292,7 @@ def _kind_of_result(folder: str, names: set[str]) -> str:
     present = {MANIFEST, INCOMPLETE} & names
     if any(is_manifest(storage.join(folder, name)) for name in present):
         return "pack"
-    markers = (f"{WORK}/{ID}", f"{WORK}/uploading.json")
+    markers = (f"{WORK}/{ID}", UPLOADING)
     is_begun = WORK in names and any(storage.kind(storage.join(folder, name)) for name in markers)
     return "that is not finished" if is_begun else ""
 

@@ -32,13 +32,12 @@ from markupsafe import Markup
 import packer_cli
 from packer_cli.errors import UsageError, cut, from_os_error, one_line
 from packer_cli.options.option import refuse
-from packer_cli.ownership import put_file
 from packer_cli.reports import PageRow, Report, Rows
 from packer_cli.reports.show import Shown, carried_in
 from packer_cli.result.layout import INCOMPLETE, MANIFEST, short_name
 from packer_cli.result.manifest import is_manifest
 from packer_cli.result.wording import count, percent, plural
-from packer_cli.storage import is_url
+from packer_cli.storage import is_url, put_file
 from packer_cli.tokenization.decoding import Decoder
 
 # What every page begins with: the sign that packer may replace it.

@@ -29,6 +29,8 @@ MANIFEST = "manifest.json"
 INCOMPLETE = "manifest.incomplete.json"
 PART = ".part"  # ends the name of a file that is being written
 WORK = ".packer"  # in the output, while a run writes, and after one that failed
+ID = "dd4cbd969ee4cf0b968a8b865edeed7a"  # packer's folder in there: nobody else gives that name
+UPLOADING = f"{WORK}/uploading.json"  # at a URL
 REJECTED = "rejected.jsonl"
 UNITS = "units.jsonl"
 SQUARED_LENGTHS = "squared_lengths.npy"  # of rows, not of documents
@@ -47,6 +49,11 @@ _SHARD_PART = rf"({ROWS}|{DOCUMENTS}|{INDEX}){_UNIT_AND_PART}"
 SHARD_NAME = rf"{_SHARD_PART}({_DIGEST})?\.arrow"  # which has no digest as long as it is written
 _SHARD_PATTERN = rf"^{_SHARD_PART}{_DIGEST}\.arrow\Z"
 SIDE_FILE_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z"
+
+_SIDE_FILE_NAMES = "|".join(map(re.escape, sorted({*SIDE_FILES, MANIFEST, INCOMPLETE})))
+ResultFile = Annotated[
+    str, Meta(pattern=rf"^({_SHARD_PART}{_DIGEST}\.arrow|{_SIDE_FILE_NAMES})\Z")
+]  # the name of a file of a result, a manifest included
 
 MISSING = "is missing"
 _HASH_BYTES = 1 << 20

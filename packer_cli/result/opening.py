@@ -26,7 +26,6 @@ from packer_cli import storage
 from packer_cli._kernels import filling, gathering
 from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.options.options import PADDED_BOUNDARIES
-from packer_cli.ownership import open_unlinked
 from packer_cli.records import FILE, POSITION, START, Documents, Int64, offsets_of
 from packer_cli.result.layout import MANIFEST, SQUARED_LENGTHS, Shard, digest
 from packer_cli.result.manifest import Manifest, load
@@ -43,6 +42,7 @@ from packer_cli.result.reader import (
 from packer_cli.result.rules import segments_in
 from packer_cli.result.shard_writer import PADDED, rows_per_batch, values_in_rows
 from packer_cli.result.tokenized import TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.storage import no_link
 
 WITH_THE_SAME = "pack them with the same options"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -305,7 +305,7 @@ class CopiedDirectory(PackedDirectory):
             return
         with os_errors(path, "write"):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(part, "ab", opener=open_unlinked) as file:
+            with open(part, "ab", opener=no_link) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 try:
                     if is_here():

@@ -12,7 +12,6 @@ one that is packed at once, but it holds the same documents, each once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,8 +32,8 @@ from packer_cli.options.formats import companion, format_of
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import for_member
 from packer_cli.options.shapes import MIXED, Shape, joined, shape_again, shape_named
-from packer_cli.ownership import Folder
 from packer_cli.records import InputFile
+from packer_cli.result.existing import find_own, holds_result, listed
 from packer_cli.result.layout import (
     INFO,
     REJECTED,
@@ -55,7 +54,6 @@ from packer_cli.result.manifest import (
 from packer_cli.result.wording import plural
 from packer_cli.run import commits
 from packer_cli.run.commits import UnitRecord
-from packer_cli.run.destination import finished, holds_result, listed, work_of
 from packer_cli.run.identity import (
     OTHER_ORDER,
     RUN,
@@ -309,16 +307,16 @@ def refuse_other_result(
         tip = "add --overwrite to pack it again, or choose another --output"
         raise OtherMixtureError("; ".join(differ), tip)
     if differ:
-        raise finished(place, "; ".join(differ))
+        raise _finished(place, "; ".join(differ))
     if not run.resumable:
-        raise finished(place, "stdin cannot be compared with what it was made of")
+        raise _finished(place, "stdin cannot be compared with what it was made of")
     then = [InputFile(index, storage.shown(one.path), "", None, one.size, one.version)
             for index, one in enumerate(manifest.inputs)]  # fmt: skip
     differ = differing_files(then, run.files)
     lost = _lost(place, manifest)
     if differ != [OTHER_ORDER] and (differ or lost):
         may_add = bool(differ) and not storage.is_url(str(place))
-        raise finished(place, "; ".join(differ or lost[:1]), may_add=may_add)
+        raise _finished(place, "; ".join(differ or lost[:1]), may_add=may_add)
     units = [(one.index, [part[:3] for part in one.slices]) for one in run.units]
     is_same = not differ and units == [(one.unit, one.slices) for one in manifest.units]
     if not (is_same or in_any_order):
@@ -329,21 +327,21 @@ def refuse_other_result(
 
 
 def _lost(place: Path | str, manifest: Result) -> list[str]:
-    """The files of a result that are missing, or have another size than its manifest says."""
-    sizes, files = dict[str, int | None](), listed(manifest)
-    if storage.is_url(url := str(place)):
-        sizes = storage.sizes(url)
-    else:
-        with Folder(Path(place)) as folder:
-            for name in filter(folder.is_file, files):
-                sizes[name] = os.stat(name, dir_fd=folder.descriptor).st_size
-    lost = []
-    for name, size in files.items():
-        if name not in sizes:
-            lost.append(f"{name} is missing")
-        elif size != sizes[name]:
-            lost.append(f"{name} is damaged")
-    return lost
+    """Return what is wrong with the files of a result, by their sizes."""
+    sizes = storage.sizes(str(place))
+    lost = [name for name, size in listed(manifest).items() if size != sizes.get(name)]
+    return [f"{name} is {'damaged' if name in sizes else 'missing'}" for name in lost]
+
+
+def _finished(place: Path | str, differs: str, *, may_add: bool = False) -> UsageError:
+    """The error for a result that is not to be replaced, and how it differs from what was to be
+    packed. `may_add`: only in its inputs.
+    """
+    add = "pack what is new or has changed, with --add; " if may_add else ""
+    return UsageError(
+        f"{place}: holds a finished result that differs: {differs}",
+        f"{add}choose another --output, or replace it with --overwrite",
+    )
 
 
 def _tokenizer_of(manifest: Result) -> Chosen:
@@ -378,7 +376,7 @@ def _refuse_to_forget(directory: Path, files: Iterable[InputFile]) -> None:
     """UsageError for an unfinished run with inputs that are not among `files`: nobody would notice
     that they were never packed.
     """
-    work = work_of(directory)
+    work = find_own(directory, WORK)
     unfinished = load_run(work / RUN) if work else None
     there = {file.known_as for file in files}
     lost = [file.path for file in unfinished.files if file.known_as not in there

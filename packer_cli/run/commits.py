@@ -18,16 +18,97 @@ import msgspec
 from msgspec.structs import replace
 
 from packer_cli import storage
-from packer_cli.errors import DataError, os_errors
-from packer_cli.ownership import put_file
+from packer_cli.errors import DataError, UsageError, os_errors
 from packer_cli.records import Slice, WorkUnit
 from packer_cli.result.counts import Counts
-from packer_cli.result.layout import ROWS, UNITS, Shard, built, kind_of
+from packer_cli.result.existing import MANIFESTS, look
+from packer_cli.result.layout import (
+    INCOMPLETE,
+    REJECTED,
+    ROWS,
+    SIDE_FILES,
+    SQUARED_LENGTHS,
+    TOKENIZER_FILES,
+    UNITS,
+    Shard,
+    built,
+    kind_of,
+)
 from packer_cli.result.manifest import Result
 from packer_cli.result.reader import PACK_AGAIN, check_side_file
-from packer_cli.run.identity import Run, sealed, unsealed
+from packer_cli.run.identity import (
+    RUN,
+    Run,
+    differences,
+    differing_options,
+    load_run,
+    sealed,
+    unsealed,
+)
+from packer_cli.run.place import LOCK, UNIT_RECORDS, LockedOutput, discard, is_begun
+from packer_cli.storage import put_file, sync, write_file
 
-UNIT_RECORDS = "unit-*.json"
+
+def begin(output: LockedOutput, run: Run, *, may_replace: bool) -> None:
+    """Make the work folder that of `run`, with the units that it has already.
+
+    `may_replace`: units of another run may be discarded. Raises UsageError if there are some that
+    may not, and for files of others where the result is to be.
+    """
+    work = output.work
+    with output.begin_lock():
+        look(output.path).refuse_foreign(names_of(run))
+        if not _continues(output, run, may_replace):
+            discard(work)
+            for name, content in run.chosen.side_files.items():
+                write_file(work / name, content)
+        put_file(work / RUN, run.to_bytes())  # its limits may be others
+        sync(work.parent)
+        sync(output.path)
+
+
+def _continues(output: LockedOutput, run: Run, may_replace: bool) -> bool:
+    """True if the units in the work folder are those of `run`."""
+    place, work, options = output.path, output.work, output.options
+    shared = options.as_rank is not None
+    if not run.resumable or not (is_begun(work) or (shared and (work / RUN).exists())):
+        if any(not name.endswith(LOCK) for name in os.listdir(work)):
+            options.notify(f"{place} holds an unfinished run; starting it again from the beginning")
+        return False
+    earlier = load_run(work / RUN)
+    if earlier is None:
+        differ = ["it is damaged, or of another packer"]
+    else:
+        differ = differences(earlier, run) or _skipped(earlier, run, work)
+    if differ and not may_replace:
+        again = f"remove {work.parent} when no rank is at work" if shared else "--overwrite"
+        raise UsageError(
+            f"{place}: holds an unfinished run that differs: {'; '.join(differ)}",
+            f"to continue it, give its options and inputs; to start over, {again}",
+        )
+    if differ:
+        options.notify(f"{place}: the unfinished run is discarded: {'; '.join(differ)}")
+    return not differ
+
+
+def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
+    """How the runs differ if bad records were skipped in some units, and `run` is to fail."""
+    if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
+        return []
+    is_skipped = any(record.rejected for record in units_in(work, earlier.identity))
+    return differing_options(earlier.config, run.config, limits=True) if is_skipped else []
+
+
+def names_of(run: Run) -> set[str]:
+    """Names of files that the result of a run may have beside shards."""
+    names = {*SIDE_FILES, *MANIFESTS} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
+    if run.config.on_error != "skip":
+        names -= {REJECTED}
+    if run.is_to_tokenize:
+        names -= {SQUARED_LENGTHS}
+    if run.is_to_tokenize or run.row_config.max_loss is None:
+        names -= {INCOMPLETE}
+    return names
 
 
 @built

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -17,18 +20,27 @@ from msgspec.structs import asdict
 
 import packer_cli
 from packer_cli import storage
-from packer_cli.errors import DataError, InternalError, ThresholdMissed, os_errors
+from packer_cli.errors import (
+    DataError,
+    InternalError,
+    PackerError,
+    ThresholdMissed,
+    from_os_error,
+    os_errors,
+)
 from packer_cli.inputs.byte_streams import STDIN, stdin_size
 from packer_cli.inputs.discovery import check_unchanged
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import opened
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import DocumentConfig
+from packer_cli.options.option import refuse
 from packer_cli.options.options import PackConfig
-from packer_cli.ownership import write_file, written
+from packer_cli.options.run_options import RunOptions
 from packer_cli.packing.figures import lower_bound_rows
 from packer_cli.records import InputFile
 from packer_cli.result.counts import OF_TRACES, Counts
+from packer_cli.result.existing import listed, look
 from packer_cli.result.layout import (
     FORMAT_VERSION,
     INDEX,
@@ -57,61 +69,72 @@ from packer_cli.result.manifest import (
 )
 from packer_cli.result.reader import HEADER_BYTES, squares_header
 from packer_cli.run import commits
-from packer_cli.run import destination as output
+from packer_cli.run.additions import refuse_other_result
 from packer_cli.run.commits import UnitRecord, squared_lengths_name
-from packer_cli.run.destination import Claim, earlier_result
 from packer_cli.run.identity import Run
+from packer_cli.run.place import (
+    LockedOutput,
+    announce,
+    clean_url,
+    discard,
+    switch,
+    upload,
+)
+from packer_cli.storage import size_of, write_file, written
 
 _COPY_BYTES = 1 << 20
 _Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
 def finalize(
-    run: Run, claim: Claim, kept: Mapping[int, UnitRecord] = MappingProxyType({})
+    run: Run, output: LockedOutput, kept: Mapping[int, UnitRecord] = MappingProxyType({})
 ) -> Result:
-    """Put the result of `run`, every unit of which has a record, in place; gives its manifest.
+    """Put the result of `run`, whose units all have records, in its place; returns its manifest.
 
-    `kept`: the records of units that stay of an earlier result, by index. Raises DataError when
-    there is nothing to keep, ThresholdMissed when it would replace a good result by an incomplete
-    one, InternalError when tokens are missing.
+    `kept`: the records of units that stay of an earlier result, by index. Raises DataError if
+    nothing is packed, ThresholdMissed if an incomplete result would replace a good one,
+    InternalError if tokens are missing.
     """
-    work = claim.work
+    work, earlier = output.work, look(output.path).result
     longest = 0 if run.is_to_tokenize else run.row_config.max_length
-    every = _Units(Counts(piece_length=np.zeros(longest + 1, np.int64)))
+    every = _RunTotals(Counts(piece_length=np.zeros(longest + 1, np.int64)), kept)
     with written(work / UNITS) as lines:
-        for record in _records(run, claim, kept):
+        for record in _records(run, output, kept):
             every.add(record, run)
             lines.write(commits.as_line(record))
-    earlier = earlier_result(claim.folder)
     if earlier is not None and kept:
         stay = {part.file for record in kept.values() for part in record.slices}
-        every.digests |= {index: earlier.manifest.inputs[index].sha256 for index in stay}
-    _check(every, run, claim)
+        every.digests |= {index: earlier.inputs[index].sha256 for index in stay}
+    _check(every, run, output)
     for file in run.files:  # of a URL, its version tells; not every unit of a recipe has all
         if file.index not in every.digests and file.path != STDIN and not storage.is_url(file.path):
             every.digests[file.index] = digest(file.path)[1]
             check_unchanged(file)
-    hashes = _side_files(every, run, claim, kept)
+    hashes = _side_files(every, run, output, earlier)
     sizes = {name: (work / name).stat().st_size for name in hashes}
     manifest = manifest_of(
         run, every.tokenizer, every.digests, every.shards, every.total, hashes, sizes
     )
-    write_file(work / MANIFEST, to_bytes(manifest.document))
-    if manifest.incomplete and earlier is not None and not earlier.manifest.incomplete:
+    if manifest.incomplete and earlier is not None and not earlier.incomplete:
         raise ThresholdMissed(
-            f"{claim.output}: {manifest.incomplete}",
+            f"{output.path}: {manifest.incomplete}",
             "the earlier result stays; everything is packed, and with a larger --max-loss the run "
             "finishes at once",
         )
-    output.replace(claim)
+    switch(output, manifest, to_bytes(manifest.document))
     return manifest
 
 
 @dataclass
-class _Units:
-    """The records of all units together. `bad` and `read`: records of those that are new."""
+class _RunTotals:
+    """The records of all units together.
+
+    kept       those of units that stay of an earlier result, by index
+    bad, read  records of the other units
+    """
 
     total: Counts
+    kept: Mapping[int, UnitRecord]
     digests: dict[int, str] = field(default_factory=dict)
     shards: list[Shard] = field(default_factory=list)
     rejected: list[UnitRecord] = field(default_factory=list)
@@ -133,10 +156,10 @@ class _Units:
 
 
 def _side_files(
-    every: _Units, run: Run, claim: Claim, kept: Mapping[int, UnitRecord]
+    every: _RunTotals, run: Run, output: LockedOutput, earlier: Result | None
 ) -> dict[str, str]:
-    """Write what a result has beside its shards; name -> sha256."""
-    work, shards = claim.work, every.shards
+    """Write the files that a result has beside its shards; returns their sha256 by name."""
+    work, shards = output.work, every.shards
     identity = "".join(shard.sha256 for shard in shards)
     files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
     contents = saved_dataset(files, identity)
@@ -144,39 +167,40 @@ def _side_files(
         write_file(work / name, data)
     joined = [UNITS]
     if every.rejected:
-        _join(work / REJECTED, (_rejected_part(record, claim) for record in every.rejected))
+        _join(work / REJECTED, (_rejected_part(record, output) for record in every.rejected))
         joined = [REJECTED, UNITS]
     if not run.is_to_tokenize:
         head = squares_header(sum(shard.rows for shard in shards))
-        _join(work / SQUARED_LENGTHS, _squared_lengths(claim, shards, kept), head)
+        _join(work / SQUARED_LENGTHS, _squared_lengths(every, output, earlier), head)
         joined.append(SQUARED_LENGTHS)
     first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
     return first | run.chosen.hashes | last
 
 
-def _records(run: Run, claim: Claim, kept: Mapping[int, UnitRecord]) -> Iterator[UnitRecord]:
+def _records(
+    run: Run, output: LockedOutput, kept: Mapping[int, UnitRecord]
+) -> Iterator[UnitRecord]:
     for unit in run.units:
-        record = kept.get(unit.index) or commits.read_unit(claim.work, unit, run.identity)
+        record = kept.get(unit.index) or commits.read_unit(output.work, unit, run.identity)
         if record is None:
             raise InternalError(
-                f"unit {unit.index} was packed, but its files in {claim.work} are not right"
+                f"unit {unit.index} was packed, but its files in {output.work} are not right"
             )
         for shard in record.shards if record.reused else ():
-            status = claim.folder.status(shard.file)
-            if status is None or status.st_size != shard.bytes:
+            if size_of(output.path / shard.file) != shard.bytes:
                 raise DataError(
-                    f"{claim.output / shard.file}: is missing or cut short since the run began",
+                    f"{output.path / shard.file}: is missing or cut short since the run began",
                     "restore it, and run the same command again; or pack everything again with "
                     "--overwrite",
                 )
         yield record
 
 
-def _check(every: _Units, run: Run, claim: Claim) -> None:
+def _check(every: _RunTotals, run: Run, output: LockedOutput) -> None:
     """Raise DataError for too many bad records among those that are new, or if nothing is left."""
     total, rejected, config = every.total, every.rejected, run.config
     later = "everything is packed, and with a larger limit the run finishes at once"
-    tip = f"see {claim.work}/rejected-*.jsonl; {later}"
+    tip = f"see {output.work}/rejected-*.jsonl; {later}"
     check_limits(config, total, every.bad, every.read, tip)
     if total.rows or (run.is_to_tokenize and total.tokens):
         return
@@ -184,14 +208,14 @@ def _check(every: _Units, run: Run, claim: Claim) -> None:
     if total.untrained_documents:
         problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
     if rejected:
-        path, start, size = _rejected_part(rejected[0], claim)
+        path, start, size = _rejected_part(rejected[0], output)
         first = json.loads(path.read_bytes()[start : start + size].partition(b"\n")[0])
         file = next((one for one in run.files if one.known_as == first["file"]), None)
         place, at = storage.shown(first["file"]), first["position"]
         if file is not None and at is not None:  # no file: it has moved since
             place += f", {reader_for(file.format).describe(file, at)}"
         problem += f"; the first rejected, {place}: {first['reason']}"
-    output.forget(claim.inside)  # no other run would find more
+    discard(output.work)  # no other run would find more
     raise DataError(problem, tip)
 
 
@@ -222,29 +246,26 @@ def check_limits(config: DocumentConfig, total: Counts, bad: int, read: int, tip
         )
 
 
-def _rejected_part(record: UnitRecord, claim: Claim) -> _Part:
-    own = claim.work / commits.rejected_name(record.unit)
-    path = claim.output / REJECTED if record.reused else own
+def _rejected_part(record: UnitRecord, output: LockedOutput) -> _Part:
+    new = output.work / commits.rejected_name(record.unit)
+    path = output.path / REJECTED if record.reused else new
     return path, record.rejected_from, record.rejected
 
 
 def _squared_lengths(
-    claim: Claim, shards: Sequence[Shard], kept: Mapping[int, UnitRecord]
+    every: _RunTotals, output: LockedOutput, earlier: Result | None
 ) -> Iterator[_Part]:
-    """The squared lengths of the rows of each unit. `kept`: the units of the earlier result that
-    stay.
-    """
+    """Yield where the squared lengths of each unit's rows lie."""
     first, row = dict[int, int](), 0  # the first row of each unit of the earlier result
-    earlier = earlier_result(claim.folder) if kept else None
-    for shard in earlier.manifest.shards if earlier is not None else ():
+    for shard in earlier.shards if earlier is not None else ():
         first.setdefault(shard.unit, row)
         row += shard.rows
-    for unit, group in groupby(shards, lambda shard: shard.unit):
+    for unit, group in groupby(every.shards, lambda shard: shard.unit):
         size = 8 * sum(shard.rows for shard in group)
-        if unit in kept:
-            yield claim.output / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit], size
+        if unit in every.kept:
+            yield output.path / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit], size
         else:
-            yield claim.work / squared_lengths_name(unit), 0, size
+            yield output.work / squared_lengths_name(unit), 0, size
 
 
 def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
@@ -260,6 +281,62 @@ def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
                     left -= len(data)
             if left:
                 raise DataError(f"{own}: is cut short", "to pack everything again, use --overwrite")
+
+
+def publish(
+    run: Run, url: str, options: RunOptions, pack: Callable[[Path, RunOptions], Result]
+) -> Result:
+    """Pack `run` into a temporary directory by `pack`, and upload the result; returns its manifest.
+
+    Raises UsageError, before anything is packed, for what must not be replaced; ThresholdMissed for
+    a result that is marked incomplete, which is not uploaded.
+    """
+    state = look(url)
+    if state.result and not options.overwrite:
+        refuse_other_result(url, state.result, run)
+        options.notify(f"{url}: up to date")
+        if state.own.keys() <= {*listed(state.result), MANIFEST}:
+            clean_url(state, state.own)  # at most the journal of its own upload
+        else:  # interrupted or going on: there is no way to know
+            options.notify(
+                f"{url}: another upload into it was interrupted, or is going on; --overwrite "
+                "removes what it has left there"
+            )
+        return state.result
+    state.refuse_foreign(commits.names_of(run))
+    announce(state)  # which shows that the URL can be written to
+    is_uploading = state.is_begun
+    try:
+        with TemporaryDirectory(prefix="packer-") as folder:
+            local = Path(folder, "result")
+            manifest = pack(local, dataclasses.replace(options, before_switch=lambda: None))
+            if manifest.incomplete:
+                raise ThresholdMissed(
+                    f"{url}: {manifest.incomplete}",
+                    "nothing is uploaded: pack with another --overlong, --max-length or --max-loss",
+                )
+            is_uploading = True
+            upload(state, local, manifest, options)
+    except OSError as error:
+        raise from_os_error(error, error.filename or url, "write") from error
+    finally:
+        if not is_uploading:
+            with suppress(PackerError):
+                clean_url(state, state.own)
+    return manifest
+
+
+def check_url(url: str, options: RunOptions) -> None:
+    """Raise UsageError for a URL that is only read, and for options that need a directory."""
+    refuse((
+        (not url.partition("://")[2].strip("/"), f"--output: {url}: names no folder",
+         "for example s3://bucket/folder"),
+        (options.add, f"--add: {url}: a URL, and only local results can be added to",
+         "add to a local copy and upload that, or pack everything again with --overwrite"),
+        (options.as_rank, f"--rank: {url}: a URL, and ranks only share local directories",
+         "give the ranks a directory that all of them see, then upload it, manifest.json last"),
+    ))  # fmt: skip
+    storage.check_writable(url)
 
 
 def manifest_of(

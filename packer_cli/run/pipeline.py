@@ -1,7 +1,7 @@
 """A whole run: discover, pack every unit that is not packed yet, finalize.
 
     find_inputs -> settle -> Run          what is to be done
-    output.claimed, begin                 where, and which units are done already
+    locked_output, begin                  where, and which units are done already
     Job, on threads                       the rest
     finalize                              one result of all units' records
     publish                               uploaded, if its place is a URL
@@ -52,21 +52,21 @@ from packer_cli.options.preference import names_answer
 from packer_cli.options.run_options import EncodingOptions, RunOptions
 from packer_cli.options.shape_rules import check_options_apply, for_shape
 from packer_cli.options.shapes import ARGUMENTS, Suggested
-from packer_cli.ownership import InUseError
 from packer_cli.progress import Progress
 from packer_cli.records import InputFile, Notify, WorkUnit
+from packer_cli.result.existing import find_own, holds_result
+from packer_cli.result.layout import WORK
 from packer_cli.result.manifest import Result, load_as_is
 from packer_cli.result.warnings import FORMATS, RAW, warnings_of
 from packer_cli.result.wording import count
 from packer_cli.run import commits
-from packer_cli.run import destination as output
 from packer_cli.run.additions import known_shapes, plan_addition, refuse_other_result
-from packer_cli.run.commits import UNIT_RECORDS, UnitRecord
-from packer_cli.run.finalize import finalize
+from packer_cli.run.commits import UnitRecord, begin
+from packer_cli.run.finalize import check_url, finalize, publish
 from packer_cli.run.identity import RUN, Chosen, Run, load_run, option_named
+from packer_cli.run.place import UNIT_RECORDS, InUseError, LockedOutput, discard, locked_output
 from packer_cli.run.processes import pack_on_this_machine
 from packer_cli.run.source import choose_encoding, choose_tokenized
-from packer_cli.run.upload import check_options, publish
 from packer_cli.tokenization.locate import choose
 
 _ANSWERED = (
@@ -93,13 +93,14 @@ def pack(
     url = storage.public(str(destination)) if storage.is_url(str(destination)) else None
     destination = url or destination
     if url:
-        check_options(url, options)
+        check_url(url, options)
     _refuse_impossible(inputs, config, options, tokenizer_name)
     begin_stdin(options.stop.is_set)
     notes = _HeldNotes(options.notify)
     looking = replace(options, notify=notes.hold)
     try:
         files = find_inputs(inputs, config, notes.hold)
+        _refuse_inputs_inside(destination, files)
         known = NOTHING_KNOWN if url else known_shapes(Path(destination), files, config, looking)
         run = settle(files, config, tokenizer_name, looking, known)
         choice_of(run.files, run.config)  # what a recipe asks of its sources is there
@@ -109,7 +110,7 @@ def pack(
     done: Result | None
     if url:
         run = run.cut()
-        done = publish(url, run, options, partial(_pack_anew, run, notes))
+        done = publish(run, url, options, partial(_pack_anew, run, notes))
     else:
         done = _pack_to_directory(run, notes, Path(destination), options)
     if done is not None:
@@ -182,26 +183,31 @@ def _pack_to_directory(
     run: Run, notes: _HeldNotes, destination: Path, options: RunOptions
 ) -> Result | None:
     """Pack all, or this rank's share, or what is to be added."""
-    with output.claimed(destination, run.files, options) as claim:
-        earlier, kept, changed = None, dict[int, UnitRecord](), claim.ended is not None
-        if output.holds_result(destination) and not options.overwrite:
+    with locked_output(destination, options) as output:
+        earlier, kept, changed = None, dict[int, UnitRecord](), False
+        if holds_result(destination) and (output.was_placed or not options.overwrite):
             earlier = load_as_is(destination)
         if earlier and options.add:
             addition = plan_addition(destination, earlier, run, options)
             run, kept, changed = addition.run, addition.kept, addition.changed
         else:
             run = run.cut()
-            if earlier and not claim.ended:
-                in_any_order = options.exact or options.as_rank is not None
-                refuse_other_result(destination, earlier, run, in_any_order=in_any_order)
+            if earlier:
+                try:
+                    in_any_order = options.exact or options.as_rank is not None
+                    refuse_other_result(destination, earlier, run, in_any_order=in_any_order)
+                except UsageError:
+                    if not options.overwrite:
+                        raise
+                    changed = True
         if earlier and not changed:
             how = "already finished" if options.as_rank else "up to date"
             options.notify(f"{destination}: {how}")
             if options.add:
-                output.forget(claim.inside)
+                discard(output.work)
             return earlier
         notes.give()
-        manifest = _pack_claimed(run, claim, kept)
+        manifest = _pack_locked(run, output, kept)
         if manifest is not None:
             return manifest
     return finish_if_last(destination, options)
@@ -210,14 +216,14 @@ def _pack_to_directory(
 def _pack_anew(run: Run, notes: _HeldNotes, directory: Path, options: RunOptions) -> Result:
     """Pack all into a new directory, of which nothing is kept when that fails."""
     notes.give()
-    with output.claimed(directory, run.files, options) as claim:
-        manifest = _pack_claimed(run, claim, is_kept=False)
+    with locked_output(directory, options) as output:
+        manifest = _pack_locked(run, output, is_kept=False)
         return manifest or load_as_is(directory)
 
 
-def _pack_claimed(
+def _pack_locked(
     run: Run,
-    claim: output.Claim,
+    output: LockedOutput,
     kept: Mapping[int, UnitRecord] = MappingProxyType({}),
     *,
     is_kept: bool = True,
@@ -225,22 +231,20 @@ def _pack_claimed(
     """Pack what is not packed yet, and finish; gives the manifest, or None to ranks. `kept`: units
     of an earlier result, by index. `is_kept`: what is packed when this fails.
     """
-    options = claim.options
+    options = output.options
     # --add without an earlier result is a plain run: it must not discard the units of another run
-    may_replace = options.overwrite or (options.add and output.holds_result(claim.output))
-    if not output.begin(claim, run, may_replace=may_replace):
-        options.notify(f"{claim.output}: was complete except for its last step")
-        return load_as_is(claim.output)
+    may_replace = options.overwrite or (options.add and holds_result(output.path))
+    begin(output, run, may_replace=may_replace)
     new = replace(run, units=tuple(unit for unit in run.units if unit.index not in kept))
     try:
-        _pack_rest(new, claim.work, options)
+        _pack_rest(new, output.work, options)
     except PackerError as error:
         if not is_kept:
             raise
-        raise _with_progress(error, new, claim.work, may_replace) from error
+        raise _with_progress(error, new, output.work, may_replace) from error
     if options.as_rank:
         return None
-    return finalize(run, claim, kept)
+    return finalize(run, output, kept)
 
 
 def _pack_rest(run: Run, work: Path, options: RunOptions) -> None:
@@ -284,6 +288,17 @@ def _with_progress(error: PackerError, run: Run, work: Path, may_replace: bool) 
     else:
         tip = f"{error.tip}; {kept}" if done else error.tip
     return type(error)(error.message, tip)
+
+
+def _refuse_inputs_inside(output: Path | str, files: Iterable[InputFile]) -> None:
+    """Raise UsageError if an input lies in the output, a directory or a URL."""
+    real = storage.identity(str(output)).rstrip("/")
+    for file in files:
+        if file.path != STDIN and storage.identity(file.path).startswith(real + os.sep):
+            raise UsageError(
+                f"{output}: the input {file.path} lies inside the output directory",
+                "choose another --output",
+            )
 
 
 def _refuse_impossible(
@@ -425,18 +440,18 @@ def finish_if_last(destination: Path, options: RunOptions) -> Result | None:
     packed; None otherwise.
     """
     alone = replace(options, rank=None, world_size=None)
-    work = output.work_of(destination)
+    work = find_own(destination, WORK)
     # looked at before it is locked, or a rank that begins now would find it locked
     if work is None or not _tell_missing(destination, work, options):
         try:
-            with output.claimed(destination, [], alone) as claim:
-                run = load_run(claim.work / RUN)
-                if run and not _tell_missing(destination, claim.work, options):
-                    return finalize(run, claim)
+            with locked_output(destination, alone) as output:
+                run = load_run(output.work / RUN)
+                if run and not _tell_missing(destination, output.work, options):
+                    return finalize(run, output)
         except InUseError:
             options.notify(f"{destination}: other ranks are at work; the last one finishes")
     # another rank was perhaps the last, just now
-    return load_as_is(destination) if output.holds_result(destination) else None
+    return load_as_is(destination) if holds_result(destination) else None
 
 
 def _tell_missing(destination: Path, work: Path, options: RunOptions) -> bool:

@@ -37,8 +37,8 @@ from packer_cli.options.options import TRAIN, VALIDATION, PackConfig
 from packer_cli.options.recipe import Recipe, Source, in_terms_of_keys
 from packer_cli.options.run_options import RunOptions
 from packer_cli.options.shape_rules import without_idle
-from packer_cli.ownership import Folder, InUseError, put_file
 from packer_cli.records import InputFile, Notify
+from packer_cli.result.existing import holds_result
 from packer_cli.result.layout import DATASET_DICT, MANIFEST
 from packer_cli.result.manifest import (
     Manifest,
@@ -47,8 +47,9 @@ from packer_cli.result.manifest import (
     load_any,
 )
 from packer_cli.run.additions import OtherInputsError, OtherMixtureError
-from packer_cli.run.destination import clean, holds_result
 from packer_cli.run.pipeline import pack
+from packer_cli.run.place import InUseError, clean
+from packer_cli.storage import put_file, sync
 
 _SPLITS = json.dumps({"splits": [TRAIN, VALIDATION]}).encode()  # as datasets writes it
 Side = tuple[str | None, list[str], list[PackConfig]]
@@ -93,7 +94,7 @@ def pack_recipe(
     is_joined = bool(mixture and mixture.is_split) and not storage.is_url(str(destination))
     if is_joined:
         _refuse_in_the_way(joined)
-        clean(joined.parent, replace(options, rank=None, world_size=None))
+        clean(joined.parent, options)
     tokens = tokens_of(recipe, tokens_root(recipe, destination), options.notify)
     sides = rows_of(recipe, tokens, [recipe.config])
     places = [_inside(destination, side) for side, *_ in sides]
@@ -143,9 +144,8 @@ def _pack_sides(
         def before_switch() -> None:
             pack_side(number + 1)
             if joined and joined.exists():  # one side is of another run for a moment
-                with Folder(joined.parent) as folder:
-                    folder.unlink(DATASET_DICT)
-                    folder.sync()
+                joined.unlink()
+                sync(joined.parent)
 
         (_, inputs, (config,)), place = sides[number], places[number]
         own = replace(options, before_switch=before_switch)

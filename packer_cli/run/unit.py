@@ -28,7 +28,6 @@ from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.tokenized import TokenizedInputs
 from packer_cli.options.options import PackConfig
 from packer_cli.options.run_options import EncodingOptions
-from packer_cli.ownership import sync
 from packer_cli.packing.figures import AttentionCost, squared_sums
 from packer_cli.packing.fitting import (
     MAX_DOCUMENT_TOKENS,
@@ -62,7 +61,7 @@ from packer_cli.result.shard_writer import (
 from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name, write_unit
 from packer_cli.run.identity import Run
 from packer_cli.run.source import Source
-from packer_cli.storage import is_url
+from packer_cli.storage import is_url, sync
 
 NOWHERE = Path(os.devnull)  # in which no file can be created
 _ATTEMPTS = 3

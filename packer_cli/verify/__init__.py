@@ -66,9 +66,9 @@ from packer_cli.result.rules import (
 )
 from packer_cli.result.tokenized import TokenizedDirectory
 from packer_cli.result.wording import plural
-from packer_cli.run.destination import is_replacing
 from packer_cli.run.finalize import totals_of_documents, totals_of_rows
 from packer_cli.run.identity import refuse_other_packer
+from packer_cli.run.place import is_replacing
 from packer_cli.storage import read_bytes
 from packer_cli.tokenization.engines import BytesEngine
 from packer_cli.tokenization.locate import highest_id

@@ -25,7 +25,8 @@ from support import assert_error, contents, heavy, packer, packer_process, packe
 
 from packer_cli import open_packed
 from packer_cli.export import FORMATS, MARKER
-from packer_cli.ownership import Folder, own_folder
+from packer_cli.options.run_options import RunOptions
+from packer_cli.run.place import own_folder
 
 # What is refused with exit code 2: options, and the error. `packed` has 10 rows or fewer.
 REFUSED = """
@@ -194,7 +195,7 @@ def test_what_got_into_the_output_meanwhile_stays(
 
 
 def test_an_export_that_is_written_by_another_run(small: Path) -> None:
-    with Folder(Path.cwd()) as parent, own_folder(parent, "out.packer-partial", Path("out")):
+    with own_folder(Path.cwd(), "out.packer-partial", Path("out"), RunOptions()):
         result = packer("export", small, "--to", "trl", "-o", "out")
         assert_error(result, 1, "out: another run is writing there")
     assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0

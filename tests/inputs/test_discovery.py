@@ -25,7 +25,7 @@ from support import (
 )
 
 from packer_cli.inputs import byte_streams
-from packer_cli.ownership import ID
+from packer_cli.result.layout import ID
 
 pytestmark = pytest.mark.usefixtures("folder")
 QUIET = ("-l", 16, "-t", "bytes", "-q")

@@ -13,9 +13,8 @@ import pytest
 from owning import OPTIONS, TEXTS
 from support import assert_error, contents, jsonl, pack, packer, recover_texts, work_folder
 
-from packer_cli.ownership import Folder, claim
+from packer_cli.result.layout import ID
 from packer_cli.result.manifest import to_bytes
-from packer_cli.run.identity import sealed
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -37,13 +36,13 @@ def test_a_crafted_directory_writes_nowhere_else(data: Path, name: str, marked: 
     Path("out").mkdir()
     place = Path("out/.packer")
     if marked:
-        with Folder(Path("out")) as folder:
-            os.close(claim(folder, ".packer").descriptor)
-        place = work_folder()
+        place /= ID
+        place.mkdir(parents=True)
     else:
         place.mkdir()
     (place / "manifest.json").write_bytes(manifest)
-    (place / "replacing.json").write_bytes(sealed(b"{}"))
+    journal = {"new": {name: 6}, "old": {name: 4}, "sha256": ""}
+    (place / "replacing.json").write_bytes(json.dumps(journal).encode())
     for rank in ([], ["--rank", "0", "--world-size", "1"]):
         packer("pack", "a.jsonl", *OPTIONS, *rank)
         assert Path("victim.txt").read_bytes() == b"mine"

@@ -15,7 +15,7 @@ import pytest
 from owning import killed
 from support import jsonl, packer
 
-from packer_cli.ownership import ID
+from packer_cli.result.layout import ID
 
 pytestmark = pytest.mark.usefixtures("folder")
 UNRECORDED = (".packer-export.json",)  # what they hold is told by itself

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import subprocess
 import threading
 from collections.abc import Callable
@@ -23,38 +22,36 @@ from support import jsonl, packer, packer_script
 
 from packer_cli import open_packed
 from packer_cli.errors import DataError
-from packer_cli.ownership import Folder, InUseError, own_folder, remove_own
+from packer_cli.options.run_options import RunOptions
+from packer_cli.run.place import InUseError, own_folder, remove_own
 
 pytestmark = pytest.mark.usefixtures("folder")
 TREES = int(os.environ.get("PACKER_TREES", "30"))
 EACH = 1 if TREES > 1000 else 4 if TREES >= 400 else 8  # of the steps at which two runs are stopped
 
 
-OWN = re.compile("lock")
-
-
 holders = list[Path]()
 
 
-def begin(parent: Folder) -> None:
-    with suppress(InUseError), own_folder(parent, ".packer", parent.path):
-        holders.append(parent.path)
-        assert holders.count(parent.path) == 1
-        holders.remove(parent.path)
+def begin(parent: Path) -> None:
+    with suppress(InUseError), own_folder(parent, ".packer", parent, RunOptions()):
+        holders.append(parent)
+        assert holders.count(parent) == 1
+        holders.remove(parent)
 
 
-def begin_and_end(parent: Folder) -> None:
-    with suppress(InUseError), own_folder(parent, ".packer", parent.path) as own:
-        holders.append(parent.path)
-        assert holders.count(parent.path) == 1
-        holders.remove(parent.path)
-        remove_own(parent, ".packer", own, OWN)
+def begin_and_end(parent: Path) -> None:
+    with suppress(InUseError), own_folder(parent, ".packer", parent, RunOptions()) as own:
+        holders.append(parent)
+        assert holders.count(parent) == 1
+        holders.remove(parent)
+        remove_own(own)
 
 
 class Interleaved(threading.Thread):
     """A call that stops before one of its steps on the disk until it is told to go on."""
 
-    def __init__(self, call: Callable[[Folder], None], parent: Folder, step: int) -> None:
+    def __init__(self, call: Callable[[Path], None], parent: Path, step: int) -> None:
         super().__init__(daemon=True)
         self.call, self.parent, self.left, self.error = call, parent, step, None
         self.stopped, self.may_go_on = threading.Event(), threading.Event()
@@ -76,7 +73,7 @@ class Interleaved(threading.Thread):
 @pytest.mark.parametrize("first", [begin, begin_and_end])
 @pytest.mark.parametrize("there", [False, True])
 def test_runs_that_begin_and_end_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool, first: Callable[[Folder], None]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool, first: Callable[[Path], None]
 ) -> None:
     """The first stops at any step, the other at any of its own, then each goes on to its end."""
 
@@ -88,27 +85,26 @@ def test_runs_that_begin_and_end_at_once(
 
         return count
 
-    for name in ("mkdir", "open", "rename", "unlink", "rmdir", "stat", "listdir"):
+    for name in ("mkdir", "open", "rename", "unlink", "rmdir", "lstat", "listdir"):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
     for number in itertools.count(1, EACH):
         for other in itertools.count(1 + number % EACH, EACH):
             place = folder / f"{number}-{other}"
             place.mkdir()
-            with Folder(place) as parent:
-                if there:
-                    begin(parent)
-                one = Interleaved(first, parent, number)
-                two = Interleaved(begin_and_end, parent, other)
-                one.start()
-                one.stopped.wait()
-                two.start()
-                two.stopped.wait()
-                for thread in (one, two):
-                    thread.may_go_on.set()
-                    thread.join()
-                assert (one.error, two.error) == (None, None), (number, other)
-                begin(parent)
-                assert [name for name in parent.names() if name == ".packer"], (number, other)
+            if there:
+                begin(place)
+            one = Interleaved(first, place, number)
+            two = Interleaved(begin_and_end, place, other)
+            one.start()
+            one.stopped.wait()
+            two.start()
+            two.stopped.wait()
+            for thread in (one, two):
+                thread.may_go_on.set()
+                thread.join()
+            assert (one.error, two.error) == (None, None), (number, other)
+            begin(place)
+            assert (place / ".packer").exists(), (number, other)
             if two.left > 0:
                 break
         if one.left > 0:

@@ -14,7 +14,7 @@ from spoiling import edit
 from support import assert_error, jsonl, pack, packer, packer_process
 
 from packer_cli.errors import DataError
-from packer_cli.ownership import put_file
+from packer_cli.storage import put_file
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -23,7 +23,8 @@ from support import (
 )
 
 from packer_cli.cli.pack import default_output
-from packer_cli.ownership import Folder, own_folder
+from packer_cli.options.run_options import RunOptions
+from packer_cli.run.place import own_folder
 
 pytestmark = pytest.mark.usefixtures("folder")
 OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
@@ -135,7 +136,7 @@ def test_inputs_and_outputs_inside_each_other(folder: Path) -> None:
 
 def test_two_runs_do_not_write_to_one_directory(data: Path) -> None:
     Path("out").mkdir()
-    with Folder(Path("out")) as folder, own_folder(folder, ".packer", Path("out")):
+    with own_folder(Path("out"), ".packer", Path("out"), RunOptions()):
         before = contents("out")
         result = packer("pack", "a.jsonl", *OPTIONS)
         assert_error(result, 1, "out: another run is writing there")

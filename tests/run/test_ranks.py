@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import pkgutil
 import re
 import signal
@@ -18,9 +17,7 @@ import pytest
 from altered import faulty, unaltered
 from support import assert_error, contents, jsonl, packer, random_texts, work_folder
 
-from packer_cli import ownership
-from packer_cli.ownership import Folder, claim
-from packer_cli.run import destination
+from packer_cli.run import place
 
 OPTIONS = ["-l", "64", "-t", "bytes", "--unit-bytes", "5k"]
 
@@ -75,15 +72,15 @@ def test_all_at_once() -> None:
 
 
 def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    find, looks = destination.find_own, count()
+    find, looks = place.find_own, count()
 
-    def looked(folder: Folder, name: str) -> Path | None:
+    def looked(folder: Path, name: str) -> Path | None:
         before = find(folder, name)
         if next(looks) == 1:  # after that for a result that is being put in place
-            os.close(claim(folder, name).descriptor)
+            Path(folder, name, place.ID).mkdir(parents=True)
         return before
 
-    monkeypatch.setattr(destination, "find_own", looked)
+    monkeypatch.setattr(place, "find_own", looked)
     succeeds(*rank(0, 1))
     assert contents("out") == contents("whole")
 
@@ -92,7 +89,7 @@ def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.Monke
 MOMENTS = {
     "packer_cli.run.pipeline.finish_if_last": 0,
     "packer_cli.run.commits.left_to_do": 1,
-    "packer_cli.run.destination.claimed": 1,
+    "packer_cli.run.pipeline.locked_output": 1,
 }
 
 
@@ -180,7 +177,7 @@ def test_a_rank_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
             if sum(naps) > 11:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
-        monkeypatch.setattr(ownership.time, "sleep", nap)
+        monkeypatch.setattr(place.time, "sleep", nap)
         said = succeeds(*rank(1, 2))
     assert said.count(": waiting for another rank, which holds begin.lock there") == 1
     assert contents("out") == contents("whole")
