@@ -25,6 +25,7 @@ from packer_cli.errors import (
     InternalError,
     PackerError,
     ThresholdMissed,
+    UsageError,
     from_os_error,
     os_errors,
 )
@@ -315,8 +316,9 @@ def publish(
                     f"{url}: {manifest.incomplete}",
                     "nothing is uploaded: pack with another --overlong, --max-length or --max-loss",
                 )
+            journal = state.journal(manifest, (local / MANIFEST).read_bytes())
             is_uploading = True
-            upload(state, local, manifest, options)
+            upload(state, local, journal, options)
     except OSError as error:
         raise from_os_error(error, error.filename or url, "write") from error
     finally:
@@ -337,6 +339,8 @@ def check_url(url: str, options: RunOptions) -> None:
          "give the ranks a directory that all of them see, then upload it, manifest.json last"),
     ))  # fmt: skip
     storage.check_writable(url)
+    if storage.is_file(url):
+        raise UsageError(f"{url}: exists and is not a folder", "choose another --output")
 
 
 def manifest_of(

@@ -195,9 +195,8 @@ class LockedOutput:
 def locked_output(output: Path, options: RunOptions) -> Iterator[LockedOutput]:
     """Lock an output directory, made if necessary, and finish a switch that was interrupted there.
 
-    Units that are packed stay when the run fails, for the next one; packer's other files go.
-    Raises UsageError if the directory holds what packer may not replace, InUseError if another run
-    is writing to it.
+    When the run fails, packed units stay for the next one, and packer's other files go. Raises
+    UsageError if the directory is not packer's, InUseError if another run is writing to it.
     """
     shared = options.as_rank is not None
     created = not output.exists()
@@ -205,8 +204,7 @@ def locked_output(output: Path, options: RunOptions) -> Iterator[LockedOutput]:
         if not (created or output.is_dir()):
             raise UsageError(f"{output}: exists and is not a directory", "choose another --output")
         make_folders(output)
-        if not is_replacing(output):
-            look(output).refuse_foreign(())
+        look(output).refuse_foreign(())
         with ExitStack() as stack:
             if shared:
                 stack.callback(lambda: clean(output, options) if holds_result(output) else None)
@@ -272,10 +270,9 @@ def is_replacing(output: Path) -> bool:
 
 
 def switch(output: LockedOutput, manifest: Result, content: bytes) -> None:
-    """Put the result in the work folder in the place of the earlier one. Its files are on the disk
-    already, but for the manifest, whose `content` is written here.
-
-    Raises UsageError if files of others are in the way; nothing is changed then.
+    """Put the result in the work folder in the place of the earlier one. All of its files are on
+    the disk but the manifest, which is written here. Raises UsageError, before anything is changed,
+    if files of others are in the way.
     """
     output.options.before_switch()
     journal = look(output.path).journal(manifest, content)
@@ -286,7 +283,7 @@ def switch(output: LockedOutput, manifest: Result, content: bytes) -> None:
 
 
 def _finish_switch(output: Path, work: Path) -> bool:
-    """Do what is left to do of a switch, by its journal; False if there is nothing."""
+    """Do the rest of a switch, by its journal; False if there is none."""
     try:
         journal = msgspec.json.decode(storage.read_bytes(work / REPLACING), type=Journal)
     except FileNotFoundError:
@@ -296,8 +293,8 @@ def _finish_switch(output: Path, work: Path) -> bool:
     new, old = journal.new, journal.old
     coming = [name for name in new if size_of(work / name) is not None]
     manifest = next(reversed(new), MANIFEST)
-    placed = output / manifest
-    if manifest not in coming and not (placed.is_file() and digest(placed)[1] == journal.sha256):
+    path = work / manifest if manifest in coming else output / manifest
+    if size_of(path) is None or digest(path)[1] != journal.sha256:
         os.unlink(work / REPLACING)  # the manifest or the journal is lost: an unfinished run again
         return False
     state = OutputState(output, storage.sizes(str(output)), old, is_begun=True)
@@ -315,15 +312,14 @@ def _finish_switch(output: Path, work: Path) -> bool:
     return True
 
 
-def upload(state: OutputState, folder: Path, manifest: Result, options: RunOptions) -> None:
+def upload(state: OutputState, folder: Path, journal: Journal, options: RunOptions) -> None:
     """Upload a result in the place of what was at the URL when its `state` was looked at.
 
     Raises InUseError if another run has put its result there meanwhile.
     """
-    url, content = str(state.place), storage.read_bytes(folder / MANIFEST)
-    journal = state.journal(manifest, content)
+    url, sizes = str(state.place), journal.new
     announce(state, journal)
-    files, sizes = [*journal.new][:-1], journal.new
+    *files, manifest = sizes
     with Progress(sum(sizes.values()), show=options.progress, doing="uploading") as progress:
         for begin in range(0, len(files), _AT_ONCE):
             batch = files[begin : begin + _AT_ONCE]
@@ -335,7 +331,7 @@ def upload(state: OutputState, folder: Path, manifest: Result, options: RunOptio
             f"{url}: another run has put its result there meanwhile",
             "run the same command again, which compares with that result",
         )
-    storage.write(storage.join(url, MANIFEST), content)
+    storage.write(storage.join(url, manifest), storage.read_bytes(folder / manifest))
     clean_url(state, journal.new)
 
 

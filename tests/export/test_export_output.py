@@ -103,10 +103,10 @@ import os
 from packer_cli.cli import app as cli
 import packer_cli.export
 rename = os.rename
-def renamed(own, to, **at):
-    if own == "new":
+def renamed(own, to):
+    if own.name == "new":
         os.kill(os.getpid(), 9)
-    rename(own, to, **at)
+    rename(own, to)
 os.rename, packer_cli.export._exchange = renamed, lambda *places: False
 cli.main()
 """

@@ -76,7 +76,7 @@ def test_a_rank_that_looks_as_another_makes_its_folder(monkeypatch: pytest.Monke
 
     def looked(folder: Path, name: str) -> Path | None:
         before = find(folder, name)
-        if next(looks) == 1:  # after that for a result that is being put in place
+        if not next(looks):
             Path(folder, name, place.ID).mkdir(parents=True)
         return before
 

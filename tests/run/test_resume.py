@@ -243,8 +243,6 @@ def test_too_many_bad_records(inputs: Path) -> None:
 
 
 def test_what_was_being_put_in_place_is_not_replaced(replacing: Path) -> None:
-    """Nor when it cannot be told any more which run it is of."""
-    (work_folder() / "replacing.json").write_bytes(b"{}")
     assert_error(packer(*arguments("out", "-q", inputs="b.jsonl")), 2, "holds a finished result")
     assert is_fresh()
 

@@ -191,7 +191,8 @@ def test_another_upload_at_the_same_time(disturbed: Callable[[Disturb], None]) -
     """Nothing of it is removed, and it is not replaced unseen."""
     succeeds(source="b.jsonl")
     shard = re.sub("[0-9]", "7", next(name for name in there() if name.endswith(".arrow")))
-    STORE.pipe_file(f"{OUT}/{MARKER}", json.dumps([*there(), shard]).encode())
+    journal = {"new": {shard: 1}, "old": {}, "sha256": ""}
+    STORE.pipe_file(f"{OUT}/{MARKER}", json.dumps(journal).encode())
     STORE.pipe_file(f"{OUT}/{shard}", b"being uploaded")
     before = there()
     again = packer("pack", "b.jsonl", *OPTIONS[:-1], "-o", OUT)
