@@ -166,7 +166,7 @@ def check_directory(directory: str | os.PathLike[str]) -> dict[str, Any]:
     how = {
         "max_segments": manifest["config"]["max_segments_per_row"],
         "segment_multiple": manifest["config"]["segment_multiple"],
-        "carried": (*packed.facts.config.carried.values(),),
+        "columns": (*packed.facts.config.value_columns.values(),),
     }
     for shard in manifest["shards"]:
         assert digest(packed.path / shard["file"]) == (shard["bytes"], shard["sha256"])

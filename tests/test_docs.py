@@ -167,9 +167,7 @@ def test_every_option_has_its_command_on_the_page_on_tokenized_directories() -> 
         set(re.findall("`(--[a-z-]+)`", re.findall(rf"^\| `packer {name}` \|.*$", page, re.M)[0]))
         for name in ("tokenize", "pack")
     )
-    documents = {
-        option.flag for option in options_of(DocumentConfig).values()
-    }
+    documents = {option.flag for option in options_of(DocumentConfig).values()}
     rows = {option.flag for option in options_of(PackConfig).values()}
     running = {"--unit-bytes", "--shard-bytes"}
     assert early == (documents - running) | {"--tokenizer", "--text-field"}

@@ -32,11 +32,11 @@ from packer_cli.chat.turns import speakers
 from packer_cli.errors import InternalError, UsageError, named
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.token_columns import value_of
-from packer_cli.options.carried import MESSAGE, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.options import PackConfig
 from packer_cli.options.shape_rules import is_known_value, known_texts
 from packer_cli.options.shapes import ARGUMENTS, ROLES, Shape, Suggested, roles_for
+from packer_cli.options.value_columns import MESSAGE, ValueColumn
 from packer_cli.records import (
     MOST_TURNS,
     BadRecord,
@@ -52,7 +52,7 @@ from packer_cli.records import (
     offsets_of,
     turn_position,
 )
-from packer_cli.result.carried import default_of
+from packer_cli.result.values import default_of
 from packer_cli.tokenization.specials import (
     NO_SPECIALS,
     SPELLED_OUT_TIP,
@@ -410,9 +410,9 @@ def _turn_counts(documents: list[Document], end_tokens: tuple[str, ...]) -> Int3
     return counts
 
 
-def _of_messages(config: DocumentConfig) -> list[Carried]:
+def _of_messages(config: DocumentConfig) -> list[ValueColumn]:
     """The carried columns that messages have values of."""
-    return [one for one in config.carried.values() if one.of == MESSAGE]
+    return [one for one in config.value_columns.values() if one.of == MESSAGE]
 
 
 def carried_by(documents: list[Document], config: DocumentConfig) -> Columns:

@@ -40,9 +40,9 @@ from packer_cli.chat.turns import (
     speakers,
 )
 from packer_cli.errors import UsageError
-from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ARGUMENTS
+from packer_cli.options.value_columns import MESSAGE
 
 _MOST_KEPT = 256  # renderers, by arguments of records
 _MOST_SHOWN = 40  # characters
@@ -88,7 +88,7 @@ class Renderer:
         self._finds_turns = config.train_on != "all"
         self.structures = Structures(template, find_turns=self._finds_turns)
         self._trains_all = config.trains_all_parts
-        self._carries = any(one.of == MESSAGE for one in config.carried.values())
+        self._carries = any(one.of == MESSAGE for one in config.value_columns.values())
         self._parts = UntrainedParts(self.structures, config)
         self.keep_parts = _shows_parts(template)
         if self._finds_turns and ends_matter and not config.allow_open_turns:

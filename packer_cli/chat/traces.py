@@ -29,9 +29,9 @@ from packer_cli._kernels.inputs import read_lists
 from packer_cli.chat.messages import Conversation, RefusedError, UndecidableError, parse_json
 from packer_cli.errors import named
 from packer_cli.inputs.token_columns import value_of
-from packer_cli.options.carried import LOSS_WEIGHTS, RECORD, SAMPLED, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import ABSENT, IN_TRACES, Shape, may_hold, names_in_traces, value_at
+from packer_cli.options.value_columns import LOSS_WEIGHTS, RECORD, SAMPLED, ValueColumn, is_of_loss
 from packer_cli.records import (
     HIGHEST_ID,
     MOST_TURNS,
@@ -45,8 +45,8 @@ from packer_cli.records import (
     offsets_of,
     turn_position,
 )
-from packer_cli.result.carried import default_of, stored
 from packer_cli.result.counts import Counts
+from packer_cli.result.values import default_of, stored
 from packer_cli.tokenization.encoding import Encode, Encoded
 from packer_cli.tokenization.tokenizer import Tokenizer
 
@@ -123,7 +123,7 @@ class TraceEncoder:
         self._names = names_in_traces(shape)
         self._render, self._tokenizer = render, tokenizer
         self._defaults = dict(config.carry_default)
-        columns = config.carried
+        columns = config.value_columns
         self._sampled = [one for name, one in columns.items() if name in SAMPLED]
         self._weights = [one for name, one in columns.items() if is_of_loss(name)]
         self._of_records = [one for one in columns.values() if one.of == RECORD]
@@ -248,7 +248,7 @@ class TraceEncoder:
         given = {
             own: value
             for own in _Flat.__struct_fields__
-            if own not in SAMPLED or own in self._config.carried
+            if own not in SAMPLED or own in self._config.value_columns
             if (value := _plain(self._field(own, record))) is not None
         }
         flat = _typed(given, _Flat, "the record is no trace")
@@ -307,7 +307,7 @@ class TraceEncoder:
         edges: list[Any] = [span.get(edge) for edge in ("start", "end")]
         return edges[1] - edges[0] if [*map(type, edges)] == [int, int] else None
 
-    def _value(self, column: Carried, trace: _Record, record: _Record, where: str) -> _Array:
+    def _value(self, column: ValueColumn, trace: _Record, record: _Record, where: str) -> _Array:
         value = self._found(column.name, trace, record)
         if value is None and column.name in self._defaults:
             return np.asarray(default_of(column, self._defaults[column.name]))

@@ -167,7 +167,7 @@ def reader_of(
 
     if not isinstance(manifest, Manifest):
         tokenized = open_tokenized(directory)
-        tokens_of_it = Tokens({0: tokenized}, tokenized.carried.values())
+        tokens_of_it = Tokens({0: tokenized}, tokenized.value_columns.values())
         read_one = partial(read_document, tokenized, tokens_of_it)
         return "document", len(tokenized), True, read_one
     packed = opened(directory, manifest, tokens)

@@ -85,7 +85,7 @@ def export(
     kind, is_tokenized = FORMATS[to], isinstance(load_any(directory), TokenizedManifest)
     exported = open_tokenized(directory) if is_tokenized else open_packed(directory, tokens)
     _refuse(exported, to, kind, even=even is not None)
-    carried = exported.facts.config.carried
+    carried = exported.facts.config.value_columns
     if carried and not kind.keeps_carried:
         notify(f"--to {to} has no place for carried columns, left out: {named(carried)}")
     if isinstance(exported, PackedDirectory):

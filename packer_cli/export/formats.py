@@ -28,10 +28,9 @@ from packer_cli.errors import DataError, UsageError
 from packer_cli.export.rows import Rows, batches, compare, documents, units
 from packer_cli.export.rows import rows as rows_of_shards
 from packer_cli.inputs.indexed_tokens import header, sections
-from packer_cli.options.carried import Carried
+from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.figures import squared_sums
 from packer_cli.records import IGNORED, Int64
-from packer_cli.result.carried import as_numbers
 from packer_cli.result.layout import (
     DATASET_DICT,
     INFO,
@@ -49,7 +48,6 @@ from packer_cli.result.manifest import Manifest, to_bytes
 from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PackedDirectory,
-    carried_values,
     check_side_file,
     lists_of,
     measured_in,
@@ -57,9 +55,11 @@ from packer_cli.result.reader import (
     segments_of,
     squared_lengths,
     squares_header,
+    values_in,
 )
 from packer_cli.result.shard_writer import Parts, ShardParts, column_type
 from packer_cli.result.tokenized import TokenizedDirectory
+from packer_cli.result.values import as_numbers
 from packer_cli.run.commits import as_line, read_units
 from packer_cli.storage import open_bytes
 
@@ -142,7 +142,7 @@ class Tables(Writer):
             self.parts.close()
 
 
-def with_numbers(column: Carried, array: Any) -> Any:
+def with_numbers(column: ValueColumn, array: Any) -> Any:
     """A carried column of a shard with its values as Arrow has them: bfloat16 as float32, bool."""
     kind = array.type
     if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
@@ -210,7 +210,7 @@ class Trl(SavedDataset):
             "labels": lists(rows.offsets, rows.labels),
             "seq_lengths": lists(rows.first, rows.lengths.astype("int32")),
         }
-        for name, one in self.exported.facts.config.carried.items():
+        for name, one in self.exported.facts.config.value_columns.items():
             offsets = rows.first if one.is_of_segments else rows.offsets
             columns[name] = lists(offsets, as_numbers(one, rows.carried(one)))
         return columns
@@ -337,7 +337,7 @@ class Unpacked(SavedDataset):
         columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
             columns["labels"] = lists(rows.offsets, rows.labels)
-        for name, one in self.exported.facts.config.carried.items():
+        for name, one in self.exported.facts.config.value_columns.items():
             values = as_numbers(one, rows.carried(one))
             columns[name] = arrow(values) if one.is_of_segments else lists(rows.offsets, values)
         return columns
@@ -389,7 +389,7 @@ class Parquet(Tables):
 
     def batch(self, part: Any) -> Any:
         columns, schema = dict(zip(part.schema.names, part.columns, strict=True)), part.schema
-        for name, one in self.exported.facts.config.carried.items():
+        for name, one in self.exported.facts.config.value_columns.items():
             columns[name] = with_numbers(one, columns[name])
             at = schema.get_field_index(name)
             schema = schema.set(at, schema.field(at).with_type(columns[name].type))
@@ -468,7 +468,7 @@ class Numpy(Files):
 
     def begin(self) -> None:
         packed = self.exported
-        self._carried = packed.facts.config.carried
+        self._carried = packed.facts.config.value_columns
         rows, segments = packed.facts.rows, packed.facts.segments
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists
@@ -502,7 +502,7 @@ class Numpy(Files):
         for own in part.schema.names:
             column, name = part.column(own), self._file(own)
             if one := self._carried.get(own):
-                values = as_numbers(one, carried_values(part, one))
+                values = as_numbers(one, values_in(part, one))
             elif name not in self._filled:
                 values = rows_of(column)
             elif pa.types.is_struct(column.type.value_type):
@@ -518,7 +518,7 @@ class Numpy(Files):
             self._filled[name] = int(offsets[-1])
 
 
-def _dtype_of_carried(column: Carried) -> Any:
+def _dtype_of_carried(column: ValueColumn) -> Any:
     """The numpy type of a value, or of its K values, as numbers."""
     kind = as_numbers(column, np.empty(0, column.dtype.base)).dtype
     return np.dtype((kind, column.dtype.shape))
@@ -557,7 +557,7 @@ class Packed(Writer):
     def write(self, part: list[Shard]) -> None:
         """Raises DataError for a shard that does not hold what the manifest says."""
         view, parts = self._view, None
-        carried, most = view.facts.config.carried.values(), view.facts.config.shard_bytes
+        carried, most = view.facts.config.value_columns.values(), view.facts.config.shard_bytes
         try:
             for shard in part:
                 counts = np.zeros(3, np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from packer_cli._kernels import filling
 from packer_cli.errors import DataError
-from packer_cli.options.carried import Carried
+from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.labels import labels_of
 from packer_cli.records import Int32, Int64, offsets_of
 from packer_cli.result.layout import Shard
@@ -21,11 +21,11 @@ from packer_cli.result.opening import View
 from packer_cli.result.reader import (
     PACK_AGAIN,
     PackedDirectory,
-    carried_values,
     lists_of,
     places_in,
     rows_of,
     segments_of,
+    values_in,
 )
 from packer_cli.result.rules import (
     damage,
@@ -38,7 +38,7 @@ from packer_cli.result.shard_writer import rows_per_batch
 from packer_cli.result.tokenized import TokenizedDirectory
 
 Read = Callable[[int], None]  # called with how many bytes of shards were read
-_Pieces = Callable[[Int64], tuple[Int32, Int32 | None, Callable[[Carried], Any]]]
+_Pieces = Callable[[Int64], tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]]
 
 _CHUNK_TOKENS = 1 << 20
 
@@ -59,7 +59,7 @@ class Rows:
     labels: Int32 | None
     lengths: Int64
     first: Int64
-    carried: Callable[[Carried], Any]
+    carried: Callable[[ValueColumn], Any]
 
     @cached_property
     def segment_offsets(self) -> Int64:
@@ -157,8 +157,8 @@ def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Ite
             filling.gather_pieces(there, flat[:1].nbytes, begin, lengths, here)
             return out
 
-        def carried(one: Carried, column: Any = column, of: Any = batch) -> Any:
-            return carried_values(of, one) if one.is_of_segments else column(one.name)
+        def carried(one: ValueColumn, column: Any = column, of: Any = batch) -> Any:
+            return values_in(of, one) if one.is_of_segments else column(one.name)
 
         labels = column("labels") if _has_labels(packed) else None
         yield Rows(column("input_ids"), labels, length, first, carried)
@@ -199,7 +199,7 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
             labels = labels if has_labels else None
             begins = first[some] - first[some[0]]
 
-            def carried(one: Carried, of: Any = of_pieces, begins: Int64 = begins) -> Any:
+            def carried(one: ValueColumn, of: Any = of_pieces, begins: Int64 = begins) -> Any:
                 values = of(one)
                 return values[begins] if one.is_of_segments else values
 
@@ -228,12 +228,12 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
         found = zip(numbers, begins, lengths, strict=True)
         return np.concatenate([flat[one][begin : begin + length] for one, begin, length in found])
 
-    def carried(which: Int64, one: Carried) -> Any:
+    def carried(which: Int64, one: ValueColumn) -> Any:
         if not one.is_of_segments:
             return column(one.name, which)
-        return np.concatenate([carried_values(batch, one) for batch in unit])[which]
+        return np.concatenate([values_in(batch, one) for batch in unit])[which]
 
-    def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[Carried], Any]]:
+    def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]:
         labels = column("labels", which) if _has_labels(packed) else None
         return column("input_ids", which), labels, partial(carried, which)
 
@@ -249,7 +249,7 @@ def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Piece
         read(shard.bytes)
     segments = np.concatenate(parts, axis=1)
 
-    def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[Carried], Any]]:
+    def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]:
         found = view.fetch(segments[:, which])
         ids = found.token_ids.view(np.int32)
         columns = {**found.of_tokens, **found.of_documents}
@@ -267,7 +267,7 @@ def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[R
     for number, shard in enumerate(tokenized.shards):
         for batch, _ in sound_batches(tokenized, number):
             ids, offsets = lists_of(batch, "input_ids")
-            carried = partial(carried_values, batch)
+            carried = partial(values_in, batch)
             yield Rows(ids, labels_in(batch), np.diff(offsets), np.arange(len(batch) + 1), carried)
             read(shard.bytes * len(batch) // shard.rows)
 

@@ -30,7 +30,6 @@ from packer_cli.inputs.token_columns import (
     parts_of,
     records_of,
 )
-from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import (
     ABSENT,
@@ -42,6 +41,7 @@ from packer_cli.options.shapes import (
     names_in_traces,
     value_at,
 )
+from packer_cli.options.value_columns import MESSAGE
 from packer_cli.records import (
     BadRecord,
     InputFile,
@@ -102,7 +102,7 @@ def _columns_to_read(
     """The columns to read, checked for presence and, unless they are carried, for type."""
     if shape.kind == TRACE:
         names = chain.from_iterable(names_in_traces(shape).values())
-        used = [*names, *config.carried, *FACTS_OF_TRACES]
+        used = [*names, *config.value_columns, *FACTS_OF_TRACES]
         return [name for name in schema.names if any(may_hold((name,), one) for one in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _may_be_text if shape.kind == "text" else _is_integer_list
@@ -113,7 +113,7 @@ def _columns_to_read(
     given = dict(config.carry_default)
     carried = [
         name
-        for name, one in config.carried.items()
+        for name, one in config.value_columns.items()
         if one.of != MESSAGE and (name not in given or _fields_at(schema, name))
     ]
     for name in [*wanted, *carried]:
@@ -335,7 +335,7 @@ def _columns_of(batch: Any, positions: Int64, shape: Shape, config: DocumentConf
     elif shape.kind != "tokens":
         columns = {own: _values(column, own, bad) for own, column in columns.items()}
     carried = dict[str, Any]()
-    for name in config.carried if shape.kind != TRACE else ():
+    for name in config.value_columns if shape.kind != TRACE else ():
         if name in batch.schema.names:
             column = batch.column(name)
             carried[name] = _values(column, name, bad) if _converter(column.type) else column

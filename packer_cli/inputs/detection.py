@@ -25,15 +25,6 @@ from packer_cli import storage
 from packer_cli.errors import DamagedInputError, DataError, UsageError
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import FirstRecords, reader_for
-from packer_cli.options.carried import (
-    LOSS_WEIGHTS,
-    MESSAGE,
-    RECORD,
-    SAMPLED,
-    TOKEN,
-    Carried,
-    is_of_loss,
-)
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.formats import format_named
 from packer_cli.options.preference import (
@@ -68,8 +59,17 @@ from packer_cli.options.shapes import (
     roles_for,
     talk_in,
 )
+from packer_cli.options.value_columns import (
+    LOSS_WEIGHTS,
+    MESSAGE,
+    RECORD,
+    SAMPLED,
+    TOKEN,
+    ValueColumn,
+    is_of_loss,
+)
 from packer_cli.records import InputFile
-from packer_cli.result.carried import check_defaults
+from packer_cli.result.values import check_defaults
 
 _MOST_KEPT = 64  # files whose first records are kept
 _REQUESTS = 16  # at a time, to a store that answers each after a while
@@ -90,7 +90,7 @@ class KnownShapes:
 
     files: Mapping[int, Shape] = field(default_factory=dict)
     others: Mapping[str, Shape] = field(default_factory=dict)
-    carried: Mapping[str, Carried] = field(default_factory=dict)
+    carried: Mapping[str, ValueColumn] = field(default_factory=dict)
 
 
 NOTHING_KNOWN = KnownShapes()
@@ -244,7 +244,7 @@ class _Detector:
         """Note what a file is like, and keep the first records of the first file of each kind."""
         if look.records is None:
             return
-        fields = [name for name in look.fields if name not in self._config.carried]
+        fields = [name for name in look.fields if name not in self._config.value_columns]
         kind = repr((look.shape.described(), fields))
         if kind not in self.alike:
             self.alike[kind] = AlikeFiles(look.shape, fields, [])
@@ -299,7 +299,7 @@ class _Detector:
                 for name, value in row.items()
                 if record.get(name) is None and (value is not None or name in fields)
             }
-        if names := preference_fields(record, self._config, {*self._config.carried}):
+        if names := preference_fields(record, self._config, {*self._config.value_columns}):
             raise preference_error(file.path, record, names, self._config)
 
     def _shape_despite_lacking(
@@ -438,7 +438,7 @@ def resolve_carry(
     """
     if shape.kind == TRACE:
         return _carry_of_traces(config)
-    files, columns = detected.files, config.carried
+    files, columns = detected.files, config.value_columns
     check_defaults(columns, config.carry_default)
     has_messages = any(member.is_chat or member.of_messages for member in shape.each)
     for name in columns:
@@ -482,7 +482,9 @@ def _bearers(detected: Detected, shape: Shape, config: DocumentConfig) -> dict[s
     bearers = dict[str, str]()
     for file in detected.files:
         missing = [
-            name for name, column in config.carried.items() if not (column.of or name in bearers)
+            name
+            for name, column in config.value_columns.items()
+            if not (column.of or name in bearers)
         ]
         if not missing:
             break
@@ -494,11 +496,11 @@ def _bearers(detected: Detected, shape: Shape, config: DocumentConfig) -> dict[s
                 if any(name in message for message in messages):
                     bearers[name] = MESSAGE
                 elif row[name] is not None:
-                    bearers.setdefault(name, _bearer_of(config.carried[name], row[name]))
+                    bearers.setdefault(name, _bearer_of(config.value_columns[name], row[name]))
     return bearers
 
 
-def _bearer_of(column: Carried, value: Any) -> str:
+def _bearer_of(column: ValueColumn, value: Any) -> str:
     """Return what has such a value: a token, or the record."""
     if column.count is not None and isinstance(value, list) and len(value) == column.count:
         return TOKEN if any(isinstance(item, list) for item in value) else RECORD
@@ -509,9 +511,9 @@ def _carry_of_traces(config: DocumentConfig) -> tuple[str, ...]:
     """Return --carry for traces, with the weights of the loss: a token of several branches needs
     one.
     """
-    columns = dict(config.carried)
+    columns = dict(config.value_columns)
     if not any(is_of_loss(name) for name in columns):
-        columns[LOSS_WEIGHTS] = Carried(LOSS_WEIGHTS, "float32")
+        columns[LOSS_WEIGHTS] = ValueColumn(LOSS_WEIGHTS, "float32")
     check_defaults(columns, config.carry_default)
     for name, column in columns.items():
         of = TOKEN if name in SAMPLED or is_of_loss(name) else RECORD

@@ -188,7 +188,9 @@ class JsonlReader(LineReader):
     ) -> Iterator[ReadColumns]:
         decode = _decoder(shape, config)
         names = NAMES if shape.kind == "tokens" else tuple(shape.columns)
-        carried = {name: _CARRIED.format(number) for number, name in enumerate(config.carried)}
+        carried = {
+            name: _CARRIED.format(number) for number, name in enumerate(config.value_columns)
+        }
 
         def columns_of(block: Block) -> ReadColumns:
             if shape.kind == "text" and not carried:
@@ -221,7 +223,7 @@ class JsonlReader(LineReader):
             if len(piece) > limit:
                 bad.append(too_long(position, self.what))
                 continue
-            record = _without_constants(piece, [*shape.columns.values(), *config.carried])
+            record = _without_constants(piece, [*shape.columns.values(), *config.value_columns])
             try:
                 decoded.append(decode(record))
                 good.append(position)
@@ -369,7 +371,7 @@ def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
     """
     if shape.kind == TRACE:
         return _fields_decoder
-    carried = [(_CARRIED.format(number), name) for number, name in enumerate(config.carried)]
+    carried = [(_CARRIED.format(number), name) for number, name in enumerate(config.value_columns)]
     optional = *shape.optional, *(own for own, _ in carried)
     # values of other fields contain each other, as in messages, so the garbage collector
     # may track them

@@ -187,13 +187,13 @@ class CsvReader(LineReader):
                     f"{named(header)}",
                     "name the right one with --text-field, or with --field NAME=COLUMN",
                 )
-        for name in config.carried:
+        for name in config.value_columns:
             if header.count(name) > 1:
                 raise DataError(
                     f"{file.path}: {header.count(name)} columns {name!r}", "rename one of them"
                 )
         places = {own: header.index(name) for own, name in shape.columns.items() if name in header}
-        carried = {name: header.index(name) for name in config.carried if name in header}
+        carried = {name: header.index(name) for name in config.value_columns if name in header}
 
         def columns_of(batch: _CsvBatch) -> ReadColumns:
             return ReadColumns(

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packer_cli._kernels import inputs as kernels
-from packer_cli.options.carried import MESSAGE, TOKEN, Carried
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS, TRACE, Shape
+from packer_cli.options.value_columns import MESSAGE, TOKEN, ValueColumn
 from packer_cli.records import (
     HIGHEST_ID,
     IGNORED,
@@ -33,8 +33,8 @@ from packer_cli.records import (
     offsets_of,
     wrong_ids,
 )
-from packer_cli.result.carried import default_of, stored
 from packer_cli.result.reader import plain_values
+from packer_cli.result.values import default_of, stored
 
 BATCH_BYTES = 4 << 20
 _BATCH_DOCUMENTS = 1 << 16
@@ -89,13 +89,13 @@ def records_of(
         records = Records(positions, texts=texts, fields=fields, consumed=consumed)
     bad = sorted([*read.bad, *records.bad], key=lambda record: record.position)
     records = replace(records, bad=bad, empty=read.empty)
-    if not config.carried or shape.kind == TRACE:
+    if not config.value_columns or shape.kind == TRACE:
         return records
     if shape.kind == "tokens":
         ids, masks = columns["input_ids"], columns.get("attention_mask")
         lengths = pc.list_value_length(ids).fill_null(0) if isinstance(ids, pa.Array) else None
         sizes = np.array([*map(len, ids)] if lengths is None else lengths, np.int64)
-    given = CarriedInput(positions, read.carried, sizes, masks)
+    given = InputValues(positions, read.carried, sizes, masks)
     return with_carried(records, given, config, tip)
 
 
@@ -298,7 +298,7 @@ def _fault(
 # --- what is carried beside tokens
 
 
-class CarriedInput(NamedTuple):
+class InputValues(NamedTuple):
     """What records hold beside their texts or tokens, of all m that were read.
 
     positions  int64[m]
@@ -314,7 +314,7 @@ class CarriedInput(NamedTuple):
 
 
 def with_carried(
-    records: Records, given: CarriedInput, config: DocumentConfig, tip: str = ""
+    records: Records, given: InputValues, config: DocumentConfig, tip: str = ""
 ) -> Records:
     """Records, which are some of those that were read, with what follows them; those with values
     that cannot be carried join `bad`.
@@ -324,7 +324,7 @@ def with_carried(
     lengths = np.ones(len(kept), np.int64) if sizes is None else sizes[kept]
     of_tokens, of_records = dict[str, _Array](), dict[str, _Array]()
     bad, defaults = dict[int, str](), dict(config.carry_default)
-    for one in config.carried.values():
+    for one in config.value_columns.values():
         if one.of == MESSAGE and records.fields is not None:  # what renders messages finds it
             of_records[one.name] = np.zeros((len(kept), *one.dtype.shape), one.dtype.base)
             continue
@@ -361,7 +361,7 @@ def without_bad(records: Records, bad: Mapping[int, str], tip: str) -> Records:
 
 
 def carried_in(
-    column: Carried, given: Any, kept: Int64, lengths: Int64, default: Any = None
+    column: ValueColumn, given: Any, kept: Int64, lengths: Int64, default: Any = None
 ) -> tuple[_Array, dict[int, str]]:
     """The values of the kept records, end to end, and what is wrong with some of them, by their
     numbers.
@@ -397,7 +397,7 @@ def is_list(kind: Any) -> bool:
     return any(is_one(kind) for is_one in kinds)
 
 
-def _all_carried(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
+def _all_carried(column: ValueColumn, given: Any, kept: Int64, lengths: Int64) -> _Array | None:
     """The values of all kept records; None where one of them may be bad."""
     try:
         if isinstance(given, pa.Array):
@@ -413,7 +413,7 @@ def _all_carried(column: Carried, given: Any, kept: Int64, lengths: Int64) -> _A
         return None
 
 
-def _of_python(column: Carried, value: Any) -> _Array:
+def _of_python(column: ValueColumn, value: Any) -> _Array:
     """Numbers, or lists of them, as they are stored. Raises ValueError, with a reason."""
     leaves = [value]
     while leaves and type(leaves[0]) is list:
@@ -430,7 +430,7 @@ def _of_python(column: Carried, value: Any) -> _Array:
     return stored(column, np.array(value, np.float64 if column.is_float else None))
 
 
-def _of_arrow(column: Carried, given: Any, lengths: Int64) -> _Array:
+def _of_arrow(column: ValueColumn, given: Any, lengths: Int64) -> _Array:
     """The values of an array of Arrow. Raises ValueError where they are not all there."""
     if column.of == TOKEN:
         if not is_list(given.type):
@@ -449,14 +449,14 @@ def _of_arrow(column: Carried, given: Any, lengths: Int64) -> _Array:
     return _of_shape(column, plain_values(given), len(given))
 
 
-def _of_shape(column: Carried, values: _Array, number: int) -> _Array:
+def _of_shape(column: ValueColumn, values: _Array, number: int) -> _Array:
     if values.shape != (number, *column.dtype.shape):
         raise ValueError("another number of values")
     return values
 
 
 def _carried_one_by_one(
-    column: Carried, given: Any, kept: Int64, lengths: Int64, default: Any
+    column: ValueColumn, given: Any, kept: Int64, lengths: Int64, default: Any
 ) -> tuple[_Array, dict[int, str]]:
     """The values of all kept records, and what is wrong with some of them, by their numbers."""
     found, bad = list[_Array](), dict[int, str]()
@@ -476,7 +476,7 @@ def _carried_one_by_one(
     return np.concatenate([nothing, *found]), bad
 
 
-def value_of(column: Carried, value: Any, shape: Sequence[int]) -> _Array:
+def value_of(column: ValueColumn, value: Any, shape: Sequence[int]) -> _Array:
     """A value as it is stored. Raises ValueError, with a reason, for what it cannot be."""
     if value is None:
         raise ValueError(f"no value of '{column.name}', expected {_expected(column, shape)}")
@@ -495,7 +495,7 @@ def value_of(column: Carried, value: Any, shape: Sequence[int]) -> _Array:
     return _of_python(column, value)
 
 
-def _expected(column: Carried, shape: Sequence[int]) -> str:
+def _expected(column: ValueColumn, shape: Sequence[int]) -> str:
     what = f"of {column.type}" if shape else column.type
     sizes = " x ".join(map(str, shape))
     return f"{sizes} {what}{', one for each token' * (column.of == TOKEN)}".strip()

@@ -23,9 +23,9 @@ from packer_cli._kernels.documents import hash_documents
 from packer_cli.errors import DataError, UsageError
 from packer_cli.inputs.formats import DocumentReader, FirstRecords
 from packer_cli.inputs.token_columns import batches_of
-from packer_cli.options.carried import RECORD, TOKEN, Carried, is_of_loss
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
+from packer_cli.options.value_columns import RECORD, TOKEN, ValueColumn, is_of_loss
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.records import (
     FILE,
@@ -43,11 +43,11 @@ from packer_cli.records import (
     WorkUnit,
     offsets_of,
 )
-from packer_cli.result.carried import check_defaults
 from packer_cli.result.layout import MANIFEST
 from packer_cli.result.manifest import TOKENIZED, TokenizedManifest, as_named
 from packer_cli.result.manifest import shape_of as shape_of_result
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens, open_tokenized
+from packer_cli.result.values import check_defaults
 
 Float64 = npt.NDArray[np.float64]
 
@@ -119,7 +119,7 @@ class TokenizedInputs:
         seed: int | None,
         highest: int = HIGHEST_ID,
         pools: Sequence[DocumentPool] | None = None,
-        carried: Iterable[Carried] = (),
+        carried: Iterable[ValueColumn] = (),
         defaults: Iterable[tuple[str, str]] = (),
     ) -> None:
         """`seed`: of the order; None: documents come as they were tokenized. `highest`: the highest
@@ -195,7 +195,7 @@ class _CheckedTokens(Tokens):
         self,
         directories: Mapping[int, TokenizedDirectory],
         highest: int,
-        carried: Iterable[Carried],
+        carried: Iterable[ValueColumn],
         defaults: Iterable[tuple[str, str]],
     ) -> None:
         super().__init__(directories, carried, defaults)
@@ -309,9 +309,9 @@ def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str,
     """The carried columns of tokenized directories, as --carry of a run that packs them. UsageError
     where directories have unlike ones, or one has none and there is no default.
     """
-    found = dict[str, tuple[str, Carried]]()
+    found = dict[str, tuple[str, ValueColumn]]()
     for file in files:
-        for name, one in opened(file).carried.items():
+        for name, one in opened(file).value_columns.items():
             own = one if one.is_of_segments else replace(one, of=TOKEN)
             place, first = found.setdefault(name, (file.path, own))
             if {own.of, first.of} == {TOKEN, RECORD}:  # the record's value is that of its tokens
@@ -324,7 +324,7 @@ def carried_of(files: Sequence[InputFile], config: DocumentConfig) -> tuple[str,
                 )
     defaults = dict(config.carry_default)
     for name, (place, _) in found.items():
-        lacking = [file.path for file in files if name not in opened(file).carried]
+        lacking = [file.path for file in files if name not in opened(file).value_columns]
         if lacking and name not in defaults:
             raise UsageError(
                 f"{as_named(place)} carries {name}, {as_named(lacking[0])} does not",

@@ -14,10 +14,10 @@ from typing import Annotated
 from typer import Option
 
 from packer_cli.errors import UsageError
-from packer_cli.options.carried import Carried, carried_columns
 from packer_cli.options.formats import FILE_FORMATS
 from packer_cli.options.option import OptionGroup, Rule, needs
 from packer_cli.options.shapes import KINDS, MESSAGE_KEYS, OTHER_NAMES, check_fields
+from packer_cli.options.value_columns import ValueColumn, value_columns_of
 from packer_cli.options.values import (
     ARGUMENTS,
     COUNT_OR_SHARE,
@@ -247,7 +247,7 @@ class DocumentConfig(OptionGroup):
 
     def _rules(self) -> Iterator[Rule]:
         check_fields(self.fields)
-        self.arguments, self.carried  # noqa: B018 raise for those that cannot be read
+        self.arguments, self.value_columns  # noqa: B018 raise for those that cannot be read
         most, rate = self.max_errors, DocumentConfig.fim_spm_rate
         yield needs("--fim-spm-rate", self.fim_spm_rate != rate, "--fim-rate", self.fim_rate)
         skips = self.on_error == "skip"
@@ -259,9 +259,9 @@ class DocumentConfig(OptionGroup):
         )
 
     @property
-    def carried(self) -> dict[str, Carried]:
+    def value_columns(self) -> dict[str, ValueColumn]:
         """The carried columns, by name."""
-        return carried_columns(tuple(self.carry))
+        return value_columns_of(tuple(self.carry))
 
     @property
     def renamed(self) -> dict[str, str]:

@@ -297,7 +297,7 @@ class PackConfig(DocumentConfig):
     def __post_init__(self) -> None:
         # which nobody asks for by name
         padded = (PADDED_BOUNDARIES,) if self.segment_multiple > 1 else ()
-        unasked = padded + tuple(self.carried)
+        unasked = padded + tuple(self.value_columns)
         given = tuple(name for name in self.columns if name not in unasked)
         object.__setattr__(self, "columns", given)
         super().__post_init__()
@@ -309,7 +309,7 @@ class PackConfig(DocumentConfig):
             # A thousand rows leave best fit next to nothing to improve; four million tokens
             # keep the cost of a window's start and of its carried rows out of sight.
             tokens = max(1 << 22, min(64 * self.max_length, 1 << 25))
-            carried = sum(one.bytes for one in self.carried.values())
+            carried = sum(one.bytes for one in self.value_columns.values())
             tokens = max(self.max_length, 32 * tokens // max(32, 4 + carried))
             object.__setattr__(self, "window_tokens", tokens)
 

@@ -178,7 +178,7 @@ def _source(file: _File, table: Values, given: Values) -> Source:
     place = f"{file.path}, source {table['name']!r}"
     config = _made(DocumentConfig, values, given, place)
     if "carry_default" not in own:  # those of other sources, which only their rows are without
-        defaults = [one for one in config.carry_default if one[0] in config.carried]
+        defaults = [one for one in config.carry_default if one[0] in config.value_columns]
         config = replace(config, carry_default=tuple(defaults))
     _refuse_itself(file.path, place, table["inputs"], config)
     return Source(table["name"], table["inputs"], config, frozenset(values.keys() - own.keys()))

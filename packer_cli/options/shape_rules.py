@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from packer_cli.errors import UsageError
-from packer_cli.options.carried import MESSAGE
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import Rule, mutually_exclusive, options_of, refuse
 from packer_cli.options.options import PackConfig
@@ -20,6 +19,7 @@ from packer_cli.options.shapes import (
     Shape,
     list_in,
 )
+from packer_cli.options.value_columns import MESSAGE
 
 _TURNS, _SPLIT_TEXT = "truncate-turns", "split-text"
 _Config = TypeVar("_Config", bound=DocumentConfig)
@@ -236,7 +236,7 @@ def _rules_of_all(config: DocumentConfig, shapes: list[Shape]) -> Iterator[Rule]
 def _rules_of_one(config: DocumentConfig, shape: Shape, train_on: str) -> Iterator[Rule]:
     yield "" in config.turn_end, "--turn-end: is empty", "name a token, such as <|im_end|>"
     given = {  # they say what of the assistant's is trained on
-        "--carry of messages": any(one.of == MESSAGE for one in config.carried.values()),
+        "--carry of messages": any(one.of == MESSAGE for one in config.value_columns.values()),
         "--turn-end": config.turn_end,
         "--turns each": config.turns == "each" and shape.is_chat,
         "--train-reasoning": config.train_reasoning is not None,

@@ -28,13 +28,13 @@ from packer_cli.packing.labels import trained_flags
 from packer_cli.records import FILE, IGNORED, POSITION, START, Documents, Int32, Int64, offsets_of
 from packer_cli.reports import Report, Section, Table
 from packer_cli.reports.terminal import is_plain
-from packer_cli.result.carried import as_numbers
 from packer_cli.result.layout import short_name
 from packer_cli.result.opening import Joined, View
 from packer_cli.result.origins import Origin, Origins, input_origin, origin_as_json, sound_rows
-from packer_cli.result.reader import PackedDirectory, carried_values, rows_of, segments_of
+from packer_cli.result.reader import PackedDirectory, rows_of, segments_of, values_in
 from packer_cli.result.rules import segments_in, sources_of
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory, Tokens
+from packer_cli.result.values import as_numbers
 from packer_cli.result.wording import plural, value
 from packer_cli.steps import Order, Schedule, Steps, StepSizes, row_costs
 from packer_cli.storage import read_bytes
@@ -126,8 +126,8 @@ def read_row(packed: PackedDirectory, index: int, origins: Origins | None = None
     places: list[Any] = [None] * len(begins)
     if "segments" in batch.schema.names:
         places = (origins or Origins(packed.facts)).of(sources_of(batch))
-    columns = packed.facts.config.carried.items()
-    values = {name: as_numbers(one, carried_values(batch, one)) for name, one in columns}
+    columns = packed.facts.config.value_columns.items()
+    values = {name: as_numbers(one, values_in(batch, one)) for name, one in columns}
     segments = []
     for number, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
         its = slice(begin, begin + length)
@@ -162,7 +162,7 @@ def read_document(tokenized: TokenizedDirectory, tokens: Tokens, index: int) -> 
         name: as_numbers(one, found.of_documents[name])[0]
         if one.is_of_segments
         else as_numbers(one, found.of_tokens[name])
-        for name, one in tokenized.carried.items()
+        for name, one in tokenized.value_columns.items()
     }
     whole = Segment(0, origin, found.token_ids.view(np.int32), flags, carried)
     in_shard = index - int(tokenized.firsts[number])

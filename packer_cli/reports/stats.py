@@ -14,7 +14,6 @@ from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
 from packer_cli.errors import named
-from packer_cli.options.carried import carried_columns
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.option import options_of
 from packer_cli.options.options import (
@@ -25,6 +24,7 @@ from packer_cli.options.options import (
     keeps_order,
 )
 from packer_cli.options.shapes import TRACE, kinds_of, prompts_described
+from packer_cli.options.value_columns import value_columns_of
 from packer_cli.packing.figures import cost_spread
 from packer_cli.reports import (
     OF_SOURCES,
@@ -286,7 +286,7 @@ def _carried_figures(manifest: Result) -> dict[str, Any]:
     for shard in manifest.shards:
         add_measured(total, shard.carried)
     found = dict[str, Any]()
-    for name, one in manifest.config.carried.items():
+    for name, one in manifest.config.value_columns.items():
         found[name] = {"type": one.type, "count": one.count, "of": one.of}
         if name in total:
             number, low, high, its_sum = total[name]
@@ -535,7 +535,7 @@ def _options(config: dict[str, Any]) -> Iterator[str]:
 def _options_of_rows(config: dict[str, Any]) -> Iterator[str]:
     if config.get("shuffle") is False and not keeps_order(config["strategy"]):
         yield "--no-shuffle"
-    unasked = (PADDED_BOUNDARIES, *carried_columns(tuple(config.get("carry", ()))))
+    unasked = (PADDED_BOUNDARIES, *value_columns_of(tuple(config.get("carry", ()))))
     columns = [name for name in config["columns"] if name not in unasked]
     if columns != list(DEFAULT_COLUMNS):
         yield f"--columns {_quoted(','.join(columns))}"

@@ -118,7 +118,7 @@ class View(PackedDirectory):
         """
         super().__init__(path, facts)
         self.directories = _directories(path, facts, tokens)
-        self._carried = facts.config.carried
+        self._carried = facts.config.value_columns
         self._tokens = Tokens(self.directories, self._carried.values(), facts.config.carry_default)
 
     def _complete(self, shard: Shard) -> Iterator[Any]:

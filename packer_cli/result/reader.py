@@ -30,11 +30,10 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import gathering
 from packer_cli.errors import DataError, UsageError, from_os_error
-from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS
+from packer_cli.options.value_columns import ValueColumn
 from packer_cli.options.values import plain_int
 from packer_cli.records import Int32, Int64, offsets_of
-from packer_cli.result.carried import measured
 from packer_cli.result.layout import (
     MISSING,
     SQUARED_LENGTHS,
@@ -51,6 +50,7 @@ from packer_cli.result.shard_writer import (
     schema_problem,
     stored_schema,
 )
+from packer_cli.result.values import measured
 
 PACK_AGAIN = (
     "copy the directory again, or move what is damaged and pack the data again with --overwrite"
@@ -545,11 +545,11 @@ def places_in(batch: Any, max_length: int) -> tuple[Int64, Int64, Int64]:
     return begin + rows * max_length, length, first
 
 
-def measured_in(batch: Any, carried: Iterable[Carried]) -> dict[str, Measured]:
+def measured_in(batch: Any, carried: Iterable[ValueColumn]) -> dict[str, Measured]:
     """What a shard says of the carried columns of a sound batch, of rows or of documents."""
     found = dict[str, Measured]()
     for one in carried:
-        values, where = carried_values(batch, one), tuple[Int64, ...]()
+        values, where = values_in(batch, one), tuple[Int64, ...]()
         if "cu_seqlens" in batch.schema.names and not one.is_of_segments:
             where = places_in(batch, values.shape[1])[:2]
             values = values.reshape(-1, *values.shape[2:])
@@ -557,7 +557,7 @@ def measured_in(batch: Any, carried: Iterable[Carried]) -> dict[str, Measured]:
     return found
 
 
-def carried_values(batch: Any, column: Carried) -> npt.NDArray[Any]:
+def values_in(batch: Any, column: ValueColumn) -> npt.NDArray[Any]:
     """A carried column as it is stored: of rows [rows, max_length], or [s] of records; of documents
     [T], or [n] of records. With K values each has another dimension.
     """

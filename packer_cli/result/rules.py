@@ -28,22 +28,22 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from packer_cli.errors import DataError
-from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES
+from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.labels import labels_of, trained_tokens
 from packer_cli.records import IGNORED, Int32, Int64
-from packer_cli.result.carried import as_numbers
 from packer_cli.result.manifest import Manifest
 from packer_cli.result.reader import (
     PackedDirectory,
-    carried_values,
     lists_of,
     rows_of,
     segments_of,
+    values_in,
 )
 from packer_cli.result.shard_writer import content_hashes
 from packer_cli.result.tokenized import AGAIN, TokenizedDirectory
+from packer_cli.result.values import as_numbers
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -69,14 +69,14 @@ class RowLimits:
     max_segments: int | None = None
     segment_multiple: int = 1
     highest_id: int | None = None
-    carried: Sequence[Carried] = ()
+    columns: Sequence[ValueColumn] = ()
 
     @classmethod
     def of(cls, facts: Manifest, highest_id: int | None = None) -> RowLimits:
         config = facts.config
         return cls(
             config.max_length, facts.pad_token_id, config.max_segments_per_row,
-            config.segment_multiple, highest_id, (*config.carried.values(),),
+            config.segment_multiple, highest_id, (*config.value_columns.values(),),
         )  # fmt: skip
 
 
@@ -108,15 +108,15 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
     if "position_ids" in names:
         found, rule = rows_of(batch.column("position_ids")), "does not restart in every segment"
         rules.append((f"position_ids {rule}", found == position, found, position))
-    for one in limits.carried:
+    for one in limits.columns:
         if not one.is_of_segments:
             values = rows_of(batch.column(one.name))
             rule = f"{one.name} holds something other than 0 in padding"
             rules.append((rule, real | _each(one, values == 0), values, None))
             rules += [(*its, values, None) for its in _of_values(one, values)]
     broken = [one for rule in rules for one in _broken(*rule)]
-    of_segments = broken_segments(batch, limits.carried)
-    for one in limits.carried if not of_segments else ():
+    of_segments = broken_segments(batch, limits.columns)
+    for one in limits.columns if not of_segments else ():
         if one.is_of_segments:
             values, edges = lists_of(batch, one.name)
             for rule, holds in _of_values(one, values):
@@ -127,7 +127,7 @@ def broken_rules(batch: Any, limits: RowLimits) -> list[Broken]:
 
 def broken_boundaries(batch: Any, limits: RowLimits) -> list[Broken]:
     """The broken rules that prevent taking segments out of rows; much faster than all rules."""
-    return _broken_places(batch, limits) or broken_segments(batch, limits.carried)
+    return _broken_places(batch, limits) or broken_segments(batch, limits.columns)
 
 
 def damage(batch: Any, packed: PackedDirectory) -> str:
@@ -243,7 +243,7 @@ def _positions(batch: Any, limits: RowLimits) -> tuple[Int32, _Flags]:
     return position, position < np.repeat(tokens, lengths).reshape(shape)
 
 
-def _of_values(column: Carried, values: Any) -> Iterator[tuple[str, _Flags]]:
+def _of_values(column: ValueColumn, values: Any) -> Iterator[tuple[str, _Flags]]:
     """(rule, where it holds) of what a carried column has for tokens, or for records."""
     if column.is_float:
         finite = np.isfinite(as_numbers(column, values))
@@ -252,12 +252,12 @@ def _of_values(column: Carried, values: Any) -> Iterator[tuple[str, _Flags]]:
         yield f"{column.name} holds neither 0 nor 1", _each(column, values <= 1)
 
 
-def _each(column: Carried, holds: _Flags) -> _Flags:
+def _each(column: ValueColumn, holds: _Flags) -> _Flags:
     """Whether it holds for all values of a token, or of a record."""
     return holds if column.count is None else np.asarray(holds.all(-1))
 
 
-def broken_segments(batch: Any, carried: Sequence[Carried] = ()) -> list[Broken]:
+def broken_segments(batch: Any, carried: Sequence[ValueColumn] = ()) -> list[Broken]:
     """The broken rules of columns with a value for each segment. The boundaries must be sound."""
     offsets = segments_of(batch)[2]
     for name in ("segments", *(one.name for one in carried if one.is_of_segments)):
@@ -337,7 +337,7 @@ def sound_batches(
     for batch in tokenized.stored(shard):
         own = index.slice(first, len(batch))
         for at, text in chain(
-            _broken_documents(batch, highest, inputs, tokenized.carried.values()),
+            _broken_documents(batch, highest, inputs, tokenized.value_columns.values()),
             _other_index(batch, own),
         ):
             raise DataError(f"{path}: document {first + at}: {text}", AGAIN)
@@ -346,7 +346,7 @@ def sound_batches(
 
 
 def _broken_documents(
-    batch: Any, highest: int | None, inputs: int, carried: Iterable[Carried]
+    batch: Any, highest: int | None, inputs: int, carried: Iterable[ValueColumn]
 ) -> Iterator[tuple[int, str]]:
     """(document, what is wrong with it) of a batch, at most one of each kind.
 
@@ -380,9 +380,9 @@ def _broken_documents(
         yield at, f"its trained is {shown}, not ascending within its {lengths[at]} tokens"
 
 
-def _broken_values(batch: Any, column: Carried, offsets: Int64) -> Iterator[tuple[int, str]]:
+def _broken_values(batch: Any, column: ValueColumn, offsets: Int64) -> Iterator[tuple[int, str]]:
     """(document, what is wrong with its carried values), at most one of each kind."""
-    values, edges = carried_values(batch, column), np.arange(len(offsets))
+    values, edges = values_in(batch, column), np.arange(len(offsets))
     if not column.is_of_segments:
         edges = lists_of(batch, column.name)[1]
         counts, lengths = np.diff(edges), np.diff(offsets)

@@ -26,13 +26,12 @@ import pyarrow as pa
 from packer_cli._kernels import documents as kernels
 from packer_cli._kernels import filling
 from packer_cli.errors import PackerError, from_os_error, os_errors
-from packer_cli.options.carried import Carried
 from packer_cli.options.options import PADDED_BOUNDARIES, VIEW_COLUMNS, PackConfig
+from packer_cli.options.value_columns import ValueColumn
 from packer_cli.packing.fitting import padded
 from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.window import trained_in
 from packer_cli.records import Documents, Int32, Int64, UInt32, UInt64, bytes_of, value_bytes
-from packer_cli.result.carried import measured
 from packer_cli.result.layout import (
     DOCUMENTS,
     FORMAT_VERSION,
@@ -45,6 +44,7 @@ from packer_cli.result.layout import (
     unnamed_shard,
 )
 from packer_cli.result.manifest import TOKENIZED
+from packer_cli.result.values import measured
 
 _BATCH_TOKENS = 1 << 20  # a record batch of 4 to 9 MB: small buffers, still cheap to index
 _VIEW_BATCH_ROWS = 1 << 16
@@ -207,7 +207,7 @@ class ShardParts(Parts):
 
 def column_type(name: str, config: PackConfig) -> Any:
     """The Arrow type of a column; its values are never null."""
-    carried = config.carried.get(name)
+    carried = config.value_columns.get(name)
     if name in PADDED or (carried and not carried.is_of_segments):
         kind = carried.arrow_type if carried else pa.from_numpy_dtype(PADDED[name])
         return pa.list_(pa.field("item", kind, nullable=False), config.max_length)
@@ -223,7 +223,7 @@ def column_type(name: str, config: PackConfig) -> Any:
 
 def rows_per_batch(config: PackConfig) -> int:
     """Rows in a record batch, if there are so many: fewer where they carry much."""
-    carried = sum(one.bytes for one in config.carried.values())
+    carried = sum(one.bytes for one in config.value_columns.values())
     return max(1, 8 * _BATCH_TOKENS // (8 + carried) // config.max_length)
 
 
@@ -286,7 +286,7 @@ class ShardWriter:
     ) -> None:
         """`schema`: as `stored_schema` gives it."""
         self._config, self._schema, self._pad = config, schema, pad_token_id
-        self._columns = {} if config.view else config.carried
+        self._columns = {} if config.view else config.value_columns
         limit = sys.maxsize if config.view else config.shard_bytes
         self._parts = ShardParts(folder, unit, ROWS, schema, limit)
         self._rows_per_batch = stored_batch_rows(config)
@@ -381,7 +381,7 @@ def values_in_rows(
     order, row_offsets  as in `PlannedRows`
     """
     made = dict[str, Any]()
-    for one in config.carried.values():
+    for one in config.value_columns.values():
         if one.is_of_segments:
             pieces = order[row_offsets[0] : row_offsets[-1]]
             made[one.name] = documents.of_documents[one.name][pieces]
@@ -438,7 +438,7 @@ def documents_schema(
     tokenizer_sha256: str,
     *,
     has_trained: bool,
-    carried: Iterable[Carried] = (),
+    carried: Iterable[ValueColumn] = (),
 ) -> Any:
     """The Arrow schema of document shards, with what a reader must know as metadata.
 
@@ -518,7 +518,7 @@ class DocumentWriter:
         unit: int,
         shard_bytes: int,
         schema: Any,
-        carried: Mapping[str, Carried] = MappingProxyType({}),
+        carried: Mapping[str, ValueColumn] = MappingProxyType({}),
     ) -> None:
         self._carried = carried
         self._documents = ShardParts(folder, unit, DOCUMENTS, schema, shard_bytes)

@@ -25,13 +25,13 @@ import pyarrow as pa
 from packer_cli import storage
 from packer_cli._kernels import documents as kernels
 from packer_cli.errors import DataError, InternalError
-from packer_cli.options.carried import Carried
+from packer_cli.options.value_columns import ValueColumn
 from packer_cli.records import Documents, Int32, Int64, UInt8, UInt32, UInt64, offsets_of
-from packer_cli.result.carried import default_of
 from packer_cli.result.layout import DOCUMENTS, INDEX, MANIFEST, Shard, kind_of
 from packer_cli.result.manifest import TokenizedManifest, load_tokenized
 from packer_cli.result.reader import Stored, plain_values
 from packer_cli.result.shard_writer import INDEX_SCHEMA, documents_schema
+from packer_cli.result.values import default_of
 
 Bool = npt.NDArray[np.bool_]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
@@ -144,13 +144,13 @@ class TokenizedDirectory(Stored):
         return documents_schema(
             self.facts.tokenizer_sha256,
             has_trained=self.facts.config.shape != "text",
-            carried=self.carried.values(),
+            carried=self.value_columns.values(),
         )
 
     @property
-    def carried(self) -> dict[str, Carried]:
+    def value_columns(self) -> dict[str, ValueColumn]:
         """The carried columns, by name."""
-        return self.facts.config.carried
+        return self.facts.config.value_columns
 
     def _map(self, shard: Shard, maps: list[mmap.mmap] | None = None) -> Any:
         """The shard's bytes; unlike Arrow's own mapping, no pages are asked for before they are
@@ -168,7 +168,7 @@ class TokenizedDirectory(Stored):
         """
         first, of_tokens = 0, {"input_ids": "tokens"}
         of_tokens |= {one.name: f"values of {one.name}"
-                      for one in self.carried.values() if not one.is_of_segments}  # fmt: skip
+                      for one in self.value_columns.values() if not one.is_of_segments}  # fmt: skip
         for shard in self.shards:
             with self._readable(shard):
                 source = self._map(shard, maps)
@@ -244,7 +244,7 @@ class Tokens:
     def __init__(
         self,
         directories: Mapping[int, TokenizedDirectory],
-        carried: Iterable[Carried] = (),
+        carried: Iterable[ValueColumn] = (),
         defaults: Iterable[tuple[str, str]] = (),
     ) -> None:
         """`carried`: columns that `fetch` gives; `defaults`: as `--carry-default` has them, of
@@ -354,7 +354,7 @@ class Tokens:
                 of_tokens[one.name] = self._of_tokens(one, span, *places)
         return pieces.beside(of_tokens, of_documents)
 
-    def _of_documents(self, column: Carried, number: Int64, span: Int64) -> Any:
+    def _of_documents(self, column: ValueColumn, number: Int64, span: Int64) -> Any:
         """The values [n], or [n, K], of a column of records, by documents and their spans."""
         there = self.spans.column(column.name)[1][span] != 0
         out = np.empty((len(number), *column.dtype.shape), column.dtype.base)
@@ -365,7 +365,7 @@ class Tokens:
         return out
 
     def _of_tokens(
-        self, column: Carried, span: Int64, number: Int64, start: Int32, length: Int32
+        self, column: ValueColumn, span: Int64, number: Int64, start: Int32, length: Int32
     ) -> Any:
         """The values [T], or [T, K], of a column of tokens; where a directory has values of records
         alone, each of their tokens has them.
@@ -411,7 +411,7 @@ class Spans:
             self._columns[name] = _addresses(self._batches, name)
         return self._columns[name]
 
-    def of_documents(self, column: Carried, number: Int64, span: Int64) -> Any:
+    def of_documents(self, column: ValueColumn, number: Int64, span: Int64) -> Any:
         """The values [n], or [n, K], of a column of records: of documents by number, and the spans
         that they are in.
         """

@@ -411,7 +411,7 @@ def known_shapes(
     unnamed = [one for one in manifest.inputs if is_adding and one.path not in now]
     names = dict.fromkeys(one.shape or then.name for one in unnamed)
     others = {name: shape_named(name) for name in names}
-    files, carried = dict[int, Shape](), manifest.config.carried
+    files, carried = dict[int, Shape](), manifest.config.value_columns
     if dict(config.fields) != dict(manifest.config.fields):
         return KnownShapes(files, others, carried)
     again = cache(partial(shape_again, renamed=config.renamed))

@@ -25,7 +25,7 @@ from msgspec import UNSET, structs
 from packer_cli.errors import DamagedInputError, UsageError, os_errors
 from packer_cli.inputs.byte_streams import peeking
 from packer_cli.inputs.formats import beginning, reader_for
-from packer_cli.inputs.token_columns import CarriedInput, has_carried, with_carried
+from packer_cli.inputs.token_columns import InputValues, has_carried, with_carried
 from packer_cli.inputs.tokenized import TokenizedInputs, opened, shape_of
 from packer_cli.mixing.units import choice_of
 from packer_cli.options.documents import MIB, DocumentConfig
@@ -321,7 +321,7 @@ def _reading(own: _Own, others: Mapping[str | None, Read] = MappingProxyType({})
             return others[file.shape](file, part)
         shape, config = own[file.shape]
         found = reader_for(file.format).read(file, part, shape, config)
-        is_lacking = config.carried and shape.kind != TRACE
+        is_lacking = config.value_columns and shape.kind != TRACE
         return map(partial(_carrying, config), found) if is_lacking else found
 
     return read
@@ -331,7 +331,7 @@ def _carrying(config: DocumentConfig, records: Records) -> Records:
     if has_carried(records):
         return records
     sizes = None if records.documents is None else np.diff(records.documents.offsets)
-    return with_carried(records, CarriedInput(records.positions, {}, sizes), config)
+    return with_carried(records, InputValues(records.positions, {}, sizes), config)
 
 
 def _by_shape(encoders: dict[str | None, Encode]) -> Encode:
@@ -482,7 +482,7 @@ def _tokenized_again(files: Sequence[InputFile], config: PackConfig) -> Source:
     if TOKENIZER in facts.side_files:
         highest = highest_id(_kept(folder, facts, TOKENIZER))
     inputs = TokenizedInputs(
-        files, seed, highest, choice.pools if choice else None, config.carried.values(),
+        files, seed, highest, choice.pools if choice else None, config.value_columns.values(),
         config.carry_default,
     )  # fmt: skip
     tokenizers, info = [one.tokenizer for one in inputs.facts], None

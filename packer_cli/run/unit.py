@@ -344,7 +344,7 @@ class UnitDocuments(UnitMaker):
 
     def __init__(self, unit: WorkUnit, job: Job) -> None:
         super().__init__(unit, job)
-        carried = job.run.config.carried
+        carried = job.run.config.value_columns
         schema = documents_schema(
             job.tokenizer_sha256,
             has_trained=job.run.shape.kind != "text",

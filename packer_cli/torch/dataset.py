@@ -199,7 +199,7 @@ class PackedDataset:
         except ValueError as error:  # changed while it was mapped
             raise DataError(f"{path}: {error}", PACK_AGAIN) from error
         carried = {}
-        for name, column in packed.facts.config.carried.items():
+        for name, column in packed.facts.config.value_columns.items():
             if name in values:
                 carried[name] = getattr(torch, "int32" if column.type == "uint16" else column.type)
                 values[name] = _signed(values[name], widen=column.type == "uint16")

@@ -413,7 +413,7 @@ class RowChecks(Checks):
                     rules[error.rule] = error._replace(row=first + error.row)
             if not broken:
                 counts.add(_of_rows(batch, config.max_length))
-                add_measured(carried, measured_in(batch, config.carried.values()))
+                add_measured(carried, measured_in(batch, config.value_columns.values()))
                 if "segments" in config.columns:
                     places.append(segments_in(batch))
             first += batch.num_rows
@@ -492,7 +492,7 @@ class DocumentChecks(Checks):
             counts.tokens += int(lengths.sum())
             counts.trained_tokens += int(index.column("trained_tokens").to_numpy().sum(dtype=int))
             counts.add_documents(file, lengths, lengths)
-            add_measured(carried, measured_in(batch, self.facts.config.carried.values()))
+            add_measured(carried, measured_in(batch, self.facts.config.value_columns.values()))
             self.progress.wrote(len(batch.column("input_ids").values), 0)
         if carried != shard.carried:
             yield _OTHER_VALUES

@@ -144,9 +144,7 @@ def test_values_are_written_one_way(options: str) -> None:
 
 def test_names_of_other_tools_lead_to_options_that_exist() -> None:
     text = packer("pack", "--help").stdout
-    names = {
-        other: one.flag for one in options_in(pack).values() for other in one.names_elsewhere
-    }
+    names = {other: one.flag for one in options_in(pack).values() for other in one.names_elsewhere}
     assert len(names) > 20
     assert [own for own in names.values() if f"{own} " not in text] == []
     assert [name for name in names if f" {name} " in text] == []

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from support import broken_invariants
 
-from packer_cli.options.carried import carried_columns
+from packer_cli.options.value_columns import value_columns_of
 
 PAD = 9
 
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
         """What is wrong with some of these rows, with other `columns`."""
         kinds = {name: pa.list_(pa.int32(), self.max_length) for name in self.columns}
         kinds |= {name: pa.list_(pa.int32()) for name in kinds if name.startswith("cu_")}
-        for one in self.options.get("carried", ()):
+        for one in self.options.get("columns", ()):
             of_rows = () if one.is_of_segments else (self.max_length,)
             kinds[one.name] = pa.list_(one.arrow_type, *of_rows)
         arrays = [
@@ -66,7 +66,7 @@ CARRYING = PADDED._replace(
         "reward": [[16256, 0], [16256]],
         "won": [[1, 0], [1]],
     },
-    options=PADDED.options | {"carried": [*carried_columns((
+    options=PADDED.options | {"columns": [*value_columns_of((
         "logprobs:float32/token", "rank:int32[2]/token", "good:bool/token",
         "reward:bfloat16/record", "won:bool/record",
     )).values()]},

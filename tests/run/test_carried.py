@@ -20,8 +20,8 @@ from spoiling import rewrite, tokenize
 from support import assert_error, check_directory, packer
 
 from packer_cli import open_packed
-from packer_cli.options.carried import carried_columns
-from packer_cli.result.carried import stored
+from packer_cli.options.value_columns import value_columns_of
+from packer_cli.result.values import stored
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -80,7 +80,7 @@ def assert_carried(directory: str, made: list[dict[str, Any]]) -> int:
     """Hold every row to the records; how many tokens it has."""
     packed, seen = open_packed(directory), 0
     check_directory(directory) if not packed.facts.config.view else None
-    columns = carried_columns(tuple(packed.facts.config.carry))
+    columns = value_columns_of(tuple(packed.facts.config.carry))
     own = [int(sum(one["attention_mask"])) for one in made]
     tokens = [
         one["input_ids"][len(one["input_ids"]) - n :] for one, n in zip(made, own, strict=True)

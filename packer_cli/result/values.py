@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from packer_cli.errors import UsageError
-from packer_cli.options.carried import Carried
+from packer_cli.options.value_columns import ValueColumn
 
 
-def check_defaults(columns: Mapping[str, Carried], defaults: Iterable[tuple[str, str]]) -> None:
+def check_defaults(columns: Mapping[str, ValueColumn], defaults: Iterable[tuple[str, str]]) -> None:
     """UsageError for a `--carry-default` of no column, and for one that is no value of it."""
     for name, text in defaults:
         if name not in columns:
@@ -23,7 +23,7 @@ def check_defaults(columns: Mapping[str, Carried], defaults: Iterable[tuple[str,
 
 
 @lru_cache  # asked for at each span, and for each batch of rows
-def default_of(column: Carried, text: str) -> Any:
+def default_of(column: ValueColumn, text: str) -> Any:
     """The value that `--carry-default` gives a column. Raises UsageError."""
     try:
         value = np.asarray(json.loads(text))
@@ -37,7 +37,7 @@ def default_of(column: Carried, text: str) -> Any:
         ) from error
 
 
-def stored(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def stored(column: ValueColumn, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Values as they are stored. Raises ValueError, with a reason, for those that the type cannot
     hold: not finite, out of range, or not whole.
     """
@@ -61,7 +61,7 @@ def stored(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return made
 
 
-def _check(column: Carried, values: npt.NDArray[Any], holds: npt.NDArray[np.bool_]) -> None:
+def _check(column: ValueColumn, values: npt.NDArray[Any], holds: npt.NDArray[np.bool_]) -> None:
     if not holds.all():
         wrong = values[~holds].flat[0]
         raise ValueError(f"{column.name} holds {wrong}, which no {column.type} is")
@@ -77,7 +77,7 @@ def _bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def measured(
-    column: Carried, values: npt.NDArray[Any], begin: Any = None, length: Any = None
+    column: ValueColumn, values: npt.NDArray[Any], begin: Any = None, length: Any = None
 ) -> tuple[int, Any, Any, float]:
     """Count, minimum, maximum and sum of stored values [n], or [n, K]: the same on every machine.
 
@@ -96,7 +96,7 @@ def measured(
     return number, low.min().item(), high.max().item(), float(numbers.sum(dtype=np.float64))
 
 
-def as_numbers(column: Carried, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def as_numbers(column: ValueColumn, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Stored values as numbers that numpy knows: bfloat16 as float32, a bool as bool."""
     if column.type == "bfloat16":
         return (values.astype(np.uint32) << 16).view(np.float32)

@@ -48,7 +48,7 @@ _TAKEN = frozenset((
 
 
 @dataclass(frozen=True)
-class Carried:
+class ValueColumn:
     """One carried column.
 
     name   of the field of records, and of the column
@@ -105,9 +105,9 @@ def is_of_loss(name: str) -> bool:
 
 
 @lru_cache
-def carried_columns(texts: Sequence[str]) -> dict[str, Carried]:
+def value_columns_of(texts: Sequence[str]) -> dict[str, ValueColumn]:
     """The columns that `--carry` names, by name. `texts`: a tuple. Raises UsageError."""
-    found = dict[str, Carried]()
+    found = dict[str, ValueColumn]()
     for text in texts:
         form = _FORM.fullmatch(text)
         if form is None:
@@ -121,5 +121,5 @@ def carried_columns(texts: Sequence[str]) -> dict[str, Carried]:
         if name in found or name in _TAKEN:
             why = "named twice" if name in found else "a column that rows have already"
             raise UsageError(f"--carry: {name!r} is {why}", "leave it out, or rename the field")
-        found[name] = Carried(name, kind, number, of or "")
+        found[name] = ValueColumn(name, kind, number, of or "")
     return found
