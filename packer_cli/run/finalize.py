@@ -1,4 +1,11 @@
-"""From the records of all units to a finished result: side files, manifest, replacement."""
+"""Finish a run: from the records of all its units to a manifest, and the result in its place.
+
+    finalize(run, output) -> Result        in a directory
+    publish(run, url, ...) -> Result       at a URL
+
+The records are read one after another; memory holds the counts and what the manifest lists, about
+a kilobyte a unit.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import to_builtins
@@ -71,7 +77,7 @@ from packer_cli.result.manifest import (
 from packer_cli.result.reader import HEADER_BYTES, squares_header
 from packer_cli.run import commits
 from packer_cli.run.additions import refuse_other_result
-from packer_cli.run.commits import UnitRecord, squared_lengths_name
+from packer_cli.run.commits import UnitRecord, rejected_name, squared_lengths_name
 from packer_cli.run.identity import Run
 from packer_cli.run.place import (
     LockedOutput,
@@ -84,7 +90,6 @@ from packer_cli.run.place import (
 from packer_cli.storage import size_of, write_file, written
 
 _COPY_BYTES = 1 << 20
-_Part = tuple[Path, int, int]  # of a file: where it begins, and how many bytes it has
 
 
 def finalize(
@@ -97,24 +102,24 @@ def finalize(
     InternalError if tokens are missing.
     """
     work, earlier = output.work, look(output.path).result
-    longest = 0 if run.is_to_tokenize else run.row_config.max_length
-    every = _RunTotals(Counts(piece_length=np.zeros(longest + 1, np.int64)), kept)
+    totals = _RunTotals(run, output)
     with written(work / UNITS) as lines:
         for record in _records(run, output, kept):
-            every.add(record, run)
+            totals.add(record)
             lines.write(commits.as_line(record))
-    if earlier is not None and kept:
+    digests = totals.digests
+    if earlier is not None:
         stay = {part.file for record in kept.values() for part in record.slices}
-        every.digests |= {index: earlier.inputs[index].sha256 for index in stay}
-    _check(every, run, output)
-    for file in run.files:  # of a URL, its version tells; not every unit of a recipe has all
-        if file.index not in every.digests and file.path != STDIN and not storage.is_url(file.path):
-            every.digests[file.index] = digest(file.path)[1]
+        digests |= {index: earlier.inputs[index].sha256 for index in stay}
+    _check(totals)
+    for file in run.files:  # a URL has a version; of a recipe, no unit may have read a beginning
+        if file.index not in digests and file.path != STDIN and not storage.is_url(file.path):
+            digests[file.index] = digest(file.path)[1]
             check_unchanged(file)
-    hashes = _side_files(every, run, output, earlier)
+    hashes = _side_files(totals, _squared_lengths(totals, kept, earlier))
     sizes = {name: (work / name).stat().st_size for name in hashes}
     manifest = manifest_of(
-        run, every.tokenizer, every.digests, every.shards, every.total, hashes, sizes
+        run, totals.tokenizer, digests, totals.shards, totals.counts, hashes, sizes
     )
     if manifest.incomplete and earlier is not None and not earlier.incomplete:
         raise ThresholdMissed(
@@ -126,61 +131,55 @@ def finalize(
     return manifest
 
 
-@dataclass
-class _RunTotals:
-    """The records of all units together.
+class _FilePart(NamedTuple):
+    """Bytes of a file that a unit has written beside its shards."""
 
-    kept       those of units that stay of an earlier result, by index
-    bad, read  records of the other units
+    path: Path
+    start: int
+    size: int
+
+
+class _RunTotals:
+    """The records of all units, added up.
+
+    counts     of all documents and rows
+    digests    sha256 of inputs, by index
+    rejected   where the rejected records of units lie
+    bad, read  records of the units that this run has packed
     """
 
-    total: Counts
-    kept: Mapping[int, UnitRecord]
-    digests: dict[int, str] = field(default_factory=dict)
-    shards: list[Shard] = field(default_factory=list)
-    rejected: list[UnitRecord] = field(default_factory=list)
-    tokenizer: dict[str, Any] | None = None
-    bad: int = 0
-    read: int = 0
+    def __init__(self, run: Run, output: LockedOutput) -> None:
+        self.run, self.output = run, output
+        longest = 0 if run.is_to_tokenize else run.row_config.max_length
+        self.counts = Counts(piece_length=np.zeros(longest + 1, np.int64))
+        self.digests = dict[int, str]()
+        self.shards, self.rejected = list[Shard](), list[_FilePart]()
+        self.tokenizer: dict[str, Any] | None = None
+        self.bad = self.read = 0
 
-    def add(self, record: UnitRecord, run: Run) -> None:
-        counts, several = commits.counts_of(record), run.shape.members
-        self.total.add(counts)
+    def add(self, record: UnitRecord) -> None:
+        """Add the record of a unit."""
+        counts = commits.counts_of(record)
+        self.counts.add(counts)
         self.digests |= dict(record.digests)
         self.shards += record.shards
-        self.tokenizer = _common(self.tokenizer, record.tokenizer) if several else record.tokenizer
+        if self.run.shape.members:
+            self.tokenizer = _common(self.tokenizer, record.tokenizer)
+        else:
+            self.tokenizer = record.tokenizer
         if record.rejected:
-            self.rejected.append(record)
+            new = self.output.work / rejected_name(record.unit)
+            path = self.output.path / REJECTED if record.reused else new
+            self.rejected.append(_FilePart(path, record.rejected_from, record.rejected))
         if not record.reused:
             self.bad += counts.rejected_records
             self.read += counts.records
 
 
-def _side_files(
-    every: _RunTotals, run: Run, output: LockedOutput, earlier: Result | None
-) -> dict[str, str]:
-    """Write the files that a result has beside its shards; returns their sha256 by name."""
-    work, shards = output.work, every.shards
-    identity = "".join(shard.sha256 for shard in shards)
-    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
-    contents = saved_dataset(files, identity)
-    for name, data in contents.items():
-        write_file(work / name, data)
-    joined = [UNITS]
-    if every.rejected:
-        _join(work / REJECTED, (_rejected_part(record, output) for record in every.rejected))
-        joined = [REJECTED, UNITS]
-    if not run.is_to_tokenize:
-        head = squares_header(sum(shard.rows for shard in shards))
-        _join(work / SQUARED_LENGTHS, _squared_lengths(every, output, earlier), head)
-        joined.append(SQUARED_LENGTHS)
-    first, last = ({name: digest(work / name)[1] for name in names} for names in (contents, joined))
-    return first | run.chosen.hashes | last
-
-
 def _records(
     run: Run, output: LockedOutput, kept: Mapping[int, UnitRecord]
 ) -> Iterator[UnitRecord]:
+    """Yield the record of each unit. Raises DataError if a shard that was to stay is lost."""
     for unit in run.units:
         record = kept.get(unit.index) or commits.read_unit(output.work, unit, run.identity)
         if record is None:
@@ -197,91 +196,104 @@ def _records(
         yield record
 
 
-def _check(every: _RunTotals, run: Run, output: LockedOutput) -> None:
+def _check(totals: _RunTotals) -> None:
     """Raise DataError for too many bad records among those that are new, or if nothing is left."""
-    total, rejected, config = every.total, every.rejected, run.config
+    counts, run, work = totals.counts, totals.run, totals.output.work
     later = "everything is packed, and with a larger limit the run finishes at once"
-    tip = f"see {output.work}/rejected-*.jsonl; {later}"
-    check_limits(config, total, every.bad, every.read, tip)
-    if total.rows or (run.is_to_tokenize and total.tokens):
+    tip = f"see {work}/rejected-*.jsonl; {later}"
+    check_limits(run.config, counts, totals.bad, totals.read, tip)
+    if counts.rows or (run.is_to_tokenize and counts.tokens):
         return
-    problem, tip = nothing_to_pack(total, config)
-    if total.untrained_documents:
-        problem += f"; {total.untrained_documents} of those dropped have nothing to train on"
-    if rejected:
-        path, start, size = _rejected_part(rejected[0], output)
+    problem, tip = nothing_to_pack(counts, run.config)
+    if counts.untrained_documents:
+        problem += f"; {counts.untrained_documents} of those dropped have nothing to train on"
+    if totals.rejected:
+        path, start, size = totals.rejected[0]
         first = json.loads(path.read_bytes()[start : start + size].partition(b"\n")[0])
-        file = next((one for one in run.files if one.known_as == first["file"]), None)
-        place, at = storage.shown(first["file"]), first["position"]
-        if file is not None and at is not None:  # no file: it has moved since
-            place += f", {reader_for(file.format).describe(file, at)}"
+        file = next((file for file in run.files if file.known_as == first["file"]), None)
+        place, position = storage.shown(first["file"]), first["position"]
+        if file is not None and position is not None:  # no file: it has moved since
+            place += f", {reader_for(file.format).describe(file, position)}"
         problem += f"; the first rejected, {place}: {first['reason']}"
-    discard(output.work)  # no other run would find more
+    discard(work)  # no other run would find more
     raise DataError(problem, tip)
 
 
-def nothing_to_pack(total: Counts, config: DocumentConfig) -> tuple[str, str]:
-    """The message and the tip where no tokens are left."""
-    lost = f"{total.empty_documents} empty, {total.dropped_documents} dropped and"
-    lost += f" {total.rejected_records} rejected records"
-    lost += f", {total.filtered_traces} traces left out" if total.filtered_traces else ""
+def nothing_to_pack(counts: Counts, config: DocumentConfig) -> tuple[str, str]:
+    """Return the message and the tip for a run that leaves no tokens."""
+    lost = f"{counts.empty_documents} empty, {counts.dropped_documents} dropped and"
+    lost += f" {counts.rejected_records} rejected records"
+    lost += f", {counts.filtered_traces} traces left out" if counts.filtered_traces else ""
     also = "--on-unshown, " if config.on_unshown == "error" else ""
-    also += "--min-reward, --max-age, " if total.filtered_traces else ""
+    also += "--min-reward, --max-age, " if counts.filtered_traces else ""
     return (
         f"nothing to pack: {lost}, no tokens",
         f"check --shape, --field, --role, {also}--overlong and the input",
     )
 
 
-def check_limits(config: DocumentConfig, total: Counts, bad: int, read: int, tip: str) -> None:
-    """Raise DataError for more `bad` records among those that were `read` than the options allow;
-    InternalError where an encoded token is neither in a row nor known to be lost.
+def check_limits(config: DocumentConfig, counts: Counts, bad: int, read: int, tip: str) -> None:
+    """Raise DataError if more of the records that were `read` are `bad` than the options allow;
+    InternalError if an encoded token is neither in a row nor known to be lost.
     """
     limit = config.max_errors
     if limit is not None and bad > (limit * read if isinstance(limit, float) else limit):
         raise DataError(f"{bad:,} of {read:,} records are bad; --max-errors is {limit}", tip)
-    if not total.conserved():
+    if not counts.conserved():
         raise InternalError(
-            f"{total.encoded_tokens} tokens were encoded, but {total.tokens} placed, "
-            f"{total.truncated_tokens} truncated and {total.dropped_tokens} dropped"
+            f"{counts.encoded_tokens} tokens were encoded, but {counts.tokens} placed, "
+            f"{counts.truncated_tokens} truncated and {counts.dropped_tokens} dropped"
         )
 
 
-def _rejected_part(record: UnitRecord, output: LockedOutput) -> _Part:
-    new = output.work / commits.rejected_name(record.unit)
-    path = output.path / REJECTED if record.reused else new
-    return path, record.rejected_from, record.rejected
+def _side_files(totals: _RunTotals, squares: Iterable[_FilePart]) -> dict[str, str]:
+    """Write the files that a result has beside its shards; returns their sha256 by name."""
+    run, work, shards = totals.run, totals.output.work, totals.shards
+    files = [shard.file for shard in shards if kind_of(shard.file) != INDEX]
+    dataset = saved_dataset(files, "".join(shard.sha256 for shard in shards))
+    for name, content in dataset.items():
+        write_file(work / name, content)
+    joined = [UNITS]
+    if totals.rejected:
+        _join(work / REJECTED, totals.rejected)
+        joined = [REJECTED, UNITS]
+    if not run.is_to_tokenize:
+        header = squares_header(sum(shard.rows for shard in shards))
+        _join(work / SQUARED_LENGTHS, squares, header)
+        joined.append(SQUARED_LENGTHS)
+    hashes = {name: digest(work / name)[1] for name in (*dataset, *joined)}
+    first = {name: hashes.pop(name) for name in dataset}
+    return first | run.chosen.hashes | hashes
 
 
 def _squared_lengths(
-    every: _RunTotals, output: LockedOutput, earlier: Result | None
-) -> Iterator[_Part]:
-    """Yield where the squared lengths of each unit's rows lie."""
-    first, row = dict[int, int](), 0  # the first row of each unit of the earlier result
-    for shard in earlier.shards if earlier is not None else ():
+    totals: _RunTotals, kept: Mapping[int, UnitRecord], earlier: Result | None
+) -> Iterator[_FilePart]:
+    """Yield where the squared lengths of each unit's rows lie, which may be the earlier result."""
+    first, row = dict[int, int](), 0  # the first row of each unit there
+    for shard in earlier.shards if earlier is not None and kept else ():
         first.setdefault(shard.unit, row)
         row += shard.rows
-    for unit, group in groupby(every.shards, lambda shard: shard.unit):
-        size = 8 * sum(shard.rows for shard in group)
-        if unit in every.kept:
-            yield output.path / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit], size
-        else:
-            yield output.work / squared_lengths_name(unit), 0, size
+    for unit, group in groupby(totals.shards, lambda shard: shard.unit):
+        path, start = totals.output.work / squared_lengths_name(unit), 0
+        if unit in kept:
+            path, start = totals.output.path / SQUARED_LENGTHS, HEADER_BYTES + 8 * first[unit]
+        yield _FilePart(path, start, 8 * sum(shard.rows for shard in group))
 
 
-def _join(path: Path, parts: Iterable[_Part], head: bytes = b"") -> None:
-    """Write what units have kept beside their shards, which may be much, as one file."""
+def _join(path: Path, parts: Iterable[_FilePart], head: bytes = b"") -> None:
+    """Write what units have written beside their shards, which may be much, as one file."""
     with written(path) as whole:
         whole.write(head)
-        for own, start, size in parts:
-            left = size
-            with os_errors(own), open(own, "rb") as part:
-                part.seek(start)
-                while data := part.read(min(left, _COPY_BYTES)):
+        for source, start, left in parts:
+            with os_errors(source), open(source, "rb") as file:
+                file.seek(start)
+                while data := file.read(min(left, _COPY_BYTES)):
                     whole.write(data)
-                    left -= len(data)
+                    left -= len(data)  # noqa: PLW2901
             if left:
-                raise DataError(f"{own}: is cut short", "to pack everything again, use --overwrite")
+                tip = "to pack everything again, use --overwrite"
+                raise DataError(f"{source}: is cut short", tip)
 
 
 def publish(
@@ -352,10 +364,12 @@ def manifest_of(
     side_files: dict[str, str],
     side_file_bytes: dict[str, int],
 ) -> Result:
-    """Manifest of a finished run. `side_files`: name -> sha256; `side_file_bytes`: name ->
-    size.
+    """Return the manifest of a finished run.
+
+    digests          sha256 of inputs, by index
+    side_files       sha256 of side files, by name; `side_file_bytes`: their sizes
     """
-    # a run that fails on bad records may keep units whose own were skipped
+    # a run that fails on bad records may keep units that have skipped some
     skipped = {"on_error": "skip"} if counts.rejected_records else {}
     begin = {
         "format_version": FORMAT_VERSION,
@@ -376,41 +390,43 @@ def manifest_of(
         kind = {"kind": TOKENIZED}
         return TokenizedManifest.of(kind | begin | totals_of_documents(counts) | end)
     tables = tables_of(run.files, run.row_config)
-    mixed: dict[str, Any] = {name: [asdict(one) for one in table] for name, table in tables.items()}
+    mixed: dict[str, Any] = {name: [*map(asdict, table)] for name, table in tables.items()}
     if run.row_config.mixture and run.row_config.mixture.is_split:
         mixed |= {"run": run_of_sides(begin | end)}
     return Manifest.of(begin | totals_of_rows(run.row_config, counts) | mixed | end)
 
 
 def tables_of(files: Sequence[InputFile], config: PackConfig) -> dict[str, list[Any]]:
-    """The sources of a recipe for its manifest, by the names of its lists; {} without a recipe."""
+    """Return the lists of a manifest that describe a recipe's sources; {} without a recipe."""
     choice = choice_of(files, config)
     if choice is None:
         return {}
     return {
         "sources": choice.sources,
-        "missed_shares": [one for one in choice.shares if one.is_missed],
+        "missed_shares": [share for share in choice.shares if share.is_missed],
         "source_records": [
-            _source_records(one.name, [opened(file).facts for file in files[slice(*one.inputs)]])
-            for one in choice.sources
+            _source_records(
+                source.name, [opened(file).facts for file in files[slice(*source.inputs)]]
+            )
+            for source in choice.sources
         ],
     }
 
 
 def _source_records(name: str, directories: Sequence[TokenizedManifest]) -> SourceRecords:
-    sums = {total: sum(getattr(one, total) for one in directories) for total in DOCUMENT_TOTALS}
-    unread = sum((Counter(one.unread) for one in directories), Counter[str]())
+    sums = {total: sum(getattr(facts, total) for facts in directories) for total in DOCUMENT_TOTALS}
+    unread = sum((Counter(facts.unread) for facts in directories), Counter[str]())
     totals = {total: figure for total, figure in sums.items() if figure}
     return SourceRecords(name, totals, dict(sorted(unread.items())))
 
 
 def totals_of_documents(counts: Counts) -> dict[str, Any]:
-    """Totals of all documents of a tokenized directory, for its manifest."""
+    """Return the totals of all documents of a tokenized directory, for its manifest."""
     return _totals(counts, DOCUMENT_TOTALS, DocumentHistograms)
 
 
 def totals_of_rows(config: PackConfig, counts: Counts) -> dict[str, Any]:
-    """Totals of all rows, for a manifest."""
+    """Return the totals of all rows, for a manifest."""
     slots = counts.rows * config.max_length
     lost = counts.truncated_tokens, counts.dropped_tokens
     totals = {"rows": counts.rows, **_totals(counts, TOTALS, Histograms)}
@@ -450,17 +466,19 @@ def _totals(counts: Counts, names: Iterable[str], histograms: Any) -> dict[str, 
     }
 
 
-def _common(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The tokenizer of units whose files have several shapes: with what is around all documents."""
-    if one is None or other is None:
-        return other
-    around = {name for name in ("prefix", "suffix") if one.get(name) != other.get(name)}
-    return {name: value for name, value in other.items() if name not in around}
+def _common(before: dict[str, Any] | None, unit: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the tokenizer of units of several shapes, with a prefix and a suffix only if they are
+    around all documents.
+    """
+    if before is None or unit is None:
+        return unit
+    differ = {name for name in ("prefix", "suffix") if before.get(name) != unit.get(name)}
+    return {name: value for name, value in unit.items() if name not in differ}
 
 
 def _input(run: Run, file: InputFile, sha256: str, counts: Counts) -> dict[str, Any]:
-    own, kind = counts.file(file.index), TokenizedManifest if run.is_to_tokenize else Manifest
-    figures = {name: getattr(own, name) for name in kind.counted_by_input}
+    totals, kind = counts.file(file.index), TokenizedManifest if run.is_to_tokenize else Manifest
+    figures = {name: getattr(totals, name) for name in kind.counted_by_input}
     size = file.size or (stdin_size() if file.path == STDIN else 0)
     known = {"path": file.known_as, "size": size, "version": file.version}
     entry = known | {"sha256": sha256, **figures}
