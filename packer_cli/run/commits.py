@@ -1,10 +1,11 @@
-"""Commit records: a unit is done if and only if its record exists and its files match.
+"""Records of a run: a unit is done if and only if its record exists and its files match.
 
-.packer/unit-00005.json   written once all files of unit 5 are on the disk
-units.jsonl               the units' records of a finished result, which `--add` reads
+.packer/ID/run.json          the run, written by `begin` before its first unit
+.packer/ID/unit-00005.json   written once all files of unit 5 are on the disk
+units.jsonl                  the records of a finished result, which `--add` reads
 
-Each is sealed, and names its run: one that is damaged, or of another run, counts as none, and its
-unit is packed again.
+A record has a checksum and names its run. The unit of a record that is damaged, or of another run,
+is packed again.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from packer_cli.run.identity import (
     unsealed,
 )
 from packer_cli.run.place import LOCK, UNIT_RECORDS, LockedOutput, discard, is_begun
-from packer_cli.storage import put_file, sync, write_file
+from packer_cli.storage import put_file, size_of, sync, write_file
 
 
 def begin(output: LockedOutput, run: Run, *, may_replace: bool) -> None:
-    """Make the work folder that of `run`, with the units that it has already.
+    """Make `run` the run of the work folder. Units of it that are packed already stay there.
 
-    `may_replace`: units of another run may be discarded. Raises UsageError if there are some that
-    may not, and for files of others where the result is to be.
+    `may_replace`: units of another run may be discarded; otherwise they are a UsageError. Raises
+    UsageError for files of others where the result is to be, too.
     """
     work = output.work
     with output.begin_lock():
@@ -68,7 +69,7 @@ def begin(output: LockedOutput, run: Run, *, may_replace: bool) -> None:
 
 
 def _continues(output: LockedOutput, run: Run, may_replace: bool) -> bool:
-    """True if the units in the work folder are those of `run`."""
+    """True if `run` continues the run of the work folder."""
     place, work, options = output.path, output.work, output.options
     shared = options.as_rank is not None
     if not run.resumable or not (is_begun(work) or (shared and (work / RUN).exists())):
@@ -92,7 +93,7 @@ def _continues(output: LockedOutput, run: Run, may_replace: bool) -> bool:
 
 
 def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
-    """How the runs differ if bad records were skipped in some units, and `run` is to fail."""
+    """Name the options that differ if units have skipped bad records, on which `run` is to fail."""
     if (earlier.config.on_error, run.config.on_error) != ("skip", "fail"):
         return []
     is_skipped = any(record.rejected for record in units_in(work, earlier.identity))
@@ -100,7 +101,7 @@ def _skipped(earlier: Run, run: Run, work: Path) -> list[str]:
 
 
 def names_of(run: Run) -> set[str]:
-    """Names of files that the result of a run may have beside shards."""
+    """Return the names of files that the result of a run may have beside shards."""
     names = {*SIDE_FILES, *MANIFESTS} - ({*TOKENIZER_FILES} - run.chosen.hashes.keys())
     if run.config.on_error != "skip":
         names -= {REJECTED}
@@ -120,10 +121,10 @@ class UnitRecord(msgspec.Struct, frozen=True):
     counts      `Counts.as_json()`
     tokenizer   what the manifest says about it
     rejected    size in bytes of the unit's part of rejected.jsonl
-    run         `Run.identity`; this and `digests` are not in units.jsonl
-    digests     [file, sha256] of the inputs of which the unit has read the beginning
+    run         `Run.identity`; this and the fields below are empty in units.jsonl
+    digests     (file, sha256) of the inputs whose beginning the unit has read
     reused      the shards belong to the result that is added to, and stay where they are
-    rejected_from   where that part begins in the rejected.jsonl of that result
+    rejected_from   where the unit's part begins in the rejected.jsonl of that result
     """
 
     unit: int
@@ -143,22 +144,23 @@ class UnitRecord(msgspec.Struct, frozen=True):
 
 
 def rejected_name(unit: int) -> str:
-    """The name, in the work folder, of the file with the unit's rejected records."""
+    """Name the file, in the work folder, of the unit's rejected records."""
     return f"rejected-{unit:05d}.jsonl"
 
 
 def squared_lengths_name(unit: int) -> str:
-    """The name, in the work folder, of the file with an int64 for each of the unit's rows."""
+    """Name the file, in the work folder, that has an int64 for each of the unit's rows."""
     return f"squared_lengths-{unit:05d}.bin"
 
 
 def write_unit(folder: Path, record: UnitRecord) -> None:
+    """Commit a unit, all of whose files are on the disk."""
     put_file(_unit_path(folder, record.unit), sealed(msgspec.json.encode(record)))
 
 
 def read_unit(folder: Path, unit: WorkUnit, run: str) -> UnitRecord | None:
-    """The record of a unit of this run whose files are all there, at their full size; None
-    otherwise.
+    """Read the record of a unit of this run; None if there is none, or a file of the unit is
+    missing or has another size.
     """
     record = _decoded(_unit_path(folder, unit.index))
     if record is None or (record.work_unit, record.run) != (unit, run):
@@ -169,22 +171,22 @@ def read_unit(folder: Path, unit: WorkUnit, run: str) -> UnitRecord | None:
         sizes[rejected_name(record.unit)] = record.rejected
     if rows:
         sizes[squared_lengths_name(record.unit)] = 8 * rows
-    return record if all(_size(folder / name) == sizes[name] for name in sizes) else None
+    return record if all(size_of(folder / name) == sizes[name] for name in sizes) else None
 
 
 def units_in(folder: Path, run: str) -> Iterator[UnitRecord]:
-    """The valid records of this run, whether the units' files are there or not."""
-    found = filter(None, map(_decoded, folder.glob(UNIT_RECORDS)))
-    return (record for record in found if record.run == run)
+    """Yield the valid records of this run, whether the units' files are there or not."""
+    records = filter(None, map(_decoded, folder.glob(UNIT_RECORDS)))
+    return (record for record in records if record.run == run)
 
 
 def left_to_do(run: Run, folder: Path, part: slice = slice(None)) -> list[WorkUnit]:
-    """The units that have no record yet, of `part` of all units."""
+    """Return the units that have no record yet, of `part` of all units."""
     return [unit for unit in run.units[part] if read_unit(folder, unit, run.identity) is None]
 
 
 def counts_of(record: UnitRecord) -> Counts:
-    """The counts in a record. Raises DataError when they cannot be counts."""
+    """Return the counts in a record. Raises DataError if they cannot be counts."""
     try:
         return Counts.from_json(record.counts)
     except (ValueError, TypeError) as error:
@@ -195,7 +197,7 @@ def counts_of(record: UnitRecord) -> Counts:
 
 
 def as_line(record: UnitRecord) -> bytes:
-    """The record as a line of units.jsonl, which must not show what a run has reused."""
+    """Return a line of units.jsonl, which is the same whether the unit was reused or packed."""
     return (
         msgspec.json.encode(replace(record, run="", digests=[], reused=False, rejected_from=0))
         + b"\n"
@@ -203,8 +205,10 @@ def as_line(record: UnitRecord) -> bytes:
 
 
 def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
-    """The records of a finished result. Raises DataError, also for those of another one: with a
-    record more or less, documents would be there twice or never, unnoticed.
+    """Yield the records of a finished result.
+
+    Raises DataError if they are damaged, or those of another result: with a record more or less,
+    documents would be in the next result twice or never.
     """
     path = directory / UNITS
     check_side_file(path, facts, UNITS)
@@ -218,7 +222,7 @@ def read_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
 
 
 def placed_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
-    """`read_units`, each with where its part of rejected.jsonl begins."""
+    """Yield the records of `read_units`, each with where its part of rejected.jsonl begins."""
     begin = 0
     for record in read_units(directory, facts):
         yield replace(record, rejected_from=begin)
@@ -227,13 +231,6 @@ def placed_units(directory: Path, facts: Result) -> Iterator[UnitRecord]:
 
 def _unit_path(folder: Path, unit: int) -> Path:
     return folder / f"unit-{unit:05d}.json"
-
-
-def _size(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1
 
 
 def _decoded(path: Path) -> UnitRecord | None:
