@@ -1,7 +1,7 @@
-"""`packer export`: a packed or tokenized directory in the formats of other trainers.
+"""Export a packed or tokenized directory in the formats of other trainers (`packer export`).
 
 Shards are mapped and written a batch at a time, so memory does not grow with the data. An output
-with its final name is complete. Token counts are checked against the manifest.
+with its final name is complete. Token counts are compared with the manifest.
 
     OUT.packer-partial/ID/new     what is being written, in a folder of packer's (run/place.py)
     OUT.packer-partial/ID/old     what --overwrite is replacing, where it cannot be exchanged
@@ -9,8 +9,8 @@ with its final name is complete. Token counts are checked against the manifest.
 
 An earlier export and the new one change places in one step where the system can (RENAME_EXCHANGE:
 ext4, XFS, Btrfs, tmpfs), and by two renames elsewhere. `.packer-export.json` in an export lists its
-files with their sizes. An export in which there is anything else is not replaced. Trainers do not
-look at hidden files.
+files with their sizes. An export that holds anything else is not replaced. Trainers do not look
+at hidden files.
 """
 
 from __future__ import annotations
@@ -69,16 +69,19 @@ def export(
     show_progress: bool = False,
     notify: Notify = lambda message: None,
 ) -> Exported:
-    """Write `directory` in the format `to` into the new or empty directory `output`, or, with
-    `overwrite`, in place of an earlier export. `no_lock`: also where there are no locks. `tokens`:
-    as in `open_packed`. `even`: rows in an order that makes even steps of a training of such
-    sizes, which gives batches in turn to its processes, instead of that of the shards. `notify`:
-    told of carried columns for which the format has no place.
+    """Write `directory` in the format `to`; returns the opened directory.
 
-    Returns the opened directory. Raises UsageError for an unknown format, an output that must not
-    be replaced, a directory that lacks what the format needs, and even steps of a format whose
-    readers do not keep an order or of fewer rows than a step has; DataError for a directory that
-    is unfinished or damaged, and when the disk is full.
+    output     a new or empty directory, or with `overwrite` an earlier export, which is replaced
+    even       sizes of a training whose steps are to be even: rows are written in an order for it,
+               not in that of the shards
+    tokens     as in `open_packed`
+    no_lock    go on if the file system has no locks
+    notify     is called with the carried columns that the format cannot hold
+
+    Raises UsageError for an unknown format, an output that must not be replaced, a directory that
+    lacks what the format needs, and `even` if readers of the format do not keep an order or a step
+    has more rows than there are; DataError for a directory that is unfinished or damaged, and if
+    the disk is full.
     """
     if to not in FORMATS:
         raise one_of("--to", to, FORMATS)
@@ -112,12 +115,12 @@ def export(
             read += exported.directories.values()
         # beside the export, which uses one core: what is exported gets digests of its own
         with ThreadPoolExecutor(1) as pool:
-            compared = [pool.submit(one.check_digests, stop.is_set) for one in read]
+            digests = [pool.submit(source.check_digests, stop.is_set) for source in read]
             try:
                 for part in parts(lambda size: progress.read(size, 0)):
                     writer.write(part)
-                for one in compared:
-                    one.result()
+                for compared in digests:
+                    compared.result()
             finally:
                 stop.set()
                 writer.close()
@@ -125,15 +128,15 @@ def export(
 
 
 def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> None:
-    """UsageError for a directory that has not what a format needs, or what it cannot keep."""
+    """Raise UsageError if a directory lacks what a format needs, or has what it cannot keep."""
     place, facts = exported.path, exported.facts
     if isinstance(exported, PackedDirectory):
         of_rows, columns = True, exported.facts.config.columns
     else:
         of_rows, columns = False, kind.needs
     missing = next((name for name in kind.needs if name not in columns), "")
-    with_documents = " or ".join(n for n, one in FORMATS.items() if one.takes is documents)
-    ordered = ", ".join(name for name, one in FORMATS.items() if one.in_order)
+    with_documents = " or ".join(n for n, other in FORMATS.items() if other.takes is documents)
+    ordered = ", ".join(name for name, other in FORMATS.items() if other.in_order)
     keeps_mask = not of_rows or "labels" in columns or kind.takes in (batches, units)
     # the first token of a piece is never trained on, whatever the format
     pieces = facts.segments if of_rows else facts.documents
@@ -165,16 +168,16 @@ def _refuse(exported: Exported, to: str, kind: type[Writer], *, even: bool) -> N
 
 
 def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOptions) -> Int64:
-    """int64[rows]: the rows of a directory in the order in which they are to be read, those that
-    meet in a step chosen as by `PackedSampler(balance="order")`. Rows that are left over, fewer
-    than there are ranks, and those that the reader drops are the last ones.
+    """Order the rows of a directory, int64[rows], so that rows of like cost meet in a step, as with
+    `PackedSampler(balance="order")`. The last ones are those that are left over, fewer than there
+    are ranks, and those that the reader drops.
 
     squared_lengths  int64[rows], as `Writer.squared_lengths` gives them
     sizes            of a trainer that fills batches of B rows in turn, and gives batch i to process
                      i % W, as Accelerate's `BatchSamplerShard` does: a step of M micro-batches is
                      W * B * M neighboring rows
 
-    Raises UsageError for a step of more rows than there are.
+    Raises UsageError if a step has more rows than there are.
     """
     read = np.flatnonzero(squared_lengths >= 0)
     of_step = StepSizes(sizes.ranks or 1, sizes.batch_size, sizes.micro_batches)
@@ -192,7 +195,7 @@ def _even_order(packed: PackedDirectory, squared_lengths: Int64, sizes: StepOpti
         step = schedule.rows_at(begin, place)
         micro_steps = np.split(step, range(of_step.micro_step, len(step), of_step.micro_step))
         # row i of rank r is at i * ranks + r there
-        taken += [one.reshape(-1, of_step.world_size).T.ravel() for one in micro_steps]
+        taken += [part.reshape(-1, of_step.world_size).T.ravel() for part in micro_steps]
     rows = read[np.concatenate(taken)]
     return np.concatenate([rows, np.setdiff1d(np.arange(len(packed)), rows)])
 

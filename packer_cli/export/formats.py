@@ -1,4 +1,4 @@
-"""What `packer export` can write: a class for each format, which cites where the format is defined.
+"""The formats of `packer export`: a class for each, which cites where the format is defined.
 
 A format is a `Writer` into an empty folder. `Tables` are made of record batches, in files of about
 a gigabyte; `Files` are written from beginning to end.
@@ -77,7 +77,7 @@ _ROW_GROUP = 500  # as `write_packed_parquet` of Megatron-Bridge: its reader hol
 class Writer(ABC):
     """One format, written into the empty `folder`.
 
-    takes       what gives the parts of a directory that are written, a function of `export.rows`
+    takes       the function of `export.rows` that yields the parts of a directory to write
     needs       columns that the directory must have
     keeps_mask  whether the format can say which tokens are not trained on
     in_order    whether its readers can be told to take rows as they lie
@@ -186,7 +186,7 @@ class SavedDataset(Tables):
             facts = self.exported.facts
             data = [shard.sha256 for shard in facts.shards]
             if isinstance(facts, Manifest) and facts.config.view:  # whose shards hold no tokens
-                data += [one.sha256 for one in facts.inputs]
+                data += [entry.sha256 for entry in facts.inputs]
             identity = "".join((*data, type(self).__name__))
             for name, content in saved_dataset(self.parts.names, identity).items():
                 (self.folder / name).write_bytes(content)
@@ -210,9 +210,9 @@ class Trl(SavedDataset):
             "labels": lists(rows.offsets, rows.labels),
             "seq_lengths": lists(rows.first, rows.lengths.astype("int32")),
         }
-        for name, one in self.exported.facts.config.value_columns.items():
-            offsets = rows.first if one.is_of_segments else rows.offsets
-            columns[name] = lists(offsets, as_numbers(one, rows.carried(one)))
+        for name, column in self.exported.facts.config.value_columns.items():
+            offsets = rows.first if column.is_of_segments else rows.offsets
+            columns[name] = lists(offsets, as_numbers(column, rows.carried(column)))
         return columns
 
 
@@ -299,16 +299,16 @@ class Axolotl(SavedDataset):
 
     @classmethod
     def squared_lengths(cls, packed: PackedDirectory) -> Int64:
-        found = []
+        squared = []
         for part in rows_of_shards(packed, lambda _: None):
             trained, lengths = _filled_up(part, packed.max_length)
             squares = np.add.reduceat(np.where(trained, lengths**2, 0), part.first[:-1])
-            found.append(np.where(squares, squares, -1))
-        return np.concatenate(found)
+            squared.append(np.where(squares, squares, -1))
+        return np.concatenate(squared)
 
 
 def _filled_up(rows: Rows, max_length: int) -> tuple[Any, Int64]:
-    """Which segments axolotl keeps, bool[s], and how long they are with the padding, int64[s]."""
+    """Return the segments that axolotl keeps, bool[s], and their lengths with padding, int64[s]."""
     trained = np.add.reduceat(rows.labels != IGNORED, rows.segment_offsets[:-1], dtype=np.int64) > 0
     firsts, lengths = rows.first[:-1], rows.lengths.copy()
     used = np.add.reduceat(np.where(trained, lengths, 0), firsts)
@@ -318,7 +318,7 @@ def _filled_up(rows: Rows, max_length: int) -> tuple[Any, Int64]:
 
 
 def _places(rows: Rows, added: Int64) -> Int64:
-    """Where tokens are once so much padding, int64[s], is put behind each segment."""
+    """Return the places of tokens, int64[T], if `added` int64[s] tokens are put after segments."""
     return np.arange(len(rows.ids)) + np.repeat(np.cumsum(added) - added, rows.lengths)
 
 
@@ -337,9 +337,9 @@ class Unpacked(SavedDataset):
         columns = {"input_ids": lists(rows.offsets, rows.ids)}
         if rows.labels is not None:
             columns["labels"] = lists(rows.offsets, rows.labels)
-        for name, one in self.exported.facts.config.value_columns.items():
-            values = as_numbers(one, rows.carried(one))
-            columns[name] = arrow(values) if one.is_of_segments else lists(rows.offsets, values)
+        for name, column in self.exported.facts.config.value_columns.items():
+            values = as_numbers(column, rows.carried(column))
+            columns[name] = arrow(values) if column.is_of_segments else lists(rows.offsets, values)
         return columns
 
 
@@ -389,8 +389,8 @@ class Parquet(Tables):
 
     def batch(self, part: Any) -> Any:
         columns, schema = dict(zip(part.schema.names, part.columns, strict=True)), part.schema
-        for name, one in self.exported.facts.config.value_columns.items():
-            columns[name] = with_numbers(one, columns[name])
+        for name, column in self.exported.facts.config.value_columns.items():
+            columns[name] = with_numbers(column, columns[name])
             at = schema.get_field_index(name)
             schema = schema.set(at, schema.field(at).with_type(columns[name].type))
         return pa.RecordBatch.from_arrays([*columns.values()], schema=schema)
@@ -472,20 +472,20 @@ class Numpy(Files):
         rows, segments = packed.facts.rows, packed.facts.segments
         self._files: dict[str, IO[bytes]] = {}
         self._filled: dict[str, int] = {}  # values of a column of lists
-        for own in packed.facts.config.columns:
-            kind, one = column_type(own, packed.facts.config), self._carried.get(own)
-            dtype = _dtype_of(kind.value_type) if one is None else _dtype_of_carried(one)
-            dtype, each, name = dtype.base, dtype.shape, self._file(own)
+        for column in packed.facts.config.columns:
+            kind, carried = column_type(column, packed.facts.config), self._carried.get(column)
+            dtype = _dtype_of(kind.value_type) if carried is None else _dtype_of_carried(carried)
+            dtype, each, name = dtype.base, dtype.shape, self._file(column)
             if pa.types.is_fixed_size_list(kind):
                 self._begin(name, dtype, rows, packed.max_length, *each)
                 continue
-            of_segments = own == "segments" or one is not None
+            of_segments = column == "segments" or carried is not None
             self._begin(name, dtype, segments if of_segments else segments + rows, *each)
             self._begin(name + "_offsets", np.dtype(np.int64), rows + 1).write(bytes(8))
             self._filled[name] = 0
 
     def _file(self, name: str) -> str:
-        """What the file of a column is called, without its ending."""
+        """Name the file of a column, without its ending."""
         return f"carried_{quote(name, safe='')}" if name in self._carried else name
 
     def _begin(self, name: str, dtype: Any, *shape: int) -> IO[bytes]:
@@ -499,16 +499,16 @@ class Numpy(Files):
     def write(self, part: Any) -> None:
         if not (description := self.folder / "packer.json").exists():
             description.write_bytes(part.schema.metadata[b"packer"])
-        for own in part.schema.names:
-            column, name = part.column(own), self._file(own)
-            if one := self._carried.get(own):
-                values = as_numbers(one, values_in(part, one))
+        for column_name in part.schema.names:
+            column, name = part.column(column_name), self._file(column_name)
+            if carried := self._carried.get(column_name):
+                values = as_numbers(carried, values_in(part, carried))
             elif name not in self._filled:
                 values = rows_of(column)
             elif pa.types.is_struct(column.type.value_type):
                 values = _records(column.flatten())
             else:
-                values = lists_of(part, own)[0]
+                values = lists_of(part, column_name)[0]
             self._files[name].write(np.ascontiguousarray(values).data)
             if name not in self._filled:
                 continue
@@ -519,7 +519,7 @@ class Numpy(Files):
 
 
 def _dtype_of_carried(column: ValueColumn) -> Any:
-    """The numpy type of a value, or of its K values, as numbers."""
+    """Return the numpy type of a value of a carried column, or of its K values, as numbers."""
     kind = as_numbers(column, np.empty(0, column.dtype.base)).dtype
     return np.dtype((kind, column.dtype.shape))
 
@@ -555,7 +555,7 @@ class Packed(Writer):
         self._sums.write(squares_header(packed.facts.rows))
 
     def write(self, part: list[Shard]) -> None:
-        """Raises DataError for a shard that does not hold what the manifest says."""
+        """Write the rows of a unit. Raises DataError for a shard that differs from the manifest."""
         view, parts = self._view, None
         carried, most = view.facts.config.value_columns.values(), view.facts.config.shard_bytes
         try:
@@ -586,21 +586,21 @@ class Packed(Writer):
         if sum(shard.rows for shard in self._shards) != facts.rows:
             return
         files = [shard.file for shard in self._shards]
-        made = saved_dataset(files, "".join(shard.sha256 for shard in self._shards))
+        contents = saved_dataset(files, "".join(shard.sha256 for shard in self._shards))
         records = (
             msgspec.structs.replace(
-                one, shards=[shard for shard in self._shards if shard.unit == one.unit]
+                record, shards=[shard for shard in self._shards if shard.unit == record.unit]
             )
-            for one in read_units(view.path, facts)
+            for record in read_units(view.path, facts)
         )
-        made[UNITS] = b"".join(map(as_line, records))
-        for name, content in made.items():
+        contents[UNITS] = b"".join(map(as_line, records))
+        for name, content in contents.items():
             (self.folder / name).write_bytes(content)
         for name in {*facts.side_files} - {STATE, INFO, UNITS, SQUARED_LENGTHS}:
             check_side_file(view.path / name, facts, name)
             with open_bytes(str(view.path / name)) as file, open(self.folder / name, "wb") as copy:
                 shutil.copyfileobj(file, copy)
-        hashes = {name: sha256(content).hexdigest() for name, content in made.items()}
+        hashes = {name: sha256(content).hexdigest() for name, content in contents.items()}
         hashes[SQUARED_LENGTHS] = digest(self.folder / SQUARED_LENGTHS)[1]
         document = view.manifest | {
             "config": view.manifest["config"] | {"view": False},

@@ -1,4 +1,4 @@
-"""A directory taken apart: its batches, its rows without padding, its documents."""
+"""Take a directory apart for an export: its batches, its rows without padding, its documents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Rows:
 def compare(
     place: Path, facts: Shard | Manifest, segments: int, tokens: int, trained: int | None = None
 ) -> None:
-    """DataError where what was counted of a shard, or of all, is not what the manifest says."""
+    """Raise DataError if the counts of a shard, or of all, differ from the manifest."""
     for name, count in (("segments", segments), ("tokens", tokens), ("trained_tokens", trained)):
         if count not in (None, expected := getattr(facts, name)):
             raise DataError(
@@ -84,18 +84,18 @@ def compare(
 
 
 def units(packed: PackedDirectory, read: Read) -> Iterator[list[Shard]]:
-    """The shards of each unit, to be read by the writer."""
+    """Yield the shards of each unit, to be read by the writer."""
     for shards in packed.facts.shards_of_units():
         yield shards
         read(sum(shard.bytes for shard in shards))
 
 
 def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Any]:
-    """The record batches of all shards, mapped and compared with the manifest; or, with an order of
-    all rows, int64[rows], copies of rows in it.
+    """Yield the record batches of all shards, mapped and compared with the manifest; or copies of
+    all rows in an `order`, int64[rows].
 
-    Raises DataError for a damaged shard, and for one with more or fewer segments or tokens than
-    the manifest says: that is how a lost token would show.
+    Raises DataError for a damaged shard, and if a shard has more or fewer segments or tokens than
+    the manifest says, so no token is lost unnoticed.
     """
     if order is None:
         for shard in packed.facts.shards:
@@ -106,12 +106,12 @@ def batches(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> 
 
 
 def _batches(packed: PackedDirectory, shard: Shard, read: Read) -> Iterator[Any]:
-    place, found = packed.path / shard.file, packed.batches(shard)
-    return _sound(packed, place, shard, shard.bytes, found, read)
+    place, mapped = packed.path / shard.file, packed.batches(shard)
+    return _sound(packed, place, shard, shard.bytes, mapped, read)
 
 
 def _taken(packed: PackedDirectory, order: Int64) -> Iterator[Any]:
-    """Rows in an order, as many at a time as runs write."""
+    """Yield rows in an order, as many at a time as runs write."""
     step = rows_per_batch(packed.facts.config)
     for numbers in np.split(order, range(step, len(order), step)):
         try:
@@ -125,12 +125,12 @@ def _sound(
     place: Path,
     facts: Shard | Manifest,
     size: int,
-    found: Iterable[Any],
+    stored: Iterable[Any],
     read: Read,
 ) -> Iterator[Any]:
-    """Record batches of a place, compared with what the manifest says of it. `size`: in bytes."""
+    """Yield the batches that are `stored` at a place, compared with the manifest. `size`: bytes."""
     segments = tokens = 0
-    for batch in found:
+    for batch in stored:
         if problem := damage(batch, packed):
             raise DataError(f"{place}: {problem}", PACK_AGAIN)
         _, length, _ = segments_of(batch)
@@ -143,35 +143,33 @@ def _sound(
 
 
 def rows(packed: PackedDirectory, read: Read, order: Int64 | None = None) -> Iterator[Rows]:
-    """The rows of all shards in their order, or in the one given, those of a record batch at a
-    time.
-    """
+    """Yield the rows of all shards, those of a record batch at a time; `order`: as in `batches`."""
     for batch in batches(packed, read, order):
         begin, length, first = places_in(batch, packed.max_length)
 
         def column(name: str, begin: Int64 = begin, length: Int64 = length, of: Any = batch) -> Any:
             flat = _flat(of, name)
             out = np.empty((int(length.sum()), *flat.shape[1:]), flat.dtype)
-            there, here = (one.reshape(-1).view(np.uint8) for one in (flat, out))
+            there, here = (array.reshape(-1).view(np.uint8) for array in (flat, out))
             lengths = length.astype(np.int32)
             filling.gather_pieces(there, flat[:1].nbytes, begin, lengths, here)
             return out
 
-        def carried(one: ValueColumn, column: Any = column, of: Any = batch) -> Any:
-            return values_in(of, one) if one.is_of_segments else column(one.name)
+        def carried(kind: ValueColumn, column: Any = column, of: Any = batch) -> Any:
+            return values_in(of, kind) if kind.is_of_segments else column(kind.name)
 
         labels = column("labels") if _has_labels(packed) else None
         yield Rows(column("input_ids"), labels, length, first, carried)
 
 
 def _flat(batch: Any, name: str) -> Any:
-    """A column of values for each place, those of all rows end to end: [n], or [n, K]."""
+    """Return the values of a column, all rows end to end with their padding: [n], or [n, K]."""
     values = rows_of(batch.column(name))
     return values.reshape(-1, *values.shape[2:])
 
 
 def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
-    """Whole documents, each as a row of one segment, unit by unit in the order of the inputs.
+    """Yield whole documents, each as a row of one segment, unit by unit in the order of the inputs.
 
     A document's pieces lie in one unit, so memory holds the places of one unit's segments and about
     a million tokens. The first token of a piece has no label.
@@ -194,16 +192,16 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
         tokens = grouped.tokens
         count += len(tokens)
         cuts = np.flatnonzero(np.diff(np.cumsum(tokens) // _CHUNK_TOKENS)) + 1
-        for some in np.split(np.arange(len(tokens)), cuts):
-            ids, labels, of_pieces = pieces(order[first[some[0]] : first[some[-1] + 1]])
+        for chunk in np.split(np.arange(len(tokens)), cuts):
+            ids, labels, of_pieces = pieces(order[first[chunk[0]] : first[chunk[-1] + 1]])
             labels = labels if has_labels else None
-            begins = first[some] - first[some[0]]
+            begins = first[chunk] - first[chunk[0]]
 
-            def carried(one: ValueColumn, of: Any = of_pieces, begins: Int64 = begins) -> Any:
-                values = of(one)
-                return values[begins] if one.is_of_segments else values
+            def carried(kind: ValueColumn, of: Any = of_pieces, begins: Int64 = begins) -> Any:
+                values = of(kind)
+                return values[begins] if kind.is_of_segments else values
 
-            yield Rows(ids, labels, tokens[some], np.arange(len(some) + 1), carried)
+            yield Rows(ids, labels, tokens[chunk], np.arange(len(chunk) + 1), carried)
     if count != expected:
         raise DataError(
             f"{packed.path}: holds {count} documents, the manifest says {expected}", PACK_AGAIN
@@ -211,8 +209,8 @@ def documents(packed: PackedDirectory, read: Read) -> Iterator[Rows]:
 
 
 def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
-    """The segments of a unit, and what gives (ids, labels, carried) of some of them by their
-    numbers.
+    """Return the segments of a unit, and a function that gives (ids, labels, carried) of segments
+    by their numbers.
     """
     unit = [batch for shard in shards for batch in _batches(packed, shard, read)]  # mapped
     places = []
@@ -222,16 +220,16 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
     where = np.concatenate(places, axis=1)
 
     def column(name: str, which: Int64) -> Any:
-        """Its values in pieces that lie in several batches, end to end."""
+        """Return the values of a column in pieces of several batches, end to end."""
         numbers, begins, lengths = where[:, which].tolist()
-        flat = {one: _flat(unit[one], name) for one in {*numbers}}
-        found = zip(numbers, begins, lengths, strict=True)
-        return np.concatenate([flat[one][begin : begin + length] for one, begin, length in found])
+        flat = {number: _flat(unit[number], name) for number in {*numbers}}
+        parts = zip(numbers, begins, lengths, strict=True)
+        return np.concatenate([flat[n][begin : begin + length] for n, begin, length in parts])
 
-    def carried(which: Int64, one: ValueColumn) -> Any:
-        if not one.is_of_segments:
-            return column(one.name, which)
-        return np.concatenate([values_in(batch, one) for batch in unit])[which]
+    def carried(which: Int64, kind: ValueColumn) -> Any:
+        if not kind.is_of_segments:
+            return column(kind.name, which)
+        return np.concatenate([values_in(batch, kind) for batch in unit])[which]
 
     def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]:
         labels = column("labels", which) if _has_labels(packed) else None
@@ -241,7 +239,7 @@ def _of_rows(packed: PackedDirectory, shards: list[Shard], read: Read) -> tuple[
 
 
 def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Pieces]:
-    """As `_of_rows`: its rows need not be filled for it."""
+    """Do the same as `_of_rows` for a view, without filling its rows."""
     parts = []
     for shard in shards:
         parts.append(view.segments(shard))
@@ -250,19 +248,18 @@ def _of_view(view: View, shards: list[Shard], read: Read) -> tuple[Int64, _Piece
     segments = np.concatenate(parts, axis=1)
 
     def pieces(which: Int64) -> tuple[Int32, Int32 | None, Callable[[ValueColumn], Any]]:
-        found = view.fetch(segments[:, which])
-        ids = found.token_ids.view(np.int32)
-        columns = {**found.of_tokens, **found.of_documents}
-        labels = labels_of(ids, found.trained, found.offsets[:-1])
-        return ids, labels, lambda one: columns[one.name]
+        pieces = view.fetch(segments[:, which])
+        ids = pieces.token_ids.view(np.int32)
+        columns = {**pieces.of_tokens, **pieces.of_documents}
+        labels = labels_of(ids, pieces.trained, pieces.offsets[:-1])
+        return ids, labels, lambda kind: columns[kind.name]
 
     return segments, pieces
 
 
 def tokenized_documents(tokenized: TokenizedDirectory, read: Read) -> Iterator[Rows]:
-    """The documents of a tokenized directory, as `documents`, those of a record batch at a time.
-
-    Labels only where it says what is trained on. Raises DataError for a damaged shard.
+    """Yield the documents of a tokenized directory, those of a record batch at a time, with labels
+    if the directory records which tokens are trained on. Raises DataError for a damaged shard.
     """
     for number, shard in enumerate(tokenized.shards):
         for batch, _ in sound_batches(tokenized, number):
