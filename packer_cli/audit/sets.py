@@ -27,11 +27,12 @@ import pyarrow.csv
 from packer_cli import storage
 from packer_cli.errors import DataError, UsageError, from_os_error, named, one_of
 from packer_cli.inputs.byte_streams import open_source
-from packer_cli.inputs.columnar import open_ipc, parquet_file
+from packer_cli.inputs.columnar import open_ipc
 from packer_cli.inputs.discovery import find_inputs, input_file
 from packer_cli.inputs.formats import reader_for
 from packer_cli.inputs.indexed_tokens import MegatronReader
 from packer_cli.inputs.jsonl import JsonlReader
+from packer_cli.inputs.parquet import parquet_file
 from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import MASKS
 from packer_cli.records import InputFile, Int64, Slice, offsets_of

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
-import pyarrow.parquet as pq
 
 from packer_cli import storage
 from packer_cli.errors import DataError, damaged_input, from_os_error, named
-from packer_cli.inputs import byte_streams, footers
+from packer_cli.inputs import byte_streams
 from packer_cli.inputs.formats import FIRST, FirstRecords, Reader
 from packer_cli.inputs.token_columns import (
     BATCH_BYTES,
@@ -47,10 +45,8 @@ from packer_cli.records import (
     InputFile,
     Int64,
     Records,
-    RowGroup,
     Slice,
     Texts,
-    offsets_of,
 )
 from packer_cli.result.manifest import TOKENIZED
 from packer_cli.result.shard_writer import kind_in
@@ -64,10 +60,7 @@ _TEXTS = ("string", "large_string", "string_view", *_BINARY)
 _PLAIN = {"string": pa.string(), "large_string": pa.large_string()}
 _PLAIN |= {"binary": pa.string(), "large_binary": pa.large_string()}
 _SKIP = "fix the row, or use --on-error skip"
-# The memory that cells of a batch may take once each has its own copy of its dictionary entry.
-_DENSE_BYTES, _MOST_DENSE_BYTES = 16 << 20, 1 << 30
-_BUFFER_BYTES = 1 << 20
-_HEADER_BYTES = 64  # of a file, and of a page without statistics
+_HEADER_BYTES = 64  # of a file that may be of another format
 _Convert = Callable[[Any], Any]
 
 
@@ -108,16 +101,16 @@ def _columns_to_read(
     is_right = _may_be_text if shape.kind == "text" else _is_integer_list
     wanted = [shape.columns[own] for own in shape.required]
     wanted += [shape.columns[own] for own in shape.optional
-               if _fields_at(schema, shape.columns[own])]  # fmt: skip
+               if fields_at(schema, shape.columns[own])]  # fmt: skip
     own_names = {column: own for own, column in shape.columns.items()}
     given = dict(config.carry_default)
     carried = [
         name
         for name, one in config.value_columns.items()
-        if one.of != MESSAGE and (name not in given or _fields_at(schema, name))
+        if one.of != MESSAGE and (name not in given or fields_at(schema, name))
     ]
     for name in [*wanted, *carried]:
-        fields = _fields_at(schema, name)
+        fields = fields_at(schema, name)
         if (count := len(fields)) != 1:
             raise DataError(
                 f"{file.path}: {count or 'no'} column{'s' * (count > 1)} '{name}'; "
@@ -132,7 +125,7 @@ def _columns_to_read(
     return [*wanted, *carried]
 
 
-def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
+def fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
     """The ways to a column, each as Arrow's fields from the outermost one on: those whose very name
     it is, or else those that its dots lead to in structs, or up to the JSON that may hold it.
     """
@@ -144,7 +137,7 @@ def _fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
         for outer in fields
         if column.startswith(f"{outer.name}.")
         for way in (
-            _fields_at(outer.type, column[len(outer.name) + 1 :])
+            fields_at(outer.type, column[len(outer.name) + 1 :])
             if pa.types.is_struct(outer.type)
             else [()] * _is_json(outer.type)
         )
@@ -157,7 +150,7 @@ def by_columns(batch: Any, columns: list[str]) -> Any:
         return batch.select(columns)
     arrays = []
     for column in columns:
-        outer, *way = (one.name for one in _fields_at(batch.schema, column)[0])
+        outer, *way = (one.name for one in fields_at(batch.schema, column)[0])
         array = batch.column(outer)
         array = pc.struct_field(array, way) if way else array
         inner = column[len(".".join((outer, *way))) + 1 :]
@@ -238,7 +231,7 @@ class ColumnarReader(Reader):
             schema = table.schema
 
         def read(columns: list[str]) -> dict[str, list[Any]]:
-            names = [name for name in columns if len(_fields_at(schema, name)) == 1]
+            names = [name for name in columns if len(fields_at(schema, name)) == 1]
             values: dict[str, list[Any]] = {name: [] for name in names}
             count = 0
             with reading(file), self.opened(file) as table:
@@ -495,7 +488,7 @@ class ArrowReader(ColumnarReader):
                 )
 
             def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
-                outer = dict.fromkeys(_fields_at(schema, name)[0][0].name for name in names)
+                outer = dict.fromkeys(fields_at(schema, name)[0][0].name for name in names)
                 yield from (by_columns(_checked(batch), names) for batch in batches_of(outer))
 
             yield ColumnarFile(schema, batches)
@@ -514,136 +507,3 @@ def _checked(batch: Any) -> Any:
             if "UTF8" not in str(error) or not _is_text(column.type):
                 raise
     return batch
-
-
-# --- Parquet
-
-
-class ParquetReader(ColumnarReader):
-    """`.parquet` and `.pq` files: slices count row groups."""
-
-    def groups(self, file: InputFile) -> list[RowGroup]:
-        with reading(file):
-            metadata = _footer(file).metadata
-            groups = map(metadata.row_group, range(metadata.num_row_groups))
-            return [RowGroup(one.num_rows, one.total_byte_size) for one in groups]
-
-    def weight(self, file: InputFile) -> int:
-        return sum(group.bytes for group in self.groups(file))
-
-    def split(self, file: InputFile, parts: int) -> list[Slice]:
-        groups = self.groups(file)
-        return [Slice(file.index, i, i + 1, one.bytes) for i, one in enumerate(groups)]
-
-    @contextmanager
-    def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
-        footer = _footer(file)
-        metadata = footer.metadata
-        with (
-            storage.open_arrow(file.path, file.status()) as source,
-            parquet_file(source, metadata) as parquet,
-        ):
-
-            def batches(part: Slice, names: list[str], most: int) -> Iterator[Any]:
-                groups = list(range(metadata.num_row_groups)[part.start : part.stop])
-                if groups and names:
-                    ways = [_fields_at(schema, name)[0] for name in names]
-                    stored = [*dict.fromkeys(".".join(one.name for one in way) for way in ways)]
-                    at_once = _rows_at_once(file, footer, groups, stored, most)
-                    every = parquet.iter_batches(at_once, row_groups=groups, columns=stored)
-                    yield from (by_columns(batch, names) for batch in every)
-
-            schema, row_bytes = parquet.schema_arrow, file.size / max(metadata.num_rows, 1)
-            yield ColumnarFile(schema, batches, row_bytes)
-
-    def first_row(self, file: InputFile, part: Slice) -> int:
-        return int(_footer(file).first_rows[part.start])
-
-    def describe(self, file: InputFile, position: int) -> str:
-        with reading(file):
-            first_rows = _footer(file).first_rows
-        group = int(np.searchsorted(first_rows, position, side="right")) - 1
-        row = position - first_rows[group]
-        return f"row group {group}, row {row} (row {position} of the file)"
-
-
-def parquet_file(source: Any, metadata: Any = None) -> Any:
-    """A Parquet file of which little is in memory, and pages are compared with their checksums."""
-    return pq.ParquetFile(
-        source,
-        metadata=metadata,
-        buffer_size=_BUFFER_BYTES,  # or the column of a row group would be read whole
-        pre_buffer=False,
-        page_checksum_verification=True,
-    )
-
-
-class _Footer(NamedTuple):
-    """The footer of a Parquet file.
-
-    metadata    Arrow's
-    first_rows  of each row group
-    data        its bytes
-    places      in these of each row group
-    """
-
-    metadata: Any
-    first_rows: Int64
-    data: bytes
-    places: list[int]
-
-
-def _footer(file: InputFile) -> _Footer:
-    return _footer_of(replace(file, path=storage.identity(file.path)))
-
-
-@lru_cache(maxsize=64)  # a unit has slices of many files, and many units read one file
-def _footer_of(file: InputFile) -> _Footer:
-    with storage.open_arrow(file.path, file.status()) as source, parquet_file(source) as parquet:
-        metadata, end = parquet.metadata, source.size() - 8
-        size = int.from_bytes(source.read_at(4, end), "little")
-        data: bytes = source.read_at(size, end - size)
-    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    try:
-        places = footers.row_groups_in(data)
-    except footers.DAMAGE as error:
-        raise pa.ArrowInvalid(f"its footer cannot be read: {error!r}") from error
-    return _Footer(metadata, offsets_of(rows), data, places)
-
-
-def _rows_at_once(
-    file: InputFile, footer: _Footer, groups: list[int], names: list[str], most: int
-) -> int:
-    """The number of rows, at `most`, that may be decoded at once, though a cell that is stored
-    once, in a dictionary, may be in all of them.
-    """
-    counts: list[int] = np.diff(footer.first_rows)[groups].tolist()
-    try:
-        chunks = [
-            (rows, chunk)
-            for rows, number in zip(counts, groups, strict=True)
-            for chunk in footers.chunks_in(footer.data, footer.places[number])
-            if chunk.path.startswith(tuple(names))  # and some more, that begin alike
-        ]
-    except footers.DAMAGE as error:
-        raise pa.ArrowInvalid(f"its footer cannot be read: {error!r}") from error
-    size = sum(chunk.size for _, chunk in chunks)
-    at_once: int = min(most, BATCH_BYTES * sum(counts) // max(size, 1), *(n for n, _ in chunks))
-    for rows, chunk in chunks:
-        if chunk.dictionary is not None and chunk.size * rows >= _DENSE_BYTES:
-            size, values = _dictionary(file, chunk.dictionary)
-            cell = size // max(values, 1)  # of the usual length, and the longest
-            dense = _DENSE_BYTES // max(cell, 1), _MOST_DENSE_BYTES // max(size, 1)
-            at_once = min(at_once, *dense)
-    return max(at_once, 1)
-
-
-def _dictionary(file: InputFile, begin: int) -> tuple[int, int]:
-    """The bytes of a dictionary once it is decompressed, and the number of its values; 0, 0 if its
-    header cannot be read.
-    """
-    with storage.open_bytes(file.path, found=file.status()) as source:
-        source.seek(begin)
-        with suppress(*footers.DAMAGE):
-            return footers.dictionary_in(source.read(_HEADER_BYTES))
-    return 0, 0
