@@ -1,6 +1,7 @@
-"""Columnar files, whose positions are row numbers: which columns are read, and how a record batch
-becomes records. Both forms of Arrow IPC; and Parquet, which is split by row groups and decoded a
-few megabytes at a time.
+"""Read files of columns: what Arrow IPC and Parquet share, and the reader of Arrow IPC.
+
+Only the columns that are used are read. Positions are row numbers. Values become what JSON lines
+would have, a few megabytes at a time; plain texts and lists of numbers are never Python objects.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _Convert = Callable[[Any], Any]
 
 @contextmanager
 def reading(file: InputFile) -> Iterator[None]:
-    """A context in which what Arrow raises becomes a DataError."""
+    """Within this context, errors of Arrow become DataErrors."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: of names
@@ -74,10 +75,10 @@ def reading(file: InputFile) -> Iterator[None]:
             raise from_os_error(error, file.path, "read") from error
         reason, tip = f": {str(error).splitlines()[0]}", "fetch or write the file again"
         with suppress(OSError, DataError), storage.open_bytes(file.path) as source:
-            if found := byte_streams.other_content(source.read(_HEADER_BYTES)):
-                reason, tip = f"; it {found[0]}", found[1]
-        what = f"{file.path}: not a readable {file.format} file{reason}"
-        raise damaged_input(what, tip) from error
+            if content := byte_streams.other_content(source.read(_HEADER_BYTES)):
+                reason, tip = f"; it {content[0]}", content[1]
+        problem = f"{file.path}: not a readable {file.format} file{reason}"
+        raise damaged_input(problem, tip) from error
 
 
 # --- which columns
@@ -92,22 +93,24 @@ _EXPECTED = {  # kind of shape -> its columns' type, and a tip
 def _columns_to_read(
     file: InputFile, schema: Any, shape: Shape, config: DocumentConfig
 ) -> list[str]:
-    """The columns to read, checked for presence and, unless they are carried, for type."""
+    """Return the columns to read. Raises DataError if one is missing, or if one that is not carried
+    has a wrong type.
+    """
     if shape.kind == TRACE:
         names = chain.from_iterable(names_in_traces(shape).values())
         used = [*names, *config.value_columns, *FACTS_OF_TRACES]
-        return [name for name in schema.names if any(may_hold((name,), one) for one in used)]
+        return [name for name in schema.names if any(may_hold((name,), path) for path in used)]
     expected, tip = _EXPECTED.get(shape.kind, ("", ""))
     is_right = _may_be_text if shape.kind == "text" else _is_integer_list
     wanted = [shape.columns[own] for own in shape.required]
     wanted += [shape.columns[own] for own in shape.optional
                if fields_at(schema, shape.columns[own])]  # fmt: skip
     own_names = {column: own for own, column in shape.columns.items()}
-    given = dict(config.carry_default)
+    defaults = dict(config.carry_default)
     carried = [
         name
-        for name, one in config.value_columns.items()
-        if one.of != MESSAGE and (name not in given or fields_at(schema, name))
+        for name, column in config.value_columns.items()
+        if column.of != MESSAGE and (name not in defaults or fields_at(schema, name))
     ]
     for name in [*wanted, *carried]:
         fields = fields_at(schema, name)
@@ -120,23 +123,25 @@ def _columns_to_read(
         kind = fields[0][-1].type
         is_mask = is_list(kind) and _is_number(kind.value_type) and own_names.get(name) in MASKS
         if expected and name in wanted and not is_right(kind) and not is_mask:
-            what = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
-            raise DataError(what, tip)
+            problem = f"{file.path}: column '{name}' has type {kind}, expected {expected}"
+            raise DataError(problem, tip)
     return [*wanted, *carried]
 
 
 def fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
-    """The ways to a column, each as Arrow's fields from the outermost one on: those whose very name
-    it is, or else those that its dots lead to in structs, or up to the JSON that may hold it.
+    """Return the paths to a column, each as Arrow's fields from the outermost to the innermost.
+
+    Fields of that very name come first. Otherwise dots lead into structs, or up to the JSON that
+    may hold the column.
     """
     fields = list(fields)
-    if own := [(one,) for one in fields if one.name == column]:
-        return own
+    if exact := [(field,) for field in fields if field.name == column]:
+        return exact
     return [
-        (outer, *way)
+        (outer, *path)
         for outer in fields
         if column.startswith(f"{outer.name}.")
-        for way in (
+        for path in (
             fields_at(outer.type, column[len(outer.name) + 1 :])
             if pa.types.is_struct(outer.type)
             else [()] * _is_json(outer.type)
@@ -145,34 +150,34 @@ def fields_at(fields: Iterable[Any], column: str) -> list[tuple[Any, ...]]:
 
 
 def by_columns(batch: Any, columns: list[str]) -> Any:
-    """A batch of these columns, wherever they are in the structs and the JSON of another."""
+    """Return a batch of these columns, taken out of the structs and the JSON that hold them."""
     if all(column in batch.schema.names for column in columns):
         return batch.select(columns)
     arrays = []
     for column in columns:
-        outer, *way = (one.name for one in fields_at(batch.schema, column)[0])
+        outer, *path = (field.name for field in fields_at(batch.schema, column)[0])
         array = batch.column(outer)
-        array = pc.struct_field(array, way) if way else array
-        inner = column[len(".".join((outer, *way))) + 1 :]
+        array = pc.struct_field(array, path) if path else array
+        inner = column[len(".".join((outer, *path))) + 1 :]
         arrays.append(_within_json(array, inner) if inner else array)
     return pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
 def _within_json(array: Any, name: str) -> Any:
-    """The values of that name in an array of JSON objects, as JSON; null where there is none."""
-    found = list[str | None]()
+    """Return the values of a name in JSON objects, as JSON; null if an object lacks it."""
+    values = list[str | None]()
     for text in array.to_pylist():
         try:
             value = value_at(_decode_json(text), name)
         except msgspec.DecodeError:
-            found.append(text)  # whoever reads the values finds out
+            values.append(text)  # bad once it is decoded
             continue
-        found.append(None if value is ABSENT else msgspec.json.encode(value).decode())
-    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(found, pa.string()))
+        values.append(None if value is ABSENT else msgspec.json.encode(value).decode())
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(values, pa.string()))
 
 
 def _is_json(kind: Any) -> bool:
-    """Whether it is the type of JSON text, in which datasets keeps values of unlike types."""
+    """Tell JSON text, in which datasets keeps values of unlike types, from other types."""
     return isinstance(kind, pa.JsonType)
 
 
@@ -191,8 +196,8 @@ def _is_integer_list(kind: Any) -> bool:
 
 
 def _is_number(kind: Any) -> bool:
-    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
-    return any(is_one(kind) for is_one in kinds)
+    checks = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    return any(check(kind) for check in checks)
 
 
 def _is_number_list(kind: Any) -> bool:
@@ -206,8 +211,9 @@ class ColumnarFile(NamedTuple):
     """An opened file of columns.
 
     schema     Arrow's
-    batches    record batches of some columns of a slice, of at most so many rows, in order
-    row_bytes  of the file, about, for progress
+    batches    from a slice, names of columns and a number of rows: record batches of these columns
+               with at most so many rows, in order
+    row_bytes  bytes of the file per row, about, for progress
     """
 
     schema: Any
@@ -216,14 +222,16 @@ class ColumnarFile(NamedTuple):
 
 
 class ColumnarReader(Reader):
-    """What Parquet and Arrow share: all but where record batches come from."""
+    """Reader of record batches; a format only opens its files."""
 
     holds_tokens = True
 
     def opened(self, file: InputFile) -> AbstractContextManager[ColumnarFile]:
+        """Open a file."""
         raise NotImplementedError
 
     def first_row(self, file: InputFile, part: Slice) -> int:
+        """Return the number of a slice's first row."""
         return 0
 
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
@@ -267,10 +275,10 @@ class ColumnarReader(Reader):
 def _records(
     batch: Any, row: int, shape: Shape, most: int, config: DocumentConfig, row_bytes: float
 ) -> Iterator[Records]:
-    """The records of a batch that begins at this row of the file, some at a time."""
+    """Yield the records of a batch that begins at a row of the file, some at a time."""
     longest = byte_streams.MAX_LINE_BYTES
-    for column in filter(lambda one: _is_number_list(one.type), batch.columns):
-        column.validate(full=True)  # kernels write where its offsets say
+    for column in filter(lambda column: _is_number_list(column.type), batch.columns):
+        column.validate(full=True)  # kernels trust its offsets
     sizes = {name: _sizes(batch.column(name)) for name in batch.schema.names}
     each = np.array(list(sizes.values()))
     become_objects = shape.columns.values() if shape.kind != "tokens" else ()
@@ -293,7 +301,7 @@ def _records(
 
 
 def _sizes(column: Any) -> Int64:
-    """Bytes of each cell, 0 for nulls; of nested values with their offsets."""
+    """Return the bytes of each cell, int64[n]: 0 for nulls; nested values count their offsets."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         sizes = pa.array(_sizes(column.dictionary)).take(column.indices)
@@ -351,13 +359,13 @@ def _texts(column: Any, bad: dict[int, str]) -> list[Any]:
 
 
 def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
-    """The values of a column as JSON lines would have them, None for one that cannot be read. OUT
-    bad: by row, what is wrong then.
+    """Return the values of a column as JSON lines would have them, None for one that cannot be
+    read. OUT bad: by row, what is wrong with it.
     """
     convert = _converter(column.type)
     with suppress(UnicodeDecodeError, msgspec.DecodeError):
-        everything: list[Any] = column.to_pylist()
-        return [*map(convert, everything)] if convert else everything
+        cells: list[Any] = column.to_pylist()
+        return [*map(convert, cells)] if convert else cells
     values = list[Any]()
     for row, cell in enumerate(column):
         try:
@@ -373,9 +381,10 @@ def _values(column: Any, own: str, bad: dict[int, str]) -> list[Any]:
 
 
 def _converter(kind: Any) -> _Convert | None:
-    """Return what converts Python values of an Arrow type to those that JSON lines would have: JSON
-    and texts in bytes are decoded, maps are objects, and structs lose their nulls, for each has all
-    fields that any in its column has. None if all such values are the same.
+    """Return a function from Python values of an Arrow type to those that JSON lines would have.
+
+    It decodes JSON and texts in bytes, makes objects of maps, and removes nulls from structs, since
+    each struct has all fields that any in its column has. None if values stay as they are.
     """
     if _is_json(kind):
         return _decode_json
@@ -401,14 +410,14 @@ def _decode_json(value: Any) -> Any:
 
 
 def _decode_text(value: Any) -> Any:
-    """A text; bytes that are no UTF-8, such as pictures, stay, and are bad where a text belongs."""
+    """Decode a text. Bytes that are not UTF-8, such as a picture, stay as they are."""
     with suppress(UnicodeDecodeError):
         return None if value is None else value.decode()
     return value
 
 
 def _convert_map(of_keys: _Convert | None, of_items: _Convert | None, value: Any) -> Any:
-    """An object of (key, item) pairs. Its nulls are its own."""
+    """Make an object of (key, item) pairs. Its nulls stay."""
     if value is None:
         return None
     pairs = ((of_keys(key) if of_keys else key, item) for key, item in value)
@@ -419,12 +428,12 @@ def _convert_list(convert: _Convert, value: Any) -> Any:
     return None if value is None else [*map(convert, value)]
 
 
-def _convert_struct(inner: Mapping[str, _Convert], value: Any) -> Any:
+def _convert_struct(converters: Mapping[str, _Convert], value: Any) -> Any:
     if value is None:
         return None
-    fields = {name: one for name, one in value.items() if one is not None}
-    for name in fields.keys() & inner.keys():
-        fields[name] = inner[name](fields[name])
+    fields = {name: inner for name, inner in value.items() if inner is not None}
+    for name in fields.keys() & converters.keys():
+        fields[name] = converters[name](fields[name])
     return fields
 
 
@@ -451,9 +460,10 @@ def _plain_texts(column: Any) -> Texts | None:
 
 
 def open_ipc(source: Any) -> tuple[Any, Callable[[Iterable[str]], Iterator[Any]]]:
-    """(schema, what gives the record batches of some columns, or of all for none) of the IPC file
-    form or the stream form, told apart by the first bytes. Raises ArrowInvalid for a stream that
-    was cut short.
+    """Open the file form or the stream form of Arrow IPC, which differ in their first bytes.
+
+    Returns the schema, and a function from names of columns, or [] for all, to record batches.
+    Raises ArrowInvalid for a stream that was cut short.
     """
     is_file = source.size() >= 6 and source.read_at(6, 0) == b"ARROW1"
     # a stream cut between two messages reads short without an error
@@ -475,13 +485,13 @@ def open_ipc(source: Any) -> tuple[Any, Callable[[Iterable[str]], Iterator[Any]]
 
 
 class ArrowReader(ColumnarReader):
-    """Both forms of Arrow IPC; a file is one slice."""
+    """Reader of both forms of Arrow IPC; a file is one slice."""
 
     @contextmanager
     def opened(self, file: InputFile) -> Iterator[ColumnarFile]:
         with storage.open_arrow(file.path, file.status()) as source:
             schema, batches_of = open_ipc(source)
-            if kind_in(schema) == TOKENIZED:  # what is trained on is told elsewhere
+            if kind_in(schema) == TOKENIZED:  # trained tokens are marked in another column
                 raise DataError(
                     f"{file.path}: is a part of a tokenized directory",
                     "name the directory that packer tokenize has finished",
@@ -495,8 +505,10 @@ class ArrowReader(ColumnarReader):
 
 
 def _checked(batch: Any) -> Any:
-    """The batch, none of whose offsets lies outside its values. Raises ArrowInvalid. Which texts of
-    a column are not UTF-8 is told later, of each record; within other values they are damage.
+    """Return the batch if no offset lies outside its values. Raises ArrowInvalid.
+
+    A text that is not UTF-8 is damage within another value; in a column of texts it makes one
+    record bad, later.
     """
     if batch.num_rows < 0:
         raise pa.ArrowInvalid(f"a record batch of {batch.num_rows} rows")

@@ -1,13 +1,13 @@
-"""Megatron-LM's datasets: token ids end to end in `X.bin`, and `X.idx` with where documents end.
+"""Read Megatron-LM's datasets: token ids end to end in `X.bin`, and document ends in `X.idx`.
 
-Positions are numbers of documents, and so are the starts and stops of slices. The index is read
-once and held, 8 bytes a document; of the tokens a few megabytes at a time.
+Positions and slices count documents. The index is read once and held, 8 bytes a document. Tokens
+are read a few megabytes at a time.
 
 `_IndexWriter` in megatron/core/datasets/indexed_dataset.py defines the index: a header of 9 bytes,
 version uint64 1, the code of the token type uint8, the counts of sequences and of document
 boundaries uint64, then lengths int32 in tokens, begins int64 in bytes, and boundaries int64 in
-sequences, the first of which is 0. A document may be several sequences. What follows, a mode int8
-for each sequence, tells text from other things; here all must be text, 0.
+sequences, beginning with 0. A document may be several sequences. The modes at the end, int8 for
+each sequence, mark other things than text; all must be 0, text.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ _CODES = {kind: code for code, kind in TOKEN_TYPES.items()}
 
 
 def header(kind: str, sequences: int, boundaries: int) -> bytes:
-    """The beginning of an index. `kind`: of the tokens, one of TOKEN_TYPES."""
+    """Return the header of an index. `kind`: type of the tokens, a value of TOKEN_TYPES."""
     return _HEADER.pack(MAGIC, VERSION, _CODES[kind], sequences, boundaries)
 
 
 def sections(sequences: int, boundaries: int) -> tuple[int, int, int]:
-    """Bytes of what follows the header: lengths, begins, boundaries."""
+    """Return the bytes of the arrays after the header: lengths, begins, boundaries."""
     return 4 * sequences, 8 * sequences, 8 * boundaries
 
 
 class TokenIndex(NamedTuple):
-    """The places of a file's documents.
+    """Places of a file's documents.
 
-    kind     the integers that the tokens are stored as
+    kind     data type of the tokens
     offsets  int64[documents + 1], in tokens: document i is offsets[i]..offsets[i + 1]
     """
 
@@ -73,10 +73,10 @@ class TokenIndex(NamedTuple):
 
 
 class MegatronReader(DocumentReader):
-    """A document is one of the index's, all its sequences end to end."""
+    """Reader of datasets: a document is one of the index, with its sequences end to end."""
 
     def index(self, file: InputFile) -> TokenIndex:
-        """Read and checked; raises DataError where it is not that of the file."""
+        """Read and check the index. Raises DataError if it does not belong to the file."""
         return _index(storage.identity(file.path), file)
 
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
@@ -114,8 +114,8 @@ class MegatronReader(DocumentReader):
                     yield Records(np.empty(0, np.int64), bad=bad, consumed=source.consumed())
                     continue
                 ids = np.frombuffer(_exactly(file.path, source, left), index.kind)
-                own = offsets[first : last + 1] - offsets[first]
-                yield _records(ids, own, position, source.consumed())
+                ends = offsets[first : last + 1] - offsets[first]
+                yield _records(ids, ends, position, source.consumed())
 
 
 @lru_cache(maxsize=8)  # many units read one file
@@ -138,8 +138,8 @@ def _index(where: str, file: InputFile) -> TokenIndex:
     problem = "begins at byte {}, expected the end of the one before"
     _refuse_first(where, begins, begins != ends[:-1] * kind.itemsize, problem)
     if not boundaries or data[modes_at:].strip(b"\0"):
-        what = "modes other than 0, which are no text" if boundaries else "no boundaries"
-        raise DataError(f"{path}: has {what}", "only datasets of text can be packed")
+        problem = "modes other than 0, which are not text" if boundaries else "no boundaries"
+        raise DataError(f"{path}: has {problem}", "only datasets of text can be packed")
     wrong = (edges < np.append(0, edges[:-1])) | (edges > sequences)
     wrong[0] |= edges[0] != 0
     wrong[-1] |= edges[-1] != sequences
@@ -147,15 +147,15 @@ def _index(where: str, file: InputFile) -> TokenIndex:
     problem = f"is at sequence {{}}, expected {expected}"
     _refuse_first(f"{path}, boundary", edges, wrong, problem)
     if (whole := int(ends[-1]) * kind.itemsize) != file.size:
-        what = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
-        raise DataError(what, _COPY_AGAIN)
+        problem = f"{file.path}: {file.size} bytes, expected {whole} by {path}"
+        raise DataError(problem, _COPY_AGAIN)
     return TokenIndex(kind, ends[edges])
 
 
 def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
-    """The type of tokens, and the counts of sequences and boundaries, of an index."""
-    if found := other_content(data):
-        raise DataError(f"{path}: {found[0]}", found[1])
+    """Return the type of tokens, and the counts of sequences and boundaries, of an index."""
+    if content := other_content(data):
+        raise DataError(f"{path}: {content[0]}", content[1])
     if len(data) < _HEADER.size or not data.startswith(MAGIC):
         raise DataError(
             f"{path}: begins with {data[: len(MAGIC)]!r} and has {len(data)} bytes, expected "
@@ -183,8 +183,8 @@ def _read_header(path: str, data: bytes) -> tuple[np.dtype[Any], int, int]:
 def _refuse_first(
     where: str, values: npt.NDArray[Any], wrong: npt.NDArray[np.bool_], problem: str
 ) -> None:
-    """DataError for the first wrong value, if there is one. `where`: before its number; `problem`:
-    with {} where the value goes.
+    """Raise DataError for the first wrong value, if there is one. `where` goes before its number;
+    `problem` has {} in place of the value.
     """
     if wrong.any():
         first = int(np.argmax(wrong))
@@ -192,7 +192,7 @@ def _refuse_first(
 
 
 def _exactly(path: str, source: OpenInput, size: int) -> bytes:
-    """So many bytes, which the index has promised."""
+    """Read `size` bytes, which the index promises. Raises DataError if the file is shorter."""
     data = source.read(size)
     while len(data) < size:
         more = source.read(size - len(data))

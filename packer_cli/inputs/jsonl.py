@@ -1,15 +1,15 @@
-"""JSON: one object per line, or a file that is one array of records.
+"""Read JSON: one object per line, or a file that is one array of records.
 
     {"text": "..."}             [{"text": "..."},
     {"text": "..."}              {"text": "..."}]
 
-Lines are split at "\\n" only: U+2028 lives inside strings. A kernel finds where each record of an
-array ends. A record that is closed but wrong is bad like any other; where strings or brackets do
-not match, where the next record begins is unknown, so that the run ends, whatever becomes of bad
-records.
+Lines are split at "\\n" only, since strings may hold U+2028. In an array, a kernel finds where each
+record ends. A record that is closed but invalid is bad like any other. If its strings or brackets
+do not match, nothing shows where the next record begins, so the run ends, even if bad records are
+skipped.
 
-Records are decoded by a typed msgspec decoder, which reads nothing but the fields wanted; only
-when a block holds a bad record is it read one by one to find the place.
+A typed msgspec decoder reads only the fields that are used. A block that holds a bad record is read
+again record by record. Texts of plain lines never become Python objects.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _Fields = dict[str, msgspec.Raw]  # of a record, not decoded yet
 
 
 class Block(NamedTuple):
-    """Records that are found in a stretch of a file, and not decoded yet; blank ones do not count.
+    """Records in a part of a file, not decoded yet. Blank lines are left out.
 
     positions  int64[n], in bytes of the uncompressed file
-    pieces     n stretches of bytes, each of one record, some of them longer than the limit
-    bad        those that are not among the n
+    pieces     n records, some of them longer than the limit
+    bad        records that are not among the n
     """
 
     positions: Int64
@@ -80,7 +80,7 @@ class Block(NamedTuple):
 
 
 class _ByteRanges(Sequence[memoryview]):
-    """The stretches begins[i] : ends[i] of some bytes, which are not copied."""
+    """Parts begins[i] : ends[i] of some bytes, which are not copied."""
 
     def __init__(self, data: bytes, begins: Int64, ends: Int64) -> None:
         self.data, self.begins, self.ends = memoryview(data), begins, ends
@@ -103,16 +103,16 @@ class _ByteRanges(Sequence[memoryview]):
 
 
 class JsonlReader(LineReader):
-    """`.jsonl` and `.ndjson` files, and `.json` that hold no array.
+    """Reader of `.jsonl` and `.ndjson` files, and of `.json` files that do not hold an array.
 
-    what  that a record fills
+    what  a record fills: a line, or only its part of an array
     """
 
     holds_tokens = True
     what, before, tip = "line", 1, _FIX.format("line")
 
     def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
-        """The lines that begin in the slice; `source` stands `before` it."""
+        """Return the records that begin in a slice. `source` stands `before` bytes before it."""
 
         def lines_of(block: Lines) -> Block:
             offset, data = block
@@ -125,12 +125,12 @@ class JsonlReader(LineReader):
         return map(lines_of, read_lines(source, part.start, part.stop))
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
-        """Slices may end at any byte."""
+        """Split a file at any bytes: a line belongs to the slice in which it begins."""
         edges = [file.size * i // parts for i in range(parts + 1)]
         return [Slice(file.index, a, b, b - a) for a, b in pairwise(edges)]
 
     def is_open(self, piece: bytes) -> bool:
-        """True where a bad record hides where the next one begins."""
+        """Tell whether a bad record does not show where the next one begins."""
         return False
 
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
@@ -234,8 +234,9 @@ class JsonlReader(LineReader):
     def _explained(
         self, file: InputFile, piece: bytes, record: bytes, position: int, decode: _Decode
     ) -> BadRecord:
-        """A bad record, of which `piece` is in the file. DataError where it hides where the next
-        one begins.
+        """Return what is wrong with a record. `piece`: as the file has it.
+
+        Raises DataError if it does not show where the next record begins.
         """
         bad = BadRecord(position, *_mistake(record, decode, self.what))
         if self.is_open(piece):
@@ -248,7 +249,7 @@ class JsonlReader(LineReader):
 
 
 def holds_array(file: InputFile) -> bool:
-    """True where the first byte of a file that is not blank opens an array. Raises DataError."""
+    """Tell whether the first byte of a file that is not blank opens an array. Raises DataError."""
     beginning = b""
     with peeking(), open_source(file) as source:
         while not beginning and (data := source.read(byte_streams.OVERRUN_BYTES)):
@@ -257,12 +258,12 @@ def holds_array(file: InputFile) -> bool:
 
 
 class JsonArrayReader(JsonlReader):
-    """`.json` files that begin with "[": a slice is a whole file."""
+    """Reader of `.json` files that begin with "[": a file is one slice."""
 
     what, before, tip = "record", 0, _FIX.format("record")
 
     def blocks(self, file: InputFile, source: OpenInput, part: Slice) -> Iterator[Block]:
-        """The records of the array. No more is held than a block and the record that goes on."""
+        """Yield the records of the array, holding one block and the record that continues."""
         room = np.empty((_MOST_ELEMENTS, 2), np.int64)
         data, offset, is_open, is_first = b"", 0, False, True
         while len(data) < _MOST_HELD and (more := source.read(_next_bytes(data))):
@@ -292,24 +293,28 @@ class JsonArrayReader(JsonlReader):
         raise self.refused(file, BadRecord(begin, reason, tip))
 
     def _refuse_more(self, file: InputFile, source: OpenInput, rest: bytes, at: int) -> None:
-        """Read to the end. Raises DataError for anything but blanks after the array, which closes
-        with the first byte of `rest`, byte `at` of the file; also for a brace in its place.
+        """Raise DataError if anything but blanks follows the array.
+
+        The array closes with the first byte of `rest`, byte `at` of the file, unless that is a
+        brace.
         """
         blanks = rest.removeprefix(b"]")
         at += len(rest) - len(blanks)
         while blanks or (blanks := source.read(byte_streams.BLOCK_BYTES)):
             if more := blanks.lstrip():
                 at += len(blanks) - len(more)
-                what = "more after the end of the array, expected one array of records in the file"
+                reason = (
+                    "more after the end of the array, expected one array of records in the file"
+                )
                 tip = "make one of several: jq -c '.[]' FILE > FILE.jsonl, and pack that"
-                raise self.refused(file, BadRecord(at, what, tip))
+                raise self.refused(file, BadRecord(at, reason, tip))
             at, blanks = at + len(blanks), b""
 
     def split(self, file: InputFile, parts: int) -> list[Slice]:
         return []
 
     def is_open(self, piece: bytes) -> bool:
-        """True where strings or brackets do not end within it."""
+        """Tell whether a string or a bracket does not end within the record."""
         try:
             json.loads(piece.decode(errors="replace"), strict=False)
         except json.JSONDecodeError:
@@ -320,12 +325,14 @@ class JsonArrayReader(JsonlReader):
 
 
 def _next_bytes(held: bytes) -> int:
-    """Bytes to read next: as many again as are held, so that a long record is seldom gone over."""
+    """Return how many bytes to read: as many again as are held, so that a long record is searched
+    only a few times.
+    """
     return max(byte_streams.BLOCK_BYTES, len(held))
 
 
 def _elements(data: bytes, offset: int, places: Int64) -> Block:
-    """The elements at these places of `data`, which begins at byte `offset` of the file."""
+    """Return the elements at these places of `data`, which begins at byte `offset` of the file."""
     there = places[:, 0] >= 0
     begins, ends = np.ascontiguousarray(places[there].T)
     bad = list[BadRecord]()
@@ -366,8 +373,8 @@ _CARRIED = "carried_{}"  # the own name of a carried column
 
 
 def _decoder(shape: Shape, config: DocumentConfig) -> _Decode:
-    """A decoder of records to structs with the shape's own names; of traces, whose parts are not
-    all decoded, to dicts from the input's names to JSON.
+    """Return a decoder from records to structs with the shape's own names; for traces, of which
+    not all is decoded, to dicts from the input's names to JSON.
     """
     if shape.kind == TRACE:
         return _fields_decoder
@@ -405,7 +412,7 @@ def _decoder_of(
         return msgspec.json.Decoder(record).decode
 
     def decode_by_dots(piece: bytes | memoryview) -> Any:
-        """A record of columns that may be within objects; no others are decoded."""
+        """Decode the columns of a record, which may lie within objects."""
         top = {
             name: _value_decoder(raw)
             for name, raw in _fields_decoder(piece).items()
@@ -448,8 +455,8 @@ _NO_NUMBER = object()
 
 
 def _without_constants(record: bytes, columns: Collection[str]) -> bytes:
-    """The record with 0 for NaN and Infinity, which Python writes and JSON has not; as it is where
-    one of these columns holds one.
+    """Replace NaN and Infinity by 0: Python writes them, but they are not JSON. The record stays as
+    it is if one of these columns holds one.
     """
     if b"NaN" not in record and b"Infinity" not in record:
         return record
@@ -468,11 +475,11 @@ def _holds_constant(value: Any) -> bool:
     return any(map(_holds_constant, value)) if isinstance(value, list) else value is _NO_NUMBER
 
 
-# --- what is wrong with a line or a record, in words for the person who must fix it
+# --- what is wrong with a record
 
 
 def _not_a_line(record: bytes) -> tuple[str, str] | None:
-    """The reason for which a line is not one of JSON lines, and a tip; None for other mistakes."""
+    """Return why a line is not JSON lines at all, and a tip; None for other mistakes."""
     begin, after = record.strip(), ""
     if COMPRESSED.match(record) or b"\0" in record:
         return "compressed or other data, not JSON in UTF-8", (
@@ -488,15 +495,16 @@ def _not_a_line(record: bytes) -> tuple[str, str] | None:
         return None
     with suppress(ValueError, RecursionError):
         text = begin.decode()
-        after = text[json.JSONDecoder().raw_decode(text)[1] :].lstrip()
+        end = json.JSONDecoder().raw_decode(text)[1]
+        after = text[end:].lstrip()
     if after == ",":
         return "a comma after the object, expected one object per line", (
             "convert it: sed 's/,[[:space:]]*$//' FILE > FILE.jsonl"
         )
     if after.startswith((",", "{")):
         command = "(echo [; cat FILE; echo ]) | jq -c '.[]'" if after[0] == "," else "jq -c . FILE"
-        what = "several objects on one line, expected one object per line"
-        return what, f"convert it: {command} > FILE.jsonl"
+        problem = "several objects on one line, expected one object per line"
+        return problem, f"convert it: {command} > FILE.jsonl"
     if begin.endswith((b"{", b"[", b",")):
         return "an object over several lines, expected one object per line", (
             "convert it: jq -c . FILE > FILE.jsonl; if its records are in a list of it: "
@@ -506,7 +514,7 @@ def _not_a_line(record: bytes) -> tuple[str, str] | None:
 
 
 def _mistake(record: bytes, decode: _Decode, what: str) -> tuple[str, str]:
-    """The reason for which `decode` refuses a line or record, and a tip."""
+    """Return why `decode` refuses a line or record, and a tip."""
     if what == "line" and (mistake := _not_a_line(record)):
         return mistake
     tip = _FIX.format(what)

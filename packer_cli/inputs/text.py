@@ -1,5 +1,7 @@
-"""Text: plain, a document per line (as `datasets` reads it), per paragraph or per file; and CSV and
-TSV with a header line, read by Python's csv module.
+"""Read plain text, with a document per line (as `datasets` does), per paragraph or per file; and
+CSV and TSV with a header line, through Python's csv module.
+
+Memory holds one block of lines, or one document of at most `MAX_LINE_BYTES`.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from packer_cli.options.documents import DocumentConfig
 from packer_cli.options.shapes import Shape
 from packer_cli.records import BadRecord, InputFile, Slice
 
-_Document = tuple[int, bytes | None]  # position and bytes; None: longer than the limit
-_Batch = tuple[list[_Document], int]  # documents, and how many more are empty
+_Document = tuple[int, bytes | None]  # position, and bytes; None if longer than the limit
+_Batch = tuple[list[_Document], int]  # documents, and the number of empty ones, left out
 _RETURN = ord("\r")
 
 
 class TextReader(LineReader):
-    """`.txt` and `.text` files; sources and the like as documents. Lines and paragraphs lose their
-    line end, documents do not.
+    """Reader of `.txt` and `.text` files, and of source files as documents. Lines and paragraphs
+    lose their line end, documents do not.
     """
 
     def first(self, file: InputFile, config: DocumentConfig) -> FirstRecords | None:
@@ -58,21 +60,21 @@ class TextReader(LineReader):
         return map(partial(_texts_of, config.sample_by), batches)
 
 
-def _texts_of(what: str, batch: _Batch) -> ReadColumns:
-    """Return the texts of documents. `what`: line, paragraph or document."""
+def _texts_of(unit: str, batch: _Batch) -> ReadColumns:
+    """Return the texts of documents. `unit`: line, paragraph or document."""
     documents, empty = batch
     positions, texts, bad = list[int](), list[str](), list[BadRecord]()
     for position, data in documents:
         if data is None or len(data) > byte_streams.MAX_LINE_BYTES:
-            bad.append(too_long(position, what))
-        elif what == "document" and (reason := _not_text(data)):
+            bad.append(too_long(position, unit))
+        elif unit == "document" and (reason := _not_text(data)):
             bad.append(BadRecord(position, *reason))
         else:
             try:
                 texts.append(data.decode())
                 positions.append(position)
             except UnicodeDecodeError as error:
-                bad.append(BadRecord(position, *invalid_utf8(error, data, what)))
+                bad.append(BadRecord(position, *invalid_utf8(error, data, unit)))
     return ReadColumns(np.array(positions, np.int64), {"text": texts}, {}, bad, empty)
 
 
@@ -87,7 +89,7 @@ def _not_text(data: bytes) -> tuple[str, str] | None:
 
 
 def _lines(block: Lines, *, with_gaps: bool = False) -> _Batch:
-    """`with_gaps`: of blank lines after another, the first is among the documents."""
+    """Return the lines of a block. `with_gaps`: the first of several blank lines stays."""
     data = block.data
     if data is None:
         return [(block.offset, None)], 0
@@ -100,13 +102,13 @@ def _lines(block: Lines, *, with_gaps: bool = False) -> _Batch:
         kept = nonblank(data, begins, ends)
         kept[1:] |= kept[:-1].copy()
         kept[0] = True
-    places = (one[kept].tolist() for one in (positions, begins, ends))
+    places = (column[kept].tolist() for column in (positions, begins, ends))
     documents: list[_Document] = [(at, data[a:b]) for at, a, b in zip(*places, strict=True)]
     return documents, len(kept) - len(documents)
 
 
 def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Batch]:
-    """Documents that blank lines end, never held beyond MAX_LINE_BYTES."""
+    """Yield documents that end with a blank line, holding at most MAX_LINE_BYTES."""
     held, size, begin, overlong = list[bytes](), 0, 0, False
 
     def ended() -> list[_Document]:
@@ -134,7 +136,7 @@ def _paragraphs(blocks: Iterator[Lines]) -> Iterator[_Batch]:
 
 
 def _whole(source: OpenInput) -> Iterator[_Batch]:
-    """The file as it is, if it is not longer than MAX_LINE_BYTES."""
+    """Yield the whole file as one document, if it is not longer than MAX_LINE_BYTES."""
     limit = byte_streams.MAX_LINE_BYTES
     held = bytearray()
     while len(held) <= limit and (data := source.read(byte_streams.BLOCK_BYTES)):
@@ -154,7 +156,7 @@ _FIX = "fix the line, or use --on-error skip"
 
 
 class CsvReader(LineReader):
-    """`.csv` files. A record may span lines inside quotes, so a file is one slice."""
+    """Reader of `.csv` files. A record may span lines inside quotes, so a file is one slice."""
 
     delimiter, tip = ",", _FIX
 
@@ -207,7 +209,7 @@ class CsvReader(LineReader):
 
 
 def _value(cell: str) -> Any:
-    """The number or list that a cell holds; None where it is empty, and the text of another one."""
+    """Return the number or list that a cell holds, None if it is blank, or else its text."""
     if not cell.strip():
         return None
     try:
@@ -217,23 +219,23 @@ def _value(cell: str) -> Any:
 
 
 class TsvReader(CsvReader):
-    """`.tsv` files."""
+    """Reader of `.tsv` files."""
 
     delimiter = "\t"
 
 
 class _CsvBatch(NamedTuple):
-    """Rows that are read and not yet given out, each with its position."""
+    """Rows, each with its position, and bad records."""
 
     rows: list[tuple[int, list[str]]]
     bad: list[BadRecord]
 
 
 class _CsvRows:
-    """Rows of the csv module, and where in the file they are.
+    """Rows of the csv module, with their positions.
 
-    header    the first row that is not blank; None where there is none
-    begin     where the row begins that was read last
+    header  the first row that is not blank; None if all are
+    begin   position of the row that was read last
     """
 
     def __init__(
@@ -253,7 +255,7 @@ class _CsvRows:
             raise self._refused(_invalid(self.begin, error, "fix the header")) from error
 
     def _decoded(self, source: OpenInput) -> Iterator[str]:
-        """The lines of the file, with their ends: CR, LF or both."""
+        """Yield the lines of the file, with their ends: CR, LF or both."""
         for offset, data in read_lines(source, 0, None):
             if data is None:
                 raise self._refused(too_long(offset))
@@ -274,7 +276,7 @@ class _CsvRows:
         self._has_ended = True
 
     def _next(self, rows: Iterator[list[str]]) -> list[str] | None:
-        """The next row that is not blank; None after the last one. Raises csv.Error."""
+        """Return the next row that is not blank; None after the last. Raises csv.Error."""
         row: list[str] | None = []
         while row == []:
             self._begins = True
@@ -282,11 +284,11 @@ class _CsvRows:
         return row
 
     def _refused(self, bad: BadRecord) -> DataError:
-        """The error that ends the run: where the record ends is unknown, so no run can skip it."""
+        """Return the error that ends the run: nothing shows where the record ends, to skip it."""
         return LineReader().refused(self._file, bad)
 
     def batches(self) -> Iterator[_CsvBatch]:
-        """All rows after the header, in batches."""
+        """Yield all rows after the header, in batches."""
         # The reader refers to this object: held here, too, its buffer would wait for the collector.
         rows, self._rows = self._rows, iter(())
         width = len(self.header or ())

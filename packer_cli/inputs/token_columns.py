@@ -1,6 +1,9 @@
-"""Records that are lists of tokens or columns: which are read together, whether token ids can be
-packed, and the arrays they become; and those of what `--carry` names: values of a record, or one
-for each of its tokens.
+"""Make records of the columns that a reader has read: texts, fields or token ids, with the values
+of `--carry` beside them.
+
+Token ids and carried values are checked and copied a column at a time. Only if a record may be bad,
+they are looked at one by one, to name what is wrong. Records are cut into batches of a few
+megabytes.
 """
 
 from __future__ import annotations
@@ -105,12 +108,12 @@ def faultless(
     labels: npt.NDArray[Any] | None,
     mask: npt.NDArray[Any] | None,
 ) -> Tokens | None:
-    """Flat ids, labels and masks of n records -> their tokens, in one pass over each array; None
-    where a record may be bad: see `one_by_one`.
+    """Check the flat ids, labels and masks of n records in one pass over each array.
 
-    The arrays are of integers of any type. offsets int64[n + 1] is common to all three. Tokens with
-    attention_mask 0 are padding and are left out. Labels must be -100 or the token itself
-    (unshifted): they say what is trained on.
+    Returns their tokens, or None if a record may be bad: see `one_by_one`. The arrays are of
+    integers of any type. offsets int64[n + 1] is common to all three. Tokens with attention_mask 0
+    are padding and are left out. Labels must be the token itself (unshifted), or -100 for a token
+    that is not trained on.
     """
     if labels is not None and labels.dtype == np.uint64:
         return None  # as int64 they could seem to be -100
@@ -132,8 +135,9 @@ def faultless(
 
 
 def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of records that are read together, at `most` so many of few bytes; one whose
-    largest value is beyond `longest` bytes is alone. sizes, largest int64[n], in bytes.
+    """Yield (start, stop) of records that are read together: a few megabytes, and at `most` so
+    many. A record whose largest value is above `longest` is alone. sizes, largest int64[n], in
+    bytes.
     """
     full = np.flatnonzero(np.diff(np.cumsum(sizes) // BATCH_BYTES)) + 1
     alone = np.flatnonzero(largest > longest)
@@ -144,7 +148,7 @@ def parts_of(sizes: Int64, largest: Int64, longest: int, most: int) -> Iterator[
 
 
 def batches_of(lengths: Int32) -> Iterator[tuple[int, int]]:
-    """(start, stop) of documents that are held together. lengths int32[n], in tokens."""
+    """Yield (start, stop) of documents that are held together. lengths int32[n], in tokens."""
     sizes = lengths.astype(np.int64) * 4
     return parts_of(sizes, sizes, int(sizes.max(initial=0)), _BATCH_DOCUMENTS)
 
@@ -152,10 +156,11 @@ def batches_of(lengths: Int32) -> Iterator[tuple[int, int]]:
 def token_records(
     columns: Mapping[str, Any], positions: Int64, tip: str, consumed: int = 0
 ) -> Records:
-    """Records of n rows, whose `positions` are int64[n].
+    """Return records of token ids.
 
-    columns  by `NAMES`: n lists as Python has them, None for a null, or an array of Arrow
-    tip      for bad rows
+    columns    by `NAMES`: n lists as Python has them, None for a null, or an array of Arrow
+    positions  int64[n]
+    tip        for bad records
     """
     tokens, bad = _all_good(columns), dict[int, str]()
     if tokens is None:
@@ -195,7 +200,7 @@ def _all_good(columns: Mapping[str, Any]) -> Tokens | None:
 
 
 def _wrong_flags(mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """bool[n], which values are neither 0 nor 1."""
+    """Mark the values that are neither 0 nor 1, bool[n]."""
     wrong: npt.NDArray[np.bool_] = (mask != 0) & (mask != 1)
     return wrong
 
@@ -203,7 +208,10 @@ def _wrong_flags(mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def _masked(
     ids: npt.NDArray[Any], labels: Any, masks: Iterable[npt.NDArray[Any] | None]
 ) -> npt.NDArray[Any] | None:
-    """Labels, of which none are where a mask is 0; None if there are neither labels nor masks."""
+    """Return labels that are -100 where a mask is 0; None without labels and masks.
+
+    A record whose mask is null or missing, where others have one, is trained on throughout.
+    """
     for mask in masks:
         if mask is not None:
             labels = np.where(mask, ids.astype(np.int64) if labels is None else labels, IGNORED)
@@ -217,7 +225,7 @@ def _as_arrow(lists: list[list[int]], kind: type) -> Any:
 
 
 def _offsets(column: Any) -> Int64:
-    """int64[n + 1], where each list begins in the column's own values; it has no nulls."""
+    """Return where each list of a column without nulls begins in its flat values, int64[n + 1]."""
     if pa.types.is_fixed_size_list(column.type):
         return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
     offsets: Int64 = column.offsets.to_numpy().astype(np.int64)
@@ -226,7 +234,7 @@ def _offsets(column: Any) -> Int64:
 
 
 def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
-    """The tokens of the good rows, and what is wrong with each of the others, by its index."""
+    """Return the tokens of the good rows, and what is wrong with each of the others, by index."""
     bad = dict[int, str]()
     ids, flags, lengths = [np.empty(0, np.int64)], [np.empty(0, bool)], list[int]()
     for number, row in enumerate(rows):
@@ -254,7 +262,7 @@ def one_by_one(rows: Sequence[Row]) -> tuple[Tokens, dict[int, str]]:
 
 
 def _misfit(row: Row) -> str:
-    """The reason why the lists of a row do not belong together, or ""."""
+    """Return why the lists of a row do not belong together, or ""."""
     ids = row[0]
     if ids is None:
         return "input_ids is null"
@@ -276,7 +284,7 @@ def _clipped(values: list[int]) -> Int64:
 def _fault(
     ids: Int64, labels: Int64 | None, mask: Int64 | None, masks: Mapping[str, npt.NDArray[Any]]
 ) -> str:
-    """The first number that is wrong in a record; "" where none is."""
+    """Return what is wrong with the first wrong number of a record, or ""."""
     mask = np.ones_like(ids) if mask is None else mask
     labels = ids if labels is None else labels
     checks = (
