@@ -1,9 +1,9 @@
-"""Sets that others made: what a name stands for, what its columns mean, and the one reader of rows.
+"""Sets of other tools: find and recognize their files, and read their rows as flat columns.
 
-`FORMATS` is the table of what columns mean; the first whose columns are there is taken, or the one
-that `--format` names. Whatever rows are stored in, a `File` gives them as Arrow's record batches,
-and `Set.read` as flat columns, a few hundred thousand tokens at a time. So memory does not depend
-on the size of the set, and nothing is allocated by what a file says of itself.
+`FORMATS` is the table of formats. The first one whose columns are there is used, or the one that
+`--format` names. A `SetFile` reads any kind of file as Arrow record batches, and `AuditedSet.read`
+turns these into flat columns, a few hundred thousand tokens at a time. Memory does not depend on
+the size of the set, and no size that a file claims is allocated unchecked.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from packer_cli.result.opening import View, opened
 from packer_cli.result.rules import labels_in, sound_batches
 from packer_cli.result.tokenized import open_tokenized
 
-# Columns that are read where they are there: lists with one value for each token of the row, or
-# for each of its documents. `segments` is packer's, see docs/format.md.
+# Columns that are read: lists with one value for each token of the row, or for each of its
+# documents. `segments` is packer's, see docs/format.md.
 _OF_TOKENS = ("input_ids", "labels", *MASKS, "attention_mask", "position_ids")
 _OF_DOCUMENTS = (
     "seq_lengths", "seq_lens", "seq_lens_padded", "seq_start_id", "cu_seqlens", "cu_seqlens_padded",
@@ -51,9 +51,9 @@ _OF_DOCUMENTS = (
 _READ = (*_OF_TOKENS, *_OF_DOCUMENTS, "segments")
 _OF_SEGMENTS = ("file", pa.int32()), ("position", pa.int64()), ("start", pa.int32())
 _SEGMENTS = pa.struct([pa.field(*part, nullable=False) for part in _OF_SEGMENTS])
-_AT_ONCE = 1 << 17  # tokens, which fit into the cache of a core with what is made of them
+_AT_ONCE = 1 << 17  # tokens: they fit into the cache of a core with all arrays made from them
 _LONGEST = 1 << 24  # tokens of a row
-_MOST_ROWS = 4096  # that are decoded together
+_MOST_ROWS = 4096  # decoded together
 _DROP_BYTES = 64 << 20  # of a mapped file, which counts as memory of the process
 _DECODED_BYTES = 2 << 20  # of Parquet
 _AGAIN = "copy it again, or write it again"
@@ -64,50 +64,50 @@ _EXPECTED = (
 )
 
 
-class Format(NamedTuple):
-    """What the columns of a format mean.
+class SetFormat(NamedTuple):
+    """A format of sets: the meaning of its columns.
 
-    columns   that tell the format; with all of them it is this one
-    what      says so in a line
-    told      by what it is told, where that is no column
-    shift     where a token's label is: at the token itself (`own`), for trainers that shift, or
-              before it (`next`), for those that do not
-    by_eos    its trainer tells documents apart by EOS, whatever else says where they are
-    spare     tokens of a document that are targets only, and do not count for a full row
-    weaker    rules -> why what they find is no more than a warning here
+    columns       a set that has all of these has this format
+    description   one line for the report
+    evidence      the sign of the format
+    shift         the place of a token's label: at the token itself (`own`), for trainers that
+                  shift labels, or one place earlier (`next`), for those that do not
+    by_eos        its trainer separates documents at EOS, and ignores other boundaries
+    target_tokens tokens at the end of a document that are only targets, and do not fill a row
+    weaker        rule -> the reason why it is only a warning for this format
     """
 
     columns: tuple[str, ...]
-    what: str
-    told: str = "its columns"
+    description: str
+    evidence: str = "its columns"
     shift: Literal["own", "next"] = "own"
     by_eos: bool = False
-    spare: int = 0
+    target_tokens: int = 0
     weaker: Mapping[str, str] = {}
 
 
 FORMATS = {
-    "packer": Format((), "rows of packer pack", "its manifest"),
-    "packer-tokenized": Format((), "documents of packer tokenize", "its manifest"),
-    "megatron": Format(
-        (), "documents of Megatron-LM, which tells them apart by EOS", "its index", by_eos=True
+    "packer": SetFormat((), "rows of packer pack", "its manifest"),
+    "packer-tokenized": SetFormat((), "documents of packer tokenize", "its manifest"),
+    "megatron": SetFormat(
+        (), "documents of Megatron-LM, which separates them at EOS", "its index", by_eos=True
     ),
-    "olmo": Format(
+    "olmo": SetFormat(
         (),
-        "tokens of OLMo, which tells documents apart by EOS",
+        "tokens of OLMo, which separates documents at EOS",
         "the name .npy, without a header of numpy",
         by_eos=True,
     ),
-    "megatron-bridge": Format(
+    "megatron-bridge": SetFormat(
         ("loss_mask", "seq_start_id"),
         "packed rows of Megatron-Bridge; loss_mask is that of the next token",
         shift="next",
-        spare=1,
+        target_tokens=1,
     ),
-    "seq-lens": Format(
+    "seq-lens": SetFormat(
         ("seq_lens",), "rows of NeMo Automodel or prime-rl, with shifted labels", shift="next"
     ),
-    "trl": Format(
+    "trl": SetFormat(
         ("seq_lengths",),
         "packed rows of TRL",
         weaker={
@@ -115,25 +115,25 @@ FORMATS = {
             "only with padding_free=True, and older versions not even then"
         },
     ),
-    "llamafactory": Format(
+    "llamafactory": SetFormat(
         ("labels", "attention_mask", "position_ids"), "rows as LLaMA-Factory and axolotl write them"
     ),
-    "columns": Format((), "rows by their columns, for trainers that shift labels themselves"),
-    "shifted": Format((), "rows by their columns, whose labels are shifted already", shift="next"),
+    "columns": SetFormat((), "rows by their columns, for trainers that shift labels themselves"),
+    "shifted": SetFormat(
+        (), "rows by their columns, whose labels are shifted already", shift="next"
+    ),
 }
 
 
 class Column(NamedTuple):
-    """A list for each row: values[offsets[i]:offsets[i + 1]]; int64[rows + 1]."""
+    """A list for each row: values[offsets[i]:offsets[i + 1]]; offsets are int64[rows + 1]."""
 
     values: npt.NDArray[Any]
     offsets: Int64
 
 
-class Raw(NamedTuple):
-    """Rows that follow one another, the first of which has the number `first`; `input_ids` is
-    always among the columns.
-    """
+class FlatRows(NamedTuple):
+    """Consecutive rows from number `first` on, by column; `input_ids` is always there."""
 
     first: int
     columns: Mapping[str, Column]
@@ -143,14 +143,14 @@ class Raw(NamedTuple):
         return len(self.columns["input_ids"].offsets) - 1
 
 
-class File(NamedTuple):
-    """A file, or several that belong together.
+class SetFile(NamedTuple):
+    """A file, or several files that belong together.
 
-    names      of the columns that are read
-    ignored    those that are no lists of integers, and their types
-    batches    gives (number of the first row, record batch), in ascending order, for all rows of
-               the spans that it is asked for, and perhaps more
-    documents  whether rows are documents, which are not packed yet
+    names      the columns that are read
+    ignored    name -> type of columns that are not lists of integers
+    batches    spans int64[n, 2] to (number of the first row, record batch), in ascending order, of
+               at least the rows in these spans
+    documents  True if rows are documents that are not packed yet
     """
 
     place: str
@@ -162,58 +162,65 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Set:
-    """A set that is open.
+class AuditedSet:
+    """An open set.
 
-    format    one of FORMATS, by its name, and `meaning`: itself; `told`: how it was told
+    format    name in FORMATS; `meaning` is the format itself, and `evidence` its sign
     facts     the manifest of a result of packer
-    left_out  what is not read, in words
+    left_out  descriptions of what is not read
     """
 
     name: str
     format: str
-    meaning: Format
-    told: str
-    files: Sequence[File]
+    meaning: SetFormat
+    evidence: str
+    files: Sequence[SetFile]
     facts: Manifest | TokenizedManifest | None = None
     left_out: Sequence[str] = ()
 
     @cached_property
     def _firsts(self) -> Int64:
-        return offsets_of([one.rows for one in self.files])
+        return offsets_of([file.rows for file in self.files])
 
     @property
     def rows(self) -> int:
+        """Number of rows in all files."""
         return int(self._firsts[-1])
 
     @property
     def names(self) -> Sequence[str]:
+        """Names of the columns that are read."""
         return self.files[0].names
 
     @property
     def documents(self) -> bool:
+        """True if rows are documents that are not packed yet."""
         return self.files[0].documents
 
     @property
-    def says_what_is_trained(self) -> bool:
+    def has_labels(self) -> bool:
+        """True if labels or masks mark the trained tokens."""
         return bool({"labels", *MASKS} & {*self.names})
 
     def where(self, row: int) -> tuple[str, int]:
-        """(file, number of the row in it)."""
+        """Return (file, number of a row in it)."""
         number = int(np.searchsorted(self._firsts, row, side="right")) - 1
         return self.files[number].place, row - int(self._firsts[number])
 
-    def read(self, spans: Int64) -> Iterator[Raw]:
-        """Rows spans[k, 0] <= row < spans[k, 1], int64[n, 2], in ascending order, a few at a time.
-        Raises DataError for what cannot be read.
+    def read(self, spans: Int64) -> Iterator[FlatRows]:
+        """Yield the rows spans[k, 0] <= row < spans[k, 1], a few at a time.
+
+        spans  int64[n, 2], in ascending order
+
+        Raises DataError for files that cannot be read.
         """
         for file, first in zip(self.files, self._firsts.tolist(), strict=False):
-            mine = spans[(spans[:, 1] > first) & (spans[:, 0] < first + file.rows)] - first
-            if len(mine):
-                yield from _rows_of(file, np.clip(mine, 0, file.rows), first)
+            inside = spans[(spans[:, 1] > first) & (spans[:, 0] < first + file.rows)] - first
+            if len(inside):
+                yield from _rows_of(file, np.clip(inside, 0, file.rows), first)
 
 
-def _rows_of(file: File, spans: Int64, first: int) -> Iterator[Raw]:
+def _rows_of(file: SetFile, spans: Int64, first: int) -> Iterator[FlatRows]:
     last, read = int(spans[-1, 1]), 0
     with _readable(file.place):
         batches = file.batches(spans)
@@ -228,7 +235,7 @@ def _rows_of(file: File, spans: Int64, first: int) -> Iterator[Raw]:
                 for begin, stop in np.clip(chosen, 0, rows).tolist():
                     for a, b in _few_tokens(offsets, begin, stop):
                         part = batch.slice(a, b - a)
-                        yield Raw(first + at + a, _columns_of(part, file.place, at + a))
+                        yield FlatRows(first + at + a, _columns_of(part, file.place, at + a))
             read = at + rows
             if read >= last:
                 break
@@ -249,14 +256,15 @@ def _refuse_long(place: str, offsets: Int64, first: int = 0) -> None:
 
 
 def _few_tokens(offsets: Int64, begin: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Stretches of rows, between those of these numbers, which together are few tokens."""
+    """Cut the rows begin..stop into ranges (begin, stop) of few tokens each."""
     full = np.flatnonzero(np.diff(offsets[begin + 1 : stop + 1] // _AT_ONCE)) + begin + 1
     yield from ((a, b) for a, b in pairwise([begin, *full.tolist(), stop]) if b > a)
 
 
 def even_spans(rows: int, wanted: int, longest: int = 32) -> Int64:
-    """int64[n, 2], spans of at most `longest` rows, evenly spread; all rows where as many are
-    wanted.
+    """Spread `wanted` rows evenly over a set, in spans of at most `longest` rows, int64[n, 2].
+
+    Returns one span of all rows if there are not more than wanted.
     """
     if wanted >= rows:
         return np.array([[0, rows]], np.int64)
@@ -268,7 +276,7 @@ def even_spans(rows: int, wanted: int, longest: int = 32) -> Int64:
 
 @contextmanager
 def _readable(place: str) -> Iterator[None]:
-    """A context in which what Arrow, msgspec and the system raise becomes a DataError."""
+    """A context that turns errors of Arrow, msgspec and the system into a DataError."""
     try:
         yield
     except (pa.ArrowException, msgspec.MsgspecError, ValueError, OverflowError, OSError) as error:
@@ -281,11 +289,11 @@ def _readable(place: str) -> Iterator[None]:
 # --- record batches as flat columns
 
 
-def _column(array: Any, what: str) -> tuple[Any, Int64]:
-    """(values, offsets int64[rows + 1]) of a column of lists. Raises DataError for nulls."""
+def _column(array: Any, name: str) -> tuple[Any, Int64]:
+    """Return (values, offsets int64[rows + 1]) of a column of lists. Raises DataError for nulls."""
     values = array.flatten()
     if array.null_count or values.null_count:
-        raise DataError(f"{what} holds a null, expected lists of integers", _AGAIN)
+        raise DataError(f"{name} holds a null, expected lists of integers", _AGAIN)
     if pa.types.is_fixed_size_list(array.type):
         return values, np.arange(len(array) + 1, dtype=np.int64) * int(array.type.list_size)
     offsets = array.offsets.to_numpy().astype(np.int64)
@@ -293,54 +301,58 @@ def _column(array: Any, what: str) -> tuple[Any, Int64]:
 
 
 def _columns_of(batch: Any, place: str, first: int) -> dict[str, Column]:
-    """The columns of a record batch. Raises DataError for nulls, and for lists that do not have a
-    value for each token.
+    """Return the columns of a record batch.
+
+    Raises DataError for nulls, and for lists without exactly one value for each token.
     """
-    found, ids = {}, _column(batch.column("input_ids"), place)[1]
+    columns, ids = {}, _column(batch.column("input_ids"), place)[1]
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         values, offsets = _column(array, f"{place}: {name}")
         if name in _OF_TOKENS and not np.array_equal(offsets, ids):
-            own, expected = np.diff(offsets), np.diff(ids)
-            row = int(np.argmax(own != expected))
+            lengths, expected = np.diff(offsets), np.diff(ids)
+            row = int(np.argmax(lengths != expected))
             raise DataError(
-                f"{place}: row {first + row}: {name} has {own[row]} values, expected "
+                f"{place}: row {first + row}: {name} has {lengths[row]} values, expected "
                 f"{expected[row]}, as many as input_ids",
                 "write the set again: each token needs one value",
             )
         if name == "segments":
-            found["segments.start"] = Column(values.field("start").to_numpy(), offsets)
+            columns["segments.start"] = Column(values.field("start").to_numpy(), offsets)
         else:
-            found[name] = Column(_signed(values.to_numpy(zero_copy_only=False)), offsets)
-    return found
+            columns[name] = Column(_signed(values.to_numpy(zero_copy_only=False)), offsets)
+    return columns
 
 
 def _signed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values as signed integers; those beyond int64 turn negative, which is out of range."""
+    """Return values as signed integers. Those beyond int64 become negative: out of range, too."""
     if values.dtype.kind == "u" and values.dtype.itemsize > 1:
         return values.astype(f"i{min(8, 2 * values.dtype.itemsize)}")
     return values
 
 
 def _chosen(schema: Any, place: str) -> tuple[list[str], dict[str, str]]:
-    """(names of columns that are read, those that are ignored with their types) of a schema. Raises
-    DataError where there is no column of token ids.
+    """Return (names of columns to read, types of ignored columns by name) of a schema.
+
+    Raises DataError if there is no column of token ids.
     """
     kinds = {name: schema.field(name).type for name in _READ if schema.names.count(name) == 1}
     names = [name for name, kind in kinds.items() if _is_read(name, kind)]
     ignored = {name: str(kind) for name, kind in kinds.items() if name not in names}
     if "input_ids" not in names:
-        what = f"{ignored['input_ids']} in input_ids" if "input_ids" in ignored else "no input_ids"
+        problem = "no input_ids"
+        if "input_ids" in ignored:
+            problem = f"{ignored['input_ids']} in input_ids"
         raise DataError(
-            f"{place}: {what}, expected a column input_ids with lists of integers; columns found: "
-            f"{named(schema.names)}",
+            f"{place}: {problem}, expected a column input_ids with lists of integers; columns "
+            f"found: {named(schema.names)}",
             "name a set of token ids; texts are tokenized by packer tokenize",
         )
     return names, ignored
 
 
 def _is_read(name: str, kind: Any) -> bool:
-    is_list = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    if not any(one(kind) for one in is_list):
+    are_lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_list(kind) for is_list in are_lists):
         return False
     if name == "segments":
         return bool(kind.value_type == _SEGMENTS)
@@ -351,30 +363,32 @@ def _is_read(name: str, kind: Any) -> bool:
 
 
 def _numbered(batches: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any]]:
-    """Batches that come first to last, each with the number of its first row."""
+    """Yield consecutive batches, each with the number of its first row."""
     for batch in batches:
         yield first, batch
         first += batch.num_rows
 
 
-def _arrow(file: InputFile, rows: int | None = None) -> File:
-    """A file of Arrow, in either form; `rows`, where they are known, are not counted."""
+def _arrow(file: InputFile, rows: int | None = None) -> SetFile:
+    """Open an Arrow file or stream. `rows` are counted if they are not known."""
     with _readable(file.path):
         source, drop = _mapped(file.path)
         schema, batches_of = open_ipc(source)
         names, ignored = _chosen(schema, file.path)
-        rows = sum(drop(one).num_rows for one in batches_of(())) if rows is None else rows
+        rows = sum(drop(batch).num_rows for batch in batches_of(())) if rows is None else rows
 
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
         source, drop = _mapped(file.path)
         return _numbered(map(drop, open_ipc(source)[1](names)))
 
-    return File(file.path, rows, names, batches, ignored)
+    return SetFile(file.path, rows, names, batches, ignored)
 
 
 def _mapped(path: str) -> tuple[Any, Callable[[Any], Any]]:
-    """The bytes of a file, mapped if it is local, and what gives back the memory of those before a
-    batch, and the batch.
+    """Open a file, mapped if it is local.
+
+    Returns (source for Arrow, a function that frees the memory before a batch and returns the
+    batch).
     """
     if storage.is_url(path):
         return storage.open_arrow(path), lambda batch: batch
@@ -395,38 +409,42 @@ def _mapped(path: str) -> tuple[Any, Callable[[Any], Any]]:
     return source, drop
 
 
-def _parquet(file: InputFile) -> File:
-    """A Parquet file, decoded a few megabytes at a time."""
+def _parquet(file: InputFile) -> SetFile:
+    """Open a Parquet file, to be decoded a few megabytes at a time."""
 
     def table() -> Any:
         return parquet_file(storage.open_arrow(file.path, file.status()))
 
-    with _readable(file.path), table() as found:
-        names, ignored = _chosen(found.schema_arrow, file.path)
-        groups = [found.metadata.row_group(i) for i in range(found.metadata.num_row_groups)]
-    size = max((one.total_byte_size // max(one.num_rows, 1) for one in groups), default=1)
+    with _readable(file.path), table() as opened_file:
+        names, ignored = _chosen(opened_file.schema_arrow, file.path)
+        metadata = opened_file.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=1)
     at_once = max(1, min(_MOST_ROWS, _DECODED_BYTES // max(size, 1)))
-    firsts = offsets_of([one.num_rows for one in groups])
+    firsts = offsets_of([group.num_rows for group in groups])
 
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
-        with table() as found:
+        with table() as opened_file:
             for number, (first, end) in enumerate(pairwise(firsts.tolist())):
                 wanted = spans[(spans[:, 1] > first) & (spans[:, 0] < end), 1]
-                own = found.iter_batches(at_once, [number], names) if len(wanted) else ()
-                for at, batch in _numbered(own, first):
+                if not len(wanted):
+                    continue
+                for at, batch in _numbered(
+                    opened_file.iter_batches(at_once, [number], names), first
+                ):
                     yield at, batch
                     if at + batch.num_rows >= wanted[-1]:
                         break
 
-    return File(file.path, int(firsts[-1]), names, batches, ignored)
+    return SetFile(file.path, int(firsts[-1]), names, batches, ignored)
 
 
 _fields_in = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list_in = msgspec.json.Decoder(list[int | bool] | None).decode
 
 
-def _json(file: InputFile) -> File:
-    """A file of JSON lines or an array, whose columns are the fields of its first record."""
+def _json(file: InputFile) -> SetFile:
+    """Open JSON lines or an array. Its columns are the fields of the first record."""
     reader = reader_for(file.format)
     assert isinstance(reader, JsonlReader)  # noqa: S101 by its format
 
@@ -447,10 +465,10 @@ def _json(file: InputFile) -> File:
             raise ValueError(f"row {number}: {error}") from error
         if number == 0 and lists.get("input_ids") is None:
             _chosen(pa.schema([(name, pa.null()) for name in fields]), file.path)
-        return {name: own for name, own in lists.items() if own is not None}
+        return {name: values for name, values in lists.items() if values is not None}
 
     with _readable(file.path):
-        names = next((list(decoded(*one)) for one in records()), ["input_ids"])
+        names = next((list(decoded(*record)) for record in records()), ["input_ids"])
         rows = sum(1 for _ in records())
 
     def batches(spans: Int64) -> Iterator[tuple[int, Any]]:
@@ -462,21 +480,26 @@ def _json(file: InputFile) -> File:
                 raise ValueError(f"row {number}: {has} {name}, expected the columns of row 0")
             tokens += 1 + len(held[-1]["input_ids"])  # so that empty rows end, too
             if tokens > _AT_ONCE or number == rows - 1:
-                lists = [[[*map(int, one[name])] for one in held] for name in names]
-                arrays = [pa.array(own, pa.large_list(pa.int64())) for own in lists]
+                lists = [[[*map(int, record[name])] for record in held] for name in names]
+                arrays = [pa.array(column, pa.large_list(pa.int64())) for column in lists]
                 yield number + 1 - len(held), pa.RecordBatch.from_arrays(arrays, names)
                 held, tokens = [], 0
 
-    return File(file.path, rows, names, batches)
+    return SetFile(file.path, rows, names, batches)
 
 
 # --- files of tokens end to end
 
-_Source = tuple[str, np.dtype[Any], int]  # a file, the type of its values, where they begin
+_FlatColumn = tuple[str, np.dtype[Any], int]  # file, type of its values, byte of the first one
 
 
-def _flat(offsets: Mapping[str, Int64], sources: Mapping[str, _Source], *, documents: bool) -> File:
-    """Values of rows end to end, in a file for each column. `offsets`: int64[rows + 1] of each."""
+def _flat(
+    offsets: Mapping[str, Int64], sources: Mapping[str, _FlatColumn], *, documents: bool
+) -> SetFile:
+    """Open rows that are stored end to end, in a file for each column.
+
+    offsets  int64[rows + 1] of each column
+    """
     ids, place = offsets["input_ids"], sources["input_ids"][0]
     _refuse_long(place, ids)
 
@@ -492,10 +515,10 @@ def _flat(offsets: Mapping[str, Int64], sources: Mapping[str, _Source], *, docum
                 ]
                 yield a, pa.RecordBatch.from_arrays(columns, list(sources))
 
-    return File(place, len(ids) - 1, list(sources), batches, documents=documents)
+    return SetFile(place, len(ids) - 1, list(sources), batches, documents=documents)
 
 
-def _values(source: _Source, begin: int, stop: int) -> npt.NDArray[Any]:
+def _values(source: _FlatColumn, begin: int, stop: int) -> npt.NDArray[Any]:
     path, kind, header = source
     size, data = (stop - begin) * kind.itemsize, bytearray()
     with _readable(path), storage.open_bytes(path) as file:
@@ -507,17 +530,18 @@ def _values(source: _Source, begin: int, stop: int) -> npt.NDArray[Any]:
     return np.frombuffer(data, kind)
 
 
-def _indexed(file: InputFile) -> File:
-    """Tokens of Megatron-LM."""
+def _indexed(file: InputFile) -> SetFile:
+    """Open tokens of Megatron-LM."""
     kind, offsets = MegatronReader().index(file)
-    name = "input_ids"
-    return _flat({name: offsets}, {name: (file.path, kind, 0)}, documents=True)
+    column: dict[str, _FlatColumn] = {"input_ids": (file.path, kind, 0)}
+    return _flat({"input_ids": offsets}, column, documents=True)
 
 
-def _olmo(path: str, max_length: int | None) -> File:
-    """Tokens without a header, uint16 or uint32, as `NumpyDatasetBase` of olmo_core/data reads
-    them; `X.csv.gz` beside them has begin and end of each document, and `*labels_mask*` or
-    `*label_mask*` a bool for each token.
+def _olmo(path: str, max_length: int | None) -> SetFile:
+    """Open tokens without a header, uint16 or uint32, as `NumpyDatasetBase` of olmo_core/data does.
+
+    `X.csv.gz` beside them has begin and end of each document, and `*labels_mask*` or `*label_mask*`
+    a bool for each token.
     """
     size, side = storage.stat(path).size, path.removesuffix(".npy") + ".csv.gz"
     has_ends = storage.is_file(side)
@@ -530,14 +554,14 @@ def _olmo(path: str, max_length: int | None) -> File:
         raise UsageError(
             f"{path}: neither an array of numpy with a header nor a file with its documents beside "
             "it",
-            "give --max-length, the tokens of a window; ids are then taken for uint32",
+            "give --max-length, the tokens of a window; ids are then read as uint32",
         )
     else:
         width, tokens, expected = 4, size // 4, "a multiple of 4"
         offsets = np.append(np.arange(0, tokens, max_length), tokens)
     if size != width * tokens:
         raise DataError(f"{path}: {size} bytes, expected {expected}", _WHOLE)
-    sources: dict[str, _Source] = {"input_ids": (path, np.dtype(f"<u{width}"), 0)}
+    sources: dict[str, _FlatColumn] = {"input_ids": (path, np.dtype(f"<u{width}"), 0)}
     folder, stem = os.path.split(path)
     for kind in ("label_mask", "labels_mask"):
         mask = os.path.join(folder, stem.replace("token_ids", kind))
@@ -550,45 +574,47 @@ def _olmo(path: str, max_length: int | None) -> File:
 
 
 def _ends_in(path: str) -> Int64:
-    """int64[documents + 1], between documents, by a file of begin, end, ... in each line."""
+    """Read the boundaries of documents, int64[documents + 1], from lines of begin, end, ..."""
     with _readable(path), storage.open_bytes(path) as file:
         unpacked = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "gzip")
-        how = pa.csv.ReadOptions(autogenerate_column_names=True)
-        begins, ends = pa.csv.read_csv(unpacked, read_options=how).columns[:2]
+        options = pa.csv.ReadOptions(autogenerate_column_names=True)
+        begins, ends = pa.csv.read_csv(unpacked, read_options=options).columns[:2]
         offsets = np.append(0, ends.to_numpy()).astype(np.int64)
         if not np.array_equal(begins.to_numpy(), offsets[:-1]) or (np.diff(offsets) < 0).any():
             raise ValueError("documents do not begin where the one before ends")
     return offsets
 
 
-def _exported(folder: str, files: Sequence[str]) -> File:
-    """What `packer export --to numpy` writes: an array a column, of rows or with NAME_offsets."""
-    sources, offsets = dict[str, _Source](), dict[str, Int64]()
-    for name in [one for one in _READ[:-1] if f"{one}.npy" in files]:
+def _exported(folder: str, files: Sequence[str]) -> SetFile:
+    """Open an export to numpy: an array for each column, of rows or with NAME_offsets."""
+    sources, offsets = dict[str, _FlatColumn](), dict[str, Int64]()
+    for name in [column for column in _READ[:-1] if f"{column}.npy" in files]:
         shape, source = _array_in(storage.join(folder, f"{name}.npy"))
         if len(shape) == 2:
-            own = np.arange(shape[0] + 1, dtype=np.int64) * shape[1]
+            edges = np.arange(shape[0] + 1, dtype=np.int64) * shape[1]
         elif f"{name}_offsets.npy" in files:
-            (count,), edges = _array_in(storage.join(folder, f"{name}_offsets.npy"))
-            own = _values(edges, 0, count).astype(np.int64)
-            if not count or own[0] or own[-1] != shape[0] or (np.diff(own) < 0).any():
-                raise DataError(f"{edges[0]}: does not ascend from 0 to {shape[0]}", _WHOLE)
+            (count,), stored = _array_in(storage.join(folder, f"{name}_offsets.npy"))
+            edges = _values(stored, 0, count).astype(np.int64)
+            if not count or edges[0] or edges[-1] != shape[0] or (np.diff(edges) < 0).any():
+                raise DataError(f"{stored[0]}: does not ascend from 0 to {shape[0]}", _WHOLE)
         else:
             continue
-        offsets[name], sources[name] = own, source
-    rows = {len(one) - 1 for one in offsets.values()}
+        offsets[name], sources[name] = edges, source
+    rows = {len(edges) - 1 for edges in offsets.values()}
     if len(rows) != 1:
-        raise DataError(f"{folder}: its arrays have {sorted(rows)} rows, expected as many", _WHOLE)
+        raise DataError(
+            f"{folder}: its arrays have {sorted(rows)} rows, expected one number", _WHOLE
+        )
     return _flat(offsets, sources, documents=False)
 
 
-def _array_in(path: str) -> tuple[tuple[int, ...], _Source]:
-    """The shape and the values of an array of integers with a header of numpy. Raises DataError."""
+def _array_in(path: str) -> tuple[tuple[int, ...], _FlatColumn]:
+    """Return (shape, values) of an array of integers with numpy's header. Raises DataError."""
     with _readable(path), storage.open_lines(path) as file:
         np.lib.format.read_magic(file)
         shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
         is_odd = not 0 < len(shape) < 3 or (by_columns and len(shape) > 1) or 0 in shape[1:]
-        if is_odd or not all(0 <= one < 1 << 48 for one in shape) or kind.kind not in "iub":
+        if is_odd or not all(0 <= size < 1 << 48 for size in shape) or kind.kind not in "iub":
             raise ValueError(f"an array of {shape}, {kind}, expected rows of integers in C order")
         kind = np.dtype("u1") if kind.kind == "b" else kind
         begin, count = file.tell(), int(np.prod(shape, dtype=np.int64))
@@ -605,57 +631,62 @@ def open_set(
     format_: str | None = None,
     max_length: int | None = None,
     tokens: Sequence[str] = (),
-) -> Set:
-    """Open a set. `tokens`: where the tokenized directories of a view are now.
+) -> AuditedSet:
+    """Open a set.
 
-    Raises UsageError for an unknown format or a name that stands for nothing; DataError for what
-    cannot be read.
+    format_  name in FORMATS; None: recognize it
+    tokens   the tokenized directories of a view, if they have moved
+
+    Raises UsageError for an unknown format or a name without files; DataError for files that cannot
+    be read.
     """
     name = storage.public(name)
     if format_ is not None and format_ not in FORMATS:
         raise one_of("--format", format_, FORMATS)
     if tokens and not is_result(name):
-        raise UsageError(f"--tokens: {name} is no view of packer", "leave it out")
-    found = _result(name, tokens) if is_result(name) else _other(name, max_length)
-    if format_ not in (None, found.format):
-        meaning, told = FORMATS[str(format_)], f"--format {format_}"
-        if lacking := [one for one in meaning.columns if one not in found.names]:
+        raise UsageError(f"--tokens: {name} is not a view of packer", "leave it out")
+    set_ = _result(name, tokens) if is_result(name) else _other(name, max_length)
+    if format_ not in (None, set_.format):
+        meaning, evidence = FORMATS[str(format_)], f"--format {format_}"
+        if lacking := [column for column in meaning.columns if column not in set_.names]:
             raise DataError(
                 f"{name}: has no {', '.join(lacking)}, which {format_} sets have; columns found: "
-                f"{', '.join(found.names)}",
+                f"{', '.join(set_.names)}",
                 "leave --format out, or name another",
             )
-        found = replace(found, format=str(format_), meaning=meaning, told=told)
-    if not found.rows:
+        set_ = replace(set_, format=str(format_), meaning=meaning, evidence=evidence)
+    if not set_.rows:
         raise DataError(f"{name}: has no rows, expected {_EXPECTED}", "name another set")
-    return found
+    return set_
 
 
-def _result(name: str, tokens: Sequence[str]) -> Set:
-    """A packed or tokenized directory of packer, or a view, local or at a URL."""
+def _result(name: str, tokens: Sequence[str]) -> AuditedSet:
+    """Open a packed or tokenized directory of packer, or a view, local or at a URL."""
     facts = load_any(name)
     if not isinstance(facts, Manifest):
         kind = "packer-tokenized"
-        return Set(name, kind, FORMATS[kind], "its manifest", _documents_in(Path(name)), facts)
+        return AuditedSet(
+            name, kind, FORMATS[kind], "its manifest", _documents_in(Path(name)), facts
+        )
     packed = opened(Path(name), facts, tokens) if facts.config.view or tokens else None
-    names = [one for one in facts.config.columns if one in _READ]
+    names = [column for column in facts.config.columns if column in _READ]
 
     def complete(view: View, shard: Shard, spans: Int64) -> Iterator[tuple[int, Any]]:
         return _numbered(batch.select(names) for batch in view.batches(shard))
 
     files = [
-        File(packed.place_of(one.file), one.rows, names, partial(complete, packed, one))
+        SetFile(packed.place_of(shard.file), shard.rows, names, partial(complete, packed, shard))
         if isinstance(packed, View)
-        else _arrow(input_file(0, storage.join(name, one.file), DocumentConfig()), one.rows)
-        for one in facts.shards
+        else _arrow(input_file(0, storage.join(name, shard.file), DocumentConfig()), shard.rows)
+        for shard in facts.shards
     ]
-    return Set(
+    return AuditedSet(
         name, "packer", FORMATS["packer"], "its manifest", files, facts, _beside(name, files)
     )
 
 
-def _documents_in(folder: Path) -> list[File]:
-    """The documents of a tokenized directory."""
+def _documents_in(folder: Path) -> list[SetFile]:
+    """Open the documents of a tokenized directory."""
     tokenized = open_tokenized(folder)
     schema = next(iter(tokenized.stored(tokenized.shards[0]))).schema
     names = ["input_ids", *["labels"] * ("trained" in schema.names)]
@@ -665,69 +696,75 @@ def _documents_in(folder: Path) -> list[File]:
         if len(names) == 1:
             return batch.select(names)
         edges = ids.offsets.to_numpy() - ids.offsets[0].as_py()
-        own = pa.ListArray.from_arrays(pa.array(edges), pa.array(labels_in(batch)))
-        return pa.RecordBatch.from_arrays([ids, own], names)
+        lists = pa.ListArray.from_arrays(pa.array(edges), pa.array(labels_in(batch)))
+        return pa.RecordBatch.from_arrays([ids, lists], names)
 
     def batches(number: int, spans: Int64) -> Iterator[tuple[int, Any]]:
         return _numbered(with_labels(batch) for batch, _ in sound_batches(tokenized, number))
 
     return [
-        File(tokenized.place_of(one.file), one.rows, names, partial(batches, at), documents=True)
-        for at, one in enumerate(tokenized.shards)
+        SetFile(
+            tokenized.place_of(shard.file), shard.rows, names, partial(batches, at), documents=True
+        )
+        for at, shard in enumerate(tokenized.shards)
     ]
 
 
-_OPENS: dict[str, Callable[[InputFile], File]] = {
+_OPENS: dict[str, Callable[[InputFile], SetFile]] = {
     "arrow": _arrow, "parquet": _parquet, "jsonl": _json, "json": _json, "megatron": _indexed,
 }  # fmt: skip
 
 
-def _other(name: str, max_length: int | None) -> Set:
-    """A set that packer has not made, or has exported."""
+def _other(name: str, max_length: int | None) -> AuditedSet:
+    """Open a set of another tool, or an export of packer."""
     folder = _split_of(name)
-    if arrays := _arrays_in(folder):
-        is_exported = storage.join(folder, "input_ids.npy") in arrays
-        kind, files = "olmo", [_olmo(one, max_length) for one in arrays] if not is_exported else []
-        if is_exported:
-            kind, files = "columns", [_exported(folder, [*map(storage.base_name, arrays)])]
+    arrays = _arrays_in(folder)
+    if storage.join(folder, "input_ids.npy") in arrays:
+        kind, files = "columns", [_exported(folder, [*map(storage.base_name, arrays)])]
+    elif arrays:
+        kind, files = "olmo", [_olmo(path, max_length) for path in arrays]
     else:
-        found = find_inputs([folder], DocumentConfig())
-        kind = found[0].format
-        for one in found:
-            if one.format not in _OPENS or one.format != kind:
+        inputs = find_inputs([folder], DocumentConfig())
+        kind = inputs[0].format
+        for file in inputs:
+            if file.format not in _OPENS or file.format != kind:
                 raise DataError(
-                    f"{one.path}: is {one.format}, expected {_EXPECTED}",
+                    f"{file.path}: is {file.format}, expected {_EXPECTED}",
                     "name the files of one format; texts are tokenized by packer tokenize",
                 )
-        files = [_OPENS[kind](one) for one in found]
+        files = [_OPENS[kind](file) for file in inputs]
     names = {*files[0].names}
-    for file in files[1:]:
-        if {*file.names} != names:
+    for other in files[1:]:
+        if {*other.names} != names:
             raise DataError(
-                f"{file.place}: has the columns {', '.join(sorted(file.names))}, expected those of "
-                f"{files[0].place}: {', '.join(sorted(names))}",
+                f"{other.place}: has the columns {', '.join(sorted(other.names))}, expected those "
+                f"of {files[0].place}: {', '.join(sorted(names))}",
                 "name files with the same columns",
             )
     if kind not in FORMATS:
-        kinds = (one for one, own in FORMATS.items() if own.columns and {*own.columns} <= names)
-        kind = next(kinds, "columns")
-    meaning = FORMATS[kind]
-    ignored = files[0].ignored.items()
-    left_out = [f"column {one}, since {what} is no list of integers" for one, what in ignored]
-    return Set(name, kind, meaning, " ".join([meaning.told, ", ".join(meaning.columns)]).strip(),
-               files, None, [*left_out, *_beside(folder, files)])  # fmt: skip
+        of_columns = {
+            one: {*format_.columns} for one, format_ in FORMATS.items() if format_.columns
+        }
+        kind = next((one for one, columns in of_columns.items() if columns <= names), "columns")
+    meaning, ignored = FORMATS[kind], files[0].ignored.items()
+    evidence = f"{meaning.evidence} {', '.join(meaning.columns)}".strip()
+    left_out = [
+        f"column {column}, since {type_} is not a list of integers" for column, type_ in ignored
+    ]
+    left_out += _beside(folder, files)
+    return AuditedSet(name, kind, meaning, evidence, files, left_out=left_out)
 
 
 def _arrays_in(name: str) -> list[str]:
-    """Files of arrays: OLMo's, which have no header, or those of packer export."""
+    """List files of arrays: OLMo's, which have no header, or those of packer export."""
     if storage.kind(name) != "folder":
         return [name] if name.endswith(".npy") else []
     with _readable(name):
-        listed = sorted(one for one, is_folder in storage.listing(name) if not is_folder)
-    arrays = [one for one in listed if one.endswith(".npy") and one != SQUARED_LENGTHS]
+        files = sorted(file for file, is_folder in storage.listing(name) if not is_folder)
+    arrays = [file for file in files if file.endswith(".npy") and file != SQUARED_LENGTHS]
     if "input_ids.npy" not in arrays:
-        arrays = [one for one in arrays if "mask" not in one]
-    return [storage.join(name, one) for one in arrays]
+        arrays = [file for file in arrays if "mask" not in file]
+    return [storage.join(name, file) for file in arrays]
 
 
 class _Splits(msgspec.Struct):
@@ -738,7 +775,7 @@ class _Splits(msgspec.Struct):
 
 
 def _split_of(name: str) -> str:
-    """The folder of the only split of a dataset that has splits."""
+    """Return the folder of the only split of a dataset, or `name` if it has no splits."""
     place = storage.join(name, DATASET_DICT)
     if not storage.is_file(place):
         return name
@@ -752,14 +789,14 @@ def _split_of(name: str) -> str:
     return storage.join(name, splits[0])
 
 
-def _beside(folder: str, files: Sequence[File]) -> list[str]:
-    """Shards in a folder that its manifest, or the list of `datasets`, does not name."""
+def _beside(folder: str, files: Sequence[SetFile]) -> list[str]:
+    """Describe shards in a folder that its manifest, or the list of `datasets`, does not name."""
     if storage.kind(folder) != "folder":
         return []
-    read = {storage.base_name(one.place) for one in files}
-    endings = {os.path.splitext(one)[1] for one in read}
+    read = {storage.base_name(file.place) for file in files}
+    endings = {os.path.splitext(name)[1] for name in read}
     return [
-        f"{one}, which is not listed as a part of the set"
-        for one, is_folder in sorted(storage.listing(folder))
-        if not is_folder and one not in read and os.path.splitext(one)[1] in endings
+        f"{name}, which is not listed as a part of the set"
+        for name, is_folder in sorted(storage.listing(folder))
+        if not is_folder and name not in read and os.path.splitext(name)[1] in endings
     ]

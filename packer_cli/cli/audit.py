@@ -26,8 +26,8 @@ from packer_cli.options.run_options import Progress
 from packer_cli.options.values import COUNT, whole
 
 if TYPE_CHECKING:
-    from packer_cli.audit import Audit, Finding, Set
-    from packer_cli.audit.documents import Habits
+    from packer_cli.audit import Audit, AuditedSet, Finding
+    from packer_cli.audit.documents import TokenConventions
     from packer_cli.reports import Report, Rows, Section
     from packer_cli.reports.show import Shown
     from packer_cli.result.manifest import Result, TokenizerInfo
@@ -100,11 +100,11 @@ def audit(name: SetName, options: AuditOptions) -> None:
         rows = None
         if options.html is not None:
             chosen = _rows_for(found)
-            shown = shown_rows(set_, found.habits, list(chosen), options.tokens)
+            shown = shown_rows(set_, found.conventions, list(chosen), options.tokens)
             about = [(one, chosen[one.index]) for one in shown]
             rows = rows_of_page(about, decoder_of(set_, options.tokenizer))
     show_reports({name: _report(found, rows)}, as_json=options.as_json, html=options.html)
-    if not found.is_sound:
+    if not found.is_clean:
         kinds = [one.severity for one in found.findings]
         counts = [plural(kinds.count(one), one) for one in ("error", "warning") if one in kinds]
         command = ["packer", "show", name, str(found.findings[0].examples[0][0])]
@@ -122,7 +122,10 @@ def audit(name: SetName, options: AuditOptions) -> None:
 
 
 def shown_rows(
-    set_: Set, habits: Habits, rows: Sequence[int], tokens: tuple[str, ...] = ()
+    set_: AuditedSet,
+    conventions: TokenConventions,
+    rows: Sequence[int],
+    tokens: tuple[str, ...] = (),
 ) -> Iterator[Shown]:
     """Rows of any set, in ascending order, as `packer show` has those of packer's. Raises DataError
     for what cannot be read.
@@ -135,15 +138,15 @@ def shown_rows(
         return
     import numpy as np
 
-    from packer_cli.audit import Batch
+    from packer_cli.audit import DocumentBatch
     from packer_cli.reports.show import Segment, Shown
 
     numbers = np.unique(np.array(rows, np.int64))
     for raw in set_.read(np.stack([numbers, numbers + 1], axis=1)):
-        b = Batch(raw, set_, habits)
+        b = DocumentBatch(raw, set_, conventions)
         for row in range(b.rows):
             spans = [slice(b.begins[one], b.stops[one]) for one in np.flatnonzero(b.row_of == row)]
-            trained = b.trained if set_.says_what_is_trained else None
+            trained = b.trained if set_.has_labels else None
             segments = [
                 Segment(number, None, b.ids[span], None if trained is None else trained[span])
                 for number, span in enumerate(spans)
@@ -207,15 +210,15 @@ def _report(audit: Audit, rows: Rows | None) -> Report:
 
     set_, severities = audit.set_, [one.severity for one in audit.findings]
     at = "their own token" if set_.meaning.shift == "own" else "the token before"
-    labels = f"labels are at {at}" if set_.says_what_is_trained else "nothing says what is trained"
+    labels = f"labels are at {at}" if set_.has_labels else "nothing says what is trained"
     facts = [
-        Fact("format", f"{set_.format}: {set_.meaning.what}, told by {set_.told}"),
+        Fact("format", f"{set_.format}: {set_.meaning.description}, recognized by {set_.evidence}"),
         Fact("columns", f"{', '.join(set_.names)}; {labels}"),
-        *(Fact(what, how) for what, how in audit.habits.told.items()),
+        *(Fact(what, how) for what, how in audit.conventions.evidence.items()),
         *(Fact("left out", what, True) for what in set_.left_out),
     ]
-    if audit.habits.length is not None and not set_.documents:
-        facts.append(Fact("full rows", f"have {audit.habits.length:,} tokens"))
+    if audit.conventions.length is not None and not set_.documents:
+        facts.append(Fact("full rows", f"have {audit.conventions.length:,} tokens"))
     sampled = f"of {audit.of:,}, evenly spread" if audit.rows < audit.of else ""
     figures = [
         Figure("rows", count(audit.rows), sampled),
@@ -238,7 +241,7 @@ def _sections(audit: Audit, shown: Rows | None) -> list[Section]:
         head = ["rule", "severity", "rows", "share", "examples: row, place", "means"]
         lines = [
             [one.rule, one.severity, count(one.rows), percent(one.rows / max(audit.rows, 1)),
-             _examples(one), RULES[one.rule].means + f" ({one.more})" * bool(one.more)]
+             _examples(one), RULES[one.rule].means + f" ({one.detail})" * bool(one.detail)]
             for one in audit.findings
         ]  # fmt: skip
         there = {one.number for one in shown.rows} if shown else set[int]()
@@ -273,7 +276,7 @@ def unreadable() -> Iterator[None]:
         raise
 
 
-def decoder_of(set_: Set, tokenizer: str | None) -> Decoder | str:
+def decoder_of(set_: AuditedSet, tokenizer: str | None) -> Decoder | str:
     """The decoder of the tokenizer that is named, or else of the set's own; or why there is none.
     Raises UsageError.
     """

@@ -229,19 +229,19 @@ def _has_set(directory: Path) -> bool:
 
 def _of_others(directory: Path, options: ShowOptions) -> _Rows:
     """The rows of a set that another tool has made."""
-    from packer_cli.audit import look, open_set
+    from packer_cli.audit import infer_conventions, open_set
 
     refuse([(options.tokens, "--tokens: is for views of packer", "leave it out")])
     with unreadable():
         set_ = open_set(str(directory), options.format, options.max_length)
-        habits = look(set_, tokenizer_of(options.tokenizer), options.max_length)
+        conventions = infer_conventions(set_, tokenizer_of(options.tokenizer), options.max_length)
 
     def read(numbers: Iterable[int]) -> Iterator[Shown]:
         left = iter(numbers)
         while some := [*islice(left, _AT_ONCE)]:
             with unreadable():
-                found = {one.index: one for one in shown_rows(set_, habits, some)}
+                found = {one.index: one for one in shown_rows(set_, conventions, some)}
             yield from map(found.__getitem__, some)
 
     load = partial(decoder_of, set_, options.tokenizer)
-    return _Rows("row", set_.rows, set_.says_what_is_trained, read, load)
+    return _Rows("row", set_.rows, set_.has_labels, read, load)

@@ -433,7 +433,7 @@ def test_a_view_whose_tokens_have_moved() -> None:
     assert_error(result, 2, "its tokenized directory")
     assert "--tokens" in result.stderr
     assert found(audited("view", "--tokens", "moved")) == {}
-    assert_error(packer("audit", "a.jsonl", "--tokens", "moved"), 2, "no view of packer")
+    assert_error(packer("audit", "a.jsonl", "--tokens", "moved"), 2, "not a view of packer")
 
 
 def test_files_that_are_not_listed_are_told(sound: Path) -> None:
@@ -449,7 +449,7 @@ def test_columns_that_are_left_out_are_told(tmp_path: Path) -> None:
     table = pa.table({"input_ids": [[1, 2], [3, 4]], "labels": [[1.0, 2.0], [3.0, 4.0]]})
     kind = pq.read_schema(_parquet(table, tmp_path)).field("labels").type
     left_out = audited(tmp_path / "a.parquet")["left_out"]
-    assert left_out == [f"column labels, since {kind} is no list of integers"]
+    assert left_out == [f"column labels, since {kind} is not a list of integers"]
 
 
 @pytest.mark.parametrize("pad", [0, 256])
