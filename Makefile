@@ -78,7 +78,7 @@ test-places: $(VENV)/.testing ## trained tokens of PLACES hard texts against the
 KILLS ?= 100
 TREES ?= 10000
 FAULTS = run/test_kills run/test_resume run/test_add run/test_ranks run/test_upload \
-	ownership/test_runs_at_once ownership/test_random_trees
+	run/test_runs_at_once run/test_random_trees
 
 test-faults: $(VENV)/.testing ## stop each command KILLS times, and try TREES trees of foreign files (half an hour)
 	PACKER_KILLS=$(KILLS) PACKER_TREES=$(TREES) $(BIN)/pytest $(FAULTS:%=tests/%.py) $(SHARED) $(ARGS)

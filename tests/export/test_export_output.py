@@ -4,7 +4,6 @@ that a failure leaves nothing.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -17,16 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from altered import altered, unaltered
+from altered import altered, faulty, unaltered
 from exporting import damage, nothing_at, table_of
-from owning import killed
 from spoiling import edit
 from support import assert_error, contents, heavy, packer, packer_process, packer_script
 
 from packer_cli import open_packed
 from packer_cli.export import FORMATS, MARKER
-from packer_cli.options.run_options import RunOptions
-from packer_cli.run.place import own_folder
 
 # What is refused with exit code 2: options, and the error. `packed` has 10 rows or fewer.
 REFUSED = """
@@ -143,7 +139,7 @@ def test_readers_of_an_export_find_one_or_the_other(small: Path) -> None:
 @pytest.mark.parametrize("name", ["notes.txt", "mine/data-00000.arrow"])
 def test_what_others_put_into_a_half_made_export_stays(small: Path, name: str) -> None:
     command = ["export", str(small), "-o", "out", "--to", "trl"]
-    killed(command, 5)
+    faulty("at_step(5, kill)", *command)
     (work,) = Path().glob("out.packer-partial/*/new")
     mine = work / name
     mine.parent.mkdir(exist_ok=True)
@@ -192,14 +188,6 @@ def test_what_got_into_the_output_meanwhile_stays(
     assert_error(result, 2, "out: is not empty, and not an export of packer")
     assert Path("out/mine").exists()
     assert not Path("out.packer-partial").exists()
-
-
-def test_an_export_that_is_written_by_another_run(small: Path) -> None:
-    with own_folder(Path.cwd(), "out.packer-partial", Path("out"), RunOptions()):
-        result = packer("export", small, "--to", "trl", "-o", "out")
-        assert_error(result, 1, "out: another run is writing there")
-    assert packer("export", small, "--to", "trl", "-o", "out").exit_code == 0
-    assert [str(path) for path in Path().glob("out*")] == ["out"]
 
 
 def test_a_link_is_followed(small: Path) -> None:
@@ -296,15 +284,3 @@ def test_memory_does_not_grow_with_the_data(large: Path, folder: Path, to: str) 
         "export", large, "--to", to, "-o", "out", preexec_fn=limit, env=environment
     )
     assert result.returncode == 0, result.stderr
-
-
-def test_without_locks_it_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    command = ["export", small, "--to", "trl", "-q", "-o", "out"]
-    assert_error(packer(*command), 1, "out: cannot be locked: no locks")
-    assert not Path("out").exists()
-    assert packer(*command, "--no-lock").exit_code == 0
-    assert table_of(Path("out"))

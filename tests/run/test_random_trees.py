@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from owning import killed
+from altered import faulty
 from support import jsonl, packer
 
 from packer_cli.result.layout import ID
@@ -93,8 +93,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             done = packer(*arguments(command))
             assert done.exit_code == 0, done.stderr
         for step in (30, 80):  # amid units, and while the result is put in place
-            killed(arguments(f"pack in/a.jsonl -l 32 -o killed{step} BYTES"), step)
-        killed(arguments("export source --to numpy -o killed -q"), 18)
+            faulty(
+                f"at_step({step}, kill)", *arguments(f"pack in/a.jsonl -l 32 -o killed{step} BYTES")
+            )
+        faulty("at_step(18, kill)", *arguments("export source --to numpy -o killed -q"))
         assert Path("killed.packer-partial", ID, "new", "packer.json").exists()
         for unfinished in ("killed30", "killed80"):
             assert Path(unfinished, ".packer").exists()
@@ -190,7 +192,7 @@ def test_random_trees(folder: Path, prepared: Path) -> None:
             line = random_.choice(COMMANDS)
             command, error = arguments(line), ""
             if random_.random() < 0.3:
-                killed(command, random_.randrange(1, 220))
+                faulty(f"at_step({random_.randrange(1, 220)}, kill)", *command)
             else:
                 done = packer(*command)
                 error = done.stderr

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from altered import unaltered
-from owning import OPTIONS
 from support import jsonl, packer, packer_script
 
 from packer_cli import open_packed
@@ -27,6 +26,7 @@ from packer_cli.run.place import InUseError, own_folder, remove_own
 
 pytestmark = pytest.mark.usefixtures("folder")
 TREES = int(os.environ.get("PACKER_TREES", "30"))
+OPTIONS = ("-l", 16, "-t", "bytes", "-q", "-o", "out")
 EACH = 1 if TREES > 1000 else 4 if TREES >= 400 else 8  # of the steps at which two runs are stopped
 
 
@@ -111,7 +111,10 @@ def test_runs_that_begin_and_end_at_once(
             return
 
 
-def test_thousands_of_runs_leave_no_descriptor_open(data: Path) -> None:
+def test_thousands_of_runs_leave_no_descriptor_open(folder: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        Path(name).write_bytes(jsonl(name))
+
     def run() -> int:
         for name in ("a.jsonl", "b.jsonl"):
             assert packer("pack", name, *OPTIONS, "--overwrite").exit_code == 0
@@ -127,7 +130,7 @@ def test_thousands_of_runs_leave_no_descriptor_open(data: Path) -> None:
         assert run() == before
 
 
-def test_readers_never_mix_two_results(data: Path) -> None:
+def test_readers_never_mix_two_results(folder: Path) -> None:
     """Readings while runs replace the result: one or the other, whole, or an error."""
     for name, letter in (("x.jsonl", "x"), ("y.jsonl", "y")):
         Path(name).write_bytes(jsonl(*[letter * (i % 40 + 1) for i in range(300)]))
