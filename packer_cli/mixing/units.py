@@ -1,8 +1,8 @@
-"""From input files to work units: of a mixture each has the same share of every source.
+"""Cut input files into work units. Each unit of a mixture has the same share of every source.
 
-The units depend on the inputs and options only, never on the machine, so that the same command
-makes the same shards everywhere. A unit of a mixture has no document twice, however often sources
-are taken, so its pieces still tell documents apart.
+Units depend on inputs and options only, not on the machine, so that a command makes the same shards
+everywhere. A unit of a mixture does not have a document twice, however often sources are taken, so
+its pieces still identify documents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BytesEach = dict[int, float]  # place among the files -> bytes of a document's 
 def work_units(
     files: Sequence[InputFile], config: DocumentConfig, standing: int = 0
 ) -> list[WorkUnit]:
-    """What `files` are cut into. `standing`: the weight of inputs that are packed already."""
+    """Cut files into work units. `standing`: weight of inputs that are packed already."""
     choice = choice_of(files, config)
     if choice is None:
         return plan_units(list(files), config, standing)
@@ -45,7 +45,7 @@ def work_units(
 
 
 def choice_of(files: Sequence[InputFile], config: DocumentConfig) -> Choice | None:
-    """What the options choose of tokenized directories; None: all of them."""
+    """Choose documents of tokenized directories; None if the options take all of them."""
     if not isinstance(config, PackConfig) or config.mixture is None:
         return None
     return _choice_of(tuple(files), config)
@@ -65,7 +65,7 @@ def _units_of(files: Sequence[InputFile], config: DocumentConfig, choice: Choice
 
 
 def _bytes_each(file: InputFile) -> float:
-    """Bytes of a document's tokens, on average. Opens directories beyond those that stay open."""
+    """Return the bytes of a document's tokens, on average. This may open the directory."""
     directory = opened(file)
     return _BYTES_PER_TOKEN * directory.facts.tokens / max(len(directory), 1)
 
@@ -76,8 +76,10 @@ def _even_units(
     counts: dict[int, int],
     parts: int,
 ) -> list[WorkUnit]:
-    """Up to so many units, each with the same share of the documents of every file. `counts`: how
-    many there are, by the file's place.
+    """Return up to `parts` units, each with the same share of the documents of every file.
+
+    counts  documents by number of the file
+    each    bytes of a document, likewise
     """
     units = list[WorkUnit]()
     for part in range(parts):
@@ -144,16 +146,16 @@ def _dealt(
     target: int,
     config: PackConfig,
 ) -> list[Slice]:
-    """Cut all inputs, and put the slices in a seeded order in which every stretch has about its
-    share of each input, from everywhere in it.
+    """Cut all inputs, and put the slices in a seeded order. Every part of this order has about the
+    same share of each input, from everywhere in it.
 
-    1. A slice has a place between 0 and 1. The places of an input are evenly spaced; multiples of
-       the golden ratio, without their whole part, decide where the first one is, and which slice
-       is where: those of a few neighbours are always spread evenly, so small files are, too.
-    2. A slice takes half a millisecond, and two requests at a URL. So an input has a slice for
-       each megabyte of a unit only while there are few inputs. Otherwise it has one for each unit,
-       or whatever a share of a unit allows.
-    3. Slices of nearly one place are in input order.
+    1. A slice has a place between 0 and 1. The places of an input are evenly spaced. Fractional
+       parts of multiples of the golden ratio decide the first place, and which slice gets which:
+       they spread neighbours evenly, and so small files, too.
+    2. A slice takes half a millisecond, and two requests at a URL. So an input has a slice for each
+       megabyte of a unit only while there are few inputs. Otherwise it has one for each unit, or
+       as many as a share of a unit allows.
+    3. Slices at nearly the same place are in input order.
     """
     places = units * max(-(-target // MIB), 1 if units == 1 else _PLACES)
     each = _DEALT_SLICES // len(files)
@@ -180,7 +182,7 @@ def _dealt(
 
 
 def unit_bytes_of(config: DocumentConfig, total: int) -> int:
-    """About how much a work unit reads of inputs of `total` bytes."""
+    """Return about how many bytes a work unit reads of inputs of `total` bytes."""
     if config.unit_bytes is not None:
         return config.unit_bytes
     least_tokens = config.least_unit_tokens if isinstance(config, PackConfig) else 0
@@ -199,12 +201,12 @@ def _weight(file: InputFile, config: DocumentConfig) -> int:
 
 
 def _fewest(weight: int, target: int) -> int:
-    """How many slices a file has so that each fills about a unit."""
+    """Return the number of slices of a file that each fill about a unit."""
     return 1 if weight <= target + target // 8 else -(-weight // target)
 
 
 def _slices(file: InputFile, weight: int, count: int, config: DocumentConfig) -> list[Slice]:
-    """A file as `count` slices or, of row groups, as all of them; whole where it cannot be cut."""
+    """Cut a file into `count` slices, or into all its row groups; one slice if it cannot be cut."""
     whole = [Slice(file.index, 0, None, weight)]
     if file.path == STDIN or file.compression or count < 2:
         return whole
@@ -217,14 +219,14 @@ def _slices(file: InputFile, weight: int, count: int, config: DocumentConfig) ->
 
 
 def _neighbours_joined(parts: list[Slice], count: int) -> list[Slice]:
-    """The slices of a file as about `count` of equal weight."""
+    """Join the slices of a file to about `count` of equal weight."""
     if len(parts) <= max(count, 1):
         return parts
-    joined, last, done = list[Slice](), -1, 0
+    joined, last, before_part = list[Slice](), -1, 0
     weight = sum(part.weight for part in parts)
     for part in parts:
-        place = (2 * done + part.weight) * count // (2 * weight)
-        done += part.weight
+        place = (2 * before_part + part.weight) * count // (2 * weight)
+        before_part += part.weight
         if place == last:
             before = joined.pop()
             part = part._replace(start=before.start, weight=before.weight + part.weight)  # noqa: PLW2901

@@ -1,4 +1,7 @@
-"""Figures of rows: what attention costs in them, how mixed they are, and how few there could be."""
+"""Figures of rows: the cost of attention, how mixed rows are, and a lower bound of their number.
+
+All are sums of integers, so that the figures of units add up to those of a whole result.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import numpy as np
 
 from packer_cli.records import Int32, Int64, offsets_of
 
-# How mixed a row is shows in rows of `FEWEST` segments or more: of fewer, all may be alike by
-# chance. A row is called of one length, or of one input, from these shares of its segments on.
+# Rows with fewer segments do not show how mixed rows are: theirs may be alike by chance. A row is
+# called of one length, or of one input, from these shares of its segments on.
 FEWEST = 4
 ONE_LENGTH, ONE_INPUT = 0.8, 0.9
 _LENGTH_BITS = 25  # a row has at most 2**24 tokens
@@ -18,8 +21,9 @@ _NEAR = 20  # lengths within one part in so many of a row's median are nearly on
 
 
 def squared_sums(lengths: Int32 | Int64, row_offsets: Int64) -> Int64:
-    """int64[rows]: the sum of squared segment lengths of each row, which is what attention costs
-    in it. Row r has the segments row_offsets[r]..row_offsets[r + 1].
+    """Return the sum of squared segment lengths of each row, its cost of attention, int64[rows].
+
+    Row r has the segments row_offsets[r]..row_offsets[r + 1].
     """
     of_rows: Int64 = np.diff(offsets_of(np.square(lengths, dtype=np.int64))[row_offsets])
     return of_rows
@@ -27,10 +31,7 @@ def squared_sums(lengths: Int32 | Int64, row_offsets: Int64) -> Int64:
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """Sums over rows of what attention costs in each, see `squared_sums`.
-
-    Exact, so that those of units add up and those of a recount compare.
-    """
+    """Sums over rows of the cost of attention, see `squared_sums`. They are exact."""
 
     rows: int = 0
     total: int = 0
@@ -39,7 +40,7 @@ class AttentionCost:
 
     @classmethod
     def of(cls, lengths: Int32 | Int64, row_offsets: Int64) -> AttentionCost:
-        """Cost of segments row after row: row r has row_offsets[r]..row_offsets[r + 1]."""
+        """Sum up rows: row r has the segments row_offsets[r]..row_offsets[r + 1]."""
         costs = squared_sums(lengths, row_offsets).tolist()
         squares = sum(cost * cost for cost in costs)  # beyond 64 bits for long rows
         return cls(len(costs), sum(costs), squares, max(costs, default=0))
@@ -54,26 +55,28 @@ class AttentionCost:
 
 
 def cost_spread(rows: int, total: int, squares: int, most: int) -> dict[str, float]:
-    """Coefficient of variation and max / mean of the sums of `AttentionCost`."""
+    """Return the coefficient of variation and max / mean, from the sums of `AttentionCost`."""
     variance = max(rows * squares - total * total, 0)
     return {"cv": math.sqrt(variance) / total, "max_over_mean": most * rows / total}
 
 
 def deviations(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[int, int]:
-    """The sum of squared lengths, and that of squared deviations from the mean of each one's row.
-    In whole numbers for each row, so that those of units add up.
+    """Return the sum of squared lengths, and the sum of squared deviations from the mean of the
+    row. The latter is rounded to a whole number in each row.
     """
     lengths = lengths.astype(np.int64)
     squares = np.add.reduceat(lengths * lengths, row_offsets[:-1])
     tokens, size = np.add.reduceat(lengths, row_offsets[:-1]), np.diff(row_offsets)
     # tokens² / size, rounded up, without a product beyond 64 bits: a row has at most 2**24 tokens
-    own = squares - -(-(tokens * tokens) // size)
-    return sum(squares.tolist()), sum(own.tolist())
+    squared_deviations = squares - -(-(tokens * tokens) // size)
+    return sum(squares.tolist()), sum(squared_deviations.tolist())
 
 
 def length_spread(squares: int, in_rows: int, tokens: int, segments: int, rows: int) -> float:
-    """Standard deviation of lengths in a row over that in the data: 1 for rows at random. NaN where
-    rows are of one segment, or all lengths are equal. `squares`, `in_rows`: of `deviations`.
+    """Return the standard deviation of lengths in a row over that in the data: 1 for random rows.
+
+    NaN if all rows have one segment, or all lengths are equal. `squares` and `in_rows` are the two
+    sums that `deviations` returns.
     """
     of_data = squares * segments - tokens * tokens
     if segments <= rows or of_data <= 0:
@@ -82,8 +85,8 @@ def length_spread(squares: int, in_rows: int, tokens: int, segments: int, rows: 
 
 
 def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-    """(how many, of how many) segments are within 5% of their row's median length, of each row with
-    `FEWEST` or more.
+    """For each row with `FEWEST` segments or more: count the segments within 5% of the row's median
+    length, and all its segments. int64[m] each.
     """
     size = np.diff(row_offsets)
     row = np.repeat(np.arange(len(size)), size)
@@ -98,8 +101,8 @@ def near_median(lengths: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int6
 
 
 def from_one_input(files: Int32 | Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-    """(how many, of how many) segments come from the input that has most of the row, of each row
-    with `FEWEST` or more.
+    """For each row with `FEWEST` segments or more: count the segments from the input that has most
+    of them, and all its segments. int64[m] each.
     """
     size = np.diff(row_offsets)
     row = np.repeat(np.arange(len(size)), size)
@@ -118,12 +121,12 @@ def lower_bound_rows(
     max_segments: int | None = None,
     segment_multiple: int = 1,
 ) -> int:
-    """A number of rows below which nothing can pack these lengths: padding beyond is the plan's.
+    """Return a number of rows below which no plan can pack these lengths.
 
     counts            [max_length + 1]: counts[s] documents have s tokens; counts[0] is
                       ignored
-    max_segments      that a row may hold; None: any number
-    segment_multiple  that segments are padded to; divides max_length
+    max_segments      a row may hold; None: any number
+    segment_multiple  segments are padded to multiples of this, which divides max_length
 
     The largest of ceil(documents / max_segments), ceil(tokens / max_length), tokens counted with
     their padding, and the L2 bound of Martello and Toth 1990 ("Lower bounds and reduction

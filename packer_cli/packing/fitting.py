@@ -1,7 +1,7 @@
-"""Making documents fit: cutting, truncating or dropping those longer than a row.
+"""Make documents fit into rows: split, truncate or drop those that are longer.
 
-Works on lengths alone; no token moves. Everything lost is counted. Costs about 2 ns a document,
-and 5 ns more once somebody asks where the pieces are.
+This works on lengths alone; no token moves. Everything lost is counted. It costs about 2 ns a
+document, and 5 ns more when the places of the pieces are first used.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_DOCUMENT_TOKENS = (1 << 31) - 1  # pieces number a document's tokens with in
 
 @dataclass
 class Loss:
-    """The documents and tokens left out; `..._trained_tokens` count those trained on.
+    """Documents and tokens that are left out; `..._trained_tokens` count trained tokens only.
 
-    Untrained documents are among the dropped ones.
+    Dropped documents include the untrained ones.
     """
 
     truncated_documents: int = 0
@@ -43,24 +43,24 @@ class Loss:
 
 
 class Untrained(NamedTuple):
-    """Documents that are left out since nothing of them is trained on.
+    """Documents that are left out because none of their tokens is trained on.
 
     documents  int64[u], ascending indices in their batch
-    tokens     int64[u], how many each of them has in pieces
+    tokens     int64[u], tokens of each in pieces
     """
 
     documents: Int64 = np.empty(0, np.int64)
     tokens: Int64 = np.empty(0, np.int64)
 
 
-# What `fit` does where a document of these policies is still too long.
+# What `fit` does with a document that is still too long under these policies.
 _POLICIES = {"error": "split", "split-text": "split", "truncate-turns": "drop"}
 
 
 def pieces_of(batch: Documents, config: PackConfig, position: int) -> tuple[Pieces, Untrained]:
-    """The pieces of a batch that go into rows, and the documents left out as untrained.
+    """Return the pieces of a batch that go into rows, and the documents left out as untrained.
 
-    `position`: how many tokens of the stream that "wrap" cuts came before.
+    `position`: tokens before the batch in the stream that "wrap" cuts.
     """
     offsets, max_length, wraps = batch.offsets, config.max_length, config.strategy == "wrap"
     if wraps and batch.trained is None:
@@ -82,12 +82,12 @@ def pieces_of(batch: Documents, config: PackConfig, position: int) -> tuple[Piec
 
 
 class FittedPieces(Pieces):
-    """The pieces of documents laid end to end, cut where they are longer than a row.
+    """Pieces of documents that lie end to end, cut to the length of a row.
 
     Only `length` is there from the start. The other columns, five times as many bytes, are made
-    together when one of them is first looked at.
+    together when one of them is first used.
 
-    loss   what the policy left out; every token counts as trained on
+    loss   documents and tokens that the policy leaves out; every token counts as trained on
     """
 
     loss: Loss
@@ -112,12 +112,13 @@ class FittedPieces(Pieces):
         length: Int32 = np.empty(len(lengths), np.int32)
         filling.copy_lengths(lengths, max_length, length, counted)
         empty, documents, tokens = counted.tolist()
-        own: Int32 | Int64 = length
-        if empty or documents:  # pieces are others than the documents
-            own = own if lengths.max() <= MAX_DOCUMENT_TOKENS else lengths.copy()
+        of_documents: Int32 | Int64 = length
+        if empty or documents:  # not every document is one piece
+            if lengths.max() > MAX_DOCUMENT_TOKENS:
+                of_documents = lengths.copy()
             more = tokens // max_length if most == _ALL_PIECES else 0  # or fewer
             length = np.empty(len(lengths) + more, np.int32)
-            length = length[: filling.cut_lengths(own, max_length, most, length)]
+            length = length[: filling.cut_lengths(of_documents, max_length, most, length)]
         loss = Loss()
         if overlong == "truncate":
             tokens -= documents * max_length
@@ -125,7 +126,7 @@ class FittedPieces(Pieces):
         elif overlong == "drop":
             loss = Loss(0, 0, 0, documents, tokens, tokens)
         self.__dict__.update(
-            length=length, loss=loss, _lengths=own, _cut=(max_length, most),
+            length=length, loss=loss, _lengths=of_documents, _cut=(max_length, most),
             _at_end=truncate_side == "left" and overlong == "truncate", _first=first,
         )  # fmt: skip
 
@@ -150,39 +151,42 @@ class FittedPieces(Pieces):
 
 
 def first_overlong(offsets: Int64, max_length: int) -> int:
-    """Index of the first document longer than max_length, or -1."""
+    """Return the index of the first document longer than max_length, or -1."""
     overlong = np.diff(offsets) > max_length
     return int(overlong.argmax()) if overlong.any() else -1
 
 
 def fit(offsets: Int64, max_length: int, overlong: str, truncate_side: str = "right") -> Pieces:
-    """Pieces for documents given by `offsets` int64[n+1], under policy split, truncate or drop.
+    """Return the pieces of documents under the policy "split", "truncate" or "drop".
 
-    `truncate_side`: "right" cuts off the end of a document, "left" its beginning. Empty
-    documents give no piece. The policy "error" is the caller's: see `first_overlong`.
+    offsets        int64[n + 1]; an empty document has no piece
+    truncate_side  "right" cuts off the end of a document, "left" its beginning
+
+    Callers apply the policy "error" themselves: see `first_overlong`.
     """
     lengths: Int64 = np.diff(offsets)
     return FittedPieces(lengths, max_length, overlong, truncate_side, int(offsets[0]))
 
 
 def without_untrained(pieces: Pieces, trained: UInt8) -> tuple[Pieces, Untrained]:
-    """The pieces without those of documents that have no trained token (left), and these.
-    `trained`: of the pieces' batch.
+    """Remove the pieces of documents in which no token is trained on, and return these documents.
+
+    trained  uint8[T], of the batch that the pieces were cut from
     """
-    nothing = trained_tokens(trained, pieces.begin, pieces.begin + pieces.length) == 0
-    if not nothing.any():
+    is_untrained = trained_tokens(trained, pieces.begin, pieces.begin + pieces.length) == 0
+    if not is_untrained.any():
         return pieces, Untrained()
-    empty, count = np.bincount(pieces.document[nothing]), np.bincount(pieces.document)
-    left_out = np.zeros(len(count), bool)
-    left_out[: len(empty)] = (empty > 0) & (empty == count[: len(empty)])
+    count = np.bincount(pieces.document)
+    untrained = np.bincount(pieces.document[is_untrained], minlength=len(count))
+    left_out = (untrained > 0) & (untrained == count)
     documents, tokens = np.flatnonzero(left_out), _per_document(pieces, pieces.length, len(count))
     kept = ~left_out[pieces.document]
     return pieces.take(kept), Untrained(documents, tokens[documents])
 
 
 def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length: int) -> Pieces:
-    """The pieces without those of documents that are longer than a row and not trained on
-    throughout: a part of one would be trained on without what it answers.
+    """Remove the pieces of documents that are longer than a row, unless all of the document is
+    trained on: otherwise part of an answer would be trained on without its question.
     """
     lengths = np.diff(offsets)
     predicted = trained_tokens(trained, offsets[:-1], offsets[1:])
@@ -191,7 +195,7 @@ def without_overlong(pieces: Pieces, offsets: Int64, trained: UInt8, max_length:
 
 
 def loss_of(pieces: Pieces, offsets: Int64, trained: UInt8 | None = None) -> Loss:
-    """The part of the documents that is not in the pieces, no two of which share a token."""
+    """Return what of the documents is not in the pieces. No two pieces share a token."""
     if int(pieces.length.sum(dtype=np.int64)) == offsets[-1] - offsets[0]:
         return Loss()
     lengths = np.diff(offsets)
@@ -220,11 +224,12 @@ def cut_stream(
     multiple: int = 1,
     documents: Int64 | None = None,
 ) -> Pieces:
-    """Pieces of documents laid end to end and cut at every max_length places ("wrap").
+    """Return the pieces of documents laid end to end and cut at every max_length places ("wrap").
 
-    Each document takes its length rounded up to a `multiple` that divides max_length.
-    `stream_position` is where in the stream the first document begins. `documents`: the indices
-    of those that are in the stream, all by default.
+    offsets          int64[n + 1]
+    stream_position  place in the stream at which the first document begins
+    multiple         each document takes its length rounded up to this, which divides max_length
+    documents        indices of those that are in the stream; None: all
     """
     documents = np.arange(len(offsets) - 1) if documents is None else documents
     lengths = np.diff(offsets)[documents]
@@ -247,5 +252,5 @@ def _per_document(pieces: Pieces, values: Any, count: int) -> Int64:
 
 
 def padded(lengths: _Lengths, multiple: int) -> _Lengths:
-    """Lengths rounded up to multiples: the places that segments take in their rows."""
+    """Round lengths up to multiples: the places that segments take in their rows."""
     return lengths if multiple == 1 else lengths + (-lengths % multiple)

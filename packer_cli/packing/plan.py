@@ -1,10 +1,10 @@
-"""Which document goes to which row, from lengths alone.
+"""Plan which document goes to which row, from lengths alone.
 
     plan_packing    rows of documents, with overlong policies and metrics
     Planner         rows of pieces that all fit: allocates, and calls a strategy's kernel
     StreamPacker    lengths one at a time, every row as soon as it is closed
 
-`benchmarks/plan_speed.py` says what a `Planner` costs; a plan takes about half as much again.
+`benchmarks/plan_speed.py` measures a `Planner`; `plan_packing` takes about half as long again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_DOCUMENTS = (1 << 31) - 1  # kernels number documents and rows with int32
 
 @dataclass(frozen=True)
 class PackMetrics:
-    """Figures derived from a plan. Utilizations are shares of a row, 0..1."""
+    """Figures of a plan. Utilizations are shares of a row, 0..1."""
 
     rows: int
     documents: int
@@ -65,7 +65,7 @@ class PackMetrics:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Which document goes to which row.
+    """A plan: which document goes to which row.
 
     max_length   tokens in a row
     strategy     canonical name
@@ -73,8 +73,8 @@ class PackPlan:
                  in the concatenation of all documents)
     order        int64[pieces], piece numbers row after row
     row_offsets  int64[rows + 1], row r is order[row_offsets[r]:row_offsets[r + 1]]
-    loss         what the overlong policy left out
-    documents    how many lengths were planned, empty ones included
+    loss         documents and tokens that the overlong policy left out
+    documents    number of planned lengths, empty ones included
     max_segments_per_row, segment_multiple   as in `plan_packing`
     """
 
@@ -95,13 +95,13 @@ class PackPlan:
         return len(self.row_offsets) - 1
 
     def rows(self) -> list[list[int]]:
-        """Document numbers, one list per row; a document that was cut appears once per piece."""
+        """Return document numbers, one list per row; a cut document appears once per piece."""
         flat = self.pieces.document[self.order].tolist()
         return [flat[a:b] for a, b in pairwise(self.row_offsets.tolist())]
 
     @cached_property
     def row_tokens(self) -> Int64:
-        """int64[rows], real tokens in each row."""
+        """Tokens in each row without padding, int64[rows]."""
         tokens = self._known_row_tokens
         if tokens is None:
             tokens = np.empty(len(self), np.int32)
@@ -110,7 +110,7 @@ class PackPlan:
 
     @cached_property
     def metrics(self) -> PackMetrics:
-        """Figures of the plan, counted when they are first looked at."""
+        """Figures of the plan, counted when they are first used."""
         rows, tokens = len(self), int(self.row_tokens.sum())
         share = self.row_tokens / self.max_length if rows else np.zeros(1)
         counts: Int32 | Int64 | None = self._known_counts
@@ -199,7 +199,7 @@ def plan_packing(
 
 
 def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
-    """The lengths as int32 or int64, not copied where they are that already."""
+    """Return the lengths as int32 or int64, without a copy if they are. Raises DataError."""
     array = np.asarray(lengths)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -221,7 +221,7 @@ def _checked(lengths: Sequence[int] | npt.NDArray[np.integer]) -> Int32 | Int64:
 def _fitted(
     lengths: Int32 | Int64, max_length: int, strategy: str, overlong: str, multiple: int
 ) -> tuple[Pieces, Loss]:
-    """The pieces that rows hold, and what is not in them. Raises DataError under "error"."""
+    """Return the pieces that rows hold, and what is left out. Raises DataError under "error"."""
     if strategy == "wrap":
         return cut_stream(offsets_of(lengths), max_length, 0, multiple), Loss()
     if overlong == "error" and lengths.max(initial=0) > max_length:
@@ -242,8 +242,8 @@ class RowOrder(NamedTuple):
 
     order        int64[n]
     row_offsets  int64[rows + 1]
-    row_tokens   int32[rows], where the strategy knows them
-    counts       int32[max_length + 1], counts[s] pieces have length s, where it knows that
+    row_tokens   int32[rows]; None if the strategy does not count them
+    counts       int32[max_length + 1], counts[s] pieces have length s; None likewise
     """
 
     order: Int64
@@ -252,7 +252,7 @@ class RowOrder(NamedTuple):
     counts: Int32 | None = None
 
 
-# of lengths, max_length, and how many segments close a row; 0: any number
+# from lengths, max_length, and the number of segments that closes a row; 0: any number
 _Plan = Callable[[Int32, int, int], RowOrder]
 
 
@@ -271,8 +271,9 @@ _mixed = _best_fit(best_fit.mixed_best_fit)
 
 
 def _mixed_if_full(lengths: Int32, max_length: int, most: int) -> RowOrder:
-    """Mixed rows, unless best-fit decreasing needs over 0.3% and one row fewer: lengths that fill
-    rows in a few ways only leave mixed ones emptier.
+    """Mix lengths in rows, unless best-fit decreasing needs over 0.3% and one row fewer.
+
+    Lengths that fill rows in only a few ways leave mixed rows emptier.
     """
 
     def nearly(rows: int) -> int:
@@ -302,10 +303,10 @@ def _mffd(lengths: Int32, max_length: int, most: int) -> RowOrder:
     visit, row_of = np.empty(len(lengths), np.int64), np.empty(len(lengths), np.int32)
     longest_first = _longest_first(lengths, max_length)
     placed, rows = one_by_one.mffd_large_rows(lengths, max_length, longest_first, visit, row_of)
-    rest = row_of[placed:]
-    rest_rows = one_by_one.first_fit(lengths[visit[placed:]], max_length, rest)
-    rest += rows
-    return _by_row(row_of, visit, rows + rest_rows)
+    rows_of_others = row_of[placed:]
+    more_rows = one_by_one.first_fit(lengths[visit[placed:]], max_length, rows_of_others)
+    rows_of_others += rows
+    return _by_row(row_of, visit, rows + more_rows)
 
 
 def _longest_first(lengths: Int32, max_length: int) -> Int64:
@@ -315,7 +316,7 @@ def _longest_first(lengths: Int32, max_length: int) -> Int64:
 
 
 def _by_row(row_of: Int32, visit: Int64 | None, rows: int) -> RowOrder:
-    """A plan of the rows that documents got in the order `visit`."""
+    """Return rows from the row of each document, in the order `visit`."""
     order, row_offsets = np.empty(len(row_of), np.int64), np.empty(rows + 1, np.int64)
     plans.group_by_row(row_of, visit, rows, order, row_offsets)
     return RowOrder(order, row_offsets)
@@ -339,11 +340,11 @@ _PLANNERS: dict[str, _Plan] = {
 
 @dataclass(frozen=True)
 class Planner:
-    """How rows are planned.
+    """A strategy with its options.
 
     max_length        tokens in a row
     strategy          canonical name
-    max_segments      close a row; None: any number
+    max_segments      segments that close a row; None: any number
     segment_multiple  each piece takes its length rounded up to a multiple of this, which divides
                       max_length
     """
@@ -354,10 +355,10 @@ class Planner:
     segment_multiple: int = 1
 
     def rows(self, lengths: Int32, seed: int) -> RowOrder:
-        """The rows of pieces that all fit: lengths int32[n], each in 1..max_length.
+        """Plan rows of pieces that all fit: lengths int32[n], each in 1..max_length.
 
-        Strategies that do not take pieces in the order given take them in one that depends on
-        `seed`, so that those of equal lengths come from everywhere.
+        Strategies that do not keep the order of pieces take them in an order that depends on
+        `seed`, so that pieces of equal length come from everywhere.
         """
         if len(lengths) == 0:
             return RowOrder(np.empty(0, np.int64), np.zeros(1, np.int64))
@@ -379,9 +380,10 @@ class Planner:
         return planned if visit is None else planned._replace(order=visit[planned.order])
 
     def balanced(self, lengths: Int32, order: Int64, row_offsets: Int64) -> tuple[Int64, Int64]:
-        """A plan of the same rows, each as full as it was, with a more even attention cost.
+        """Exchange pieces between rows until the cost of attention is more even.
 
-        Segments that were exchanged come first in their rows.
+        Each row stays as full as it was. Pieces that moved come first in their rows. Returns the
+        new order and row_offsets.
         """
         moved, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
         plans.balance_rows(
@@ -392,9 +394,7 @@ class Planner:
 
 
 def shuffled(order: Int64, row_offsets: Int64, seed: int) -> tuple[Int64, Int64]:
-    """Put rows into another order, and the pieces in each: most strategies begin with the longest
-    pieces otherwise.
-    """
+    """Shuffle rows, and the pieces in each: most strategies put the longest pieces first."""
     new_order, new_row_offsets = np.empty_like(order), np.empty_like(row_offsets)
     plans.shuffle_plan(order, row_offsets, len(row_offsets) - 1, seed, new_order, new_row_offsets)
     return new_order, new_row_offsets
@@ -405,7 +405,7 @@ _CLASSES = {"next-fit": 1, "harmonic": HARMONIC_CLASSES}
 
 
 class StreamPacker:
-    """The rows that `plan_packing` makes of the same lengths, in the order in which they close.
+    """Makes the rows that `plan_packing` makes of the same lengths, in the order they close.
 
         packer = StreamPacker(4096)
         for document in documents:
@@ -418,7 +418,7 @@ class StreamPacker:
     strategy    "next-fit" or "harmonic", or an alias of these: the others have many open rows, and
                 pack better a buffer at a time: `plan_packing`, or for the tokens
                 `packer_cli.torch.PackingIterableDataset`
-    documents   how many were added, empty ones included, which are in no row
+    documents   number of documents added, with empty ones, which are not in any row
 
     Raises UsageError for another strategy, a max_length outside 1..2**24, or documents after
     the end.
@@ -437,10 +437,10 @@ class StreamPacker:
         self._finished = False
 
     def add(self, length: int) -> list[list[int]]:
-        """Place the next document; the rows that this closes, two at most.
+        """Place the next document, and return the rows that this closes, two at most.
 
         Raises DataError for a length outside 0..max_length: cut or leave out such a document;
-        UsageError for what is not a whole number.
+        UsageError for a value that is not a whole number.
         """
         if self._finished:
             raise UsageError("add() after finish()", "make a new StreamPacker")
@@ -470,7 +470,7 @@ class StreamPacker:
         )
 
     def finish(self) -> list[list[int]]:
-        """The rows that are still open, the oldest first; no more documents can be added."""
+        """Return the rows that are still open, oldest first. No more documents can be added."""
         self._finished = True
         return sorted(row for kind in list(self._rows) for row in self._close(kind))
 

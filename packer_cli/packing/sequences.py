@@ -1,4 +1,4 @@
-"""`pack_sequences`: token sequences in memory to padded rows in memory."""
+"""Pack token sequences in memory into padded rows in memory: `pack_sequences`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PackedRows:
         return len(self.plan)
 
     def all_spans(self) -> list[list[tuple[int, int, int]]]:
-        """For each sequence the (row, start, end) of all its pieces, in the sequence's order."""
+        """Return the (row, start, end) of all pieces of each sequence, in the sequence's order."""
         return _all_spans(self.plan)
 
 
@@ -71,13 +71,13 @@ def pack_sequences(
     Raises UsageError for unknown options and DataError, naming the sequence, for ids out of
     range, labels of another length, and (under "error") overlong sequences.
     """
-    given = _FlatSequences.of(sequences, labels)
+    flat = _FlatSequences.of(sequences, labels)
     pad_token_id = _checked_token(pad_token_id, "pad")
     if eos_token_id is not None:
-        given = given.ended(_checked_token(eos_token_id, "eos"))
-    plan = plan_packing(given.lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
-    spans = [own[0] if own else None for own in _all_spans(plan)] if return_spans else None
-    return _filled(plan, given, pad_token_id, spans)
+        flat = flat.ended(_checked_token(eos_token_id, "eos"))
+    plan = plan_packing(flat.lengths, max_length, strategy=strategy, seed=seed, overlong=overlong)
+    spans = [pieces[0] if pieces else None for pieces in _all_spans(plan)] if return_spans else None
+    return _filled(plan, flat, pad_token_id, spans)
 
 
 def fill_plan(
@@ -87,30 +87,30 @@ def fill_plan(
     labels: Sequence[Any] | None = None,
     pad_token_id: int = 0,
 ) -> PackedRows:
-    """The rows of a plan that `plan_packing` made of the lengths of these sequences.
+    """Fill the rows of a plan that `plan_packing` made of the lengths of these sequences.
 
-    Arguments and errors as in `pack_sequences`; DataError, too, when the plan is not of these
+    Arguments and errors as in `pack_sequences`; also raises DataError if the plan is not of these
     lengths.
     """
-    given = _FlatSequences.of(sequences, labels)
+    flat = _FlatSequences.of(sequences, labels)
     if plan.segment_multiple > 1:
         raise UsageError(
             f"a plan with a segment multiple of {plan.segment_multiple}: rows in memory have none",
             "plan without segment_multiple, or use packer pack --segment-multiple",
         )
-    ends, pieces = np.cumsum(given.lengths), plan.pieces
+    ends, pieces = np.cumsum(flat.lengths), plan.pieces
     # a last document that grew would otherwise be cut silently
     tokens = pieces.length.sum() + plan.loss.truncated_tokens + plan.loss.dropped_tokens
     if (
         plan.documents != len(ends)
-        or tokens != len(given.ids)
-        or ((pieces.begin - pieces.start) != (ends - given.lengths)[pieces.document]).any()
+        or tokens != len(flat.ids)
+        or ((pieces.begin - pieces.start) != (ends - flat.lengths)[pieces.document]).any()
         or (pieces.begin + pieces.length > ends[pieces.document]).any()
     ):
         raise DataError(
             "the plan was made for other lengths than these sequences have", "plan them again"
         )
-    return _filled(plan, given, _checked_token(pad_token_id, "pad"), None)
+    return _filled(plan, flat, _checked_token(pad_token_id, "pad"), None)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _FlatSequences:
     ids       int64[T]
     labels    int64[T]; None: every token is trained on
     lengths   int64[n]
-    as_torch  whether they came as tensors
+    as_torch  they came as tensors
     """
 
     ids: Int64
@@ -134,8 +134,8 @@ class _FlatSequences:
         torch: Any = sys.modules.get("torch")
         as_torch = torch and len(sequences) > 0 and isinstance(sequences[0], torch.Tensor)
         _check_ids(ids, lengths, "sequence")
-        given = None if labels is None else _flat_labels(labels, lengths)
-        return cls(ids, given, lengths, bool(as_torch))
+        flat_labels = None if labels is None else _flat_labels(labels, lengths)
+        return cls(ids, flat_labels, lengths, bool(as_torch))
 
     def ended(self, token: int) -> _FlatSequences:
         """Put `token` at the end of the non-empty sequences that do not end with it."""
@@ -150,28 +150,31 @@ class _FlatSequences:
         )
 
 
-def _flat(sequences: Sequence[Any], what: str) -> tuple[Int64, Int64]:
-    """(values int64[T], lengths int64[n]) of integer sequences, each a sequence or its labels."""
+def _flat(sequences: Sequence[Any], name: str) -> tuple[Int64, Int64]:
+    """Return the values int64[T] and lengths int64[n] of integer sequences.
+
+    `name`: "sequence" or "labels", for errors.
+    """
     if isinstance(sequences, str) or not hasattr(sequences, "__iter__"):
         kind = type(sequences).__name__
         raise UsageError(
-            f"expected a list of {what.rstrip('s')}s, got {kind}", "give a list, each of integers"
+            f"expected a list of {name.rstrip('s')}s, got {kind}", "give a list, each of integers"
         )
     arrays: list[npt.NDArray[Any]] = []
     for i, sequence in enumerate(sequences):
         try:
             array = np.asarray(sequence)
         except (TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{what} {i}: not a flat sequence of integers: {error}") from None
+            raise DataError(f"{name} {i}: not a flat sequence of integers: {error}") from None
         if array.size == 0:
             array = np.empty(0, np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iub":
             raise DataError(
-                f"{what} {i}: expected a flat sequence of integers, "
+                f"{name} {i}: expected a flat sequence of integers, "
                 f"got shape {array.shape}, {array.dtype}"
             )
         if array.dtype == np.uint64 and (array > HIGHEST_ID).any():
-            raise DataError(f"{what} {i}: {array.max()} is not in 0..{HIGHEST_ID}")
+            raise DataError(f"{name} {i}: {array.max()} is not in 0..{HIGHEST_ID}")
         arrays.append(array.astype(np.int64, copy=False))
     lengths = np.array([len(array) for array in arrays], np.int64)
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64), lengths
@@ -194,16 +197,16 @@ def _checked_token(token: int, name: str) -> int:
     return plain
 
 
-def _check_ids(ids: Int64, lengths: Int64, what: str) -> None:
+def _check_ids(ids: Int64, lengths: Int64, name: str) -> None:
     wrong = np.flatnonzero(wrong_ids(ids))
     if len(wrong):
         at = int(wrong[0])
         sequence = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-        raise DataError(f"{what} {sequence}: {ids[at]} is not in 0..{HIGHEST_ID}")
+        raise DataError(f"{name} {sequence}: {ids[at]} is not in 0..{HIGHEST_ID}")
 
 
-def _filled(plan: PackPlan, given: _FlatSequences, pad: int, spans: Any) -> PackedRows:
-    """The rows of a plan of these sequences."""
+def _filled(plan: PackPlan, flat: _FlatSequences, pad: int, spans: Any) -> PackedRows:
+    """Fill the rows of a plan of these sequences."""
     shape, row_count = (len(plan), plan.max_length), len(plan)
     ids, labels, positions = (np.empty(shape, np.int32) for _ in range(3))
     mask: UInt8 = np.empty(shape, np.uint8)
@@ -216,13 +219,13 @@ def _filled(plan: PackPlan, given: _FlatSequences, pad: int, spans: Any) -> Pack
             plan.order, plan.row_offsets, plan.max_length, pad, *out, boundaries, edges,
         )  # fmt: skip
 
-    fill(given.ids, pad, ids, labels, mask, positions)
-    if given.labels is not None:  # by the same fill, as if they were the ids
-        fill(given.labels, IGNORED, labels, None, None, None)
+    fill(flat.ids, pad, ids, labels, mask, positions)
+    if flat.labels is not None:  # by the same fill, as if they were the ids
+        fill(flat.labels, IGNORED, labels, None, None, None)
         labels[positions == 0] = IGNORED  # a segment's first token; in the padding it is so already
 
     def wrapped(array: Any) -> Any:
-        return sys.modules["torch"].from_numpy(array) if given.as_torch else array
+        return sys.modules["torch"].from_numpy(array) if flat.as_torch else array
 
     cu_seqlens: list[Any] = np.split(boundaries, edges[1:-1]) if row_count else []
     return PackedRows(
@@ -237,7 +240,7 @@ def _filled(plan: PackPlan, given: _FlatSequences, pad: int, spans: Any) -> Pack
 
 
 def _all_spans(plan: PackPlan) -> list[list[tuple[int, int, int]]]:
-    """(row, start, end) of each sequence's pieces."""
+    """Return the (row, start, end) of each sequence's pieces."""
     rows = np.repeat(np.arange(len(plan)), np.diff(plan.row_offsets))
     lengths = plan.pieces.length[plan.order].astype(np.int64)
     ends = np.cumsum(lengths)

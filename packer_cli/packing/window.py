@@ -1,9 +1,10 @@
-"""The documents that one plan considers together, and what it carries into the next window.
+"""Plan the documents of a work unit, a window at a time.
 
-    add(batch) ... -> rows()      plans, keeps back the badly filled rows, gives the others
-                      rows(last=True)   gives all that is left
+    add(batch) ... -> rows()            plan, keep back the badly filled rows, return the others
+                      rows(last=True)   return all rows
 
-Carrying instead of padding makes the rows of many small windows as full as those of one plan.
+Documents of rows that are kept back join the next window. So the rows of many small windows are as
+full as those of one plan, and memory holds one window.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from packer_cli.packing.labels import trained_tokens
 from packer_cli.packing.plan import Planner, shuffled
 from packer_cli.records import Documents, Int32, Int64, Pieces, offsets_of
 
-# A row is badly filled when more than 1/64 of it would be padding. At most a quarter of the
-# rows are carried: where documents do not fit together, waiting does not help.
+# A row is badly filled if more than 1/64 of it would be padding. At most a quarter of the rows are
+# kept back: if documents do not fit together, waiting does not help.
 _BAD_SPACE = 64
-_MOST_CARRIED = 4
+_MOST_KEPT_BACK = 4
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """Rows to be written.
+    """Rows to write.
 
-    documents    what rows hold, each of which fits into one: segments, once they are placed
+    documents    the segments: documents, or parts of them, that each fit into a row
     order        int64[n], row after row
     row_offsets  int64[rows + 1], row r holds order[row_offsets[r]:row_offsets[r + 1]]
-    unbalanced   of the same rows without `--balance`; None where it is not asked for
+    unbalanced   cost of the same rows before `--balance`; None without that option
     """
 
     documents: Documents
@@ -45,7 +46,7 @@ class PlannedRows:
 
 
 class Window:
-    """Gathers pieces of one unit until there are enough to plan."""
+    """Collects pieces of one unit until they are planned. `tokens`: of the pieces collected."""
 
     def __init__(self, config: PackConfig, unit: int) -> None:
         self._config, self._unit = config, unit
@@ -54,6 +55,7 @@ class Window:
         self.tokens = 0
 
     def add(self, batch: Documents, pieces: Pieces) -> None:
+        """Add pieces of a batch."""
         tokens = int(pieces.length.sum())
         if not tokens:
             return
@@ -61,7 +63,7 @@ class Window:
         self.tokens += tokens
 
     def rows(self, *, last: bool = False) -> PlannedRows:
-        """The rows to write now; the rest stays in the window."""
+        """Plan what was added. Return the rows to write now; the other documents stay."""
         config, documents = self._config, Documents.concat(self._parts)
         self._parts, self.tokens = [], 0  # the parts' tokens are freed before any are copied
         seed = self._seed()
@@ -87,7 +89,7 @@ class Window:
         return Planner(config.max_length, config.strategy, most, multiple)
 
     def _planned(self, documents: Documents, seed: int) -> tuple[Int64, Int64]:
-        """(order, row_offsets) of all pieces."""
+        """Return order and row_offsets of all pieces."""
         order, row_offsets, *_ = self._planner().rows(documents.lengths, seed)
         if self._config.shuffle:
             order, row_offsets = shuffled(order, row_offsets, seed)
@@ -96,49 +98,51 @@ class Window:
     def _keep_back(
         self, documents: Documents, order: Int64, row_offsets: Int64
     ) -> tuple[Int64, Int64]:
-        """Carry the badly filled rows; (order, row_offsets) of the others."""
-        carried = self._carried(documents, order, row_offsets)
-        waiting, _ = rows_taken(order, row_offsets, np.flatnonzero(carried))
+        """Keep the documents of badly filled rows. Return order and row_offsets of the others."""
+        is_kept = self._kept_back(documents, order, row_offsets)
+        waiting, _ = rows_taken(order, row_offsets, np.flatnonzero(is_kept))
         self._parts = [documents.take(waiting)]
         self.tokens = int(self._parts[0].offsets[-1])
-        return rows_taken(order, row_offsets, np.flatnonzero(~carried))
+        return rows_taken(order, row_offsets, np.flatnonzero(~is_kept))
 
     def _seed(self) -> int:
-        """A seed that differs between windows, and depends only on the options and the place."""
+        """Return a seed that differs between windows and does not depend on the machine."""
         name = f"{self._config.seed}/{self._unit}/{self._plans}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
 
-    def _carried(
+    def _kept_back(
         self, documents: Documents, order: Int64, row_offsets: Int64
     ) -> npt.NDArray[np.bool_]:
-        """bool[rows]: which rows wait for the next window."""
+        """Mark the rows that wait for the next window, bool[rows]."""
         rows = len(row_offsets) - 1
-        carried = np.zeros(rows, bool)
+        is_kept = np.zeros(rows, bool)
         if keeps_order(self._config.strategy):
-            carried[rows - 1 :] = True  # the open row; the next window goes on filling it
-            return carried
+            is_kept[rows - 1 :] = True  # the open row, which the next window continues to fill
+            return is_kept
         used = offsets_of(padded(documents.lengths[order], self._config.segment_multiple))
         space = self._config.max_length - np.diff(used[row_offsets])
-        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_CARRIED]
-        carried[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
-        return carried
+        emptiest = np.argsort(-space, kind="stable")[: rows // _MOST_KEPT_BACK]
+        is_kept[emptiest] = space[emptiest] * _BAD_SPACE > self._config.max_length
+        return is_kept
 
 
 def sources_of(mixture: Mixture, file: Int32) -> Int64:
-    """The number of the source of each input."""
-    ends = np.cumsum([one.inputs for one in mixture.sources])
+    """Return the source of each input, int64[n]. `file`: int32[n], numbers of inputs."""
+    ends = np.cumsum([source.inputs for source in mixture.sources])
     return np.searchsorted(ends, file, side="right")
 
 
 def evened_out(
     lengths: Int32, source: Int64, order: Int64, row_offsets: Int64, seed: int
 ) -> tuple[Int64, Int64]:
-    """Rows of a mixture, one of every kind in turn: at random, stretches of few rows would have too
-    much of one source. `lengths` and `source`: of the pieces.
+    """Order the rows of a mixture so that each kind comes in turn: in a random order, a few rows in
+    sequence often have too much of one source. lengths, source: of each piece.
 
-    1. Rows are sorted by the source that has most of them, and by how much that is.
-    2. Multiples of the golden ratio, without their whole part, say where each comes: those of any
-       few neighbours lie evenly between 0 and 1.
+    1. Sort rows by the source that has most of their tokens, and by its share.
+    2. Place row i at the fractional part of i times the golden ratio: such places of neighbours lie
+       evenly between 0 and 1.
+
+    Returns the new order and row_offsets.
     """
     rows, sources = len(row_offsets) - 1, int(source.max(initial=0)) + 1
     row = np.repeat(np.arange(rows), np.diff(row_offsets))
@@ -151,14 +155,15 @@ def evened_out(
 
 
 def rows_taken(order: Int64, row_offsets: Int64, rows: Int64) -> tuple[Int64, Int64]:
-    """(order, row_offsets) of these rows."""
+    """Return order and row_offsets of some rows, int64[m]."""
     places, new_offsets = _members(row_offsets, rows)
     return order[places], new_offsets
 
 
 def _members(offsets: Int64, lists: Int64) -> tuple[Int64, Int64]:
-    """(the places of the members of some lists, end to end, and where each list ends there): list i
-    has the places offsets[i]..offsets[i + 1].
+    """Return the places of the members of some lists, end to end, and the offsets of these lists.
+
+    List i has the places offsets[i]..offsets[i + 1].
     """
     size = np.diff(offsets)[lists]
     ends = offsets_of(size)
